@@ -1,0 +1,40 @@
+# One environment in .venv, made when it is missing or pyproject.toml is newer; everything runs in it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export OMP_NUM_THREADS ?= 2
+
+.PHONY: replay test check fast lint types perf fixtures clean
+
+replay: $(READY)  ## the main job: the trained model, every event, both sides
+	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
+
+test: $(READY)  ## every test
+	$(BIN)/python -m pytest -q
+
+check: lint types fast  ## what must hold before every commit, under a minute
+
+lint: $(READY)
+	$(BIN)/ruff check
+
+types: $(READY)
+	$(BIN)/mypy
+
+fast: $(READY)
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" tests/test_house.py tests/reference tests/harness --ignore=tests/reference/oracle
+
+perf: $(READY)  ## the benchmarks; a speed counts only where the states were checked
+	$(BIN)/python -m pytest -q tests/perf --benchmark-enable
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "instep needs Python 3.11, 3.12 or 3.13; $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.11 ..." % v)'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install python3-venv"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/pip install --quiet --disable-pip-version-check "torch>=2.11,<2.14"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable . --group dev
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -1,0 +1,138 @@
+"""Acceptance: how far into a window the target agrees, along a chain or a tree, greedily or by sampling.
+
+Leaves out: where the target's picks or probabilities come from (`trunk`) and what a commit then does
+(`rounds`). A chain is the tree in which every node's parent is the node before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .contract.engine import Committed, Path
+
+
+def chain(width: int) -> tuple[int, ...]:
+    """Parents of a window of `width` nodes without branches."""
+    return tuple(range(-1, width - 1))
+
+
+def greedy(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -> Path:
+    """Walk to the child that holds the target's own choice, while there is one.
+
+    Shapes:  tokens, parents, picks (T,): the window, each node's parent, the target's argmax at each node.
+    """
+    node = 0
+    nodes: list[int] = []
+    while (child := _child_with(picks[node], node, tokens, parents)) is not None:
+        nodes.append(child)
+        node = child
+    return Path(tuple(nodes), int(picks[node]))
+
+
+def sampled(
+    tokens: Sequence[int], parents: Sequence[int], probs: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor
+) -> Path:
+    """Target-only rejection sampling: the path and bonus have exactly the target's distribution.
+
+    At a node, one uniform is held against the children's target probabilities, cumulated in window order:
+    the first child whose sum passes it is taken. If none is, the bonus is drawn from what is left of the
+    target's distribution, the children's tokens struck out; at a leaf, from all of it.
+
+    Shapes:  tokens, parents (T,)   probs (T, vocab), the target's at each node
+             uniforms (T,) in [0, 1), indexed by the current node, shared by its children   final () in [0, 1)
+    Mirrors: sglang's tree_speculative_sampling_target_only with both thresholds at 1. Differs: the uniform
+             must be strictly below the sum (a token of probability 0 is never taken), sums are relative
+             to the row's own total, and a token that stands at two children counts once.
+    """
+    node = 0
+    nodes: list[int] = []
+    while True:
+        child, left = _child_drawn(node, tokens, parents, probs[node], uniforms[node])
+        if child is None:
+            return Path(tuple(nodes), _draw(left, final))
+        nodes.append(child)
+        node = child
+
+
+def answer(paths: Sequence[Path], own: Sequence[Path], widths: Sequence[int], device: torch.device) -> Committed:
+    """The field's five names for a batch of paths, and what this side's own greedy acceptance says."""
+    width = max(widths, default=0)
+
+    def column(values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    index = [[0, *path.nodes] + [-1] * (width - 1 - len(path.nodes)) for path in paths]
+    return Committed(
+        num_correct_drafts=column([len(path.nodes) for path in paths]),
+        accept_lens=column([len(path.nodes) + 1 for path in paths]),
+        accept_index=torch.tensor(index, dtype=torch.int64, device=device).reshape(len(paths), width),
+        last_correct_step_indices=column([path.nodes[-1] if path.nodes else 0 for path in paths]),
+        bonus=column([path.bonus for path in paths]),
+        own_num_correct_drafts=column([len(path.nodes) for path in own]),
+        own_bonus=column([path.bonus for path in own]),
+    )
+
+
+def block_greedy(block: torch.Tensor, picks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The block drafter's form: how many of the block's drafts are right, and the bonus behind them.
+
+    Shapes:  block (B, T): root, then the drafts   picks (B, T), the target's argmax at each place
+             ->  correct_len (B,), bonus (B,)
+    Mirrors: DFlash's accept length and bonus, greedy.
+    """
+    right = (block[:, 1:] == picks[:, :-1]).to(torch.int64)
+    correct_len = right.cumprod(1).sum(1)
+    return correct_len, picks.gather(1, correct_len[:, None])[:, 0]
+
+
+def block_sampled(
+    block: torch.Tensor, probs: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, sampled: a draft is kept while its place's uniform is below its target probability.
+
+    Shapes:  block (B, T)   probs (B, T, vocab)   uniforms (B, T)   final (B,)   ->  correct_len, bonus (B,)
+    Mirrors: DFlash, sampled; equals `sampled` along a chain, written for whole batches.
+    """
+    drafts = block[:, 1:, None]
+    drafted = probs[:, :-1].gather(2, drafts)[:, :, 0]
+    total = drafted + probs[:, :-1].scatter(2, drafts, 0.0).sum(2)
+    kept = (uniforms[:, :-1] * total < drafted).to(torch.int64)
+    correct_len = kept.cumprod(1).sum(1)
+    left = probs.gather(1, correct_len[:, None, None].expand(-1, 1, probs.shape[2]))[:, 0]
+    refused = torch.cat([block[:, 1:], block[:, :1]], 1).gather(1, correct_len[:, None])
+    whole = (correct_len == block.shape[1] - 1)[:, None]
+    left = torch.where(whole, left, left.scatter(1, refused, 0.0))
+    bonus = torch.stack([torch.tensor(_draw(row, at)) for row, at in zip(left, final, strict=True)])
+    return correct_len, bonus
+
+
+def _children(node: int, parents: Sequence[int]) -> list[int]:
+    return [child for child, parent in enumerate(parents) if parent == node and child > 0]
+
+
+def _child_with(token: int, node: int, tokens: Sequence[int], parents: Sequence[int]) -> int | None:
+    return next((child for child in _children(node, parents) if tokens[child] == token), None)
+
+
+def _child_drawn(
+    node: int, tokens: Sequence[int], parents: Sequence[int], probs: torch.Tensor, uniform: torch.Tensor
+) -> tuple[int | None, torch.Tensor]:
+    """The child that the uniform falls on, if any, and the probabilities that the children leave over.
+
+    The sum of all is taken in the same order, so that children who hold everything leave no gap by rounding.
+    """
+    sums, left = [torch.zeros_like(uniform)], probs.clone()
+    children = _children(node, parents)
+    for child in children:
+        sums.append(sums[-1] + left[tokens[child]])
+        left[tokens[child]] = 0.0
+    limit = uniform * (sums[-1] + left.sum())
+    return next((child for child, passed in zip(children, sums[1:], strict=True) if limit < passed), None), left
+
+
+def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> int:
+    """The token at which the cumulated weights pass uniform times their sum."""
+    cumulated = weights.cumsum(0)
+    return int(torch.nonzero(cumulated > uniform * cumulated[-1])[0])

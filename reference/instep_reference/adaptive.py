@@ -1,0 +1,122 @@
+"""Adaptive step counts: candidates resolved, and the controller that wishes for one of them.
+
+The rules stand in `contract/adaptive.py` and are followed here step by step. Leaves out: reading the file
+(the contract) and when a wish is granted (the driver).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .contract.adaptive import AdaptiveFile, Bracket
+
+DEFAULT_STEPS = (1, 3, 7)
+SMALLEST_KEY = 1  # a flat file is one bracket, for every batch size
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Step counts that may come into force.
+
+    by_bracket  batch-size key -> sorted, without duplicates, the initial count among them
+    maximum     the largest over all brackets: what pools are sized for
+    messages    what was inserted, one sentence each
+    rules       batch-size key -> the numbers of its controller; empty without a file
+    """
+
+    initial: int
+    by_bracket: dict[int, tuple[int, ...]]
+    maximum: int
+    messages: tuple[str, ...] = ()
+    rules: dict[int, Bracket] = field(default_factory=dict)
+
+    def bracket(self, batch: int) -> int:
+        """The key that serves a batch: the largest not above it; below all keys, the smallest."""
+        return max((key for key in self.by_bracket if key <= batch), default=min(self.by_bracket))
+
+
+def resolve(file: AdaptiveFile | None, initial: int) -> Candidates:
+    """Fill in what the file leaves open. No file: the initial count is the only candidate."""
+    if file is None:
+        return Candidates(initial, {SMALLEST_KEY: (initial,)}, initial)
+    rules = file.by_batch if file.flat is None else {SMALLEST_KEY: file.flat}
+    written = {key: set(DEFAULT_STEPS if rule.candidate_steps is None else rule.candidate_steps)
+               for key, rule in rules.items()}
+    messages = tuple(
+        f"adaptive: the initial step count {initial} is not among the candidates {sorted(steps)} "
+        f"of bracket {key}; inserted"
+        for key, steps in written.items() if initial not in steps
+    )
+    by_bracket = {key: tuple(sorted(steps | {initial})) for key, steps in written.items()}
+    return Candidates(initial, by_bracket, max(map(max, by_bracket.values())), messages, dict(rules))
+
+
+@dataclass
+class Opinion:
+    """What one bracket has seen and wishes."""
+
+    ema: float
+    wish: int
+    batches: int = 0
+
+
+class Controller:
+    """Wishes for a step count, from the drafts that were accepted; the driver grants it, or does not."""
+
+    def __init__(self, candidates: Candidates) -> None:
+        initial = candidates.initial
+        self.candidates = candidates
+        self.in_force = initial
+        self.batch = 0
+        self.probing = False
+        self.opinions = {key: Opinion(float(max(initial - 1, 0)), initial) for key in candidates.by_bracket}
+
+    def wish(self, batch: int | None = None) -> int:
+        """What this side wishes at a batch size; left out, that of the last counted batch."""
+        return self.opinions[self.candidates.bracket(self.batch if batch is None else batch)].wish
+
+    def set_num_steps(self, num_steps: int) -> None:
+        """`num_steps` is in force from here. Rising from 0 makes the next commit a probe round."""
+        self.probing = num_steps > 0 and (self.probing or self.in_force == 0)
+        self.in_force = num_steps
+        self.opinions[self.candidates.bracket(self.batch)].wish = num_steps
+
+    def update(self, batch: int, num_correct_drafts: Sequence[int] = ()) -> None:
+        """Count one batch: a commit of `batch` requests, or, without counts, as many decode rows at 0 steps."""
+        key = self.candidates.bracket(batch)
+        rule = self.candidates.rules.get(key)
+        if batch == 0 or rule is None:
+            return
+        opinion, steps, commit = self.opinions[key], self.in_force, len(num_correct_drafts) > 0
+        self.batch = batch
+        opinion.batches += 1
+        if commit and steps > 0:
+            mean = sum(num_correct_drafts) / batch
+            opinion.ema = (1 - rule.ema_alpha) * opinion.ema + rule.ema_alpha * mean
+        late = opinion.batches - rule.warmup_batches
+        due = late > 0 and late % rule.update_interval == 0
+        probe = late > 0 and commit and self.probing
+        self.probing = self.probing and not commit
+        if steps == 0 and due:
+            opinion.wish = min((step for step in self.candidates.by_bracket[key] if step > 0), default=opinion.wish)
+        elif steps > 0 and (due or probe):
+            opinion.wish = decide(steps, opinion.ema, self.candidates.by_bracket[key], rule)
+
+
+def decide(steps: int, ema: float, candidates: tuple[int, ...], rule: Bracket) -> int:
+    """Down while the drafts accepted would have fitted into fewer steps; else up while they fill the steps.
+
+    A tie goes down (<=) and never up (>); the two thresholds overlap, which is the hysteresis.
+    """
+    stepped_down = False
+    while (lower := max((step for step in candidates if step < steps), default=None)) is not None:
+        threshold = (lower - 0.5 if lower > 0 else 0.5) + rule.down_hysteresis
+        if ema > threshold:
+            break
+        steps, stepped_down = lower, True
+    while not stepped_down and (upper := min((step for step in candidates if step > steps), default=None)) is not None:
+        if ema <= steps - 0.5 + rule.up_hysteresis:
+            break
+        steps = upper
+    return steps

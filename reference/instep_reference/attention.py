@@ -1,0 +1,81 @@
+"""Gated full attention with partial rotary: softmax over everything before, opened by a gate.
+
+Leaves out: pages, blocks and any other way of keeping keys and values than two plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from .contract.config import ModelConfig
+from .norms import rms_norm
+from .weights import AttentionWeights
+
+At = Callable[[str, torch.Tensor], torch.Tensor]  # `see` with stage and layer filled in
+
+
+@dataclass(frozen=True)
+class AttentionMemory:
+    """What an attention layer remembers of a request: keys (normed, rotated) and values [L, kv_heads, head_dim]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+def empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> AttentionMemory:
+    """Nothing seen yet: no rows."""
+    rows = torch.zeros(0, config.kv_heads, config.head_dim, dtype=dtype, device=device)
+    return AttentionMemory(rows, rows)
+
+
+def mix(
+    config: ModelConfig, weights: AttentionWeights, normed: torch.Tensor, memory: AttentionMemory,
+    positions: torch.Tensor, at: At,
+) -> tuple[torch.Tensor, AttentionMemory]:
+    """The attention layer between its input norm and its residual: T consecutive tokens of one request.
+
+    Shapes:  normed (T, D)   positions (T,)  ->  (T, D), and the memory with the T new rows behind the old ones.
+    Mirrors: transformers 5.23 `Qwen3_5Attention`; differs in the width (HF: norms, rotary and softmax in fp32).
+    """
+    T, heads, kv_heads, width = normed.shape[0], config.heads, config.kv_heads, config.head_dim
+    projected = at("projected", (normed @ weights.query_gate.T).reshape(T, heads, 2, width))
+    key_raw = at("key_raw", (normed @ weights.key.T).reshape(T, kv_heads, width))
+    queries, gate = projected.unbind(2)
+    query = at("query", rotate(rms_norm(queries, weights.query_norm, config.eps), positions, config))
+    key = at("key", rotate(rms_norm(key_raw, weights.key_norm, config.eps), positions, config))
+    value = at("value", (normed @ weights.value.T).reshape(T, kv_heads, width))
+    after = AttentionMemory(torch.cat([memory.keys, key]), torch.cat([memory.values, value]))
+    attended = at("attended", attend(query, after.keys, after.values))
+    opened = at("opened", attended * torch.sigmoid(gate))
+    return at("mixer", opened.flatten(1) @ weights.out.T), after
+
+
+def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Causal softmax attention; the queries stand behind the last rows of the memory, and see up to their own.
+
+    Shapes:  query (T, heads, head_dim)   keys, values (L, kv_heads, head_dim), L >= T  ->  (T, heads, head_dim)
+    Query head h reads kv head h // (heads / kv_heads).
+    """
+    (tokens, heads, width), (length, kv_heads, _) = query.shape, keys.shape
+    keys, values = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (keys, values))
+    scores = torch.einsum("thd,lhd->htl", query, keys) * width**-0.5
+    later = torch.ones(tokens, length, dtype=torch.bool, device=query.device).triu(length - tokens + 1)
+    shares = scores.masked_fill(later, float("-inf")).softmax(-1)
+    return torch.einsum("htl,lhd->thd", shares, values)
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """Turn channel pairs (i, i + R/2) of the first R = rotary_dim channels by position * theta ** (-2i / R).
+
+    Shapes:  x (T, heads, head_dim)   positions (T,)  ->  (T, heads, head_dim)
+    Mirrors: transformers 5.23 `apply_rotary_pos_emb`; angles in the width of x (HF: fp32). For text, mRoPE is this.
+    """
+    R = config.rotary_dim
+    exponents = torch.arange(0, R, 2, dtype=x.dtype, device=x.device) / R
+    angles = positions.to(x.dtype)[:, None, None] * config.rope_theta**-exponents
+    cos, sin = angles.cos(), angles.sin()
+    first, second, rest = torch.split(x, [R // 2, R // 2, x.shape[-1] - R], dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)

@@ -1,0 +1,57 @@
+"""The gated delta rule in chunks, written independently of the recurrence: a second witness.
+
+Leaves out: the layer around it, and speed: decays are formed pair by pair, so that no exponent is ever positive.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def recur_in_chunks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
+    write: torch.Tensor, state: torch.Tensor, chunk: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `gdn.recur` computes, `chunk` tokens at a time.
+
+    Let G_i be the sum of log_decay from the chunk's first token to token i, S the state before the chunk, and u_i
+    what token i adds, S_i = exp(log_decay_i) S_{i-1} + k_i u_i^T. Unrolling S_{i-1},
+
+        u_i + sum_{j<i} <erase_i k_i, exp(G_i - G_j) k_j> u_j  =  write_i v_i - S^T (exp(G_i) erase_i k_i)
+
+    a unit lower triangular system in u; then o_i = S^T (exp(G_i) q_i) + sum_{j<=i} <q_i, exp(G_i - G_j) k_j> u_j
+    and the state after the chunk is exp(G_end) S + sum_j (exp(G_end - G_j) k_j) u_j^T.
+
+    Shapes:  as `gdn.recur`; gates scalar (last axis 1) or one per channel.
+    Mirrors: the UT transform of DeltaNet (arXiv:2406.06484), solved instead of inverted.
+    """
+    out = []
+    for begin in range(0, q.shape[1], chunk):
+        part = [x[:, begin : begin + chunk].transpose(1, 2) for x in (q, k, v, log_decay, erase, write)]
+        read, state = _one_chunk(part[0], part[1], part[2], part[3], part[4], part[5], state)
+        out.append(read.transpose(1, 2))
+    return torch.cat(out, dim=1) if out else v, state
+
+
+def _one_chunk(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
+    write: torch.Tensor, state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes: q, k (B, HV, T, K), v (B, HV, T, V), gates alike -> o (B, HV, T, V), state (B, HV, K, V)."""
+    total = log_decay.cumsum(2)
+    between = _between(total)
+    keys = erase * k
+    recall = torch.einsum("bhik,bhijk,bhjk->bhij", keys, between.expand(*between.shape[:-1], k.shape[-1]), k)
+    wanted = write * v - (total.exp() * keys) @ state
+    added = torch.linalg.solve_triangular(recall.tril(-1), wanted, upper=False, unitriangular=True)
+    attention = torch.einsum("bhik,bhijk,bhjk->bhij", q, between.expand(*between.shape[:-1], k.shape[-1]), k)
+    out = (total.exp() * q) @ state + attention @ added
+    leaving = (total[:, :, -1:] - total).exp() * k
+    return out, total[:, :, -1, :, None].exp() * state + leaving.transpose(-1, -2) @ added
+
+
+def _between(total: torch.Tensor) -> torch.Tensor:
+    """exp(G_i - G_j) for j <= i, 0 for j > i: (B, HV, T, 1 or K) -> (B, HV, T, T, 1 or K)."""
+    tokens = total.shape[2]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=total.device).triu(1)
+    return (total[:, :, :, None] - total[:, :, None]).masked_fill(later[..., None], float("-inf")).exp()

@@ -1,0 +1,1 @@
+"""What both sides agree on: events, answers, places, configuration, checkpoint. Nothing here computes."""

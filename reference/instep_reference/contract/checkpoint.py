@@ -1,0 +1,156 @@
+"""A Hugging Face model directory: configuration and tensors as they are stored, verified before anything is loaded.
+
+Leaves out: unpacking and casting (each side does that itself), and every format but safetensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from .config import ModelConfig, read_json, states_mtp_layers
+from .errors import BadInput
+from .shapes import expected_shapes
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+VISUAL = re.compile(r"^(model\.)?visual\.")
+MTP = re.compile(r"^mtp\.")
+MTP_LAYER = re.compile(r"^mtp\.layers\.(\d+)\.")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+HASHED_AT_ONCE = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """config; tensors by text-model name (`model.*`, `lm_head.weight`, `mtp.*`), each in its stored dtype;
+    digest: sha256 of `config.json` and of the tensor files, in the order of their names."""
+
+    config: ModelConfig
+    tensors: Mapping[str, torch.Tensor]
+    digest: str
+
+    @classmethod
+    def open(cls, directory: Path | str) -> Checkpoint:
+        """Read a directory; whatever is wrong with it is a `BadInput` that names the tensor or the field."""
+        directory = Path(directory)
+        if not directory.is_dir():
+            raise BadInput(str(directory), found="no such directory", expected="a model directory")
+        data = read_json(directory / "config.json")
+        config = ModelConfig.from_dict(data)
+        files = _files(directory)
+        stored = _stored(files)
+        if not states_mtp_layers(data):
+            config = replace(config, mtp_layers=_count_mtp_layers(stored))
+        _verify(config, stored)
+        tensors = {name: _load(where, name) for name, where in stored.items()}
+        return cls(config, MappingProxyType(tensors), _digest([directory / "config.json", *files]))
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Where a tensor stands: its file, its name there, its shape."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+
+
+def _files(directory: Path) -> list[Path]:
+    """The tensor files of a directory: one, or those that the index names."""
+    if (directory / INDEX).exists():
+        return _indexed(directory)
+    if (directory / SINGLE).exists():
+        return [directory / SINGLE]
+    pickles = [path.name for pattern in PICKLES for path in directory.glob(pattern)]
+    found = f"a pickle ({pickles[0]})" if pickles else "neither"
+    hint = "convert it: pickles are never opened" if pickles else ""
+    raise BadInput(str(directory), found=found, expected=f"{SINGLE} or {INDEX}", hint=hint)
+
+
+def _indexed(directory: Path) -> list[Path]:
+    shards = read_json(directory / INDEX).get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+        raise BadInput(f"{INDEX}: weight_map", found=type(shards).__name__, expected="tensor names to file names")
+    files = []
+    for name in sorted(set(shards.values())):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise BadInput(f"{INDEX}: weight_map", found=name, expected="a safetensors file of the same directory")
+        if not (directory / name).is_file():
+            raise BadInput(str(directory / name), found="no such file", expected=f"a file, as {INDEX} says")
+        files.append(directory / name)
+    return files
+
+
+def _stored(files: Iterable[Path]) -> dict[str, _Stored]:
+    """Text-model name -> where it stands; visual weights are passed over."""
+    stored: dict[str, _Stored] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                names = list(opened.keys())
+                found = [(name, tuple(opened.get_slice(name).get_shape())) for name in names]
+        except (SafetensorError, OSError) as error:
+            raise BadInput(str(file), found=error, expected="a whole safetensors file") from None
+        for name, shape in found:
+            own = _text_name(name)
+            if VISUAL.match(own):
+                continue
+            if own in stored:
+                raise BadInput(own, found=f"twice, as {stored[own].name} and {name}", expected="once")
+            stored[own] = _Stored(file, name, shape)
+    return stored
+
+
+def _text_name(name: str) -> str:
+    """`model.language_model.x` and `language_model.model.x` are multimodal spellings of `model.x`."""
+    name = re.sub(r"^model\.language_model\.", "model.", name)
+    return re.sub(r"^language_model\.(model|lm_head)\.", r"\1.", name)
+
+
+def _count_mtp_layers(names: Iterable[str]) -> int:
+    numbers = [int(found[1]) for name in names if (found := MTP_LAYER.match(name))]
+    return max(numbers, default=-1) + 1
+
+
+def _verify(config: ModelConfig, stored: Mapping[str, _Stored]) -> None:
+    expected = expected_shapes(config, stored)
+    for name, shape in expected.items():
+        if name not in stored:
+            hint = "without a draft head, config.json must say so: mtp_num_hidden_layers 0" if MTP.match(name) else ""
+            raise BadInput(f"tensor {name}", found="nothing", expected=f"shape {list(shape)}", hint=hint)
+        if stored[name].shape != shape:
+            raise BadInput(f"tensor {name}", found=f"shape {list(stored[name].shape)}", expected=f"shape {list(shape)}")
+    for name in stored:
+        if name not in expected:
+            found = f"shape {list(stored[name].shape)}"
+            raise BadInput(f"tensor {name}", found=found, expected="no such tensor in this configuration")
+
+
+def _load(where: _Stored, name: str) -> torch.Tensor:
+    try:
+        with safe_open(where.file, framework="pt") as opened:
+            tensor: torch.Tensor = opened.get_tensor(where.name)
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"tensor {name}", found=error, expected="a readable tensor") from None
+    if tensor.dtype not in DTYPES:
+        raise BadInput(f"tensor {name}", found=tensor.dtype, expected="float32, bfloat16, float16 or float64")
+    if not bool(tensor.isfinite().all()):
+        raise BadInput(f"tensor {name}", found="NaN or infinite values", expected="finite values only")
+    return tensor
+
+
+def _digest(files: Iterable[Path]) -> str:
+    total = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            while block := opened.read(HASHED_AT_ONCE):
+                total.update(block)
+    return total.hexdigest()

@@ -1,0 +1,251 @@
+"""The model's configuration, read from a Hugging Face `config.json` and frozen.
+
+Leaves out: weights (`checkpoint.py`) and everything that is not needed to compute text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from .errors import BadInput
+
+LayerKind = Literal["gdn", "attention"]
+
+DENSE_TYPES = ("qwen3_5",)
+MOE_TYPES = ("qwen3_next", "qwen3_5_moe")
+TEXT_SUFFIX = "_text"  # the text part of a multimodal file is of type qwen3_5_text: the same model
+KINDS: dict[str, LayerKind] = {"linear_attention": "gdn", "full_attention": "attention"}
+OUTPUT_GATES: dict[str, Literal["silu", "sigmoid"]] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
+# Names under which files state how many MTP layers there are. Qwen3-Next's files state none:
+# there the names of the tensors say it (`checkpoint.py`).
+MTP_FIELDS = ("mtp_num_hidden_layers", "num_mtp_layers", "num_nextn_predict_layers")
+# Defaults of the Hugging Face classes for fields that real files leave out.
+ATTENTION_INTERVAL = 4
+PARTIAL_ROTARY_FACTOR = 0.25
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One alphabet of sizes: D = hidden, H/HV = key/value heads of GDN, K/V their widths, W = conv width.
+
+    The draft head is described by `drafter()`, another frozen object; nothing can change this one.
+    """
+
+    model_type: str  # without the suffix _text
+    vocab: int
+    hidden: int  # D
+    layer_kinds: tuple[LayerKind, ...]
+    eps: float
+    tied: bool
+    # GDN
+    key_heads: int  # H
+    value_heads: int  # HV
+    key_dim: int  # K
+    value_dim: int  # V
+    conv_width: int  # W
+    output_gate: Literal["silu", "sigmoid"]
+    # attention
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    # MLP: dense when experts == 0
+    intermediate: int
+    experts: int
+    experts_per_token: int
+    expert_intermediate: int
+    shared_intermediate: int
+    norm_topk: bool
+    dense_layers: tuple[int, ...]  # layers of a MoE model that have a dense MLP (mlp_only_layers, sparse step)
+    # draft head
+    mtp_layers: int
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> ModelConfig:
+        """Read a `config.json`; whatever is wrong with it is a `BadInput` that names the field."""
+        return cls.from_dict(read_json(Path(path)))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ModelConfig:
+        """The same from decoded JSON; multimodal files are read at their `text_config`."""
+        return _read(_Fields(_text_part(data), data))
+
+    def drafter(self) -> ModelConfig:
+        """The draft head seen as a model: attention layers only, as many as MTP layers, MLP or MoE as the trunk."""
+        kinds: tuple[LayerKind, ...] = tuple("attention" for _ in range(self.mtp_layers))
+        return replace(self, layer_kinds=kinds, dense_layers=(), mtp_layers=0)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, or a `BadInput` that names the file."""
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        raise BadInput(str(path), found="no such file", expected="a JSON file") from None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput(str(path), found=error, expected="a readable JSON file") from None
+    if not isinstance(data, dict):
+        raise BadInput(str(path), found=type(data).__name__, expected="a JSON object")
+    return data
+
+
+def states_mtp_layers(data: dict[str, Any]) -> bool:
+    """Whether the file itself says how many MTP layers there are."""
+    text = _text_part(data)
+    return any(text.get(name) is not None for name in MTP_FIELDS)
+
+
+def _text_part(data: dict[str, Any]) -> dict[str, Any]:
+    text = data.get("text_config", data)
+    if not isinstance(text, dict):
+        raise BadInput("config.json: text_config", found=type(text).__name__, expected="an object")
+    return text
+
+
+class _Fields:
+    """Typed access to the fields of a file, the text part before the top level."""
+
+    def __init__(self, text: dict[str, Any], top: dict[str, Any]) -> None:
+        self.text, self.top = text, top
+        rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+        self.rope: dict[str, Any] = rope if isinstance(rope, dict) else {}
+
+    def get(self, name: str) -> Any:
+        for place in (self.text, self.rope, self.top):
+            if place.get(name) is not None:
+                return place[name]
+        return None
+
+    def whole(self, name: str, least: int = 1, default: int | None = None) -> int:
+        value = self.get(name)
+        if value is None:
+            value = default
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise _bad(name, value, f"a whole number of at least {least}")
+        return value
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        value = self.get(name)
+        if value is None:
+            value = default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise _bad(name, value, "a positive number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise _bad(name, value, "true or false")
+        return value
+
+    def only(self, name: str, value: object) -> None:
+        """A field of which one value is served: anything else would be computed wrongly, so it is refused."""
+        found = self.get(name)
+        if found is not None and found != value:
+            raise _bad(name, found, value)
+
+
+def _bad(name: str, found: object, expected: object) -> BadInput:
+    return BadInput(f"config.json: {name}", found="nothing" if found is None else repr(found), expected=expected)
+
+
+def _read(f: _Fields) -> ModelConfig:
+    model_type = str(f.get("model_type")).removesuffix(TEXT_SUFFIX)
+    if model_type not in DENSE_TYPES + MOE_TYPES:
+        raise _bad("model_type", f.get("model_type"), f"one of {', '.join(DENSE_TYPES + MOE_TYPES)}")
+    for name, value in (
+        ("hidden_act", "silu"), ("attention_bias", False), ("attn_output_gate", True), ("rope_type", "default"),
+        ("mtp_use_dedicated_embeddings", False), ("use_sliding_window", False),
+    ):
+        f.only(name, value)
+    layers = f.whole("num_hidden_layers")
+    experts = f.whole("num_experts", least=0) if model_type in MOE_TYPES else 0
+    key_heads, value_heads = f.whole("linear_num_key_heads"), f.whole("linear_num_value_heads")
+    heads, kv_heads = f.whole("num_attention_heads"), f.whole("num_key_value_heads")
+    _divides("linear_num_value_heads", value_heads, "linear_num_key_heads", key_heads)
+    _divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    hidden = f.whole("hidden_size")
+    head_dim = f.whole("head_dim", default=hidden // heads)
+    gate = f.get("output_gate_type") or "silu"
+    if gate not in OUTPUT_GATES:
+        raise _bad("output_gate_type", gate, f"one of {', '.join(OUTPUT_GATES)}")
+    dense_layers = _dense_layers(f, layers) if experts else ()
+    return ModelConfig(
+        model_type=model_type,
+        vocab=f.whole("vocab_size"),
+        hidden=hidden,
+        layer_kinds=_layer_kinds(f, layers),
+        eps=f.positive("rms_norm_eps"),
+        tied=f.flag("tie_word_embeddings", default=False),
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=f.whole("linear_key_head_dim"),
+        value_dim=f.whole("linear_value_head_dim"),
+        conv_width=f.whole("linear_conv_kernel_dim"),
+        output_gate=OUTPUT_GATES[gate],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rotary_dim=_rotary_dim(f, head_dim),
+        rope_theta=f.positive("rope_theta"),
+        intermediate=f.whole("intermediate_size") if not experts or dense_layers else 0,
+        experts=experts,
+        experts_per_token=_experts_per_token(f, experts) if experts else 0,
+        expert_intermediate=f.whole("moe_intermediate_size") if experts else 0,
+        shared_intermediate=f.whole("shared_expert_intermediate_size") if experts else 0,
+        # Qwen3.5-MoE has no such field and always renormalises
+        norm_topk=f.flag("norm_topk_prob", default=True) if model_type == "qwen3_next" else bool(experts),
+        dense_layers=dense_layers,
+        mtp_layers=next((f.whole(name, least=0) for name in MTP_FIELDS if f.get(name) is not None), 0),
+    )
+
+
+def _divides(name: str, whole: int, part_name: str, part: int) -> None:
+    if whole % part:
+        raise _bad(name, whole, f"a multiple of {part_name} ({part})")
+
+
+def _layer_kinds(f: _Fields, layers: int) -> tuple[LayerKind, ...]:
+    stated = f.get("layer_types")
+    if stated is None:
+        interval = f.whole("full_attention_interval", default=ATTENTION_INTERVAL)
+        return tuple("gdn" if (index + 1) % interval else "attention" for index in range(layers))
+    if not isinstance(stated, list) or len(stated) != layers:
+        found = f"{len(stated)} entries" if isinstance(stated, list) else stated
+        raise _bad("layer_types", found, f"a list of {layers} entries (num_hidden_layers)")
+    for index, kind in enumerate(stated):
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise _bad(f"layer_types[{index}]", kind, f"one of {', '.join(KINDS)}")
+    return tuple(KINDS[kind] for kind in stated)
+
+
+def _rotary_dim(f: _Fields, head_dim: int) -> int:
+    factor = f.positive("partial_rotary_factor", default=PARTIAL_ROTARY_FACTOR)
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim < 2 or rotary_dim > head_dim or rotary_dim % 2:
+        expected = f"an even number of channels, 2 to {head_dim}, of head_dim"
+        raise _bad("partial_rotary_factor", f"{factor} ({rotary_dim} channels)", expected)
+    return rotary_dim
+
+
+def _experts_per_token(f: _Fields, experts: int) -> int:
+    count = f.whole("num_experts_per_tok")
+    if count > experts:
+        raise _bad("num_experts_per_tok", count, f"at most num_experts ({experts})")
+    return count
+
+
+def _dense_layers(f: _Fields, layers: int) -> tuple[int, ...]:
+    """Layers without experts in a MoE model: those listed, and those that the sparse step passes over."""
+    listed = f.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or not all(isinstance(index, int) and 0 <= index < layers for index in listed):
+        raise _bad("mlp_only_layers", listed, f"a list of layer numbers under {layers}")
+    step = f.whole("decoder_sparse_step", default=1)
+    return tuple(index for index in range(layers) if index in listed or (index + 1) % step)

@@ -1,0 +1,336 @@
+"""The specification: events, answers, the logical state of a request, and the engine that serves them.
+
+One method per event; `event.on(engine)` is the whole dispatcher. Leaves out every computation:
+each side fills in every field of an answer itself, and the harness compares.
+
+Words (B requests in batch order, n = `num_steps`):
+  root          the last bonus token: chosen, but not yet in KV or state
+  window        root, then the drafts: `num_steps + 1` tokens for a chain, the nodes of a tree otherwise
+  node          an index into a window; node 0 is the root. `parents[i] < i` is node i's parent, parents[0] = -1
+  length        committed tokens: their KV and state are in memory; the root is not among them
+  drafts' KV    has the same length: row p pairs the target's final hidden row p with token p + 1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import msgspec
+import torch
+
+from .place import See
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, forbid_unknown_fields=True):
+    """One thing that happens to an engine. Requests are named by strings; tokens are ints."""
+
+    def on(self, engine: Engine) -> Answer | None:
+        raise NotImplementedError
+
+
+class Admit(Event, frozen=True):
+    """`request` enters with `prompt` (at least one token); it takes the first free slot."""
+
+    request: str
+    prompt: tuple[int, ...]
+
+    def on(self, engine: Engine) -> None:
+        engine.admit(self.request, self.prompt)
+
+
+class Draft(Event, frozen=True):
+    """Propose `num_steps` drafts for each request (legal while num_steps > 0).
+
+    picks    the drafts to use, one tuple per request; None: the head's own argmax.
+             They are forced inside the chain too: step i runs on picks[i - 1].
+    parents  per request, the parent node of every draft, for a tree (node 0 is the root, draft j is
+             node j + 1); None: a chain. Only with picks.
+    """
+
+    requests: tuple[str, ...]
+    picks: tuple[tuple[int, ...], ...] | None = None
+    parents: tuple[tuple[int, ...], ...] | None = None
+
+    def on(self, engine: Engine) -> Drafted:
+        return engine.draft(self.requests, self.picks, self.parents)
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One request's part of a forward.
+
+    prefill  the next `tokens` tokens of the prompt. The last chunk chooses the root.
+    verify   the window: the root and the drafts of this round. Nothing is committed.
+    decode   the root alone (tokens = 1), committed at once, with its draft extend; chooses the next root.
+    root     the root to use after a decode row or a last prefill chunk; None: the target's own argmax.
+    """
+
+    request: str
+    kind: Literal["prefill", "verify", "decode"]
+    tokens: int = 1
+    root: int | None = None
+
+
+class Forward(Event, frozen=True):
+    """The only event that runs the target: rows in batch order, kinds mixed as they come."""
+
+    rows: tuple[Row, ...]
+
+    def on(self, engine: Engine) -> Forwarded:
+        return engine.forward(self.rows)
+
+
+class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The accepted way through a window: nodes after the root, in order (a chain: 1, 2, .. k), and the bonus."""
+
+    nodes: tuple[int, ...]
+    bonus: int
+
+
+class Commit(Event, frozen=True):
+    """State, KV and draft KV of the verified requests now stand at the accepted length.
+
+    accepted  one path per request; None: the engine's own greedy acceptance.
+    """
+
+    requests: tuple[str, ...]
+    accepted: tuple[Path, ...] | None = None
+
+    def on(self, engine: Engine) -> Committed:
+        return engine.commit(self.requests, self.accepted)
+
+
+class SetNumSteps(Event, frozen=True, tag="set_num_steps"):
+    """`num_steps` is in force from here; it must be a candidate (0 is always legal)."""
+
+    num_steps: int
+
+    def on(self, engine: Engine) -> None:
+        engine.set_num_steps(self.num_steps)
+
+
+class Save(Event, frozen=True):
+    """Keep a copy of the request's logical state under `name`."""
+
+    request: str
+    name: str
+
+    def on(self, engine: Engine) -> None:
+        engine.save(self.request, self.name)
+
+
+class Load(Event, frozen=True):
+    """Give an admitted request, of which nothing ran yet, the state kept under `name` (same prompt)."""
+
+    request: str
+    name: str
+
+    def on(self, engine: Engine) -> None:
+        engine.load(self.request, self.name)
+
+
+class Preempt(Event, frozen=True):
+    """Take the slot and the pages away; the logical state is kept aside."""
+
+    request: str
+
+    def on(self, engine: Engine) -> None:
+        engine.preempt(self.request)
+
+
+class Resume(Event, frozen=True):
+    """The preempted request takes the first free slot and goes on where it stood."""
+
+    request: str
+
+    def on(self, engine: Engine) -> None:
+        engine.resume(self.request)
+
+
+class Finish(Event, frozen=True):
+    """The request is over (between rounds); slot and pages are free."""
+
+    request: str
+
+    def on(self, engine: Engine) -> None:
+        engine.finish(self.request)
+
+
+class Abort(Event, frozen=True):
+    """The request is over, wherever it stood: in its prompt, after a draft, after a verify."""
+
+    request: str
+
+    def on(self, engine: Engine) -> None:
+        engine.abort(self.request)
+
+
+class Idle(Event, frozen=True):
+    """A step with an empty batch: no byte may change."""
+
+    def on(self, engine: Engine) -> None:
+        engine.idle()
+
+
+AnyEvent = (
+    Admit | Draft | Forward | Commit | SetNumSteps | Save | Load | Preempt | Resume | Finish | Abort | Idle
+)
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """drafts [B, n] int64: the tokens in use; own [B, n] int64: the head's argmax at each place."""
+
+    drafts: torch.Tensor
+    own: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """What the target said.
+
+    roots  request -> the root in force after a decode row or a last prefill chunk
+    own    request -> int64 [rows]: the target's argmax; one per window node for verify, one for
+           decode and for a last prefill chunk; unfinished prompts have no entry
+    """
+
+    roots: dict[str, int]
+    own: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The field's five names, all int64 on the engine's device, each filled in by this side.
+
+    num_correct_drafts [B]         accepted drafts, bonus excluded
+    accept_lens [B]                num_correct_drafts + 1
+    accept_index [B, width]        nodes on the accepted path, root first, -1 padded; width = window length
+    last_correct_step_indices [B]  the node whose state is committed
+    bonus [B]                      the next root
+    own_num_correct_drafts [B], own_bonus [B]   what this side's own greedy acceptance says, forced or not
+    """
+
+    num_correct_drafts: torch.Tensor
+    accept_lens: torch.Tensor
+    accept_index: torch.Tensor
+    last_correct_step_indices: torch.Tensor
+    bonus: torch.Tensor
+    own_num_correct_drafts: torch.Tensor
+    own_bonus: torch.Tensor
+
+
+Answer = Drafted | Forwarded | Committed
+
+
+@dataclass(frozen=True)
+class RequestState:
+    """The logical state of a request, in the one canonical layout; a copy, never a view.
+
+    length      committed tokens, L
+    root        the root token, or None while the prompt is unfinished
+    proposal    draft 1 as draft extend proposes it (argmax), or None without a draft head or root
+    proposal_hidden [D]  the head's y behind it
+    conv        GDN layer -> [C, W-1], oldest first (zeros before the first token)
+    state       GDN layer -> [HV, K, V]
+    keys, values              attention layer -> [L, kv_heads, head_dim]
+    draft_keys, draft_values  MTP layer -> [draft_length, kv_heads, head_dim]; draft_length is L once the
+                              prompt's next token is known, that is at every event boundary
+    """
+
+    length: int
+    root: int | None
+    proposal: int | None
+    proposal_hidden: torch.Tensor | None
+    conv: dict[int, torch.Tensor]
+    state: dict[int, torch.Tensor]
+    keys: dict[int, torch.Tensor]
+    values: dict[int, torch.Tensor]
+    draft_keys: dict[int, torch.Tensor] = field(default_factory=dict)
+    draft_values: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the trace's header says about room; both sides and the law take it from there.
+
+    slots       the order in which free slots are handed out: the first free one in this order.
+                Slot 0 is reserved and never listed.
+    pages       the order in which free KV pages are handed out; page 0 is reserved.
+    page_size   tokens per KV page
+    max_tokens  the most tokens one forward may carry, over all rows
+    """
+
+    slots: tuple[int, ...]
+    pages: tuple[int, ...]
+    page_size: int
+    max_tokens: int
+
+
+class Engine(Protocol):
+    """One method per event. Illegal events (see `instep.trace.legal`) are the caller's fault."""
+
+    def admit(self, request: str, prompt: tuple[int, ...]) -> None: ...
+    def draft(
+        self,
+        requests: tuple[str, ...],
+        picks: tuple[tuple[int, ...], ...] | None = None,
+        parents: tuple[tuple[int, ...], ...] | None = None,
+    ) -> Drafted: ...
+    def forward(self, rows: tuple[Row, ...]) -> Forwarded: ...
+    def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed: ...
+    def set_num_steps(self, num_steps: int) -> None: ...
+    def next_num_steps(self) -> int: ...
+    def save(self, request: str, name: str) -> None: ...
+    def load(self, request: str, name: str) -> None: ...
+    def preempt(self, request: str) -> None: ...
+    def resume(self, request: str) -> None: ...
+    def finish(self, request: str) -> None: ...
+    def abort(self, request: str) -> None: ...
+    def idle(self) -> None: ...
+    def state(self, request: str) -> RequestState: ...
+
+
+@dataclass(frozen=True)
+class Region:
+    """One pool as memory: every byte of it, addressed the way the strategy's table speaks of it.
+
+    name    e.g. "state", "conv", "snapshot_state", "snapshot_conv", "keys", "draft_keys"
+    layer   layer index (MTP layers count from 0 in draft regions)
+    by      what the first axis counts: "slot", "row" (batch row of a snapshot) or "page"
+    units   tensor whose first axis is that; a view on the pool itself
+    gaps    red zones between the units, same first axis, or None when the pool is not guarded
+    """
+
+    name: str
+    layer: int
+    by: Literal["slot", "row", "page"]
+    units: torch.Tensor
+    gaps: torch.Tensor | None = None
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """What an engine under test shows beside the protocol; asking changes nothing."""
+
+    def regions(self) -> list[Region]: ...
+
+    def may_change(self, event: Event) -> dict[str, set[int]]:
+        """Region name -> units that the event may write; every other unit must keep its bytes.
+
+        Read BEFORE the event runs. Names that are absent may not change at all.
+        """
+        ...
+
+    def slots(self) -> dict[str, int]:
+        """request -> slot, as the engine has it (the harness predicts its own and compares)."""
+        ...
+
+    def pages(self) -> dict[str, list[int]]:
+        """request -> KV pages in order, as the engine has it."""
+        ...
+
+
+class Watched(Protocol):
+    """An engine whose named places can be seen: `watch(see)` installs the hook, `unseen` removes it."""
+
+    def watch(self, see: See) -> None: ...

@@ -1,0 +1,91 @@
+"""Where a tensor stands: the names that both sides use for the places of a step.
+
+Leaves out: what happens at a place. `See` is the one hook: recording copies, grafting returns
+another tensor, rounding casts there and back, silence returns what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+# Results of a layer in data-flow order; this order is the order of findings.
+# Rows are packed in batch order, N in all: one row per token of the event.
+COMPONENTS: tuple[str, ...] = (
+    "embedding",  # [N, D]   stage level: token embedding
+    "joined",     # [N, 2D]  draft only: [norm(embedding) | norm(hidden)], embedding first
+    "fused",      # [N, D]   draft only: fc(joined), the head's first hidden row
+    "normed",     # [N, D]   input norm of the layer
+    # GDN layer
+    "qkv",        # [N, C]   conv input, channels q (H*K), k (H*K), v (HV*V)
+    "z",          # [N, HV, V]
+    "b",          # [N, HV]
+    "a",          # [N, HV]
+    "mixed",      # [N, C]   after conv and silu
+    "q",          # [N, H, K]  l2-normalised and scaled by K ** -0.5
+    "k",          # [N, H, K]  l2-normalised
+    "v",          # [N, HV, V]
+    "log_decay",  # [N, HV]
+    "beta",       # [N, HV]
+    "core",       # [N, HV, V] the read-out of the state
+    "gated",      # [N, HV, V] gated norm of core
+    # attention layer
+    "projected",  # [N, heads, 2, head_dim] q_proj: per head query, then gate
+    "key_raw",    # [N, kv_heads, head_dim] k_proj
+    "query",      # [N, heads, head_dim] normed and rotated
+    "key",        # [N, kv_heads, head_dim] normed and rotated: what the KV pool holds
+    "value",      # [N, kv_heads, head_dim]
+    "attended",   # [N, heads, head_dim] before the gate
+    "opened",     # [N, heads, head_dim] times sigmoid(gate)
+    # both kinds
+    "mixer",      # [N, D]   out_proj or o_proj
+    "residual",   # [N, D]   hidden + mixer
+    "post_normed",  # [N, D]
+    "mlp",        # [N, D]
+    "hidden",     # [N, D]   residual + mlp: the layer's answer
+    # stage level, after the last layer
+    "final",      # [N, D]   after the final norm (mtp.norm in the draft): what the head reads
+    "logits",     # [rows that are asked for, vocab]
+    "pick",       # [rows that are asked for] int64: argmax of logits
+    # memory, as the logical state of a request has it
+    "conv",       # [C, W-1]  oldest first
+    "state",      # [HV, K, V]
+    "keys",       # [L, kv_heads, head_dim]
+    "values",     # [L, kv_heads, head_dim]
+    "length",     # int
+    "root",       # int
+)
+
+# Stages of an event in order. "trunk" is the target; "extend" the draft extend (prefill, decode and
+# commit run it); "chain.i" the i-th forward of a draft chain, i from 1 (draft 1 comes from extend).
+STAGES: tuple[str, ...] = ("trunk", "extend", "chain")
+
+STAGE_LEVEL = -1  # `layer` of a place before layer 0
+AFTER_LAYERS = 1 << 16  # `layer` of a place after the last layer: sorts behind every layer
+
+
+class Place(NamedTuple):
+    """One named tensor of one event: (stage, layer, component)."""
+
+    stage: str
+    layer: int
+    component: str
+
+    def order(self) -> tuple[int, int, int, int]:
+        """Position in the data flow of an event: the order in which findings are named."""
+        stage, _, step = self.stage.partition(".")
+        return STAGES.index(stage), int(step or 0), self.layer, COMPONENTS.index(self.component)
+
+    def __str__(self) -> str:
+        at = {STAGE_LEVEL: "", AFTER_LAYERS: ""}.get(self.layer, f"layer {self.layer} ")
+        return f"{self.stage} {at}{self.component}"
+
+
+See = Callable[[Place, torch.Tensor], torch.Tensor]
+
+
+def unseen(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    """The hook that does nothing."""
+    return tensor

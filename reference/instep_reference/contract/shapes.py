@@ -1,0 +1,99 @@
+"""Which tensors a checkpoint of a given configuration must hold, by name and shape.
+
+Leaves out: reading them (`checkpoint.py`). Names are those of the Hugging Face text models:
+`model.*`, `lm_head.weight`, `mtp.*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from .config import ModelConfig
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def expected_shapes(config: ModelConfig, stored: Container[str] = ()) -> Shapes:
+    """Every tensor of the trunk and of the draft head.
+
+    stored: names that the file has; a layer whose `mlp.experts.gate_up_proj` is among them keeps its
+    experts fused, the others keep them one by one.
+    """
+    D = config.hidden
+    shapes: Shapes = {"model.embed_tokens.weight": (config.vocab, D), "model.norm.weight": (D,)}
+    if not config.tied:
+        shapes["lm_head.weight"] = (config.vocab, D)
+    for index in range(len(config.layer_kinds)):
+        shapes |= _layer(config, f"model.layers.{index}", index, stored)
+    if config.mtp_layers:
+        shapes |= {"mtp.fc.weight": (D, 2 * D)}
+        shapes |= {f"mtp.{norm}.weight": (D,) for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    drafter = config.drafter()
+    for index in range(config.mtp_layers):
+        shapes |= _layer(drafter, f"mtp.layers.{index}", index, stored)
+    return shapes
+
+
+def _layer(config: ModelConfig, at: str, index: int, stored: Container[str]) -> Shapes:
+    shapes: Shapes = {
+        f"{at}.input_layernorm.weight": (config.hidden,), f"{at}.post_attention_layernorm.weight": (config.hidden,)
+    }
+    if config.layer_kinds[index] == "gdn":
+        shapes |= _gdn(config, f"{at}.linear_attn")
+    else:
+        shapes |= _attention(config, f"{at}.self_attn")
+    if config.experts and index not in config.dense_layers:
+        return shapes | _moe(config, f"{at}.mlp", fused=f"{at}.mlp.experts.gate_up_proj" in stored)
+    return shapes | _mlp(config.hidden, config.intermediate, f"{at}.mlp")
+
+
+def _gdn(config: ModelConfig, at: str) -> Shapes:
+    D, HV = config.hidden, config.value_heads
+    keys, values = config.key_heads * config.key_dim, config.value_heads * config.value_dim
+    if config.model_type == "qwen3_next":
+        projections: Shapes = {
+            f"{at}.in_proj_qkvz.weight": (2 * keys + 2 * values, D), f"{at}.in_proj_ba.weight": (2 * HV, D)
+        }
+    else:
+        projections = {
+            f"{at}.in_proj_qkv.weight": (2 * keys + values, D), f"{at}.in_proj_z.weight": (values, D),
+            f"{at}.in_proj_b.weight": (HV, D), f"{at}.in_proj_a.weight": (HV, D),
+        }
+    return projections | {
+        f"{at}.conv1d.weight": (2 * keys + values, 1, config.conv_width),
+        f"{at}.A_log": (HV,),
+        f"{at}.dt_bias": (HV,),
+        f"{at}.norm.weight": (config.value_dim,),
+        f"{at}.out_proj.weight": (D, values),
+    }
+
+
+def _attention(config: ModelConfig, at: str) -> Shapes:
+    D, queries, keys = config.hidden, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return {
+        f"{at}.q_proj.weight": (2 * queries, D),
+        f"{at}.k_proj.weight": (keys, D),
+        f"{at}.v_proj.weight": (keys, D),
+        f"{at}.o_proj.weight": (D, queries),
+        f"{at}.q_norm.weight": (config.head_dim,),
+        f"{at}.k_norm.weight": (config.head_dim,),
+    }
+
+
+def _mlp(D: int, inner: int, at: str) -> Shapes:
+    return {
+        f"{at}.gate_proj.weight": (inner, D), f"{at}.up_proj.weight": (inner, D), f"{at}.down_proj.weight": (D, inner)
+    }
+
+
+def _moe(config: ModelConfig, at: str, fused: bool) -> Shapes:
+    D, inner = config.hidden, config.expert_intermediate
+    shapes: Shapes = {f"{at}.gate.weight": (config.experts, D), f"{at}.shared_expert_gate.weight": (1, D)}
+    shapes |= _mlp(D, config.shared_intermediate, f"{at}.shared_expert")
+    if fused:
+        shapes[f"{at}.experts.gate_up_proj"] = (config.experts, 2 * inner, D)
+        shapes[f"{at}.experts.down_proj"] = (config.experts, D, inner)
+        return shapes
+    for expert in range(config.experts):
+        shapes |= _mlp(D, inner, f"{at}.experts.{expert}")
+    return shapes

@@ -1,0 +1,71 @@
+"""Eagle: one MTP layer, run once per draft, fed with its own hidden row of the step before.
+
+Leaves out: what a head computes (`Model.head`), so that tensors and labels are drafted by the same steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from ..contract.place import See
+from ..model import Cache, Memory, Model, Rows
+from .base import Asked, Proposed
+
+
+@dataclass(frozen=True)
+class Step(Generic[Rows, Cache]):
+    """The head after it has read a node: its own choice for a child, its y, and the rows it then remembers."""
+
+    pick: int
+    hidden: Rows
+    cache: Cache
+    depth: int
+
+
+class Eagle:
+    """Draft 1 comes out of extend; draft i + 1 of the head run on draft i and the y of the step before.
+
+    Along a tree, the head is run once at every node that has a child, from its parent's step.
+    """
+
+    def begin(self, model: Model[Rows, Memory, Cache]) -> Proposed[Rows, Cache]:
+        return Proposed((model.no_cache(),))
+
+    def extend(
+        self, model: Model[Rows, Memory, Cache], before: Proposed[Rows, Cache], hidden: Rows, count: int,
+        following: Sequence[int], rooted: bool, start: int, num_steps: int, see: See,
+    ) -> Proposed[Rows, Cache]:
+        y, cache = model.head(0, following[:count], hidden, before.caches[0], start, "extend", see)
+        if not rooted:
+            return Proposed((cache,))
+        last = model.last(y)
+        return Proposed((cache,), tuple(model.pick(last, "extend", see)), last)
+
+    def draft(
+        self, model: Model[Rows, Memory, Cache], proposed: Proposed[Rows, Cache], tokens: Sequence[int],
+        asked: Asked, see: See,
+    ) -> tuple[list[int], list[int]]:
+        assert proposed.hidden is not None, "nothing is drafted before the root is known"
+        root = len(tokens) - 1
+        parents = tuple(range(asked.num_steps)) if asked.parents is None else asked.parents
+        steps = {0: Step(proposed.proposals[0], proposed.hidden, proposed.caches[0], 0)}
+        drafts: list[int] = []
+        own: list[int] = []
+        for number, parent in enumerate(parents):
+            if parent not in steps:
+                before = steps[parents[parent - 1]]
+                steps[parent] = _step(model, parent, drafts[parent - 1], before, root, see)
+            own.append(steps[parent].pick)
+            drafts.append(own[-1] if asked.picks is None else asked.picks[number])
+        return drafts, own
+
+
+def _step(
+    model: Model[Rows, Memory, Cache], node: int, token: int, before: Step[Rows, Cache], root: int, see: See
+) -> Step[Rows, Cache]:
+    """Read `token`, which stands one after its parent: row p pairs what was known at p with token p + 1."""
+    stage = f"chain.{node}"
+    y, cache = model.head(0, (token,), before.hidden, before.cache, root + before.depth, stage, see)
+    return Step(model.pick(y, stage, see)[0], y, cache, before.depth + 1)

@@ -1,0 +1,45 @@
+"""External: any block drafter proposes from the tokens alone; and the case in which every draft is given.
+
+Leaves out: caches and heads; such a drafter keeps what it needs to itself, and nothing of it is request state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..contract.errors import Unsupported
+from ..contract.place import See
+from ..model import Cache, Memory, Model, Rows
+from .base import Asked, Proposed
+
+Block = Callable[[Sequence[int], int], Sequence[int]]  # (all tokens, the root last; how many drafts) -> drafts
+
+NO_OPINION = -1  # stands for a drafter's own choice where it has none
+
+
+@dataclass(frozen=True)
+class External:
+    """Drafts come from `block`; without one, the event must bring them."""
+
+    block: Block | None = None
+
+    def begin(self, model: Model[Rows, Memory, Cache]) -> Proposed[Rows, Cache]:
+        return Proposed()
+
+    def extend(
+        self, model: Model[Rows, Memory, Cache], before: Proposed[Rows, Cache], hidden: Rows, count: int,
+        following: Sequence[int], rooted: bool, start: int, num_steps: int, see: See,
+    ) -> Proposed[Rows, Cache]:
+        return before
+
+    def draft(
+        self, model: Model[Rows, Memory, Cache], proposed: Proposed[Rows, Cache], tokens: Sequence[int],
+        asked: Asked, see: See,
+    ) -> tuple[list[int], list[int]]:
+        if self.block is not None:
+            own = [int(token) for token in self.block(tuple(tokens), asked.num_steps)]
+            return (own if asked.picks is None else list(asked.picks)), own
+        if asked.picks is None:
+            raise Unsupported("this model has no draft head: a draft event must bring its picks")
+        return list(asked.picks), [NO_OPINION] * len(asked.picks)

@@ -1,0 +1,56 @@
+"""Vanilla: one MTP layer per draft step, all of them run inside extend on the accepted tokens shifted further.
+
+Leaves out: any work in the draft event itself; there the proposals of extend are handed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..contract.errors import Unsupported
+from ..contract.place import See
+from ..model import Cache, Memory, Model, Rows
+from .base import Asked, Proposed
+
+
+@dataclass(frozen=True)
+class Vanilla:
+    """Layer i pairs row p with token p + 1 + i; behind the root stand the picks of the layers before.
+
+    chained  layer i reads the y of layer i - 1 while i < num_steps; otherwise, and beyond, the target's rows.
+    All layers run in every extend, so that every cache is as long as the target's whatever the step count.
+    Inside a prompt, tokens that are not known yet are filled with picks too, as behind the root.
+    """
+
+    chained: bool = True
+
+    def begin(self, model: Model[Rows, Memory, Cache]) -> Proposed[Rows, Cache]:
+        return Proposed(tuple(model.no_cache() for _ in range(model.config.mtp_layers)))
+
+    def extend(
+        self, model: Model[Rows, Memory, Cache], before: Proposed[Rows, Cache], hidden: Rows, count: int,
+        following: Sequence[int], rooted: bool, start: int, num_steps: int, see: See,
+    ) -> Proposed[Rows, Cache]:
+        tokens, fed, heads, caches = list(following), hidden, [], []
+        for layer, cache in enumerate(before.caches):
+            y, cache = model.head(layer, tokens[layer : layer + count], fed, cache, start, "extend", see)
+            if len(tokens) == layer + count:
+                tokens += model.pick(model.last(y), "extend", see)
+            fed = y if self.chained and layer + 1 < num_steps else hidden
+            heads.append(y)
+            caches.append(cache)
+        if not rooted:
+            return Proposed(tuple(caches))
+        return Proposed(tuple(caches), tuple(tokens[count:]), model.last(heads[0]))
+
+    def draft(
+        self, model: Model[Rows, Memory, Cache], proposed: Proposed[Rows, Cache], tokens: Sequence[int],
+        asked: Asked, see: See,
+    ) -> tuple[list[int], list[int]]:
+        if asked.parents is not None:
+            raise Unsupported("vanilla drafting proposes chains only: a tree has no layer of its own per branch")
+        if asked.num_steps > len(proposed.proposals):
+            raise Unsupported(f"{asked.num_steps} steps with {len(proposed.proposals)} MTP layers, one per step")
+        own = list(proposed.proposals[: asked.num_steps])
+        return (own if asked.picks is None else list(asked.picks)), own

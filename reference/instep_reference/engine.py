@@ -1,0 +1,116 @@
+"""The reference engine: the rounds of `rounds.py` over the model of `trunk.py`, in plain tensors.
+
+Leaves out: speed. Memories are values; what a request holds is shared with nobody and never written in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from . import trunk
+from .attention import AttentionMemory
+from .contract.adaptive import AdaptiveFile
+from .contract.config import ModelConfig
+from .contract.engine import RequestState
+from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
+from .draft import Drafter, drafter
+from .gdn import GdnMemory
+from .norms import rms_norm
+from .rounds import Rounds
+from .weights import DraftWeights, Weights
+
+Memories = tuple[trunk.LayerMemory, ...]
+
+
+@dataclass(frozen=True)
+class TensorModel:
+    """The model that a checkpoint describes, answering as `Model` says, with tensors [rows, D] for rows."""
+
+    weights: Weights
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.weights.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.embedding.device
+
+    def nothing(self) -> Memories:
+        return trunk.empty_memories(self.weights)
+
+    def no_cache(self) -> AttentionMemory:
+        memory = trunk.empty_memory(self.config, "attention", self.weights.embedding.dtype, self.device)
+        return cast(AttentionMemory, memory)
+
+    def advance(
+        self, tokens: Sequence[int], memory: Memories, start: int, see: See
+    ) -> tuple[torch.Tensor, Memories]:
+        return trunk.advance(self.weights, tokens, memory, start, see)
+
+    def head(
+        self, layer: int, tokens: Sequence[int], hidden: torch.Tensor, cache: AttentionMemory, start: int,
+        stage: str, see: See,
+    ) -> tuple[torch.Tensor, AttentionMemory]:
+        """x = fc([norm(embed(token p + 1)) | norm(h_p)]), embedding first; one layer; y = norm(x).
+
+        Mirrors: transformers 5.17 `MtpModel`, which rotates row p at position p + 1; here row p stands at p,
+        so keys differ and y does not.
+        """
+        draft, config = cast(DraftWeights, self.weights.draft), self.config.drafter()
+
+        def at(component: str, tensor: torch.Tensor, level: int = STAGE_LEVEL) -> torch.Tensor:
+            return see(Place(stage, level, component), tensor)
+
+        embedded = trunk.embed(self.weights, torch.tensor(tokens, device=self.device), see, stage)
+        embedded = at("normed", rms_norm(embedded, draft.norm_embedding, config.eps))
+        fed = at("post_normed", rms_norm(hidden, draft.norm_hidden, config.eps))
+        x = at("fused", at("joined", torch.cat([embedded, fed], -1)) @ draft.fc.T)
+        positions = start + torch.arange(len(tokens), device=self.device)
+        x, kept = trunk.layer(config, draft.layers[layer], layer, stage, x, cache, positions, see)
+        return at("final", rms_norm(x, draft.norm, config.eps), AFTER_LAYERS), cast(AttentionMemory, kept)
+
+    def pick(self, rows: torch.Tensor, stage: str, see: See) -> list[int]:
+        scores = trunk.logits(self.weights, rows, see, stage)
+        return [int(token) for token in trunk.pick(scores, see, stage)]
+
+    def last(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows[-1:]
+
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(list(parts))
+
+    def logical(
+        self, length: int, root: int | None, proposal: int | None, hidden: torch.Tensor | None,
+        memory: Memories, caches: Sequence[AttentionMemory],
+    ) -> RequestState:
+        gdn = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, GdnMemory)}
+        kv = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, AttentionMemory)}
+        return RequestState(
+            length=length, root=root, proposal=proposal,
+            proposal_hidden=None if hidden is None else hidden[0].clone(),
+            conv={layer: kept.window.clone() for layer, kept in gdn.items()},
+            state={layer: kept.state.clone() for layer, kept in gdn.items()},
+            keys={layer: kept.keys.clone() for layer, kept in kv.items()},
+            values={layer: kept.values.clone() for layer, kept in kv.items()},
+            draft_keys={layer: kept.keys.clone() for layer, kept in enumerate(caches)},
+            draft_values={layer: kept.values.clone() for layer, kept in enumerate(caches)},
+        )
+
+
+class ReferenceEngine(Rounds[torch.Tensor, Memories, AttentionMemory]):
+    """What an engine must do, in the width of the weights handed in.
+
+    mode     which drafter, by name; `draft_with` takes a drafter itself instead (a block drafter, say)
+    """
+
+    def __init__(
+        self, weights: Weights, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
+        see: See = unseen, draft_with: Drafter | None = None,
+    ) -> None:
+        chosen = drafter(weights.config, mode) if draft_with is None else draft_with
+        super().__init__(TensorModel(weights), chosen, num_steps=num_steps, adaptive=adaptive, see=see)

@@ -1,0 +1,106 @@
+"""The gated delta rule, one token at a time: the form in which the papers state it; and the layer around it.
+
+Leaves out: chunking (`chunked.py`), fusing, caches. For those see `instep_optimized`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from .contract.config import ModelConfig
+from .norms import gated_norm, l2_norm
+from .weights import GdnWeights
+
+At = Callable[[str, torch.Tensor], torch.Tensor]  # `see` with stage and layer filled in
+
+
+@dataclass(frozen=True)
+class GdnMemory:
+    """What a GDN layer remembers of a request: window [C, W-1], oldest first, and state [HV, K, V]."""
+
+    window: torch.Tensor
+    state: torch.Tensor
+
+
+def empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> GdnMemory:
+    """Nothing seen yet: zeros."""
+    channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
+    return GdnMemory(
+        window=torch.zeros(channels, config.conv_width - 1, dtype=dtype, device=device),
+        state=torch.zeros(config.value_heads, config.key_dim, config.value_dim, dtype=dtype, device=device),
+    )
+
+
+def mix(
+    config: ModelConfig, weights: GdnWeights, normed: torch.Tensor, memory: GdnMemory, positions: torch.Tensor, at: At
+) -> tuple[torch.Tensor, GdnMemory]:
+    """The GDN layer between its input norm and its residual: T consecutive tokens of one request.
+
+    Shapes:  normed (T, D)  ->  (T, D), and the memory after the last of them. Positions play no part.
+    Mirrors: transformers 5.23 `Qwen3_5GatedDeltaNet`; differs in the width (HF: fp32 inside), in keeping W-1 conv
+             inputs (HF: W), and in decoding every token by the recurrence (HF: chunks, when there is more than one).
+    """
+    T, H, HV = normed.shape[0], config.key_heads, config.value_heads
+    K, V = config.key_dim, config.value_dim
+    qkv = at("qkv", normed @ weights.qkv.T)
+    z = at("z", (normed @ weights.z.T).reshape(T, HV, V))
+    b = at("b", normed @ weights.b.T)
+    a = at("a", normed @ weights.a.T)
+    convolved, window = causal_conv(qkv, weights.conv, memory.window)
+    mixed = at("mixed", F.silu(convolved))
+    q, k, v = torch.split(mixed, [H * K, H * K, HV * V], dim=-1)
+    q = at("q", l2_norm(q.reshape(T, H, K)) * K**-0.5)
+    k = at("k", l2_norm(k.reshape(T, H, K)))
+    v = at("v", v.reshape(T, HV, V))
+    log_decay = at("log_decay", -weights.A_log.exp() * F.softplus(a + weights.dt_bias))
+    beta = at("beta", torch.sigmoid(b))
+    # value head h reads key head h // r
+    q, k = (x.repeat_interleave(HV // H, dim=1) for x in (q, k))
+    decay, write = log_decay[None, :, :, None], beta[None, :, :, None]
+    out, state = recur(q[None], k[None], v[None], decay, write, write, memory.state[None])
+    core = at("core", out[0])
+    gated = at("gated", gated_norm(core, z, weights.norm, config.eps, config.output_gate))
+    return at("mixer", gated.flatten(1) @ weights.out.T), GdnMemory(window, state[0])
+
+
+def causal_conv(x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Depthwise: out[t] = sum_j weight[:, j] * input[t - (W-1) + j], the window standing before the first row.
+
+    Shapes:  x (T, C)   weight (C, W)   window (C, W-1), oldest first  ->  (T, C), window
+    """
+    tokens, width = x.shape[0], weight.shape[1]
+    history = torch.cat([window.T, x])
+    taps = [weight[:, j] * history[j : j + tokens] for j in range(width)]
+    return torch.stack(taps).sum(0), history[tokens:].T
+
+
+def recur(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
+    write: torch.Tensor, state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Carry one K x V memory per head through the tokens, left to right.
+
+        S <- exp(log_decay) S                          forget
+        S <- S + k (write v - S^T (erase k))^T         write only what k does not already recall
+        o <- S^T q                                     read
+
+    Gates are scalars (last axis 1) or one per channel. Gated DeltaNet: log_decay scalar, erase = write = beta.
+    KDA: log_decay per key channel. Gated DeltaNet-2: erase per key channel, write per value channel.
+
+    Shapes:  q, k (B, T, HV, K)   v (B, T, HV, V)   log_decay, erase (B, T, HV, 1 or K)   write (B, T, HV, 1 or V)
+             state (B, HV, K, V)  ->  o (B, T, HV, V), state (B, HV, K, V)
+    Units:   log_decay in nats, at most 0; erase and write within (0, 1); q already scaled by K ** -0.5.
+    Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form. Returns a new state.
+    """
+    out = []
+    for t in range(q.shape[1]):
+        state = log_decay[:, t, :, :, None].exp() * state
+        recalled = torch.einsum("bhk,bhkv->bhv", erase[:, t] * k[:, t], state)
+        surprise = write[:, t] * v[:, t] - recalled
+        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], surprise)
+        out.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
+    return torch.stack(out, dim=1) if out else v, state

@@ -1,0 +1,261 @@
+"""The ledger engine: the labels that a right engine must hold after every event, in Python integers.
+
+The rounds are those of the reference; only the model differs: a hidden row is a label, and an op mixes
+where the model computes (`contract/labels.py` is the algebra). Leaves out: all arithmetic of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from zlib import crc32
+
+import torch
+
+from .contract.adaptive import AdaptiveFile
+from .contract.config import ModelConfig
+from .contract.engine import RequestState
+from .contract.labels import MIX_A, MIX_B, MIX_C, MIX_D, SPREAD
+from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
+from .draft import drafter
+from .rounds import Rounds
+
+MASK = (1 << 64) - 1
+SIGN = 1 << 63
+
+
+def mix(a: int, b: int) -> int:
+    """Two labels into one that nobody meets by accident."""
+    x = (a * MIX_A + b * MIX_B + MIX_C) & MASK
+    x ^= x >> 29
+    x = x * MIX_D & MASK
+    return x ^ (x >> 32)
+
+
+def code(place: Place) -> int:
+    """A place's own number; extend and chain run the same weights, so they share it."""
+    family = "trunk" if place.stage == "trunk" else "draft"
+    return crc32(f"{family}.{place.layer}.{place.component}".encode("ascii"))
+
+
+def expand(labels: Sequence[int], shape: tuple[int, ...]) -> torch.Tensor:
+    """Rows of elements, each of which knows its place in its row; a label of 0, nothing yet, is all zeros.
+
+    Shapes:  labels (N,)  ->  (N, *shape) int64, two's complement
+    """
+    heads = torch.tensor([_signed(label) for label in labels], dtype=torch.int64)[:, None]
+    rows = heads + torch.arange(prod(shape), dtype=torch.int64) * _signed(SPREAD)
+    return torch.where(heads == 0, 0, rows).reshape(len(labels), *shape)
+
+
+@dataclass(frozen=True)
+class GdnLabels:
+    """A GDN layer's memory: the last W - 1 conv inputs, oldest first, and the chain of tokens folded in."""
+
+    taps: tuple[int, ...]
+    chain: int = 0
+
+
+@dataclass(frozen=True)
+class KvLabels:
+    """An attention layer's memory: an entry per position, and the running total that a query reads."""
+
+    keys: tuple[int, ...] = ()
+    values: tuple[int, ...] = ()
+    total: int = 0
+
+
+Labels = list[int]
+Memory = tuple[GdnLabels | KvLabels, ...]
+
+
+@dataclass(frozen=True)
+class LabelModel:
+    """A model that moves names: every method answers as `Model` says, with labels for rows."""
+
+    config: ModelConfig
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def nothing(self) -> Memory:
+        fresh = GdnLabels((0,) * (self.config.conv_width - 1))
+        return tuple(fresh if kind == "gdn" else KvLabels() for kind in self.config.layer_kinds)
+
+    def no_cache(self) -> KvLabels:
+        return KvLabels()
+
+    def advance(self, tokens: Sequence[int], memory: Memory, start: int, see: See) -> tuple[Labels, Memory]:
+        tell = Teller("trunk", self.config, see)
+        hidden = tell.embed(tokens)
+        after = []
+        for layer, before in enumerate(memory):
+            hidden, kept = _layer(tell, layer, hidden, before, start)
+            after.append(kept)
+        return tell.of(AFTER_LAYERS, "final", hidden), tuple(after)
+
+    def head(
+        self, layer: int, tokens: Sequence[int], hidden: Labels, cache: KvLabels, start: int, stage: str, see: See
+    ) -> tuple[Labels, KvLabels]:
+        tell = Teller(stage, self.config, see)
+        embedded = tell.of(STAGE_LEVEL, "normed", tell.embed(tokens))
+        joined = tell.of(STAGE_LEVEL, "joined", embedded, tell.of(STAGE_LEVEL, "post_normed", hidden))
+        x, kept = _layer(tell, layer, tell.of(STAGE_LEVEL, "fused", joined), cache, start)
+        assert isinstance(kept, KvLabels), "MTP layers are attention layers"
+        return tell.of(AFTER_LAYERS, "final", x), kept
+
+    def pick(self, rows: Labels, stage: str, see: See) -> list[int]:
+        own = code(Place(stage, AFTER_LAYERS, "logits"))
+        picks = [(mix(row, own) >> 1) % self.config.vocab for row in rows]
+        chosen = torch.tensor(picks, dtype=torch.int64)
+        logits = torch.zeros(len(picks), self.config.vocab)
+        see(Place(stage, AFTER_LAYERS, "logits"), logits.scatter(1, chosen[:, None], 1.0))
+        see(Place(stage, AFTER_LAYERS, "pick"), chosen)
+        return picks
+
+    def last(self, rows: Labels) -> Labels:
+        return rows[-1:]
+
+    def join(self, parts: Sequence[Labels]) -> Labels:
+        return [label for part in parts for label in part]
+
+    def logical(
+        self, length: int, root: int | None, proposal: int | None, hidden: Labels | None,
+        memory: Memory, caches: Sequence[KvLabels],
+    ) -> RequestState:
+        config = self.config
+        entry = (config.kv_heads, config.head_dim)
+        channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
+        block = (config.value_heads, config.key_dim, config.value_dim)
+        gdn = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, GdnLabels)}
+        kv = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, KvLabels)}
+        return RequestState(
+            length=length, root=root, proposal=proposal,
+            proposal_hidden=None if hidden is None else expand(hidden, (config.hidden,))[0],
+            conv={layer: expand(kept.taps, (channels,)).T.contiguous() for layer, kept in gdn.items()},
+            state={layer: expand((kept.chain,), block)[0] for layer, kept in gdn.items()},
+            keys={layer: expand(kept.keys, entry) for layer, kept in kv.items()},
+            values={layer: expand(kept.values, entry) for layer, kept in kv.items()},
+            draft_keys={layer: expand(kept.keys, entry) for layer, kept in enumerate(caches)},
+            draft_values={layer: expand(kept.values, entry) for layer, kept in enumerate(caches)},
+        )
+
+
+class LedgerEngine(Rounds[Labels, Memory, KvLabels]):
+    """The reference's rounds over labels; needs a configuration and no weights."""
+
+    def __init__(
+        self, config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None, see: See = unseen
+    ) -> None:
+        super().__init__(
+            LabelModel(config), drafter(config, "eagle"), num_steps=num_steps, adaptive=adaptive, see=see)
+
+
+@dataclass(frozen=True)
+class Teller:
+    """Names the result of an op, and shows it, expanded to the shape that the place has."""
+
+    stage: str
+    config: ModelConfig
+    see: See
+
+    def embed(self, tokens: Sequence[int]) -> Labels:
+        own = code(Place(self.stage, STAGE_LEVEL, "embedding"))
+        return self.show(STAGE_LEVEL, "embedding", [mix(token, own) for token in tokens])
+
+    def of(self, layer: int, component: str, *inputs: Labels) -> Labels:
+        """One input: mix(x, c). Several: mixed together from the left, then with c."""
+        own = code(Place(self.stage, layer, component))
+        labels = []
+        for row in zip(*inputs, strict=True):
+            label = row[0]
+            for other in row[1:]:
+                label = mix(label, other)
+            labels.append(mix(label, own))
+        return self.show(layer, component, labels)
+
+    def show(self, layer: int, component: str, labels: Labels) -> Labels:
+        self.see(Place(self.stage, layer, component), expand(labels, _shape(component, self.config)))
+        return labels
+
+
+def _layer(
+    tell: Teller, layer: int, hidden: Labels, memory: GdnLabels | KvLabels, start: int
+) -> tuple[Labels, GdnLabels | KvLabels]:
+    normed = tell.of(layer, "normed", hidden)
+    kept: GdnLabels | KvLabels
+    if isinstance(memory, GdnLabels):
+        mixer, kept = _gdn(tell, layer, normed, memory)
+    else:
+        mixer, kept = _attention(tell, layer, normed, memory, start)
+    residual = tell.of(layer, "residual", hidden, mixer)
+    mlp = tell.of(layer, "mlp", tell.of(layer, "post_normed", residual))
+    return tell.of(layer, "hidden", residual, mlp), kept
+
+
+def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[Labels, GdnLabels]:
+    qkv, z, b, a = (tell.of(layer, name, normed) for name in ("qkv", "z", "b", "a"))
+    taps = (*memory.taps, *qkv)
+    width = len(memory.taps) + 1
+    mixed = tell.show(layer, "mixed", [_conv(tell, layer, taps[t : t + width]) for t in range(len(qkv))])
+    q, k, v, log_decay, beta = (tell.of(layer, name, mixed, a, b) for name in ("q", "k", "v", "log_decay", "beta"))
+    chain, own, core = memory.chain, code(Place(tell.stage, layer, "core")), []
+    for t in range(len(q)):
+        chain = mix(chain, mix(mix(mix(k[t], v[t]), log_decay[t]), beta[t]))
+        core.append(mix(mix(chain, q[t]), own))
+    gated = tell.of(layer, "gated", tell.show(layer, "core", core), z)
+    return tell.of(layer, "mixer", gated), GdnLabels(taps[len(qkv) :], chain)
+
+
+def _conv(tell: Teller, layer: int, taps: Sequence[int]) -> int:
+    label = code(Place(tell.stage, layer, "mixed"))
+    for tap in taps:
+        label = mix(label, tap)
+    return label
+
+
+def _attention(
+    tell: Teller, layer: int, normed: Labels, memory: KvLabels, start: int
+) -> tuple[Labels, KvLabels]:
+    projected, key_raw, value = (tell.of(layer, name, normed) for name in ("projected", "key_raw", "value"))
+    positions = list(range(start, start + len(normed)))
+    query, key = tell.of(layer, "query", projected, positions), tell.of(layer, "key", key_raw, positions)
+    total, own, attended = memory.total, code(Place(tell.stage, layer, "attended")), []
+    for t, position in enumerate(positions):
+        total = (total + mix(mix(key[t], value[t]), position)) & MASK
+        attended.append(mix(mix(total, query[t]), own))
+    opened = tell.of(layer, "opened", tell.show(layer, "attended", attended), projected)
+    return tell.of(layer, "mixer", opened), KvLabels((*memory.keys, *key), (*memory.values, *value), total)
+
+
+def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:
+    """What a row of a place looks like; a hidden row, where nothing else is said."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "joined": (2 * config.hidden,),
+        "z": (config.value_heads, config.value_dim),
+        "b": (config.value_heads,),
+        "a": (config.value_heads,),
+        "q": (config.key_heads, config.key_dim),
+        "k": (config.key_heads, config.key_dim),
+        "v": (config.value_heads, config.value_dim),
+        "log_decay": (config.value_heads,),
+        "beta": (config.value_heads,),
+        "core": (config.value_heads, config.value_dim),
+        "gated": (config.value_heads, config.value_dim),
+        "projected": (config.heads, 2, config.head_dim),
+        "key_raw": (config.kv_heads, config.head_dim),
+        "query": (config.heads, config.head_dim),
+        "key": (config.kv_heads, config.head_dim),
+        "value": (config.kv_heads, config.head_dim),
+        "attended": (config.heads, config.head_dim),
+        "opened": (config.heads, config.head_dim),
+    }
+    channels = (2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim,)
+    return channels if component in ("qkv", "mixed") else shapes.get(component, (config.hidden,))
+
+
+def _signed(label: int) -> int:
+    """The same 64 bits as a two's complement number, which is what int64 holds."""
+    return label - (1 << 64) if label & SIGN else label

@@ -1,0 +1,46 @@
+"""The MLP of a layer: SwiGLU, or a mixture of SwiGLU experts beside a shared one.
+
+Leaves out: sorting tokens by expert. Every chosen expert sees every row; rows that did not choose it weigh nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from .contract.config import ModelConfig
+from .weights import MlpWeights, MoeWeights
+
+
+def mlp(config: ModelConfig, weights: MlpWeights | MoeWeights, x: torch.Tensor) -> torch.Tensor:
+    """x (T, D) -> (T, D), by whichever kind the layer has."""
+    return swiglu(weights, x) if isinstance(weights, MlpWeights) else mixture(config, weights, x)
+
+
+def swiglu(weights: MlpWeights, x: torch.Tensor) -> torch.Tensor:
+    """down(silu(gate x) * up x)."""
+    return (F.silu(x @ weights.gate.T) * (x @ weights.up.T)) @ weights.down.T
+
+
+def mixture(config: ModelConfig, weights: MoeWeights, x: torch.Tensor) -> torch.Tensor:
+    """sum over the chosen experts of share * expert(x), plus sigmoid(shared_gate x) * shared(x).
+
+    Mirrors: transformers 5.23 `Qwen3NextSparseMoeBlock`, `Qwen3_5MoeSparseMoeBlock`; HF's router softmax is fp32.
+    """
+    shares = route(config, x @ weights.router.T)
+    out = torch.sigmoid(x @ weights.shared_gate.T) * swiglu(weights.shared, x)
+    for expert in shares.any(0).nonzero().flatten().tolist():
+        out = out + shares[:, expert, None] * swiglu(weights.experts[expert], x)
+    return out
+
+
+def route(config: ModelConfig, scores: torch.Tensor) -> torch.Tensor:
+    """Softmax over all experts, the top k of each row kept, renormalised if the configuration says so.
+
+    Shapes:  scores (T, E)  ->  shares (T, E), zero where an expert was not chosen.
+    """
+    probabilities = scores.softmax(-1)
+    top, chosen = probabilities.topk(config.experts_per_token, dim=-1)
+    if config.norm_topk:
+        top = top / top.sum(-1, keepdim=True)
+    return torch.zeros_like(probabilities).scatter(-1, chosen, top)

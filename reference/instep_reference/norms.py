@@ -1,0 +1,43 @@
+"""The three normalisations of these models: RMS, gated RMS, and l2.
+
+Leaves out: casts. Each computes in the width that it is handed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch.nn import functional as F
+
+L2_EPS = 1e-6  # inside the root, on the sum of squares: FLA's l2norm
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / rms(x) * (1 + weight): weights are stored around zero.
+
+    Shapes:  x (..., D)   weight (D,)  ->  (..., D)
+    Mirrors: transformers 5.23 `Qwen3_5RMSNorm`, without its casts to fp32.
+    """
+    return _over_rms(x, eps) * (1 + weight)
+
+
+def gated_norm(
+    core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, gate: Literal["silu", "sigmoid"]
+) -> torch.Tensor:
+    """core / rms(core) * weight * gate(z): weights are stored around one, and the gate comes last.
+
+    Shapes:  core, z (..., V)   weight (V,)  ->  (..., V)
+    Mirrors: transformers 5.23 `Qwen3_5RMSNormGated`, without its casts (HF casts before the weight).
+    """
+    opening = F.silu(z) if gate == "silu" else torch.sigmoid(z)
+    return _over_rms(core, eps) * weight * opening
+
+
+def l2_norm(x: torch.Tensor) -> torch.Tensor:
+    """x / sqrt(sum x^2 + eps) over the last axis."""
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + L2_EPS)
+
+
+def _over_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)

@@ -1,0 +1,219 @@
+"""The engine as a paper states it: a dictionary of requests, a loop over rows, a round in four steps.
+
+Leaves out: the model (`Model`: tensors in `engine.py`, labels in `ledger.py`), and slots, pages and
+batches, of which a definition needs none. Illegal events are the caller's fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Generic
+
+import torch
+
+from .acceptance import answer, chain, greedy
+from .adaptive import Controller, resolve
+from .contract.adaptive import AdaptiveFile
+from .contract.engine import Committed, Drafted, Forwarded, Path, RequestState, Row
+from .contract.errors import Unsupported
+from .contract.place import See, unseen
+from .draft.base import Asked, Drafter, Proposed
+from .model import Cache, Memory, Model, Rows
+from .verify import Node, verify
+
+
+@dataclass(frozen=True)
+class Standing(Generic[Rows, Memory, Cache]):
+    """Where a request stands between events: a value, so that keeping it is saving it."""
+
+    tokens: tuple[int, ...]  # committed: in KV and state
+    root: int | None
+    memory: Memory
+    proposed: Proposed[Rows, Cache]
+
+
+@dataclass(frozen=True)
+class Request(Generic[Rows, Memory, Cache]):
+    """A live request: its prompt, where it stands, and the round it is in (between rounds: root alone, no nodes)."""
+
+    prompt: tuple[int, ...]
+    standing: Standing[Rows, Memory, Cache]
+    drafts: tuple[int, ...] = ()
+    parents: tuple[int, ...] = (-1,)
+    nodes: tuple[Node[Rows, Memory], ...] = ()
+    picks: tuple[int, ...] = ()  # the target's, one per node
+
+
+class Rounds(Generic[Rows, Memory, Cache]):
+    """Serves the `Engine` protocol over any model, one request at a time."""
+
+    def __init__(
+        self, model: Model[Rows, Memory, Cache], drafter: Drafter, *, num_steps: int,
+        adaptive: AdaptiveFile | None = None, see: See = unseen,
+    ) -> None:
+        self.model, self.drafter, self.see = model, drafter, see
+        self.adaptive = adaptive is not None
+        candidates = resolve(adaptive, num_steps)
+        self.controller, self.messages = Controller(candidates), candidates.messages
+        self.num_steps = num_steps
+        self.requests: dict[str, Request[Rows, Memory, Cache]] = {}
+        self.preempted: dict[str, Request[Rows, Memory, Cache]] = {}
+        self.saved: dict[str, Standing[Rows, Memory, Cache]] = {}
+
+    def watch(self, see: See) -> None:
+        self.see = see
+
+    # -- a round ---------------------------------------------------------------------------------
+
+    def admit(self, request: str, prompt: tuple[int, ...]) -> None:
+        standing = Standing((), None, self.model.nothing(), self.drafter.begin(self.model))
+        self.requests[request] = Request(tuple(prompt), standing)
+
+    def draft(
+        self, requests: tuple[str, ...], picks: tuple[tuple[int, ...], ...] | None = None,
+        parents: tuple[tuple[int, ...], ...] | None = None,
+    ) -> Drafted:
+        if self.adaptive and any(tuple(tree) != tuple(range(len(tree))) for tree in parents or ()):
+            raise Unsupported("a tree with adaptive step counts: chains only")
+        drafts, own = [], []
+        for i, name in enumerate(requests):
+            live = self.requests[name]
+            asked = Asked(self.num_steps, None if picks is None else picks[i], None if parents is None else parents[i])
+            tokens = (*live.standing.tokens, _known(live.standing.root))
+            ours, theirs = self.drafter.draft(self.model, live.standing.proposed, tokens, asked, self.see)
+            tree = chain(len(ours) + 1) if asked.parents is None else (-1, *asked.parents)
+            self.requests[name] = replace(live, drafts=tuple(ours), parents=tree)
+            drafts.append(ours)
+            own.append(theirs)
+        return Drafted(self._table(drafts), self._table(own))
+
+    def forward(self, rows: tuple[Row, ...]) -> Forwarded:
+        roots: dict[str, int] = {}
+        own: dict[str, torch.Tensor] = {}
+        for row in rows:
+            if row.kind == "prefill":
+                picks = self._prefill(row)
+            elif row.kind == "decode":
+                picks = self._decode(row)
+            else:
+                picks = self._verify(row)
+            if picks:
+                own[row.request] = torch.tensor(picks, dtype=torch.int64, device=self.model.device)
+            if picks and row.kind != "verify":
+                roots[row.request] = _known(self.requests[row.request].standing.root)
+        decoded = sum(row.kind == "decode" for row in rows)
+        if self.num_steps == 0:
+            self.controller.update(decoded)
+        return Forwarded(roots, own)
+
+    def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
+        live = [self.requests[name] for name in requests]
+        own = [greedy([node.token for node in one.nodes], one.parents, one.picks) for one in live]
+        paths = own if accepted is None else list(accepted)
+        for name, one, path in zip(requests, live, paths, strict=True):
+            self.requests[name] = Request(one.prompt, self._taken(one, path))
+        self.controller.update(len(paths), [len(path.nodes) for path in paths])
+        return answer(paths, own, [len(one.nodes) for one in live], self.model.device)
+
+    def _prefill(self, row: Row) -> list[int]:
+        """The next tokens of the prompt; the last chunk says what comes after it, and that is the root."""
+        live = self.requests[row.request]
+        standing, start = live.standing, len(live.standing.tokens)
+        tokens, rest = live.prompt[start : start + row.tokens], live.prompt[start + row.tokens :]
+        final, memory = self.model.advance(tokens, standing.memory, start, self.see)
+        picks = [] if rest else self.model.pick(self.model.last(final), "trunk", self.see)
+        root = None if rest else picks[0] if row.root is None else row.root
+        following = live.prompt[start + 1 :]
+        self.requests[row.request] = replace(
+            live, standing=self._extended(standing, tokens, final, memory, following, root))
+        return picks
+
+    def _decode(self, row: Row) -> list[int]:
+        """One token, committed at once."""
+        live = self.requests[row.request]
+        standing = live.standing
+        tokens = (_known(standing.root),)
+        final, memory = self.model.advance(tokens, standing.memory, len(standing.tokens), self.see)
+        picks = self.model.pick(final, "trunk", self.see)
+        root = picks[0] if row.root is None else row.root
+        self.requests[row.request] = Request(live.prompt, self._extended(standing, tokens, final, memory, (), root))
+        return picks
+
+    def _verify(self, row: Row) -> list[int]:
+        """What the target says at every node of the window; the request goes on standing where it stood."""
+        live = self.requests[row.request]
+        standing = live.standing
+        window = (_known(standing.root), *live.drafts)
+        nodes = verify(self.model, window, live.parents, standing.memory, len(standing.tokens), self.see)
+        picks = self.model.pick(self.model.join([node.final for node in nodes]), "trunk", self.see)
+        self.requests[row.request] = replace(live, nodes=nodes, picks=tuple(picks))
+        return picks
+
+    def _taken(self, live: Request[Rows, Memory, Cache], path: Path) -> Standing[Rows, Memory, Cache]:
+        """The request after its window: it remembers what the last accepted node remembers."""
+        taken = [live.nodes[node] for node in (0, *path.nodes)]
+        tokens = tuple(node.token for node in taken)
+        final = self.model.join([node.final for node in taken])
+        return self._extended(live.standing, tokens, final, taken[-1].memory, tokens[1:], path.bonus)
+
+    def _extended(
+        self, before: Standing[Rows, Memory, Cache], tokens: tuple[int, ...], final: Rows, memory: Memory,
+        following: tuple[int, ...], root: int | None,
+    ) -> Standing[Rows, Memory, Cache]:
+        """Commit tokens: the draft side takes in their rows too. Behind the first of them stand `following`,
+        and then the root, if it is known."""
+        known = following if root is None else (*following, root)
+        proposed = self.drafter.extend(
+            self.model, before.proposed, final, len(tokens), known, root is not None, len(before.tokens),
+            self.num_steps, self.see)
+        return Standing(before.tokens + tokens, root, memory, proposed)
+
+    # -- step counts -----------------------------------------------------------------------------
+
+    def set_num_steps(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+        self.controller.set_num_steps(num_steps)
+
+    def next_num_steps(self) -> int:
+        return self.controller.wish()
+
+    # -- coming and going ------------------------------------------------------------------------
+
+    def save(self, request: str, name: str) -> None:
+        self.saved[name] = self.requests[request].standing
+
+    def load(self, request: str, name: str) -> None:
+        self.requests[request] = Request(self.requests[request].prompt, self.saved[name])
+
+    def preempt(self, request: str) -> None:
+        self.preempted[request] = self.requests.pop(request)
+
+    def resume(self, request: str) -> None:
+        self.requests[request] = self.preempted.pop(request)
+
+    def finish(self, request: str) -> None:
+        del self.requests[request]
+
+    def abort(self, request: str) -> None:
+        (self.preempted if request in self.preempted else self.requests).pop(request)
+
+    def idle(self) -> None:
+        """An empty step: nothing to define."""
+
+    def state(self, request: str) -> RequestState:
+        standing = (self.requests.get(request) or self.preempted[request]).standing
+        proposed = standing.proposed
+        return self.model.logical(
+            len(standing.tokens), standing.root, next(iter(proposed.proposals), None), proposed.hidden,
+            standing.memory, proposed.caches)
+
+    def _table(self, rows: list[list[int]]) -> torch.Tensor:
+        """[B, n] int64; trees of a batch may differ in size, shorter rows end in -1."""
+        width = max(map(len, rows), default=self.num_steps)
+        padded = [row + [-1] * (width - len(row)) for row in rows]
+        return torch.tensor(padded, dtype=torch.int64, device=self.model.device).reshape(len(rows), width)
+
+
+def _known(root: int | None) -> int:
+    assert root is not None, "the prompt is unfinished: there is no root yet"
+    return root

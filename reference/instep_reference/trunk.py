@@ -1,0 +1,93 @@
+"""The model: embedding, layers, final norm, head. Memory is a value: functions take it and return another.
+
+Leaves out: the draft head (`draft/`), and which tokens to run (`rounds.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import attention, gdn
+from .attention import AttentionMemory
+from .contract.config import LayerKind, ModelConfig
+from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
+from .gdn import GdnMemory
+from .mlp import mlp
+from .norms import rms_norm
+from .weights import LayerWeights, Weights
+
+LayerMemory = GdnMemory | AttentionMemory
+
+# Table of contents of the token mixers: each has `mix` and `empty`.
+KINDS: dict[LayerKind, Any] = {"gdn": gdn, "attention": attention}
+
+
+def empty_memory(
+    config: ModelConfig, kind: LayerKind, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> LayerMemory:
+    """What a layer of this kind remembers before the first token."""
+    memory: LayerMemory = KINDS[kind].empty(config, dtype, device)
+    return memory
+
+
+def empty_memories(weights: Weights) -> tuple[LayerMemory, ...]:
+    """The same for every layer of the trunk, in the width and on the device of the weights."""
+    dtype, device = weights.embedding.dtype, weights.embedding.device
+    return tuple(empty_memory(weights.config, kind, dtype, device) for kind in weights.config.layer_kinds)
+
+
+def advance(
+    weights: Weights, tokens: Sequence[int] | torch.Tensor, memories: Sequence[LayerMemory], positions_start: int,
+    see: See = unseen, stage: str = "trunk",
+) -> tuple[torch.Tensor, tuple[LayerMemory, ...]]:
+    """Run T consecutive tokens of one request, the first at position `positions_start`.
+
+    Shapes:  tokens (T,)  ->  rows after the final norm (T, D), and every layer's memory with the T tokens in it.
+    """
+    ids = torch.as_tensor(tokens, dtype=torch.int64, device=weights.embedding.device)
+    positions = positions_start + torch.arange(len(ids), device=ids.device)
+    hidden = embed(weights, ids, see, stage)
+    after = []
+    for index, (layer_weights, memory) in enumerate(zip(weights.layers, memories, strict=True)):
+        hidden, memory = layer(weights.config, layer_weights, index, stage, hidden, memory, positions, see)
+        after.append(memory)
+    final = see(Place(stage, AFTER_LAYERS, "final"), rms_norm(hidden, weights.final_norm, weights.config.eps))
+    return final, tuple(after)
+
+
+def layer(
+    config: ModelConfig, weights: LayerWeights, index: int, stage: str, hidden: torch.Tensor, memory: LayerMemory,
+    positions: torch.Tensor, see: See = unseen,
+) -> tuple[torch.Tensor, LayerMemory]:
+    """One layer over T consecutive tokens of one request: row t sees the memory and the rows up to its own.
+
+    Shapes:  hidden (T, D)   positions (T,)  ->  hidden (T, D), and the memory after the last row.
+    """
+
+    def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
+        return see(Place(stage, index, component), tensor)
+
+    normed = at("normed", rms_norm(hidden, weights.input_norm, config.eps))
+    mix = KINDS[config.layer_kinds[index]].mix
+    mixer, after = mix(config, weights.mixer, normed, memory, positions, at)
+    residual = at("residual", hidden + mixer)
+    post_normed = at("post_normed", rms_norm(residual, weights.post_norm, config.eps))
+    return at("hidden", residual + at("mlp", mlp(config, weights.mlp, post_normed))), after
+
+
+def embed(weights: Weights, tokens: torch.Tensor, see: See = unseen, stage: str = "trunk") -> torch.Tensor:
+    """tokens (T,) -> (T, D)."""
+    return see(Place(stage, STAGE_LEVEL, "embedding"), weights.embedding[tokens])
+
+
+def logits(weights: Weights, final: torch.Tensor, see: See = unseen, stage: str = "trunk") -> torch.Tensor:
+    """final (M, D) -> (M, vocab); the draft head shares this matrix."""
+    return see(Place(stage, AFTER_LAYERS, "logits"), final @ weights.head.T)
+
+
+def pick(scores: torch.Tensor, see: See = unseen, stage: str = "trunk") -> torch.Tensor:
+    """logits (M, vocab) -> the argmax of each row (M,) int64, the lowest index on a tie."""
+    return see(Place(stage, AFTER_LAYERS, "pick"), scores.argmax(-1))

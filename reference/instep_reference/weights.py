@@ -1,0 +1,204 @@
+"""Stored names become the reference's own: projections unpacked, experts stacked, one width for all.
+
+Leaves out: reading and verifying (`contract.checkpoint`). Casting a stored bf16 or fp32 to fp64 is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from .contract.checkpoint import Checkpoint
+from .contract.config import ModelConfig
+
+Get = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class GdnWeights:
+    """qkv [C, D], z [HV*V, D], b, a [HV, D]; conv [C, W]; A_log, dt_bias [HV]; norm [V]; out [D, HV*V]."""
+
+    qkv: torch.Tensor
+    z: torch.Tensor
+    b: torch.Tensor
+    a: torch.Tensor
+    conv: torch.Tensor
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    norm: torch.Tensor
+    out: torch.Tensor
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """query_gate [heads*2*head_dim, D], per head query then gate; key, value [kv_heads*head_dim, D];
+    query_norm, key_norm [head_dim]; out [D, heads*head_dim]."""
+
+    query_gate: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    query_norm: torch.Tensor
+    key_norm: torch.Tensor
+    out: torch.Tensor
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """gate, up [I, D]; down [D, I]."""
+
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True)
+class MoeWeights:
+    """router [E, D]; experts, E of them; the shared expert, and its gate [1, D]."""
+
+    router: torch.Tensor
+    experts: tuple[MlpWeights, ...]
+    shared: MlpWeights
+    shared_gate: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """input_norm, post_norm [D]; the token mixer; the MLP."""
+
+    input_norm: torch.Tensor
+    mixer: GdnWeights | AttentionWeights
+    post_norm: torch.Tensor
+    mlp: MlpWeights | MoeWeights
+
+
+@dataclass(frozen=True)
+class DraftWeights:
+    """fc [D, 2D]; norm_embedding, norm_hidden, norm [D]; the MTP layers, as `config.drafter()` describes them."""
+
+    fc: torch.Tensor
+    norm_embedding: torch.Tensor
+    norm_hidden: torch.Tensor
+    norm: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """embedding, head [vocab, D] (one tensor when tied); final_norm [D]; the layers; the draft head, if any."""
+
+    config: ModelConfig
+    embedding: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor
+    head: torch.Tensor
+    draft: DraftWeights | None
+
+    @classmethod
+    def of(
+        cls, checkpoint: Checkpoint, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+    ) -> Weights:
+        """Every tensor of a checkpoint in one width on one device."""
+        config = checkpoint.config
+
+        def get(name: str) -> torch.Tensor:
+            return checkpoint.tensors[name].to(device=device, dtype=dtype)
+
+        embedding = get("model.embed_tokens.weight")
+        return cls(
+            config=config,
+            embedding=embedding,
+            layers=_layers(config, "model", checkpoint, get),
+            final_norm=get("model.norm.weight"),
+            head=embedding if config.tied else get("lm_head.weight"),
+            draft=_draft(config, checkpoint, get) if config.mtp_layers else None,
+        )
+
+
+def _draft(config: ModelConfig, checkpoint: Checkpoint, get: Get) -> DraftWeights:
+    return DraftWeights(
+        fc=get("mtp.fc.weight"),
+        norm_embedding=get("mtp.pre_fc_norm_embedding.weight"),
+        norm_hidden=get("mtp.pre_fc_norm_hidden.weight"),
+        norm=get("mtp.norm.weight"),
+        layers=_layers(config.drafter(), "mtp", checkpoint, get),
+    )
+
+
+def _layers(config: ModelConfig, root: str, checkpoint: Checkpoint, get: Get) -> tuple[LayerWeights, ...]:
+    return tuple(
+        LayerWeights(
+            input_norm=get(f"{at}.input_layernorm.weight"),
+            mixer=_gdn(config, f"{at}.linear_attn", get) if kind == "gdn" else _attention(f"{at}.self_attn", get),
+            post_norm=get(f"{at}.post_attention_layernorm.weight"),
+            mlp=_moe(config, f"{at}.mlp", checkpoint, get)
+            if config.experts and index not in config.dense_layers
+            else _mlp(f"{at}.mlp", get),
+        )
+        for index, kind in enumerate(config.layer_kinds)
+        for at in (f"{root}.layers.{index}",)
+    )
+
+
+def _gdn(config: ModelConfig, at: str, get: Get) -> GdnWeights:
+    unpack = _interleaved if config.model_type == "qwen3_next" else _separate
+    qkv, z, b, a = unpack(config, at, get)
+    return GdnWeights(
+        qkv=qkv, z=z, b=b, a=a,
+        conv=get(f"{at}.conv1d.weight").squeeze(1),
+        A_log=get(f"{at}.A_log"),
+        dt_bias=get(f"{at}.dt_bias"),
+        norm=get(f"{at}.norm.weight"),
+        out=get(f"{at}.out_proj.weight"),
+    )
+
+
+def _separate(config: ModelConfig, at: str, get: Get) -> tuple[torch.Tensor, ...]:
+    """Qwen3.5: four matrices."""
+    return tuple(get(f"{at}.in_proj_{name}.weight") for name in ("qkv", "z", "b", "a"))
+
+
+def _interleaved(config: ModelConfig, at: str, get: Get) -> tuple[torch.Tensor, ...]:
+    """Qwen3-Next: rows come per key head, [q K | k K | v rV | z rV] and [b r | a r]; gather each over the heads.
+
+    Mirrors: transformers 5.23 `Qwen3NextGatedDeltaNet.fix_query_key_value_ordering`, done to the weights instead.
+    """
+    r = config.value_heads // config.key_heads
+    K, V = config.key_dim, config.value_dim
+    per_head = get(f"{at}.in_proj_qkvz.weight").reshape(config.key_heads, -1, config.hidden)
+    q, k, v, z = (part.flatten(0, 1) for part in torch.split(per_head, [K, K, r * V, r * V], dim=1))
+    gates = get(f"{at}.in_proj_ba.weight").reshape(config.key_heads, -1, config.hidden)
+    b, a = (part.flatten(0, 1) for part in torch.split(gates, [r, r], dim=1))
+    return torch.cat([q, k, v]), z, b, a
+
+
+def _attention(at: str, get: Get) -> AttentionWeights:
+    return AttentionWeights(
+        query_gate=get(f"{at}.q_proj.weight"),
+        key=get(f"{at}.k_proj.weight"),
+        value=get(f"{at}.v_proj.weight"),
+        query_norm=get(f"{at}.q_norm.weight"),
+        key_norm=get(f"{at}.k_norm.weight"),
+        out=get(f"{at}.o_proj.weight"),
+    )
+
+
+def _mlp(at: str, get: Get) -> MlpWeights:
+    return MlpWeights(*(get(f"{at}.{name}_proj.weight") for name in ("gate", "up", "down")))
+
+
+def _moe(config: ModelConfig, at: str, checkpoint: Checkpoint, get: Get) -> MoeWeights:
+    fused = f"{at}.experts.gate_up_proj" in checkpoint.tensors
+    return MoeWeights(
+        router=get(f"{at}.gate.weight"),
+        experts=_fused(at, get) if fused else tuple(_mlp(f"{at}.experts.{e}", get) for e in range(config.experts)),
+        shared=_mlp(f"{at}.shared_expert", get),
+        shared_gate=get(f"{at}.shared_expert_gate.weight"),
+    )
+
+
+def _fused(at: str, get: Get) -> tuple[MlpWeights, ...]:
+    """gate_up_proj [E, 2I, D] holds the gate half first; down_proj [E, D, I]."""
+    gate, up = get(f"{at}.experts.gate_up_proj").chunk(2, dim=1)
+    return tuple(MlpWeights(*parts) for parts in zip(gate, up, get(f"{at}.experts.down_proj"), strict=True))

@@ -1,0 +1,198 @@
+"""A model directory becomes verified tensors, or one line that names the tensor; and weights unpack rightly.
+
+Leaves out: what is computed with them (`test_oracle.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.errors import BadInput
+from instep_reference.weights import GdnWeights, MoeWeights, Weights
+from support.checkpoints import Kind, write
+
+Tensors = dict[str, torch.Tensor]
+FILE = "model.safetensors"
+
+
+def rewrite(directory: Path, change: Callable[[Tensors], object]) -> None:
+    tensors = load_file(directory / FILE)
+    change(tensors)
+    save_file(tensors, directory / FILE)
+
+
+def shard(directory: Path) -> None:
+    """The same tensors in two files and an index."""
+    tensors = load_file(directory / FILE)
+    (directory / FILE).unlink()
+    names = sorted(tensors)
+    halves = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, held in halves.items():
+        save_file({name: tensors[name] for name in held}, directory / file)
+    weight_map = {name: file for file, held in halves.items() for name in held}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("kind", ["dense", "next", "moe"])
+def test_tensors_come_as_stored(tmp_path: Path, kind: Kind) -> None:
+    write(tmp_path, kind, dtype=torch.bfloat16)
+    checkpoint = Checkpoint.open(tmp_path)
+    stored = load_file(tmp_path / FILE)
+    assert set(checkpoint.tensors) == set(stored)
+    assert all(torch.equal(checkpoint.tensors[name], stored[name]) for name in stored)
+    assert checkpoint.tensors["model.layers.0.linear_attn.A_log"].dtype == torch.float32
+    assert checkpoint.tensors["model.layers.0.linear_attn.conv1d.weight"].dtype == torch.bfloat16
+
+
+def test_the_digest_changes_with_any_byte(tmp_path: Path) -> None:
+    digest = Checkpoint.open(write(tmp_path)).digest
+    assert Checkpoint.open(write(tmp_path)).digest == digest
+    assert Checkpoint.open(write(tmp_path, seed=1)).digest != digest
+    assert Checkpoint.open(write(tmp_path, rms_norm_eps=1e-5)).digest != digest
+
+
+def test_shards_hold_the_same_as_one_file(tmp_path: Path) -> None:
+    whole = Checkpoint.open(write(tmp_path))
+    shard(tmp_path)
+    parts = Checkpoint.open(tmp_path)
+    assert set(parts.tensors) == set(whole.tensors)
+    assert all(torch.equal(parts.tensors[name], whole.tensors[name]) for name in whole.tensors)
+
+
+def test_multimodal_names_are_the_same_and_visual_weights_are_passed_over(tmp_path: Path) -> None:
+    plain = Checkpoint.open(write(tmp_path))
+
+    def rename(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.startswith("model.")]:
+            tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
+        tensors["model.visual.patch_embed.weight"] = torch.zeros(3)
+
+    rewrite(tmp_path, rename)
+    assert set(Checkpoint.open(tmp_path).tensors) == set(plain.tensors)
+
+
+def test_fused_and_single_experts_are_the_same_weights(tmp_path: Path) -> None:
+    write(tmp_path, "moe", fused=True)
+    fused = Weights.of(Checkpoint.open(tmp_path))
+
+    def split(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith("experts.gate_up_proj")]:
+            at = name.removesuffix(".gate_up_proj")
+            gate, up = tensors.pop(name).chunk(2, dim=1)
+            down = tensors.pop(f"{at}.down_proj")
+            for expert in range(len(down)):
+                tensors[f"{at}.{expert}.gate_proj.weight"] = gate[expert].clone()
+                tensors[f"{at}.{expert}.up_proj.weight"] = up[expert].clone()
+                tensors[f"{at}.{expert}.down_proj.weight"] = down[expert].clone()
+
+    rewrite(tmp_path, split)
+    single = Weights.of(Checkpoint.open(tmp_path))
+    for one, other in zip(fused.layers, single.layers, strict=True):
+        assert isinstance(one.mlp, MoeWeights) and isinstance(other.mlp, MoeWeights)
+        for a, b in zip(one.mlp.experts, other.mlp.experts, strict=True):
+            assert torch.equal(a.gate, b.gate) and torch.equal(a.up, b.up) and torch.equal(a.down, b.down)
+
+
+def test_packed_projections_are_unpacked_per_key_head(tmp_path: Path) -> None:
+    write(tmp_path, "next")
+    H, HV, K, V, D = 2, 4, 8, 16, 32
+    name = "model.layers.0.linear_attn.in_proj_qkvz.weight"
+    # every row says what it is: 1000 * (q 0, k 1, v 2, z 3) + row of the unpacked matrix
+    q, k = (1000 * part + torch.arange(H * K).view(H, K) for part in (0, 1))
+    v, z = (1000 * part + torch.arange(HV * V).view(H, -1) for part in (2, 3))
+    packed = torch.cat([q, k, v, z], dim=1).flatten().float()
+    rewrite(tmp_path, lambda tensors: tensors.update({name: packed[:, None].repeat(1, D)}))
+    mixer = Weights.of(Checkpoint.open(tmp_path)).layers[0].mixer
+    assert isinstance(mixer, GdnWeights)
+    rows = torch.cat([q.flatten(), k.flatten(), v.flatten()]).double()
+    assert torch.equal(mixer.qkv[:, 0], rows)
+    assert torch.equal(mixer.z[:, 0], z.flatten().double())
+
+
+def test_a_file_that_does_not_count_its_mtp_layers_is_counted(tmp_path: Path) -> None:
+    write(tmp_path, "next", mtp_num_hidden_layers=2)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["mtp_num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = Checkpoint.open(tmp_path)
+    assert checkpoint.config.mtp_layers == 2
+    draft = Weights.of(checkpoint).draft
+    assert draft is not None and len(draft.layers) == 2
+
+
+def test_a_model_without_a_draft_head_has_none(tmp_path: Path) -> None:
+    assert Weights.of(Checkpoint.open(write(tmp_path, mtp_num_hidden_layers=0))).draft is None
+
+
+def test_tied_weights_are_one_tensor(tmp_path: Path) -> None:
+    weights = Weights.of(Checkpoint.open(write(tmp_path, tie_word_embeddings=True)))
+    assert weights.head is weights.embedding
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+BREAKAGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
+    "missing": (lambda t: t.pop(NORM), rf"{NORM}: found nothing, expected shape \[32\]"),
+    "missing head": (lambda t: t.pop("mtp.fc.weight"), r"mtp\.fc\.weight.*mtp_num_hidden_layers"),
+    "superfluous": (lambda t: t.update({"model.extra": torch.zeros(3)}), r"model\.extra: found shape \[3\]"),
+    "mis-shaped": (lambda t: t.update({NORM: torch.zeros(31)}), rf"{NORM}: found shape \[31\], expected shape \[32\]"),
+    "NaN": (lambda t: t[NORM].fill_(float("nan")), rf"{NORM}: found NaN"),
+    "infinite": (lambda t: t[NORM][:1].fill_(float("inf")), rf"{NORM}: found NaN or inf"),
+    "whole numbers": (lambda t: t.update({NORM: torch.zeros(32, dtype=torch.int32)}), rf"{NORM}: found torch.int32"),
+    "twice": (lambda t: t.update({"model.language_model.norm.weight": torch.zeros(32)}), r"model\.norm\.weight"),
+}
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES)
+def test_a_broken_tensor_is_named(tmp_path: Path, breakage: str) -> None:
+    change, message = BREAKAGES[breakage]
+    write(tmp_path)
+    rewrite(tmp_path, change)
+    with pytest.raises(BadInput, match=message):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 100, -1])
+def test_a_cut_file_is_refused(tmp_path: Path, kept: int) -> None:
+    write(tmp_path)
+    content = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(content[:kept])
+    with pytest.raises(BadInput, match="safetensors"):
+        Checkpoint.open(tmp_path)
+
+
+def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / FILE).write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(BadInput, match="safetensors"):
+        Checkpoint.open(tmp_path)
+    (tmp_path / FILE).rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(BadInput, match=r"a pickle \(pytorch_model\.bin\)"):
+        Checkpoint.open(tmp_path)
+
+
+def test_a_directory_must_be_there_and_hold_a_model(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such directory"):
+        Checkpoint.open(tmp_path / "nowhere")
+    with pytest.raises(BadInput, match=r"config\.json"):
+        Checkpoint.open(tmp_path)
+    write(tmp_path)
+    (tmp_path / FILE).unlink()
+    with pytest.raises(BadInput, match="found neither"):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("index", ['{"weight_map": {}}', '{"weight_map": {"a": "../b.safetensors"}}', "[]",
+                                   '{"weight_map": {"a": "gone.safetensors"}}', '{"weight_map": {"a": 3}}'])
+def test_a_bad_index_is_refused(tmp_path: Path, index: str) -> None:
+    write(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(BadInput, match=r"index\.json|no such file"):
+        Checkpoint.open(tmp_path)

@@ -1,0 +1,207 @@
+"""The drafters: what each feeds its layers, how long its caches are, and what it does with given drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from instep_reference.acceptance import block_greedy
+from instep_reference.contract.engine import Path, Row
+from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, unseen
+from instep_reference.draft import DRAFTERS, Eagle, External, Vanilla, drafter
+from instep_reference.engine import ReferenceEngine, TensorModel
+from instep_reference.ledger import LedgerEngine
+from instep_reference.weights import Weights
+from support.checkpoints import MODEL_TYPES
+from support.rounds import CLOSE, begin, config, decode, disagreement, play, weights
+
+PROMPT = (5, 9, 33, 2, 40)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    return weights(tmp_path_factory.mktemp("one") / "model")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    return weights(tmp_path_factory.mktemp("three") / "model", mtp_num_hidden_layers=3)
+
+
+class Embedded:
+    """Counts rows per stage, and keeps what each MTP layer was given to read."""
+
+    def __init__(self) -> None:
+        self.embedding: list[torch.Tensor] = []
+        self.fed: list[torch.Tensor] = []
+
+    def __call__(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        if place == Place("extend", STAGE_LEVEL, "embedding"):
+            self.embedding.append(tensor)
+        if place == Place("extend", STAGE_LEVEL, "post_normed"):
+            self.fed.append(tensor)
+        return tensor
+
+
+# -- eagle ---------------------------------------------------------------------------------------
+
+
+def test_eagle_feeds_its_own_hidden_row_on(one: Weights) -> None:
+    """Drafts 2 and 3, recomputed: token = the draft before, hidden = the y before, position L - 1 + i."""
+    engine, model = ReferenceEngine(one, num_steps=3), TensorModel(one)
+    begin(engine, PROMPT)
+    proposed = engine.requests["a"].standing.proposed
+    y, cache, token = proposed.hidden, proposed.caches[0], proposed.proposals[0]
+    expected = [token]
+    for position in (5, 6):
+        assert y is not None
+        y, cache = model.head(0, (token,), y, cache, position, "chain.1", unseen)
+        token = model.pick(y, "chain.1", unseen)[0]
+        expected.append(token)
+    assert engine.draft(("a",)).drafts.tolist() == [expected]
+    assert engine.requests["a"].standing.proposed is proposed, "the chain's rows are scratch"
+
+
+def test_the_prompt_is_shifted_by_one_and_ends_in_the_root(one: Weights) -> None:
+    engine, tape = ReferenceEngine(one, num_steps=1), Embedded()
+    engine.watch(tape)
+    engine.admit("a", PROMPT)
+    engine.forward((Row("a", "prefill", 3),))
+    engine.forward((Row("a", "prefill", 2, 17),))
+    expected = one.embedding[torch.tensor([9, 33, 2, 40, 17])]
+    assert torch.equal(torch.cat(tape.embedding), expected)
+
+
+def test_eagle_runs_every_node_of_a_tree_that_has_a_child(one: Weights) -> None:
+    """The head's own choice at a node is the one that it would make at the end of the node's chain."""
+    engine = ReferenceEngine(one, num_steps=4)
+    begin(engine, PROMPT)
+    own = engine.draft(("a",), ((7, 8, 9, 10),), ((0, 0, 2, 3),)).own[0].tolist()
+    first = engine.state("a").proposal
+    chain = engine.draft(("a",), ((8, 9, 10, 0),)).own[0].tolist()
+    assert own == [first, first, chain[1], chain[2]]
+
+
+# -- vanilla -------------------------------------------------------------------------------------
+
+
+def test_layer_i_reads_the_accepted_tokens_shifted_by_i_and_then_the_picks(three: Weights) -> None:
+    engine, tape = ReferenceEngine(three, num_steps=3, mode="vanilla"), Embedded()
+    engine.watch(tape)
+    begin(engine, PROMPT, root=17)
+    drafts = engine.draft(("a",)).drafts[0].tolist()
+    tokens = [*PROMPT, 17, *drafts]
+    assert len(tape.embedding) == 3
+    for layer, seen in enumerate(tape.embedding):
+        assert torch.equal(seen, three.embedding[torch.tensor(tokens[1 + layer : 6 + layer])])
+
+
+@pytest.mark.parametrize(
+    ("chained", "num_steps", "follows"),
+    [(True, 3, [True, True]), (True, 2, [True, False]), (True, 0, [False, False]), (False, 3, [False, False])],
+)
+def test_layer_i_reads_the_layer_before_only_when_told_and_within_the_steps(
+    three: Weights, chained: bool, num_steps: int, follows: list[bool]
+) -> None:
+    finals: list[torch.Tensor] = []
+    tape = Embedded()
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        if place == Place("extend", AFTER_LAYERS, "final"):
+            finals.append(tensor)
+        return tape(place, tensor)
+
+    engine = ReferenceEngine(three, num_steps=num_steps, draft_with=Vanilla(chained), see=see)
+    begin(engine, PROMPT)
+    assert len(finals) == len(tape.fed) == 3
+    assert [not torch.equal(fed, tape.fed[0]) for fed in tape.fed[1:]] == follows
+
+
+def test_every_vanilla_cache_is_as_long_as_the_target_whatever_the_steps(three: Weights) -> None:
+    for num_steps in (0, 1, 3):
+        engine = ReferenceEngine(three, num_steps=num_steps, mode="vanilla")
+        begin(engine, PROMPT)
+        if num_steps:
+            play(engine, (1, 2, 3)[:num_steps], Path((1,), 6))
+        decode(engine, (8,))
+        state = engine.state("a")
+        assert [keys.shape[0] for keys in state.draft_keys.values()] == [state.length] * 3
+
+
+def test_vanilla_with_one_layer_and_one_step_is_eagle(one: Weights) -> None:
+    engines = ReferenceEngine(one, num_steps=1, mode="vanilla"), ReferenceEngine(one, num_steps=1)
+    for engine in engines:
+        begin(engine, PROMPT)
+        play(engine, None, Path((1,), 6))
+    assert disagreement(engines[0].state("a"), engines[1].state("a")) == 0
+
+
+def test_a_vanilla_round_moves_the_target_as_decoding_does(three: Weights) -> None:
+    subject, plain = (ReferenceEngine(three, num_steps=2, mode="vanilla") for _ in range(2))
+    begin(subject, PROMPT, root=1)
+    begin(plain, PROMPT, root=1)
+    play(subject, (2, 3), Path((1, 2), 4))
+    decode(plain, (2, 3, 4))
+    mine, theirs = subject.state("a"), plain.state("a")
+    for layer, kept in theirs.state.items():
+        assert (mine.state[layer] - kept).abs().max() <= CLOSE * kept.abs().max()
+
+
+def test_vanilla_refuses_what_it_has_no_layer_for(three: Weights) -> None:
+    engine = ReferenceEngine(three, num_steps=4, mode="vanilla")
+    begin(engine, PROMPT)
+    with pytest.raises(Unsupported, match="4 steps with 3"):
+        engine.draft(("a",))
+    with pytest.raises(Unsupported, match="chains only"):
+        engine.draft(("a",), ((1, 2),), ((0, 0),))
+
+
+# -- external, and none --------------------------------------------------------------------------
+
+
+def test_a_block_drafter_sees_all_tokens_and_is_judged_in_block_form(one: Weights) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def block(tokens: Sequence[int], num_steps: int) -> list[int]:
+        asked.append(tuple(tokens))
+        return [3] * num_steps
+
+    engine = ReferenceEngine(one, num_steps=3, draft_with=External(block))
+    begin(engine, PROMPT, root=17)
+    drafts = engine.draft(("a",)).drafts
+    picks = engine.forward((Row("a", "verify", 4),)).own["a"]
+    said = engine.commit(("a",))
+    correct_len, bonus = block_greedy(torch.cat([torch.tensor([[17]]), drafts], 1), picks[None])
+    assert asked == [(*PROMPT, 17)]
+    assert (said.num_correct_drafts.tolist(), said.bonus.tolist()) == (correct_len.tolist(), bonus.tolist())
+    assert engine.state("a").proposal is None and engine.state("a").draft_keys == {}
+
+
+def test_without_a_head_drafts_must_be_given() -> None:
+    engine = LedgerEngine(config(mtp_num_hidden_layers=0), num_steps=2)
+    begin(engine, PROMPT)
+    assert engine.state("a").proposal is None
+    with pytest.raises(Unsupported, match="picks"):
+        engine.draft(("a",))
+    said = engine.draft(("a",), ((1, 2),))
+    assert (said.drafts.tolist(), said.own.tolist()) == ([[1, 2]], [[-1, -1]])
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+def test_every_model_type_has_every_mode() -> None:
+    types = {name.removesuffix("_text") for name in MODEL_TYPES.values()}
+    assert DRAFTERS.keys() == {(kind, mode) for kind in types for mode in ("eagle", "vanilla", "external")}
+
+
+def test_the_factory(one: Weights, three: Weights) -> None:
+    assert isinstance(drafter(one.config, "eagle"), Eagle)
+    assert isinstance(drafter(three.config, "vanilla"), Vanilla)
+    with pytest.raises(Unsupported, match="eagle re-runs one"):
+        drafter(three.config, "eagle")
+    with pytest.raises(Unsupported, match="no drafter"):
+        drafter(one.config, "medusa")

@@ -1,0 +1,124 @@
+"""The delta rule does what its equation says, in its two forms; the conv and the norms around it likewise.
+
+Leaves out: the layer as a whole (`test_trunk.py`, `test_oracle.py`).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from instep_reference.chunked import recur_in_chunks
+from instep_reference.gdn import causal_conv, recur
+from instep_reference.norms import gated_norm, l2_norm, rms_norm
+
+AGREE = 1e-12  # fp64, relative to the largest element
+B, HV, K, V = 2, 3, 8, 5
+
+
+def drawn(tokens: int, *, channels: bool = False, strong: float = 1.0, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """q, k, v, log_decay, erase, write, state; gates per head, or one per channel."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(B, *shape, generator=generator, dtype=torch.float64)
+
+    keys, values = (K, V) if channels else (1, 1)
+    q, k = l2_norm(normal(tokens, HV, K)) * K**-0.5, l2_norm(normal(tokens, HV, K))
+    log_decay = -strong * F.softplus(normal(tokens, HV, keys) - 1)
+    erase = torch.sigmoid(normal(tokens, HV, keys))
+    write = torch.sigmoid(normal(tokens, HV, values)) if channels else erase
+    return q, k, normal(tokens, HV, V), log_decay, erase, write, normal(HV, K, V)
+
+
+def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert ours.shape == theirs.shape and ours.numel() > 0
+    assert float((ours - theirs).abs().max()) <= AGREE * float(theirs.abs().max())
+
+
+def test_one_token_by_hand() -> None:
+    """S = 2 along k; decay halves it to 1; v = 5 and beta = 1/2 move what k recalls halfway, to 3; q reads 3."""
+    k = torch.tensor([1.0, 0.0], dtype=torch.float64)[None, None, None]
+    v = torch.tensor([5.0], dtype=torch.float64)[None, None, None]
+    half = torch.full((1, 1, 1, 1), 0.5, dtype=torch.float64)
+    state = torch.tensor([[2.0], [8.0]], dtype=torch.float64)[None, None]
+    out, after = recur(k, k, v, half.log(), half, half, state)
+    assert_close(after[0, 0], torch.tensor([[3.0], [4.0]], dtype=torch.float64))
+    assert_close(out.flatten(), torch.tensor([3.0], dtype=torch.float64))
+
+
+def test_the_state_that_was_handed_in_is_left_alone() -> None:
+    *inputs, state = drawn(5)
+    before = state.clone()
+    recur(*inputs, state)
+    recur_in_chunks(*inputs, state, chunk=2)
+    assert torch.equal(state, before)
+
+
+@pytest.mark.parametrize("channels", [False, True], ids=["scalar gates", "gates per channel"])
+@pytest.mark.parametrize("chunk", [1, 2, 63, 64, 65])
+@pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 130])
+def test_chunks_agree_with_the_recurrence(tokens: int, chunk: int, channels: bool) -> None:
+    inputs = drawn(tokens, channels=channels, seed=tokens)
+    out, state = recur(*inputs)
+    chunked_out, chunked_state = recur_in_chunks(*inputs, chunk=chunk)
+    assert_close(chunked_out, out)
+    assert_close(chunked_state, state)
+
+
+@pytest.mark.parametrize("strong", [0.0, 1e-4, 40.0, 300.0])
+def test_chunks_agree_whatever_the_decay(strong: float) -> None:
+    """Under weak decay nothing fades; under strong decay exp(-sum) would overflow, if anybody formed it."""
+    inputs = drawn(65, strong=strong)
+    for ours, theirs in zip(recur_in_chunks(*inputs, chunk=64), recur(*inputs), strict=True):
+        assert_close(ours, theirs)
+
+
+def test_a_gate_per_channel_generalises_the_scalar() -> None:
+    q, k, v, log_decay, erase, write, state = drawn(7)
+    wide = recur(q, k, v, log_decay.expand(-1, -1, -1, K), erase.expand(-1, -1, -1, K),
+                 write.expand(-1, -1, -1, V), state)
+    for ours, theirs in zip(wide, recur(q, k, v, log_decay, erase, write, state), strict=True):
+        assert_close(ours, theirs)
+
+
+def test_value_columns_evolve_independently() -> None:
+    q, k, v, log_decay, erase, write, state = drawn(9)
+    changed = v.clone()
+    changed[..., 2] += 1
+    _, one = recur(q, k, v, log_decay, erase, write, state)
+    _, other = recur(q, k, changed, log_decay, erase, write, state)
+    same = [column for column in range(V) if torch.equal(one[..., column], other[..., column])]
+    assert same == [0, 1, 3, 4]
+
+
+def test_no_tokens_change_nothing() -> None:
+    inputs = drawn(0)
+    for out, state in (recur(*inputs), recur_in_chunks(*inputs, chunk=4)):
+        assert out.shape == (B, 0, HV, V) and torch.equal(state, inputs[-1])
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 9])
+def test_the_conv_is_torchs_and_its_window_the_last_inputs(tokens: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(tokens, 6, generator=generator, dtype=torch.float64)
+    weight = torch.randn(6, width, generator=generator, dtype=torch.float64)
+    window = torch.randn(6, width - 1, generator=generator, dtype=torch.float64)
+    out, after = causal_conv(x, weight, window)
+    history = torch.cat([window, x.T], dim=1)
+    assert_close(out, F.conv1d(history[None], weight[:, None], groups=6)[0].T)
+    assert torch.equal(after, history[:, tokens:])
+
+
+def test_norms_by_hand() -> None:
+    x = torch.tensor([3.0, 4.0], dtype=torch.float64)  # mean of squares 12.5
+    z = torch.tensor([0.0, 2.0], dtype=torch.float64)
+    weight = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    unit = x / 12.5**0.5
+    assert_close(rms_norm(x, weight, 0.0), unit * torch.tensor([2.0, 3.0]))
+    assert_close(gated_norm(x, z, weight, 0.0, "sigmoid"), unit * weight * torch.sigmoid(z))
+    assert_close(gated_norm(x, z, weight, 0.0, "silu"), unit * weight * z * torch.sigmoid(z))
+    assert_close(rms_norm(0 * x + 1, weight, 3.0), (1 + weight) / 2)  # eps on the mean, inside the root
+    assert_close(l2_norm(x * 1e-3), x * 1e-3 / 26e-6**0.5)  # eps on the sum, inside the root: 25e-6 + 1e-6

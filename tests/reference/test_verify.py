@@ -1,0 +1,46 @@
+"""Verify along trees: every node starts from its parent, and siblings never see each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from instep_reference.contract.place import unseen
+from instep_reference.engine import TensorModel
+from instep_reference.gdn import GdnMemory
+from instep_reference.verify import verify
+from support.rounds import CLOSE, weights
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TensorModel:
+    return TensorModel(weights(tmp_path_factory.mktemp("dense") / "model"))
+
+
+def test_a_node_is_its_tokens_decoded_one_by_one(model: TensorModel) -> None:
+    _, memory = model.advance((4, 8, 15), model.nothing(), 0, unseen)
+    nodes = verify(model, (16, 23, 42, 7, 9), (-1, 0, 0, 2, 3), memory, 3, unseen)
+    assert [node.depth for node in nodes] == [0, 1, 1, 2, 3]
+    final, after = model.advance((16, 42, 7, 9), memory, 3, unseen)
+    taken = [nodes[node] for node in (0, 2, 3, 4)]
+    assert (torch.cat([node.final for node in taken]) - final).abs().max() <= CLOSE * final.abs().max()
+    for mine, theirs in zip(taken[-1].memory, after, strict=True):
+        if isinstance(mine, GdnMemory) and isinstance(theirs, GdnMemory):
+            assert (mine.state - theirs.state).abs().max() <= CLOSE * theirs.state.abs().max()
+            assert (mine.window - theirs.window).abs().max() <= CLOSE * theirs.window.abs().max()
+
+
+def test_siblings_do_not_see_each_other(model: TensorModel) -> None:
+    _, memory = model.advance((4, 8, 15), model.nothing(), 0, unseen)
+    with_sibling = verify(model, (16, 23, 42, 7), (-1, 0, 0, 2), memory, 3, unseen)
+    without = verify(model, (16, 42, 7), (-1, 0, 1), memory, 3, unseen)
+    for mine, theirs in zip((with_sibling[0], *with_sibling[2:]), without, strict=True):
+        assert torch.equal(mine.final, theirs.final)
+
+
+def test_the_memory_before_is_left_as_it_was(model: TensorModel) -> None:
+    _, memory = model.advance((4, 8, 15), model.nothing(), 0, unseen)
+    copies = [kept.state.clone() for kept in memory if isinstance(kept, GdnMemory)]
+    verify(model, (16, 23, 42), (-1, 0, 1), memory, 3, unseen)
+    now = [kept.state for kept in memory if isinstance(kept, GdnMemory)]
+    assert copies and all(torch.equal(old, new) for old, new in zip(copies, now, strict=True))

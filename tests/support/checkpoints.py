@@ -1,0 +1,120 @@
+"""Small random checkpoints in the Hugging Face format, made from a seed at test time.
+
+Leaves out: training (`fixtures/tiny`). Their heads remember from a few to hundreds of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.shapes import expected_shapes
+
+Kind = Literal["dense", "next", "moe"]
+
+MODEL_TYPES: dict[Kind, str] = {"dense": "qwen3_5_text", "next": "qwen3_next", "moe": "qwen3_5_moe_text"}
+ARCHITECTURES: dict[Kind, str] = {
+    "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
+}
+# e^g when a is 0, spread over the heads: from forgetting in a token or two to remembering ten thousand.
+SHORTEST, LONGEST = 1 - 0.3, 1 - 0.9999
+
+
+def config_of(kind: Kind = "dense", **overrides: Any) -> dict[str, Any]:
+    """A `config.json` as a dictionary; overrides bear Hugging Face names. K != V and HV = 2H unless overridden."""
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": MODEL_TYPES[kind],
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "full_attention_interval": 4,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 4096,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        "mtp_num_hidden_layers": 1,
+        "intermediate_size": 48,
+    }
+    if kind != "dense":
+        config |= {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+        }
+    config |= overrides
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def write(
+    directory: Path, kind: Kind = "dense", seed: int = 0, *, dtype: torch.dtype = torch.float32,
+    fused: bool | None = None, **overrides: Any,
+) -> Path:
+    """Write `config.json` and `model.safetensors`; A_log and the gated norm are fp32 whatever `dtype` is.
+
+    fused: experts as one tensor per layer (Qwen3.5's way, and the default there) or one by one (Qwen3-Next's).
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    config = config_of(kind, **overrides)
+    (directory / "config.json").write_text(json.dumps(config, indent=2))
+    tensors = draw(ModelConfig.from_dict(config), seed, dtype, fused)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def draw(
+    config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32, fused: bool | None = None
+) -> dict[str, torch.Tensor]:
+    """Every tensor of a configuration, from a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    fuse = config.model_type == "qwen3_5_moe" if fused is None else fused
+    shapes = expected_shapes(config, stored=_Fused() if fuse else ())
+    tensors = {}
+    for name, shape in shapes.items():
+        kept = torch.float32 if name.endswith(("A_log", "linear_attn.norm.weight")) else dtype
+        tensors[name] = _draw(name, shape, generator).to(kept)
+    return tensors
+
+
+class _Fused:
+    """Says of every layer that its experts are stored as one tensor."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    noise = torch.randn(shape, generator=generator, dtype=torch.float32)
+    if name.endswith("A_log"):
+        return 0.5 * noise
+    if name.endswith("dt_bias"):
+        return _dt_bias(shape[0]) + 0.2 * noise
+    if name.endswith("linear_attn.norm.weight"):
+        return 1 + 0.2 * noise
+    if "norm" in name.split(".")[-2]:
+        return 0.2 * noise
+    if name.endswith("conv1d.weight"):
+        return 0.6 * noise
+    if "embed_tokens" in name:
+        return noise
+    return noise / math.sqrt(shape[-1])
+
+
+def _dt_bias(heads: int) -> torch.Tensor:
+    """softplus(dt_bias) = -log(e^g), with 1 - e^g spread geometrically from the shortest to the longest memory."""
+    lost = torch.logspace(math.log10(SHORTEST), math.log10(LONGEST), heads)
+    return torch.log(torch.expm1(-torch.log1p(-lost)))

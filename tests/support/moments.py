@@ -1,0 +1,188 @@
+"""Moments of a small real run, with the reference in a narrow width standing in as the subject.
+
+Leaves out: an optimized engine. A test takes these moments, spoils one thing in one of them, and sees which check
+says what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from instep.checks import Check
+from instep.observe.memory import UNWATCHED
+from instep.observe.moment import Moment, Side
+from instep.rig.lockstep import expect
+from instep.rig.sides import Seat, rounding, wide
+from instep.trace.drive import drive
+from instep.trace.header import Header, Model, Room
+from instep.trace.legal import Law
+from instep.trace.policy import Arrival, Deed, Policy, Steps
+from instep.verdict import Comparison, Verdict
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Event, RequestState
+from instep_reference.contract.place import COMPONENTS, Place, See
+from instep_reference.engine import ReferenceEngine
+from instep_reference.ledger import LedgerEngine
+from instep_reference.weights import Weights
+
+from .checkpoints import write
+
+ROOM = Room(slots=(4, 1, 6), pages=tuple(range(40, 0, -1)), page_size=4, max_tokens=40)
+POLICY = Policy(
+    name="small", claim="checks see what they look at", capacity=ROOM, num_steps=3,
+    arrivals=(
+        Arrival("a", "long", chunks=(5, 7), max_new=14), Arrival("b", "one", max_new=12),
+        Arrival("c", "short", arrive=1, max_new=9), Arrival("d", "short", arrive=2, max_new=5),
+    ),
+    steps=(Steps(3, 1), Steps(4, 0), Steps(6, 3)), accept=(2, 0, 3, 1), rounds=12,
+    deeds=(Deed(4, "preempt", "a"), Deed(5, "resume", "a"), Deed(5, "idle")),
+)  # fmt: skip
+PROMPTS = {"long": tuple(range(3, 21)), "one": (7,), "short": (9, 8, 5, 30)}
+
+
+def checkpoint(directory: Path, **overrides: Any) -> Checkpoint:
+    return Checkpoint.open(write(directory / "model", "dense", 3, **overrides))
+
+
+def header_of(opened: Checkpoint, policy: Policy = POLICY) -> Header:
+    model = Model(".", "", "", opened.config.vocab, opened.config.mtp_layers)
+    return Header(
+        1, policy.name, policy.claim, model, policy.capacity, policy.num_steps, (0, 1, 3), None, 0, 0, None, (), {}
+    )
+
+
+def events_of(opened: Checkpoint, policy: Policy = POLICY) -> list[Event]:
+    """A complete trace: every choice filled in by the reference in fp64."""
+    engine = ReferenceEngine(Weights.of(opened), num_steps=policy.num_steps)
+    return [step.event for step in drive(policy, PROMPTS, header_of(opened, policy), engine)]
+
+
+def declared(activation: torch.dtype, state: torch.dtype) -> dict[str, torch.dtype]:
+    """Rounding points of the stand-in: everything in the activation dtype but gates, q, k, v, logits and state."""
+    kept = {"q", "k", "v", "log_decay", "beta", "logits"}
+    return {c: wide(activation) if c in kept else activation for c in COMPONENTS} | {"state": state}
+
+
+def reordered(rounds: Mapping[str, torch.dtype], seed: int) -> See:
+    """Another summation order, and the rounding of a place: what makes the stand-in a subject of its own."""
+    generator, store = torch.Generator().manual_seed(seed), rounding(rounds)
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        drawn = 2 * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype) - 1
+        return store(place, tensor * (1 + torch.finfo(tensor.dtype).eps * drawn))
+
+    return see
+
+
+def run(
+    opened: Checkpoint, events: Sequence[Event], activation: torch.dtype = torch.float32,
+    state: torch.dtype = torch.float32, seed: int = 11,
+) -> list[Moment]:
+    """Every moment of a run: fp64 truth, rounded, and the stand-in, stored as the engines store."""
+    rounds = declared(activation, state)
+
+    def numbers(name: str, dtype: torch.dtype, see: See) -> Seat:
+        return _seat(name, ReferenceEngine(Weights.of(opened, dtype), num_steps=POLICY.num_steps), see)
+
+    truth = numbers("truth", torch.float64, lambda place, tensor: tensor)
+    rounded = numbers("rounded", wide(activation), rounding(rounds))
+    subject = numbers("subject", wide(activation), reordered(rounds, seed))
+    return [
+        replace(moment, subject=_stored(moment.subject, rounds))
+        for moment in _moments(header_of(opened), events, subject, truth, rounded)
+    ]
+
+
+def run_labels(opened: Checkpoint, events: Sequence[Event]) -> list[Moment]:
+    """The same with labels: a right engine as its own truth."""
+    subject, truth = (
+        _seat(name, LedgerEngine(opened.config, num_steps=POLICY.num_steps), lambda place, tensor: tensor)
+        for name in ("subject", "truth")
+    )
+    return list(_moments(header_of(opened), events, subject, truth, None))
+
+
+def judge(moments: Sequence[Moment], checks: Sequence[Check]) -> Verdict:
+    verdict = Verdict()
+    for moment in moments:
+        for check in checks:
+            verdict.add(check(moment))
+    return verdict
+
+
+def spoiled(moments: Sequence[Moment], index: int, change: Callable[[Moment], Moment]) -> list[Moment]:
+    """The run up to event `index`, with that moment changed."""
+    return [*moments[:index], change(moments[index])]
+
+
+def with_state(moment: Moment, request: str, change: Callable[[RequestState], RequestState]) -> Moment:
+    """Another logical state of the subject after the event."""
+    after = dict(moment.subject.after)
+    after[request] = change(after[request])
+    return replace(moment, subject=replace(moment.subject, after=after))
+
+
+def with_rows(moment: Moment, place: Place, change: Callable[[torch.Tensor], torch.Tensor]) -> Moment:
+    """Another tensor at a place of the subject."""
+    places = dict(moment.subject.places)
+    places[place] = change(places[place].clone())
+    return replace(moment, subject=replace(moment.subject, places=places))
+
+
+def first(verdict: Verdict) -> Comparison:
+    return verdict.findings[0]
+
+
+def _seat(name: str, engine: Any, see: See) -> Seat:
+    seat = Seat(name, engine)
+    engine.watch(lambda place, tensor: seat.tape(place, see(place, tensor)))
+    return seat
+
+
+def _moments(
+    header: Header, events: Sequence[Event], subject: Seat, truth: Seat, rounded: Seat | None
+) -> Iterator[Moment]:
+    law = Law(header)
+    for index, event in enumerate(events):
+        before = replace(law.book, live=dict(law.book.live))
+        law.apply(event)
+        live = law.book.live
+        other = None if rounded is None else rounded.step(event, live)
+        expected = expect(before, law.book)
+        yield Moment(
+            index, event, expected, subject.step(event, live), truth.step(event, live), other, UNWATCHED,
+            dict(expected.slots_after), {name: list(pages) for name, pages in expected.pages_after.items()},
+        )
+
+
+def _stored(side: Side, rounds: Mapping[str, torch.dtype]) -> Side:
+    """Places and memory in the dtypes that are declared, as an engine would keep them."""
+    places = {p: t.to(rounds[p.component]) if t.is_floating_point() else t for p, t in side.places.items()}
+    before, after = ({name: _state(s, rounds) for name, s in states.items()} for states in (side.before, side.after))
+    return replace(side, places=places, before=before, after=after)
+
+
+def _state(state: RequestState, rounds: Mapping[str, torch.dtype]) -> RequestState:
+    def all_of(component: str, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        return {layer: tensor.to(rounds[component]) for layer, tensor in tensors.items()}
+
+    hidden = state.proposal_hidden
+    return replace(
+        state, proposal_hidden=None if hidden is None else hidden.to(rounds["final"]),
+        conv=all_of("conv", state.conv), state=all_of("state", state.state),
+        keys=all_of("keys", state.keys), values=all_of("values", state.values),
+        draft_keys=all_of("keys", state.draft_keys), draft_values=all_of("values", state.draft_values),
+    )  # fmt: skip
+
+
+__all__ = [
+    "checkpoint", "declared", "events_of", "first", "judge", "run", "run_labels", "spoiled",
+    "with_rows", "with_state",
+]

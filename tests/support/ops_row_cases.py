@@ -1,0 +1,194 @@
+"""Cases of the ops that look at rows alone: embedding, linear, norms, GDN and attention inputs, MLP, pick, accept.
+
+Leaves out: everything with memory (`ops_recurrent_cases.py`, `ops_paged_cases.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from instep_optimized.ops.base import ExpertWeights
+
+from .ops_case import BF16, FP32, Call, Case, Draw, Inputs, at
+
+Make = Callable[[Draw, torch.dtype], Inputs]
+
+
+def row_case(op: str, name: str, make: Make, dtype: torch.dtype, seed: int, exact: bool = False) -> Case:
+    """A case without memory."""
+    return Case(op, f"{name}-{str(dtype)[6:]}", lambda device: Call(make(Draw(seed, device), dtype), {}), exact)
+
+
+def embed(draw: Draw, dtype: torch.dtype) -> Inputs:
+    return {"tokens": draw.ints((3, 0, 16, 3)), "table": draw.normal(17, 32, dtype=dtype), "to": at("embedding")}
+
+
+def norm(draw: Draw, dtype: torch.dtype) -> Inputs:
+    x = draw.normal(5, 32, dtype=dtype)
+    return {"x": x, "weight": draw.normal(32, dtype=dtype, scale=0.2), "eps": 1e-6, "to": at("normed")}
+
+
+def linear(draw: Draw, dtype: torch.dtype) -> Inputs:
+    weight = draw.normal(24, 32, dtype=dtype, scale=0.2)
+    return {"x": draw.normal(5, 32, dtype=dtype), "weight": weight, "shape": (3, 8), "to": at("z")}
+
+
+def linear_blocks(draw: Draw, dtype: torch.dtype) -> Inputs:
+    weight = draw.normal(16, 32, dtype=dtype, scale=0.2)
+    return {"x": draw.normal(3, 4, 8, dtype=dtype), "weight": weight, "shape": (16,), "to": at("mixer")}
+
+
+def pair(draw: Draw, dtype: torch.dtype) -> Inputs:
+    return {"x": draw.normal(3, 32, dtype=dtype), "y": draw.normal(3, 32, dtype=dtype), "to": at("residual")}
+
+
+def gdn_inputs(H: int, HV: int, K: int, V: int) -> Make:
+    def make(draw: Draw, dtype: torch.dtype) -> Inputs:
+        N = 5
+        mixed = draw.normal(N, 2 * H * K + HV * V, dtype=dtype)
+        mixed[1] *= 1e-3  # tiny q and k: the eps under the root matters
+        return {
+            "mixed": mixed,
+            "a": draw.normal(N, HV, dtype=dtype, scale=8.0),
+            "b": draw.normal(N, HV, dtype=dtype, scale=3.0),
+            "A_log": draw.uniform(HV, low=-3.0, high=2.5),
+            "dt_bias": draw.normal(HV, dtype=dtype),
+            "key_heads": H,
+            "key_dim": K,
+            "to": tuple(at(c) for c in ("q", "k", "v", "log_decay", "beta")),
+        }
+
+    return make
+
+
+def gated_norm(gate: str) -> Make:
+    def make(draw: Draw, dtype: torch.dtype) -> Inputs:
+        core, z = draw.normal(5, 4, 32, dtype=dtype), draw.normal(5, 4, 32, dtype=dtype)
+        weight = 1 + draw.normal(32, scale=0.2)
+        return {"core": core, "z": z, "weight": weight, "eps": 1e-6, "gate": gate, "to": at("gated")}
+
+    return make
+
+
+def attention_inputs(draw: Draw, dtype: torch.dtype) -> Inputs:
+    return {
+        "projected": draw.normal(4, 4, 2, 16, dtype=dtype),
+        "key_raw": draw.normal(4, 2, 16, dtype=dtype),
+        "positions": draw.ints((0, 1, 63, 400)),
+        "q_norm": draw.normal(16, dtype=dtype, scale=0.2),
+        "k_norm": draw.normal(16, dtype=dtype, scale=0.2),
+        "eps": 1e-6,
+        "rotary_dim": 8,
+        "theta": 1e4,
+        "to": (at("query"), at("key")),
+    }
+
+
+def open_(draw: Draw, dtype: torch.dtype) -> Inputs:
+    attended, projected = draw.normal(3, 4, 16, dtype=dtype), draw.normal(3, 4, 2, 16, dtype=dtype)
+    return {"attended": attended, "projected": projected, "to": at("opened")}
+
+
+def mlp(draw: Draw, dtype: torch.dtype) -> Inputs:
+    gate_up, down = draw.normal(48, 32, dtype=dtype, scale=0.2), draw.normal(32, 24, dtype=dtype, scale=0.2)
+    return {"x": draw.normal(5, 32, dtype=dtype), "gate_up": gate_up, "down": down, "to": at("mlp")}
+
+
+def moe(norm_topk: bool, shared: bool) -> Make:
+    def make(draw: Draw, dtype: torch.dtype) -> Inputs:
+        E, D, width = 5, 32, 16
+
+        def weight(*shape: int) -> torch.Tensor:
+            return draw.normal(*shape, dtype=dtype, scale=0.3)
+
+        weights = ExpertWeights(
+            router=weight(E, D),
+            gate_up=weight(E, 2 * width, D),
+            down=weight(E, D, width),
+            shared_gate_up=weight(2 * width, D) if shared else None,
+            shared_down=weight(D, width) if shared else None,
+            shared_gate=weight(1, D) if shared else None,
+        )
+        return {"x": draw.normal(4, D, dtype=dtype), "weights": weights, "top_k": 2, "norm_topk": norm_topk,
+                "to": at("mlp")}
+
+    return make
+
+
+def lm_head(draw: Draw, dtype: torch.dtype) -> Inputs:
+    return {"x": draw.normal(3, 32, dtype=dtype), "weight": draw.normal(17, 32, dtype=dtype), "to": at("logits")}
+
+
+def pick(draw: Draw, dtype: torch.dtype) -> Inputs:
+    logits = draw.normal(4, 17, dtype=dtype)
+    logits[1, 3] = logits[1, 11] = 9.0  # a tie: the lowest index
+    logits[2] = 0.0
+    return {"logits": logits, "to": at("pick")}
+
+
+def accept(draw: Draw, dtype: torch.dtype) -> Inputs:
+    """All accepted, none, some, the root alone, idle, and padding that would match if it were looked at."""
+    window = [[9, 1, 2, 3], [9, 1, 2, 3], [9, 1, 2, 3], [9, 0, 0, 0], [9, 1, 2, 3], [9, 1, 2, 3]]
+    picks = [[1, 2, 3, 4], [5, 2, 3, 4], [1, 2, 7, 4], [6, 0, 0, 0], [1, 2, 3, 4], [1, 2, 3, 4]]
+    count = (4, 4, 4, 1, 0, 2)
+    flat = [draw.ints([x for row in rows for x in row]).view(-1, 4) for rows in (window, picks)]
+    return {"window": flat[0], "picks": flat[1], "count": draw.ints(count)}
+
+
+def accept_none(draw: Draw, dtype: torch.dtype) -> Inputs:
+    empty = draw.ints(()).view(0, 4)
+    return {"window": empty, "picks": empty, "count": draw.ints(())}
+
+
+def empty_rows(make: Make, *names: str) -> Make:
+    """The same call with no rows."""
+
+    def emptied(draw: Draw, dtype: torch.dtype) -> Inputs:
+        inputs = make(draw, dtype)
+        return {**inputs, **{name: inputs[name][:0] for name in names}}
+
+    return emptied
+
+
+ROWS = [
+    row_case(op, name, make, dtype, seed)
+    for seed, (op, name, make) in enumerate([
+        ("norm", "rows", norm),
+        ("norm", "empty", empty_rows(norm, "x")),
+        ("linear", "shaped", linear),
+        ("linear", "blocks", linear_blocks),
+        ("linear", "empty", empty_rows(linear, "x")),
+        ("add", "rows", pair),
+        ("gdn_inputs", "r1", gdn_inputs(2, 2, 16, 16)),
+        ("gdn_inputs", "r2", gdn_inputs(2, 4, 16, 32)),
+        ("gdn_inputs", "r3", gdn_inputs(1, 3, 32, 16)),
+        ("gdn_inputs", "empty", empty_rows(gdn_inputs(2, 4, 16, 32), "mixed", "a", "b")),
+        ("gated_norm", "silu", gated_norm("silu")),
+        ("gated_norm", "sigmoid", gated_norm("sigmoid")),
+        ("gated_norm", "empty", empty_rows(gated_norm("silu"), "core", "z")),
+        ("attention_inputs", "rows", attention_inputs),
+        ("attention_inputs", "empty", empty_rows(attention_inputs, "projected", "key_raw", "positions")),
+        ("open", "rows", open_),
+        ("mlp", "rows", mlp),
+        ("mlp", "empty", empty_rows(mlp, "x")),
+        ("moe", "shared", moe(True, True)),
+        ("moe", "unnormalised", moe(False, False)),
+        ("moe", "empty", empty_rows(moe(True, True), "x")),
+        ("lm_head", "rows", lm_head),
+        ("lm_head", "empty", empty_rows(lm_head, "x")),
+    ], start=500)
+    for dtype in (FP32, BF16)
+]
+
+EXACT_ROWS = [
+    row_case("embed", "rows", embed, BF16, 600, exact=True),
+    row_case("embed", "empty", empty_rows(embed, "tokens"), FP32, 601, exact=True),
+    row_case("concat", "rows", pair, BF16, 602, exact=True),
+    row_case("concat", "empty", empty_rows(pair, "x", "y"), FP32, 603, exact=True),
+    row_case("pick", "ties", pick, FP32, 604, exact=True),
+    row_case("pick", "empty", empty_rows(pick, "logits"), FP32, 605, exact=True),
+    row_case("accept", "ragged", accept, FP32, 606, exact=True),
+    row_case("accept", "empty", accept_none, FP32, 607, exact=True),
+]

@@ -1,0 +1,54 @@
+"""The file of parity figures, `fixtures/results/parity.json`, and the table that the README shows.
+
+Leaves out: measuring (`parity.py`); so it needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parents[2] / "fixtures" / "results" / "parity.json"
+ALLOWED = {"fp64": 1e-11, "fp32": 1e-4}  # relative; what the reference is held to
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Worst relative errors of a configuration, over all ways; `compared` counts numbers."""
+
+    configuration: str
+    width: str
+    hidden: float
+    logits: float
+    memory: float | None
+    allowed: float
+    compared: int
+
+    @property
+    def worst(self) -> float:
+        errors = [self.hidden, self.logits, 0.0 if self.memory is None else self.memory]
+        # max() passes over a NaN that does not come first
+        return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+
+def stored() -> list[Parity]:
+    """The rows of the committed file."""
+    return [Parity(**row) for row in json.loads(RESULTS.read_text())["rows"]]
+
+
+def store(rows: Sequence[Parity], versions: Mapping[str, str]) -> None:
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    data = {"measured_with": dict(versions), "rows": [asdict(row) for row in rows]}
+    RESULTS.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def table(rows: Sequence[Parity]) -> str:
+    """Markdown, one line per configuration: the worst over hidden rows, logits and memory, in both widths."""
+    worst = {(row.configuration, row.width): row.worst for row in rows}
+    lines = ["| configuration | fp64 (1e-11 allowed) | fp32 (1e-4 allowed) |", "|---|---|---|"]
+    for name in dict.fromkeys(row.configuration for row in rows):
+        lines.append(f"| {name} | {worst[name, 'fp64']:.1e} | {worst[name, 'fp32']:.1e} |")
+    return "\n".join(lines)

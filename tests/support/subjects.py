@@ -1,0 +1,37 @@
+"""Subjects that are wrong on purpose, found by the harness as `support.subjects:NAME`.
+
+Leaves out: faults planted in the source (the product's own catalogue); these stand outside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Capacity, Committed, Path
+
+PLAIN = load("plain")
+
+
+def _louder(**given: Any) -> torch.Tensor:
+    return PLAIN.gated_norm(**given) * 1.01
+
+
+LOUDER = replace(PLAIN, name="louder", gated_norm=_louder)  # one percent too much in every gated norm
+
+
+class _Refusing(OptimizedEngine):
+    def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
+        raise IndexError("row 3 of 2")
+
+
+def refusing(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):
+    """An engine of somebody else's that falls over at its first commit."""
+    return _Refusing(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
+
+
+NOT_AN_ENGINE = "nothing that could be run"

@@ -1,0 +1,95 @@
+"""Small headers, event sequences and recorded traces for the harness's tests.
+
+Leaves out: checkpoints (`checkpoints.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import save_file
+
+from instep.cli.record import make
+from instep.trace.file import CHECKSUMS, Trace, beside
+from instep.trace.header import SCHEMA, Header, Model, Part, Room
+from instep.trace.policy import Arrival, Deed, Policy, Steps
+from instep_reference.contract import engine as e
+from support.checkpoints import write as write_checkpoint
+
+VOCAB = 64
+ROOM = Room(slots=(3, 1), pages=(5, 2, 7, 1, 4, 6, 3, 8), page_size=8, max_tokens=32)
+PROMPTS = {"one": (7,), "few": (1, 2, 3, 4, 5), "more": tuple(range(20))}
+
+
+def header(**changes: Any) -> Header:
+    """A sound header for 64 tokens, two slots and eight pages."""
+    made = Header(
+        schema=SCHEMA, name="small", claim="Two requests decode side by side.",
+        checkpoint=Model(near="model", digest="0" * 64, config_sha256="1" * 64, vocab=VOCAB, mtp_layers=1),
+        capacity=ROOM, num_steps=3, candidates=(1, 3), adaptive={"candidate_steps": [1, 3]}, lag=0, seed=0, stop=None,
+        replay=(Part("plain"),), created={"test": "1"},
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def one_round() -> list[e.AnyEvent]:
+    """A request from admission to its end: a prompt in two chunks, a round, a plain step."""
+    return [
+        e.Admit("a", (1, 2, 3, 4, 5)),
+        e.Forward((e.Row("a", "prefill", 2),)),
+        e.Forward((e.Row("a", "prefill", 3, root=9),)),
+        e.Draft(("a",), picks=((10, 11, 12),)),
+        e.Forward((e.Row("a", "verify"),)),
+        e.Commit(("a",), accepted=(e.Path((1, 2), 13),)),
+        e.Forward((e.Row("a", "decode", root=14),)),
+        e.Finish("a"),
+    ]
+
+
+def policy(**changes: Any) -> Policy:
+    """Three requests over two slots, rising and vanishing step counts, a preemption, an abort, a reload."""
+    made = Policy(
+        name="small", claim="Three requests share two slots.", capacity=ROOM, num_steps=1,
+        adaptive={"candidate_steps": [1, 3]},
+        arrivals=(
+            Arrival("a", "more", chunks=(7, 3, 1), max_new=9),
+            Arrival("b", "one", max_new=8),
+            Arrival("c", "few", arrive=1, chunks=(4,), max_new=6),
+            Arrival("d", "more", arrive=2, max_new=4),
+        ),
+        steps=(Steps(2, 3), Steps(5, 0), Steps(7, 3)),
+        deeds=(
+            Deed(1, "save", "a", name="start"), Deed(3, "preempt", "b"), Deed(5, "resume", "b"), Deed(4, "idle"),
+            Deed(6, "load", "d", name="start"), Deed(6, "abort", "c", when="verified"),
+        ),
+        accept=(0, 3, 1, 2),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def recorded(folder: Path, told: Policy | None = None, **config: Any) -> Trace:
+    """A trace of a small random model, both in `folder`."""
+    small = {"vocab_size": VOCAB, "num_hidden_layers": 2, "full_attention_interval": 2}
+    model = write_checkpoint(folder / "model", **{**small, **config})
+    return make(model, PROMPTS, told or policy(), folder / "small.jsonl")
+
+
+def seal(path: Path, lines: list[bytes], *, events: int | None = None) -> Path:
+    """Write lines as a trace whose digests all agree, whatever stands in them."""
+    body = b"".join(line + b"\n" for line in lines)
+    sha256 = hashlib.sha256(body).hexdigest()
+    footer = {"events": len(lines) - 1 if events is None else events, "sha256": sha256}
+    path.write_bytes(body + msgspec.json.encode(footer) + b"\n")
+    checksums = torch.tensor([zlib.crc32(line + b"\n") for line in lines])
+    save_file({CHECKSUMS: checksums}, str(beside(path)), {"trace_sha256": sha256})
+    return path
+
+
+def lines_of(made: Header, events: list[e.AnyEvent]) -> list[bytes]:
+    """The lines of a trace without its footer."""
+    return [msgspec.json.encode(made), *(msgspec.json.encode(event) for event in events)]

@@ -1,0 +1,206 @@
+"""An optimized engine and a reference side, driven by the same events and compared after each of them.
+
+Leaves out: diagnosis. The harness proper names faults; here a plain assertion must do, so that the engine's tests
+do not rest on the harness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Protocol
+
+import torch
+
+from instep_optimized import OptimizedEngine
+from instep_reference.contract.engine import (
+    Abort,
+    Admit,
+    Answer,
+    Capacity,
+    Commit,
+    Committed,
+    Draft,
+    Drafted,
+    Engine,
+    Event,
+    Finish,
+    Forward,
+    Forwarded,
+    Idle,
+    Load,
+    Path,
+    Preempt,
+    RequestState,
+    Resume,
+    Row,
+    Save,
+    SetNumSteps,
+)
+from instep_reference.contract.place import Place, See
+
+# Three slots, sparse and out of order; pages from the top down.
+CAPACITY = Capacity(slots=(4, 1, 6), pages=tuple(range(45, 0, -1)), page_size=4, max_tokens=64)
+FP64_NOISE = 1e-9  # absolute; values are of order 1, and fp64 sums of this size err by 1e-14
+
+
+class Reference(Engine, Protocol):
+    def watch(self, see: See) -> None: ...
+
+
+class TwoSides:
+    """Calling it with an event serves it on both sides and compares answers, places, states and untouched bytes."""
+
+    def __init__(self, subject: OptimizedEngine, truth: Reference) -> None:
+        self.subject, self.truth = subject, truth
+        self.live: set[str] = set()
+        self.compared = 0
+        self._tapes: tuple[dict[Place, list[torch.Tensor]], ...] = ({}, {})
+        subject.watch(self._recorder(0))
+        truth.watch(self._recorder(1))
+
+    def __call__(self, event: Event) -> Answer | None:
+        may, before = self.subject.may_change(event), snapshot(self.subject)
+        for tape in self._tapes:
+            tape.clear()
+        ours, theirs = event.on(self.subject), event.on(self.truth)
+        self._answers(ours, theirs)
+        self._places()
+        self.compared += untouched(self.subject, before, may)
+        if isinstance(event, Admit):
+            self.live.add(event.request)
+        elif isinstance(event, Finish | Abort):
+            self.live.discard(event.request)
+        for name in self.live:
+            self._states(name, self.subject.state(name), self.truth.state(name))
+        assert self.subject.next_num_steps() == self.truth.next_num_steps()
+        return ours
+
+    def _recorder(self, side: int) -> See:
+        def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+            self._tapes[side].setdefault(place, []).append(tensor.clone())
+            return tensor
+
+        return see
+
+    def _answers(self, ours: Answer | None, theirs: Answer | None) -> None:
+        assert type(ours) is type(theirs)
+        if isinstance(ours, Drafted | Committed):
+            for field in fields(ours):
+                assert torch.equal(getattr(ours, field.name), getattr(theirs, field.name)), field.name
+        if isinstance(ours, Forwarded):
+            assert isinstance(theirs, Forwarded)
+            assert ours.roots == theirs.roots
+            assert {name: own.tolist() for name, own in ours.own.items()} == {
+                name: own.tolist() for name, own in theirs.own.items()
+            }
+
+    def _places(self) -> None:
+        ours, theirs = ({place: torch.cat(seen) for place, seen in tape.items()} for tape in self._tapes)
+        assert ours.keys() == theirs.keys()
+        for place, rows in ours.items():
+            self._same(rows, theirs[place], str(place))
+
+    def _states(self, name: str, ours: RequestState, theirs: RequestState) -> None:
+        assert (ours.length, ours.root, ours.proposal) == (theirs.length, theirs.root, theirs.proposal), name
+        assert (ours.proposal_hidden is None) == (theirs.proposal_hidden is None)
+        if ours.proposal_hidden is not None and theirs.proposal_hidden is not None:
+            self._same(ours.proposal_hidden, theirs.proposal_hidden, name)
+        for field in ("conv", "state", "keys", "values", "draft_keys", "draft_values"):
+            mine, right = getattr(ours, field), getattr(theirs, field)
+            assert mine.keys() == right.keys(), field
+            for layer, tensor in mine.items():
+                self._same(tensor, right[layer], f"{name} {field} of layer {layer}")
+
+    def _same(self, ours: torch.Tensor, theirs: torch.Tensor, where: str) -> None:
+        assert ours.shape == theirs.shape, where
+        self.compared += ours.numel()
+        if not ours.numel():
+            return
+        if not ours.is_floating_point():
+            assert torch.equal(ours, theirs), where
+            return
+        worst = float((ours - theirs).abs().max())
+        assert worst <= FP64_NOISE, f"{where}: {worst}"
+
+
+def snapshot(subject: OptimizedEngine) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Every byte of every pool, units and gaps."""
+    return [(_bits(r.units), None if r.gaps is None else _bits(r.gaps)) for r in subject.regions()]
+
+
+def untouched(
+    subject: OptimizedEngine, before: list[tuple[torch.Tensor, torch.Tensor | None]], may: dict[str, set[int]]
+) -> int:
+    """Assert that only units that may change did; how many elements were compared."""
+    compared = 0
+    for region, (units, gaps) in zip(subject.regions(), before, strict=True):
+        assert gaps is None or (region.gaps is not None and torch.equal(_bits(region.gaps), gaps)), region.name
+        now = _bits(region.units)
+        for unit in set(range(len(now))) - may.get(region.name, set()):
+            compared += now[unit].numel()
+            assert torch.equal(now[unit], units[unit]), f"{region.name} layer {region.layer} {region.by} {unit}"
+    return compared
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def scenario(vocab: int, num_steps: tuple[int, ...], *, forced: bool) -> Iterator[Event]:
+    """What happens to a small engine: every event, mixed batches, ragged acceptance, slots given back and reused.
+
+    forced: drafts, paths and bonuses are given; otherwise they are the engine's own.
+    """
+    generator = torch.Generator().manual_seed(7)
+
+    def token() -> int:
+        return int(torch.randint(vocab, (), generator=generator))
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(token() for _ in range(count))
+
+    def round_of(names: tuple[str, ...], n: int, *also: Row) -> Iterator[Event]:
+        for some in (names[:1], names[1:]) if n < 3 else (names,):  # at small counts in two events
+            yield Draft(some, tuple(tokens(n) for _ in some) if forced else None)
+        yield Forward((*also[:1], *(Row(name, "verify") for name in names), *also[1:]))
+        order = names[::-1]
+        correct = [(n + 2 * i) % (n + 1) for i in range(len(order))]
+        paths = tuple(Path(tuple(range(1, count + 1)), token()) for count in correct)
+        yield Commit(order, paths if forced else None)
+
+    prompt = tokens(9)
+    yield Idle()
+    yield Admit("a", tokens(11))
+    yield Admit("b", tokens(1))
+    yield Forward((Row("a", "prefill", 3), Row("b", "prefill", 1)))
+    yield Admit("c", prompt)
+    yield Forward((Row("c", "prefill", 2), Row("b", "decode"), Row("a", "prefill", 8)))
+    for number, n in enumerate(num_steps):
+        yield SetNumSteps(n)
+        if n:
+            also = (Row("c", "prefill", 1),) if number < 3 else ()
+            yield from round_of(("b", "a"), n, *also)
+        else:
+            yield Forward((Row("a", "decode"), Row("b", "decode", root=token() if forced else None)))
+    yield SetNumSteps(num_steps[0])
+    yield Save("c", "kept")
+    yield Preempt("a")
+    yield Finish("b")
+    yield Admit("d", prompt)
+    yield Load("d", "kept")
+    yield Resume("a")
+    yield Preempt("d")
+    yield Resume("d")
+    state = sum(n > 0 for n in num_steps[:3])
+    left = len(prompt) - 2 - state
+    yield Forward((Row("d", "prefill", left), Row("a", "decode"), Row("c", "prefill", left - 1)))
+    yield from round_of(("d", "a"), num_steps[0], Row("c", "prefill", 1))
+    yield Draft(("c",), (tokens(num_steps[0]),) if forced else None)
+    yield Abort("c")
+    yield Draft(("a", "d"), (tokens(num_steps[0]), tokens(num_steps[0])) if forced else None)
+    yield Forward((Row("a", "verify"), Row("d", "verify")))
+    yield Abort("d")
+    yield Commit(("a",), (Path((), token()),) if forced else None)
+    yield Preempt("a")
+    yield Abort("a")

@@ -1,0 +1,121 @@
+"""The house rules that a program can check: who may import whom, how long a file may be, what a file opens with.
+
+Leaves out: taste.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[1]
+ROOTS = {
+    "instep_reference": TOP / "reference" / "instep_reference",
+    "instep_optimized": TOP / "optimized" / "instep_optimized",
+    "instep": TOP / "harness" / "instep",
+}
+LONGEST_FILE = 400
+
+# Of its own project, what each package may import (prefixes of absolute module names).
+ALLOWED = {
+    "instep_reference": ("instep_reference",),
+    "instep_optimized": ("instep_optimized", "instep_reference.contract"),
+    "instep": ("instep", "instep_optimized", "instep_reference"),
+}
+# Modules that may bring an engine into being; every other harness module is handed one.
+BUILDS_ENGINES = {"instep.rig.sides"}
+ENGINE_MODULES = ("instep_optimized.engine", "instep_reference.engine", "instep_reference.ledger")
+# Nothing in the contract computes: these are the only torch names it may use.
+CONTRACT_TORCH_NAMES = {"Tensor", "dtype", "device", "float32", "float16", "bfloat16", "float64", "isfinite"}
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = []
+    for package, root in ROOTS.items():
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            name = ".".join((package, *(p for p in parts if p != "__init__")))
+            found.append((name, path))
+    return found
+
+
+def imported(name: str, path: Path) -> set[str]:
+    """Absolute names of the modules that a file imports, relative imports resolved."""
+    names: set[str] = set()
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            names.add(base)
+            names.update(f"{base}.{alias.name}" for alias in node.names)
+    return names
+
+
+MODULES = modules()
+
+
+@pytest.mark.parametrize(("name", "path"), MODULES, ids=[name for name, _ in MODULES])
+def test_a_package_imports_only_what_its_layer_may(name: str, path: Path) -> None:
+    ours = {other for other in imported(name, path) if other.split(".")[0] in ROOTS}
+    allowed = ALLOWED[name.split(".")[0]]
+    # `from instep_reference import contract` names the package and the member: the member decides
+    wrong = {
+        other for other in ours
+        if not any(other == prefix or other.startswith(prefix + ".") for prefix in allowed)
+        and not any(prefix.startswith(other + ".") for prefix in allowed)
+    }
+    assert not wrong, f"{name} may import {allowed}, found {sorted(wrong)}"
+
+
+def test_only_the_sides_build_engines() -> None:
+    builders = {
+        name for name, path in MODULES
+        if name.split(".")[0] == "instep" and any(other in ENGINE_MODULES for other in imported(name, path))
+    }
+    assert builders <= BUILDS_ENGINES, f"engines are built in {sorted(builders - BUILDS_ENGINES)} too"
+
+
+def test_nothing_in_the_contract_computes() -> None:
+    for name, path in MODULES:
+        if not name.startswith("instep_reference.contract"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+                assert node.attr in CONTRACT_TORCH_NAMES, f"{name} line {node.lineno} uses torch.{node.attr}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((*(path for _, path in MODULES), *(TOP / "tests").rglob("*.py"), *(TOP / "fixtures").rglob("*.py"))),
+    ids=lambda path: str(path.relative_to(TOP)),
+)
+def test_a_file_says_what_it_is_and_fits_in_the_head(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= LONGEST_FILE, "longer than one idea; split it"
+    if text.strip():
+        assert ast.get_docstring(ast.parse(text)), "a file opens with one sentence that says what it is"
+
+
+def test_importing_the_harness_and_its_plugin_loads_neither_torch_nor_triton() -> None:
+    program = "import sys, instep, instep.plugin; print(sorted({'torch', 'triton', 'numpy'} & set(sys.modules)))"
+    paths = ":".join(str(root.parent) for root in ROOTS.values())
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False, env={"PYTHONPATH": paths}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_triton_is_switched_to_its_interpreter_in_one_place() -> None:
+    texts = {name: path.read_text() for name, path in MODULES}
+    places = {name for name, text in texts.items() if "TRITON_INTERPRET" in text and "environ" in text}
+    assert places == {"instep_optimized.kernels.runtime"}
