@@ -106,6 +106,17 @@ def test_siblings_share_the_uniform_of_the_node_they_hang_on() -> None:
     assert path.nodes == (2,), "0.3 lies past the first child's 0.25, within the 0.5 of both"
 
 
+def test_a_uniform_is_that_of_the_node_itself_and_not_of_its_depth() -> None:
+    """The way leads over node 2, at depth 1: what it does next hangs on uniform 2, and on no other but the root's."""
+    tokens, parents = [0, 1, 3, 2], [-1, 0, 0, 2]
+    probs = torch.tensor([[0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0]], dtype=torch.float64)
+    final = torch.tensor(0.5, dtype=torch.float64)
+    for others in (0.0, 0.999):
+        for own, nodes in ((0.49, (2, 3)), (0.51, (2,))):
+            uniforms = torch.tensor([0.3, others, own, others], dtype=torch.float64)
+            assert sampled(tokens, parents, probs, uniforms, final).nodes == nodes
+
+
 def test_an_impossible_token_is_never_taken() -> None:
     probs = torch.tensor([[0.0, 1.0], [0.5, 0.5]])
     path = sampled([0, 0], [-1, 0], probs, torch.zeros(2), torch.tensor(0.0))

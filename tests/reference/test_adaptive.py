@@ -50,6 +50,9 @@ def test_a_file_is_kept_as_written(tmp_path: Path) -> None:
         ('{"1": {}, "ema_alpha": 1}', "adaptive"),
         ("[1, 3]", "adaptive"),
         ('{"candidate_steps": [1', "adaptive"),
+        ('{"candidate_steps": [1.0]}', "adaptive.candidate_steps[0]"),
+        ('{"a":' * 100_000, "adaptive"),
+        (f'{{"{"9" * 5000}": {{}}}}', f"adaptive.{'9' * 5000}"),
     ],
 )
 def test_a_bad_file_is_refused_by_the_name_of_its_field(text: str, field: str) -> None:

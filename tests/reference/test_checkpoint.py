@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import pickle
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from instep_reference.contract import checkpoint as checkpoint_module
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 from instep_reference.weights import GdnWeights, MoeWeights, Weights
@@ -137,6 +140,35 @@ def test_tied_weights_are_one_tensor(tmp_path: Path) -> None:
     assert weights.head is weights.embedding
 
 
+def test_every_file_is_opened_once_to_look_and_once_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header names every tensor of its file: reading it once per tensor is quadratic, and hours for 512 experts."""
+    opened: list[str] = []
+
+    def counting(file: Path, framework: str) -> object:
+        opened.append(file.name)
+        return safe_open(file, framework=framework)
+
+    shard(write(tmp_path, "moe", fused=False))
+    monkeypatch.setattr(checkpoint_module, "safe_open", counting)
+    Checkpoint.open(tmp_path)
+    assert sorted(opened) == sorted(2 * [file.name for file in tmp_path.glob("*.safetensors")])
+
+
+def test_a_draft_layer_number_left_out_is_a_missing_layer(tmp_path: Path) -> None:
+    write(tmp_path, "next", mtp_num_hidden_layers=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["mtp_num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def renumber(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.startswith("mtp.layers.0.")]:
+            tensors[name.replace("mtp.layers.0.", "mtp.layers.999999999999.")] = tensors.pop(name)
+
+    rewrite(tmp_path, renumber)
+    with pytest.raises(BadInput, match=r"mtp\.layers\.0\..*found nothing"):
+        Checkpoint.open(tmp_path)
+
+
 NORM = "model.layers.1.input_layernorm.weight"
 BREAKAGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "missing": (lambda t: t.pop(NORM), rf"{NORM}: found nothing, expected shape \[32\]"),
@@ -146,6 +178,8 @@ BREAKAGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "NaN": (lambda t: t[NORM].fill_(float("nan")), rf"{NORM}: found NaN"),
     "infinite": (lambda t: t[NORM][:1].fill_(float("inf")), rf"{NORM}: found NaN or inf"),
     "whole numbers": (lambda t: t.update({NORM: torch.zeros(32, dtype=torch.int32)}), rf"{NORM}: found torch.int32"),
+    "bytes": (lambda t: t.update({NORM: torch.zeros(32, dtype=torch.int8)}), rf"{NORM}: found torch.int8"),
+    "fp8": (lambda t: t.update({NORM: t[NORM].to(torch.float8_e4m3fn)}), rf"{NORM}: found torch.float8"),
     "twice": (lambda t: t.update({"model.language_model.norm.weight": torch.zeros(32)}), r"model\.norm\.weight"),
 }
 
@@ -189,10 +223,52 @@ def test_a_directory_must_be_there_and_hold_a_model(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path)
 
 
+def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path: Path) -> None:
+    """Larger than any file, and nested deeper than any parser goes."""
+    write(tmp_path)
+    for header in (struct.pack("<Q", 1 << 40) + b"{}", struct.pack("<Q", 500_000) + b'{"a":' * 100_000):
+        (tmp_path / FILE).write_bytes(header)
+        with pytest.raises(BadInput, match="whole safetensors"):
+            Checkpoint.open(tmp_path)
+
+
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(BadInput, match="safetensors"):
+        Checkpoint.open(tmp_path)
+
+
+def test_one_file_and_an_index_side_by_side_are_refused(tmp_path: Path) -> None:
+    """Others take the one, or the other: nobody would know which model was compared."""
+    write(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {NORM: FILE}}))
+    with pytest.raises(BadInput, match="both"):
+        Checkpoint.open(tmp_path)
+
+
+def test_a_tensor_that_stands_in_two_shards_is_refused(tmp_path: Path) -> None:
+    shard(write(tmp_path))
+    first, second = sorted(tmp_path.glob("*.safetensors"))
+    name = next(iter(load_file(first)))
+    save_file({**load_file(second), name: load_file(first)[name]}, second)
+    with pytest.raises(BadInput, match="twice"):
+        Checkpoint.open(tmp_path)
+
+
+def test_a_shard_that_is_gone_is_named(tmp_path: Path) -> None:
+    shard(write(tmp_path))
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(BadInput, match=r"00002-of-00002\.safetensors: found no such file"):
+        Checkpoint.open(tmp_path)
+
+
 @pytest.mark.parametrize("index", ['{"weight_map": {}}', '{"weight_map": {"a": "../b.safetensors"}}', "[]",
                                    '{"weight_map": {"a": "gone.safetensors"}}', '{"weight_map": {"a": 3}}'])
 def test_a_bad_index_is_refused(tmp_path: Path, index: str) -> None:
     write(tmp_path)
+    (tmp_path / FILE).unlink()
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(BadInput, match=r"index\.json|no such file"):
         Checkpoint.open(tmp_path)

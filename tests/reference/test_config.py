@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.config import MOST_LAYERS, ModelConfig
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import AFTER_LAYERS
 from support.checkpoints import config_of
 
 
@@ -42,6 +43,35 @@ def test_rope_theta_is_read_from_either_place_and_never_invented() -> None:
         ModelConfig.from_dict(config_of("dense", **rope))
 
 
+def test_a_rotary_value_that_is_stated_twice_must_agree() -> None:
+    twice = config_of("dense", rope_theta=1e7, partial_rotary_factor=0.25, rope_scaling={"type": "default"})
+    assert ModelConfig.from_dict(twice) == ModelConfig.from_dict(config_of("dense"))
+    for name, value in (("rope_theta", 1e4), ("partial_rotary_factor", 0.5)):
+        with pytest.raises(BadInput, match=rf"{name}: found .*rope_parameters\.{name}"):
+            ModelConfig.from_dict(config_of("dense", **{name: value}))
+
+
+def test_what_real_files_leave_out_has_the_default_of_its_class() -> None:
+    config = ModelConfig.from_dict(config_of(
+        "next", head_dim=None, full_attention_interval=None, norm_topk_prob=None, output_gate_type=None,
+        mlp_only_layers=None, decoder_sparse_step=None, mtp_num_hidden_layers=None, tie_word_embeddings=None,
+        rope_parameters={"rope_theta": 1e7},
+    ))
+    assert (config.head_dim, config.rotary_dim) == (256, 64)
+    assert config.layer_kinds == ("gdn", "gdn", "gdn", "attention")
+    assert (config.norm_topk, config.output_gate, config.tied) == (True, "silu", False)
+    assert (config.dense_layers, config.mtp_layers) == ((), 0)
+
+
+@pytest.mark.parametrize(("stated", "gate"), [("silu", "silu"), ("swish", "silu"), ("sigmoid", "sigmoid")])
+def test_the_output_gate_goes_by_its_names(stated: str, gate: str) -> None:
+    assert ModelConfig.from_dict(config_of("dense", output_gate_type=stated)).output_gate == gate
+
+
+def test_a_place_behind_the_last_layer_sorts_behind_every_layer() -> None:
+    assert MOST_LAYERS < AFTER_LAYERS
+
+
 def test_layer_types_go_before_the_interval() -> None:
     types = ["full_attention", "linear_attention", "linear_attention"]
     config = ModelConfig.from_dict(config_of("dense", num_hidden_layers=3, layer_types=types))
@@ -53,6 +83,11 @@ def test_layer_types_go_before_the_interval() -> None:
 def test_layers_without_experts_are_listed_or_passed_over_by_the_step() -> None:
     assert ModelConfig.from_dict(config_of("next", mlp_only_layers=[2])).dense_layers == (2,)
     assert ModelConfig.from_dict(config_of("next", decoder_sparse_step=2)).dense_layers == (0, 2)
+
+
+def test_only_qwen3_next_has_layers_without_experts() -> None:
+    """Qwen3.5-MoE's classes know no such fields and build experts everywhere."""
+    assert ModelConfig.from_dict(config_of("moe", mlp_only_layers=[2], decoder_sparse_step=2)).dense_layers == ()
 
 
 def test_only_qwen3_next_may_leave_shares_as_they_are() -> None:
@@ -95,6 +130,12 @@ def test_the_drafter_is_another_object_and_leaves_this_one_alone() -> None:
         ("attention_bias", True),
         ("attn_output_gate", False),
         ("output_gate_type", "tanh"),
+        ("output_gate_type", ["silu"]),
+        ("num_hidden_layers", 1 << 16),
+        ("num_hidden_layers", 10**12),
+        ("mtp_num_hidden_layers", 10**12),
+        ("rope_parameters", 7),
+        ("rope_scaling", {"type": "yarn", "factor": 4.0}),
         ("tie_word_embeddings", 1),
         ("mtp_num_hidden_layers", -1),
         ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e7}),
@@ -102,7 +143,9 @@ def test_the_drafter_is_another_object_and_leaves_this_one_alone() -> None:
     ],
 )
 def test_an_impossible_value_is_refused_by_name(field: str, value: Any) -> None:
-    named = {"head_dim": "partial_rotary_factor", "rope_parameters": "rope_type"}.get(field, field)
+    named = {"head_dim": "partial_rotary_factor", "rope_scaling": "type"}.get(field, field)
+    if field == "rope_parameters" and isinstance(value, dict):
+        named = "rope_type"
     with pytest.raises(BadInput, match=named):
         ModelConfig.from_dict(config_of("dense", **{field: value}))
 
@@ -111,7 +154,7 @@ def test_an_impossible_value_is_refused_by_name(field: str, value: Any) -> None:
     ("field", "value"),
     [
         ("num_experts", None), ("num_experts_per_tok", 5), ("num_experts_per_tok", 0), ("moe_intermediate_size", None),
-        ("mlp_only_layers", [9]), ("decoder_sparse_step", 0),
+        ("mlp_only_layers", [9]), ("mlp_only_layers", [True]), ("decoder_sparse_step", 0),
     ],
 )
 def test_an_impossible_mixture_is_refused_by_name(field: str, value: Any) -> None:
@@ -119,7 +162,7 @@ def test_an_impossible_mixture_is_refused_by_name(field: str, value: Any) -> Non
         ModelConfig.from_dict(config_of("next", **{field: value}))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"model_type": "qwen3_5"'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"a":' * 100_000, b'{"model_type": "qwen3_5"'])
 def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)

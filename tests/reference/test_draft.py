@@ -150,6 +150,22 @@ def test_a_vanilla_round_moves_the_target_as_decoding_does(three: Weights) -> No
         assert (mine.state[layer] - kept).abs().max() <= CLOSE * kept.abs().max()
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+def test_layer_i_guesses_only_where_the_prompt_ends_before_what_it_reads(three: Weights, cut: int) -> None:
+    """Layer i reads up to i tokens behind a chunk. Not chained, so that a guess stays in its own row."""
+    whole, split = (ReferenceEngine(three, num_steps=3, draft_with=Vanilla(chained=False)) for _ in range(2))
+    begin(whole, PROMPT, root=17)
+    split.admit("a", PROMPT)
+    split.forward((Row("a", "prefill", cut),))
+    split.forward((Row("a", "prefill", len(PROMPT) - cut, 17),))
+    mine, theirs = split.state("a").draft_values, whole.state("a").draft_values
+    for layer, kept in theirs.items():
+        guessed = max(0, cut + layer - len(PROMPT) + 1)  # so many of the first chunk's last rows
+        wrong = [row for row in range(len(PROMPT))
+                 if (mine[layer][row] - kept[row]).abs().max() > CLOSE * kept.abs().max()]
+        assert wrong == list(range(cut - guessed, cut)), f"layer {layer}"
+
+
 def test_vanilla_refuses_what_it_has_no_layer_for(three: Weights) -> None:
     engine = ReferenceEngine(three, num_steps=4, mode="vanilla")
     begin(engine, PROMPT)
@@ -172,7 +188,7 @@ def test_a_block_drafter_sees_all_tokens_and_is_judged_in_block_form(one: Weight
     engine = ReferenceEngine(one, num_steps=3, draft_with=External(block))
     begin(engine, PROMPT, root=17)
     drafts = engine.draft(("a",)).drafts
-    picks = engine.forward((Row("a", "verify", 4),)).own["a"]
+    picks = engine.forward((Row("a", "verify"),)).own["a"]
     said = engine.commit(("a",))
     correct_len, bonus = block_greedy(torch.cat([torch.tensor([[17]]), drafts], 1), picks[None])
     assert asked == [(*PROMPT, 17)]

@@ -43,7 +43,7 @@ EVENTS: tuple[AnyEvent, ...] = (
     Admit("b", PROMPT),
     Forward((Row("a", "prefill", 5), Row("b", "prefill", 3))),
     Draft(("a",)),
-    Forward((Row("b", "prefill", 1), Row("a", "verify", 4))),
+    Forward((Row("b", "prefill", 1), Row("a", "verify"))),
     Commit(("a",), (Path((1, 2), 7),)),
     Forward((Row("b", "prefill", 1), Row("a", "decode"))),
 )
@@ -134,10 +134,8 @@ def test_free_acceptance_is_the_own_one_and_is_told_when_forced(dense: Weights) 
     begin(engine, PROMPT)
     right = said.roots["a"]
     engine.draft(("a",), ((right, 1),))
-    picks = engine.forward((Row("a", "verify", 3),)).own["a"].tolist()
+    picks = engine.forward((Row("a", "verify"),)).own["a"].tolist()
     assert picks[0] == right
-    engine.preempt("a")
-    engine.resume("a")
     answer = engine.commit(("a",), (Path((), 9),))
     own = 2 if picks[1] == 1 else 1
     assert (answer.own_num_correct_drafts.tolist(), answer.own_bonus.tolist()) == ([own], [picks[own]])
@@ -170,6 +168,35 @@ def test_the_controller_hears_commits_and_plain_decoding() -> None:
     SetNumSteps(1).on(engine)
     decode(engine, (3,))
     assert engine.next_num_steps() == 1, "a decode step with drafts in force does not count"
+
+
+def test_the_controller_hears_what_was_committed_and_not_what_this_side_would_have() -> None:
+    engine = LedgerEngine(config(), num_steps=3, adaptive=AdaptiveFile.read('{"ema_alpha": 0.5}'))
+    begin(engine, PROMPT)
+    for count, ema in ((3, 2.5), (1, 1.75)):
+        wrong = (engine.forward((Row("a", "decode"),)).roots["a"] + 1) % 64
+        engine.draft(("a",), ((wrong, wrong, wrong),))
+        engine.forward((Row("a", "verify"),))
+        said = engine.commit(("a",), (Path(tuple(range(1, count + 1)), 5),))
+        assert said.own_num_correct_drafts.tolist() != said.num_correct_drafts.tolist() == [count]
+        assert engine.controller.opinions[1].ema == ema
+
+
+def test_an_abort_ends_a_request_wherever_it_stands() -> None:
+    engine = LedgerEngine(config(), num_steps=2)
+    for name in ("in its prompt", "drafted", "verified", "preempted"):
+        engine.admit(name, PROMPT)
+        engine.forward((Row(name, "prefill", 2),))
+        if name != "in its prompt":
+            engine.forward((Row(name, "prefill", 3),))
+        if name in ("drafted", "verified"):
+            engine.draft((name,), ((1, 2),))
+        if name == "verified":
+            engine.forward((Row(name, "verify"),))
+        if name == "preempted":
+            engine.preempt(name)
+        engine.abort(name)
+        assert (engine.requests, engine.preempted) == ({}, {})
 
 
 def test_a_tree_with_adaptive_steps_is_refused() -> None:

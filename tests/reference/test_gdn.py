@@ -13,7 +13,7 @@ from instep_reference.chunked import recur_in_chunks
 from instep_reference.gdn import causal_conv, recur
 from instep_reference.norms import gated_norm, l2_norm, rms_norm
 
-AGREE = 1e-12  # fp64, relative to the largest element
+AGREE = 1e-12  # fp64, relative to the largest element: 130 tokens times K products times 1.1e-16, and a factor of ten
 B, HV, K, V = 2, 3, 8, 5
 
 

@@ -5,13 +5,17 @@ Leaves out: rounds of speculation, of which transformers has no counterpart that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed: the oracle of the reference is missing")
 
-from instep_reference import trunk
+from instep_reference import attention, gdn, trunk
+from instep_reference.contract.place import Place
+from instep_reference.norms import L2_EPS
 from instep_reference.weights import GdnWeights, Weights
 from support import parity, parity_table
 from support.parity import CASES, DTYPES, HEADS
@@ -38,10 +42,10 @@ def test_the_committed_table_speaks_for_these_configurations(capsys: pytest.Capt
     assert [row.compared for row in stored] == [row.compared for row in rows], "measure anew: see support/parity.py"
 
 
-def test_a_slightly_wrong_decay_in_one_head_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def _decay_of_one_head(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = trunk.advance
 
-    def sabotaged(weights: Weights, *args: object, **kwargs: object) -> object:
+    def advance(weights: Weights, *args: object, **kwargs: object) -> object:
         layer = weights.layers[1]
         assert isinstance(layer.mixer, GdnWeights)
         A_log = layer.mixer.A_log.clone()
@@ -50,6 +54,46 @@ def test_a_slightly_wrong_decay_in_one_head_would_be_noticed(monkeypatch: pytest
         layers = (weights.layers[0], wrong, *weights.layers[2:])
         return honest(replace(weights, layers=layers), *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(trunk, "advance", sabotaged)
-    row = parity.parity.__wrapped__(CASES[0].name, "fp64")
-    assert not row.worst <= row.allowed
+    monkeypatch.setattr(trunk, "advance", advance)
+
+
+def _eps_of_l2_outside_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gdn, "l2_norm", lambda x: x / ((x * x).sum(-1, keepdim=True).sqrt() + L2_EPS))
+
+
+def _positions_one_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary is relative: no logit moves, only the keys that are kept."""
+    honest = attention.rotate
+    monkeypatch.setattr(attention, "rotate", lambda x, positions, config: honest(x, positions + 1, config))
+
+
+def _rotary_angles_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = attention.rotate
+    monkeypatch.setattr(attention, "rotate", lambda x, positions, config: honest(x.float(), positions, config).double())
+
+
+def _a_row_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = trunk.rms_norm
+    monkeypatch.setattr(trunk, "rms_norm", lambda x, weight, eps: honest(x.float(), weight, eps))
+
+
+def _hidden_before_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def swapped(place: Place, x: torch.Tensor) -> torch.Tensor:
+        return x.roll(x.shape[-1] // 2, -1) if place.component == "joined" else x
+
+    monkeypatch.setattr(parity, "unseen", swapped)
+
+
+TRUNK, HEAD = CASES[0].name, HEADS[0].name
+
+
+@pytest.mark.parametrize(("plant", "name"), [
+    (_decay_of_one_head, TRUNK), (_eps_of_l2_outside_the_root, TRUNK), (_positions_one_further, TRUNK),
+    (_rotary_angles_in_fp32, TRUNK), (_a_row_in_fp32, TRUNK), (_hidden_before_embedding, HEAD),
+])
+def test_a_slight_slip_would_be_noticed(
+    plant: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    row = parity.parity.__wrapped__(name, "fp64")
+    assert row.worst > 100 * row.allowed

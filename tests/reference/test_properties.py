@@ -141,7 +141,9 @@ def _leave_and_return(engine: Engine, kept: str, name: str) -> None:
         engine.save("a", name)
         engine.abort("a")
     else:
+        before = engine.state("a")
         engine.preempt("a")
+        assert disagreement(engine.state("a"), before) == 0, "it is still told"
     begin(engine, (1, 2, 3), name=name)
     if kept == "save":
         engine.admit("a", PROMPT)
@@ -158,9 +160,11 @@ def test_a_request_is_the_same_alone_and_in_a_batch(make: Make) -> None:
     batch.admit("a", PROMPT)
     batch.admit("b", (1, 2, 3))
     batch.forward((Row("b", "prefill", 3), Row("a", "prefill", len(PROMPT))))
+    batch.admit("c", (7,))
     batch.draft(("b", "a"), ((9, 9), (3, 4)))
-    batch.forward((Row("a", "verify", 3), Row("b", "decode", 1)))
-    batch.commit(("a",), (Path((1,), 6),))
+    batch.forward((Row("b", "verify"), Row("c", "prefill", 1), Row("a", "verify")))
+    batch.commit(("a", "b"), (Path((1,), 6), Path((1, 2), 5)))
+    batch.forward((Row("c", "decode"),))
     assert disagreement(alone.state("a"), batch.state("a")) == 0
 
 
@@ -170,11 +174,12 @@ def test_asking_and_idling_change_nothing(make: Make) -> None:
     before = engine.state("a")
     engine.idle()
     engine.draft(("a",))
-    engine.forward((Row("a", "verify", 3),))
-    before.keys.update({layer: kept.zero_() for layer, kept in engine.state("a").keys.items()})
-    again = make(2)
-    begin(again, PROMPT)
-    assert disagreement(engine.state("a"), again.state("a")) == 0, "drafts and a verify commit nothing"
+    engine.forward((Row("a", "verify"),))
+    told = engine.state("a")
+    for kept in (told.conv, told.state, told.keys, told.values, told.draft_keys, told.draft_values):
+        for tensor in kept.values():
+            tensor.zero_()
+    assert disagreement(engine.state("a"), before) == 0, "drafts and a verify commit nothing; a state told is a copy"
 
 
 @pytest.mark.parametrize("taken", [0, 2])

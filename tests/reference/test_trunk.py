@@ -23,8 +23,9 @@ from instep_reference.mlp import route
 from instep_reference.norms import rms_norm
 from instep_reference.weights import Weights
 from support.checkpoints import Kind, config_of, draw, write
+from support.rounds import CLOSE
 
-AGREE = 1e-12  # fp64, relative to the largest element
+AGREE = CLOSE  # fp64, relative to the largest element
 LENGTH = 24
 LAYERS = ["full_attention", "linear_attention", "linear_attention"]
 GDN_PLACES = ["normed", "qkv", "z", "b", "a", "mixed", "q", "k", "v", "log_decay", "beta", "core", "gated", "mixer"]

@@ -24,10 +24,10 @@ def test_a_node_is_its_tokens_decoded_one_by_one(model: TensorModel) -> None:
     final, after = model.advance((16, 42, 7, 9), memory, 3, unseen)
     taken = [nodes[node] for node in (0, 2, 3, 4)]
     assert (torch.cat([node.final for node in taken]) - final).abs().max() <= CLOSE * final.abs().max()
-    for mine, theirs in zip(taken[-1].memory, after, strict=True):
-        if isinstance(mine, GdnMemory) and isinstance(theirs, GdnMemory):
-            assert (mine.state - theirs.state).abs().max() <= CLOSE * theirs.state.abs().max()
-            assert (mine.window - theirs.window).abs().max() <= CLOSE * theirs.window.abs().max()
+    ours, theirs = ([kept for layer in memory for kept in vars(layer).values()] for memory in (taken[-1].memory, after))
+    assert len(ours) == len(theirs) == 8, "window and state, or keys and values, of four layers"
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.shape == other.shape and (one - other).abs().max() <= CLOSE * other.abs().max()
 
 
 def test_siblings_do_not_see_each_other(model: TensorModel) -> None:

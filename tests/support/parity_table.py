@@ -12,7 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parents[2] / "fixtures" / "results" / "parity.json"
-ALLOWED = {"fp64": 1e-11, "fp32": 1e-4}  # relative; what the reference is held to
+# Relative; what the reference is held to. Measured: up to 2e-14 and 2e-5, that is a few hundred units in the last place
+# (1.1e-16, 6e-8), which is what sums in another order over 70 tokens and five layers make of it. The smallest slips
+# planted in `test_oracle.py` come out above 1e-9.
+ALLOWED = {"fp64": 1e-11, "fp32": 1e-4}
 
 
 @dataclass(frozen=True)

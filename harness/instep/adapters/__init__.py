@@ -1,0 +1,64 @@
+"""Who is put to the test, by name: an op set, or somebody's whole engine.
+
+Leaves out: what is then done with it. A name is one of ours ("plain"), one that an installed package offers under
+the entry point group "instep.ops", or `module:attribute`. An engine is offered as a `Maker`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from instep_optimized.layout import StateLayout
+from instep_optimized.ops import BY_NAME, load
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Capacity, Engine, Inspectable, Watched
+from instep_reference.contract.errors import BadInput
+
+GROUP = "instep.ops"
+
+
+class Subject(Engine, Inspectable, Watched, Protocol):
+    """An engine that can be tested: it serves, shows its memory, and lets its places be seen."""
+
+
+@runtime_checkable
+class Maker(Protocol):
+    """Makes an engine under test."""
+
+    def __call__(
+        self, checkpoint: Checkpoint, capacity: Capacity, *, num_steps: int, adaptive: AdaptiveFile | None,
+        device: str, dtype: torch.dtype, layout: StateLayout,
+    ) -> Subject: ...
+
+
+def find(name: str) -> Ops | Maker:
+    """The op set or engine of that name."""
+    if name in BY_NAME:
+        return load(name)
+    offered = {point.name: point for point in entry_points(group=GROUP)}
+    try:
+        found: object = offered[name].load() if name in offered else _attribute(name)
+    except (ImportError, AttributeError) as error:
+        raise _unknown(name, str(error), offered) from None
+    if isinstance(found, Ops) or callable(found):
+        return found
+    raise _unknown(name, f"a {type(found).__name__}", offered)
+
+
+def _attribute(name: str) -> object:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise AttributeError("no such name")
+    return getattr(import_module(module), attribute)
+
+
+def _unknown(name: str, why: str, offered: Iterable[str]) -> BadInput:
+    names = ", ".join([*BY_NAME, *offered])
+    return BadInput("ops", found=f"{name!r} ({why})", expected=f"{names}, or module:attribute")

@@ -1,0 +1,49 @@
+"""What a check is: it looks at one moment and says what it compared.
+
+Leaves out: relations, which vary a whole run, and the fold over results (`verdict.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from typing import Protocol
+
+from instep_reference.contract.place import Place
+
+from ..observe.moment import Moment
+from ..verdict import Comparison, Skipped, Tier
+
+
+class Check(Protocol):
+    """Yields one `Comparison` per named thing, and `Skipped` with a reason for what it left out.
+
+    A check may remember earlier moments of the same run (what was verified, before it is committed), so one
+    value serves one run, and sees every moment of it, in order.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tier(self) -> Tier: ...
+
+    def __call__(self, moment: Moment) -> Iterable[Comparison | Skipped]: ...
+
+
+def exact(
+    check: Check, moment: Moment, place: Place, found: object, right: object, says: str, request: str | None = None
+) -> Comparison:
+    """Two plain values that must be equal; `says` is the sentence about the found one ("length is {}")."""
+    wrong = found != right
+    return Comparison(
+        check.name, check.tier, moment.index, moment.kind, place,
+        elements=max(len(right), 1) if isinstance(right, Sized) else 1, worst=float(wrong), allowed=0.0,
+        request=request, slot=slot_of(moment, request),
+        diagnosis=f"{says.format(found)}; expected {right}" if wrong else "",
+    )  # fmt: skip
+
+
+def slot_of(moment: Moment, request: str | None) -> int | None:
+    """The slot that the trace gives a request, after the event or, when it has left, before."""
+    expected = moment.expected
+    return None if request is None else expected.slots_after.get(request, expected.slots_before.get(request))

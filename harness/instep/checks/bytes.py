@@ -1,0 +1,198 @@
+"""T1: what is moved or left alone keeps its bits: pools, red zones, conv windows, KV entries, idle requests.
+
+Leaves out: what is computed (T2). Rows that are moved are the subject's own, from its tape; which rows, slots
+and positions they are comes from the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from instep_reference.contract.engine import Abort, Commit, Forward, Load, Preempt, RequestState, Resume, Save
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+
+from ..observe.memory import Trespass, bits
+from ..observe.moment import Moment
+from ..observe.rows import Share, rows, shares
+from ..verdict import Comparison, Skipped, Tier
+from .base import slot_of
+
+# (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
+CACHES = (
+    ("keys", "trunk", "key", "keys"),
+    ("values", "trunk", "value", "values"),
+    ("draft_keys", "extend", "key", "keys"),
+    ("draft_values", "extend", "value", "values"),
+)
+MEMORY = ("conv", "state", "keys", "values", "draft_keys", "draft_values")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A window in flight: the memory before it, and the rows that a commit chooses from."""
+
+    before: RequestState
+    rows: Mapping[Place, torch.Tensor]
+
+
+class Bytes:
+    """No byte changes that may not, and every moved byte arrives."""
+
+    name = "bytes"
+    tier = Tier.BITWISE
+
+    def __init__(self) -> None:
+        self.verified: dict[str, Verified] = {}
+        self.parked: dict[str, RequestState] = {}
+        self.saved: dict[str, RequestState] = {}
+
+    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+        yield from self._pools(moment)
+        busy: set[str] = set()
+        if isinstance(moment.event, Forward):
+            busy = {row.request for row in moment.event.rows}
+            for share in shares(moment, "trunk"):
+                yield from self._ran(moment, share)
+        elif isinstance(moment.event, Commit):
+            busy = set(moment.event.requests)
+            for share in shares(moment, "extend"):
+                if share.request in self.verified:
+                    flight = self.verified.pop(share.request)
+                    yield from self._taken_in(moment, share, flight, list(share.nodes))
+        elif isinstance(moment.event, Load | Resume):
+            busy = {moment.event.request}
+        yield from self._kept_aside(moment)
+        for name in moment.subject.before.keys() & moment.subject.after.keys() - busy - self.verified.keys():
+            yield from self._unchanged(moment, name, moment.subject.before[name])
+
+    def _pools(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+        changes = moment.changes
+        if not changes.bytes:
+            yield Skipped(self.name, moment.index, "no pool bytes were watched: this engine does not show its memory")
+            return
+        for trespass in changes.trespasses:
+            yield self._trespass(moment, trespass)
+        if not changes.trespasses:
+            yield Comparison(
+                self.name, self.tier, moment.index, moment.kind, Place("trunk", STAGE_LEVEL, "state"),
+                elements=changes.bytes, blocks=changes.units, worst=0.0, allowed=0.0,
+            )  # fmt: skip
+
+    def _trespass(self, moment: Moment, trespass: Trespass) -> Comparison:
+        stage = "extend" if trespass.region.startswith("draft") else "trunk"
+        component = next((c for c in ("conv", "keys", "values") if c in trespass.region), "state")
+        owners = {slot: name for name, slot in moment.expected.slots_after.items()} if trespass.by == "slot" else {}
+        where = "the red zone beside " if trespass.gap else ""
+        return Comparison(
+            self.name, self.tier, moment.index, moment.kind, Place(stage, trespass.layer, component),
+            elements=trespass.bytes, worst=float(trespass.bytes), allowed=0.0, request=owners.get(trespass.unit),
+            slot=trespass.unit if trespass.by == "slot" else None,
+            diagnosis=f"{trespass.bytes} bytes changed in {where}{trespass.region} {trespass.by} {trespass.unit}, "
+            f"which this event may not write",
+        )  # fmt: skip
+
+    def _ran(self, moment: Moment, share: Share) -> Iterator[Comparison]:
+        before = moment.subject.before[share.request]
+        kept = {place: rows(moment.subject, place, share) for place in moment.subject.places if place.stage == "trunk"}
+        flight = Verified(before, {place: row.clone() for place, row in kept.items() if row is not None})
+        if share.kind == "verify":
+            self.verified[share.request] = flight
+            yield from self._in_flight(moment, share, before)
+        else:
+            yield from self._taken_in(moment, share, flight, list(range(share.count)))
+
+    def _in_flight(self, moment: Moment, share: Share, before: RequestState) -> Iterator[Comparison]:
+        """A verified window, not committed: KV and draft KV up to the length are untouched."""
+        after = moment.subject.after[share.request]
+        for field, stage, _, component in CACHES:
+            for layer, cache in getattr(before, field).items():
+                found = getattr(after, field).get(layer)
+                yield self._same(moment, Place(stage, layer, component), share.request, found, cache)
+
+    def _taken_in(self, moment: Moment, share: Share, flight: Verified, nodes: list[int]) -> Iterator[Comparison]:
+        """The rows at `nodes`, and no others, stand behind what was there before."""
+        before, after = flight.before, moment.subject.after[share.request]
+        for layer, window in before.conv.items():
+            fed = flight.rows.get(Place("trunk", layer, "qkv"))
+            if fed is not None and len(fed) > max(nodes):
+                start = window if share.start else torch.zeros_like(window)
+                yield self._window(moment, share, layer, start, fed, nodes)
+        extend = next((other for other in shares(moment, "extend") if other.request == share.request), None)
+        for field, stage, source, component in CACHES:
+            for layer, cache in getattr(before, field).items():
+                place = Place(stage, layer, source)
+                drafted = None if extend is None else rows(moment.subject, place, extend)
+                row = drafted if stage == "extend" else _picked(flight.rows.get(place), nodes)
+                if row is not None:
+                    right = torch.cat((cache[: share.start], row.to(cache.dtype)))
+                    found = getattr(after, field).get(layer)
+                    yield self._same(moment, Place(stage, layer, component), share.request, found, right)
+
+    def _window(
+        self, moment: Moment, share: Share, layer: int, before: torch.Tensor, fed: torch.Tensor, nodes: list[int]
+    ) -> Comparison:
+        """A conv window [C, W-1] after the rows `nodes` of fed [n, C] came in; a wrong count of rows is named."""
+        right = shifted(before, fed[nodes])
+        found = moment.subject.after[share.request].conv.get(layer)
+        result = self._same(moment, Place("trunk", layer, "conv"), share.request, found, right)
+        if result.agrees or found is None or found.shape != right.shape:
+            return result
+        counts = [n for n in range(len(fed) + 1) if torch.equal(bits(shifted(before, fed[:n])), bits(found))]
+        if not counts:
+            return result
+        return replace(result, diagnosis=f"holds the window after {counts[0]} tokens; {len(nodes)} were accepted")
+
+    def _kept_aside(self, moment: Moment) -> Iterator[Comparison]:
+        """What is preempted or saved comes back bit by bit."""
+        event, before = moment.event, moment.subject.before
+        if isinstance(event, Preempt) and event.request in before:
+            self.parked[event.request] = before[event.request]
+        elif isinstance(event, Save) and event.request in before:
+            self.saved[event.name] = before[event.request]
+        elif isinstance(event, Resume) and event.request in self.parked:
+            yield from self._unchanged(moment, event.request, self.parked.pop(event.request))
+        elif isinstance(event, Load) and event.name in self.saved:
+            yield from self._unchanged(moment, event.request, self.saved[event.name])
+        elif isinstance(event, Abort):
+            self.verified.pop(event.request, None)
+
+    def _unchanged(self, moment: Moment, name: str, before: RequestState) -> Iterator[Comparison]:
+        after = moment.subject.after.get(name)
+        for field in MEMORY:
+            stage = "extend" if field.startswith("draft") else "trunk"
+            for layer, right in getattr(before, field).items():
+                if right.numel():
+                    found = None if after is None else getattr(after, field).get(layer)
+                    yield self._same(moment, Place(stage, layer, field.removeprefix("draft_")), name, found, right)
+        if before.proposal_hidden is not None:
+            found = None if after is None else after.proposal_hidden
+            yield self._same(moment, Place("extend", AFTER_LAYERS, "final"), name, found, before.proposal_hidden)
+
+    def _same(
+        self, moment: Moment, place: Place, request: str, found: torch.Tensor | None, right: torch.Tensor
+    ) -> Comparison:
+        elements, wrong, said = right.numel(), 0, ""
+        if found is None or found.shape != right.shape:
+            wrong, said = 1, f"has {'nothing' if found is None else tuple(found.shape)}; expected {tuple(right.shape)}"
+        elif not torch.equal(bits(found), bits(right)):
+            off = bits(found) != bits(right)
+            wrong = int(off.sum()) * right.element_size()
+            first = tuple(off.nonzero()[0].tolist())
+            said = f"{wrong} of {elements * right.element_size()} bytes differ, the first at {first}"
+        return Comparison(
+            self.name, self.tier, moment.index, moment.kind, place, elements=elements, worst=float(wrong),
+            allowed=0.0, request=request, slot=slot_of(moment, request), diagnosis=said,
+        )  # fmt: skip
+
+
+def shifted(window: torch.Tensor, fed: torch.Tensor) -> torch.Tensor:
+    """The last W-1 inputs of a conv: window [C, W-1], oldest first, after rows fed [n, C] -> [C, W-1]."""
+    width = window.shape[1]
+    return torch.cat((window, fed.to(window.dtype).T), 1)[:, fed.shape[0] : fed.shape[0] + width]
+
+
+def _picked(rows: torch.Tensor | None, nodes: list[int]) -> torch.Tensor | None:
+    return None if rows is None or len(rows) <= max(nodes) else rows[nodes]

@@ -1,0 +1,101 @@
+"""T4: what each side chooses by itself: picks, accepted drafts, bonus; equal unless the truth itself hardly chose.
+
+Leaves out: forced choices, which are given (T0 compares them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from instep_reference.contract.engine import Commit, Committed
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from ..observe.moment import Moment
+from ..observe.rows import Share, parted, rows, shares
+from ..verdict import Comparison, Skipped, Tier
+from .allowance import MARGIN_ERRORS, TIES_ALWAYS, TIES_CAP, allowed
+from .base import exact, slot_of
+
+
+class Decisions:
+    """A choice may differ while the truth's margin is under twice the logit error that T3 grants."""
+
+    name = "decisions"
+    tier = Tier.DECISIONS
+
+    def __init__(self) -> None:
+        self.made = self.ties = 0
+        self.tied: set[str] = set()  # requests with a tie within the window in flight
+
+    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+        for place in moment.truth.places:
+            if place.component == "pick":
+                yield from self._picks(moment, place)
+        if isinstance(moment.event, Commit):
+            yield from self._accepted(moment, moment.event)
+        if self.ties > max(TIES_ALWAYS, TIES_CAP * self.made):
+            yield Comparison(
+                self.name, self.tier, moment.index, moment.kind, Place("trunk", AFTER_LAYERS, "pick"),
+                elements=self.made, worst=float(self.ties), allowed=max(TIES_ALWAYS, TIES_CAP * self.made),
+                undecided=self.ties, diagnosis=f"{self.ties} of {self.made} choices so far were ties: too many",
+            )  # fmt: skip
+
+    def _picks(self, moment: Moment, place: Place) -> Iterator[Comparison | Skipped]:
+        for share in shares(moment, place.stage):
+            if share.asked and parted(moment, place.stage, share):
+                yield Skipped(self.name, moment.index, f"{place} of {share.request}: the drafts differ")
+            elif share.asked:
+                yield self._chosen(moment, place, share)
+
+    def _chosen(self, moment: Moment, place: Place, share: Share) -> Comparison:
+        """Margins in units of what the logits may be off by; 1 is the limit."""
+        own, right = rows(moment.subject, place, share), rows(moment.truth, place, share)
+        logits = rows(moment.truth, place._replace(component="logits"), share)
+        seen = rows(moment.subject, place._replace(component="logits"), share)
+        assert right is not None and logits is not None, "the truth has every place"
+        if own is None or own.shape != right.shape or seen is None:
+            return exact(self, moment, place, 0 if own is None else own.shape[0], right.shape[0], "has {} choices")
+        own, largest = own.to(right.device), seen.to(right.device).argmax(-1)
+        if not torch.equal(own, largest):
+            says = "chose {} against its own logits"
+            return exact(self, moment, place, own.tolist(), largest.tolist(), says, share.request)
+        differs = own != right
+        margin = (logits.gather(1, right[:, None]) - logits.gather(1, own[:, None]))[:, 0]
+        worst = torch.where(differs, margin / (MARGIN_ERRORS * _logit_error(moment, place, share, logits)), 0.0)
+        ties = int((differs & (worst <= 1)).sum())
+        self.made, self.ties = self.made + share.asked, self.ties + ties
+        if ties and share.kind == "verify":
+            self.tied.add(share.request)
+        row = int(worst.argmax())
+        said = f"row {row} chose {int(own[row])}, the truth {int(right[row])} by a margin of {float(margin[row]):.3g}"
+        return Comparison(
+            self.name, self.tier, moment.index, moment.kind, place, elements=share.asked, blocks=share.asked,
+            undecided=ties, worst=float(worst[row]), allowed=1.0, request=share.request,
+            slot=slot_of(moment, share.request), diagnosis=said if differs.any() else "",
+        )  # fmt: skip
+
+    def _accepted(self, moment: Moment, event: Commit) -> Iterator[Comparison | Skipped]:
+        ours, right = moment.subject.answer, moment.truth.answer
+        assert isinstance(ours, Committed) and isinstance(right, Committed)
+        place = Place("trunk", AFTER_LAYERS, "pick")
+        for row, name in enumerate(event.requests):
+            if name in self.tied:
+                yield Skipped(self.name, moment.index, f'own acceptance of "{name}": a choice in its window was a tie')
+                continue
+            found, expected = (
+                (int(side.own_num_correct_drafts[row]), int(side.own_bonus[row])) for side in (ours, right)
+            )
+            yield exact(self, moment, place, found, expected, "own (accepted drafts, bonus) are {}", name)
+        self.tied = set()
+
+
+def _logit_error(moment: Moment, place: Place, share: Share, truth: torch.Tensor) -> torch.Tensor:
+    """What T3 grants the largest logit error of each row: absolute, [rows]."""
+    size = truth.abs().amax(-1)
+    rounded = None if moment.rounded is None else rows(moment.rounded, place._replace(component="logits"), share)
+    found = rows(moment.subject, place._replace(component="logits"), share)
+    assert found is not None
+    yardstick = torch.zeros_like(size) if rounded is None else (rounded - truth).abs().amax(-1) / size
+    return size * allowed(yardstick, found.dtype)

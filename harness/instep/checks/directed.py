@@ -1,0 +1,167 @@
+"""T2d: whether a state leans towards a wrong one, and which; per head and group of 8 columns of V.
+
+Leaves out: the wrong states (`hypotheses.py`) and the size of an error that leans nowhere (`derived.py`).
+A norm over a head hides one stale tile; a norm that grants what bf16 storage needs hides an off-by-one. The
+direction of the error hides neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from ..observe.moment import Moment
+from ..observe.oracle import Oracle
+from ..observe.replay import Replay
+from ..verdict import Comparison, Skipped, Tier
+from .allowance import COLUMNS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
+from .base import slot_of
+from .hypotheses import Scene, Wrong, wrong_states
+
+
+class Directed:
+    """After every event that writes a state: decode, prefill chunk, commit."""
+
+    name = "directed"
+    tier = Tier.DIRECTED
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+
+    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+        replays = [replay for replay in self.oracle.at(moment) if isinstance(replay, Replay) and replay.writes_state]
+        undecided = pairs = 0
+        for replay in replays:
+            found = moment.subject.after[replay.request].state.get(replay.layer)
+            if found is None or replay.truth.state is None or found.shape != replay.truth.state.shape:
+                continue  # T2 reports it
+            honest = [run.state for run in replay.yardsticks if run.state is not None]
+            looked = look(found.cpu(), scene_of(replay, replays), honest)
+            undecided, pairs = undecided + looked.undecided, pairs + looked.pairs
+            yield self._comparison(moment, replay, found, looked)
+        if pairs:
+            yield Comparison(
+                self.name, self.tier, moment.index, moment.kind, replays[-1].place("state"), elements=pairs,
+                worst=undecided / pairs, allowed=UNDECIDED_CAP, undecided=undecided,
+                diagnosis=f"{undecided} of {pairs} wrong states could not be told from the right one",
+            )  # fmt: skip
+
+    def _comparison(self, moment: Moment, replay: Replay, found: torch.Tensor, looked: Looked) -> Comparison:
+        begin = looked.group * COLUMNS
+        said = f"{looked.diagnosis} (projection {looked.worst:.4f}, limit {PROJECTION_LIMIT})"
+        return Comparison(
+            self.name, self.tier, moment.index, moment.kind, replay.place("state"), elements=found.numel(),
+            blocks=looked.blocks, undecided=looked.undecided, worst=looked.worst, allowed=PROJECTION_LIMIT,
+            request=replay.request, slot=slot_of(moment, replay.request), head=looked.head,
+            columns=(begin, min(begin + COLUMNS, found.shape[2]) - 1),
+            diagnosis=said if looked.diagnosis else "",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The block that leans most, or the first of those that lean too far; undecided of so many pairs with wrong states.
+
+    worst: the projection on the wrong state that is named, or the largest when none is.
+    """
+
+    worst: float
+    head: int
+    group: int
+    blocks: int
+    pairs: int
+    undecided: int
+    diagnosis: str
+
+
+def look(found: torch.Tensor, scene: Scene, yardsticks: Sequence[torch.Tensor]) -> Looked:
+    """Project the error on every wrong state's difference, block by block.
+
+        alpha_h = <x - o, o_h - o> / |o_h - o|^2         0: right; 1: wrong in the way of h
+
+    Its standard error is that of an error of the yardstick's size in no particular direction, or, when larger,
+    the yardstick's own projection. Shapes:  found x [HV, K, V], as are the yardsticks.
+    """
+    right = scene.right
+    wrong = wrong_states(scene)
+    towards = grouped(torch.stack([w.state for w in wrong]) - right)  # [hypotheses, HV, groups, K * 8]
+    error = grouped(found.to(right.dtype) - right)
+    honest = torch.stack([grouped(y.to(right.dtype) - right) for y in yardsticks])
+    length = towards.square().sum(-1)
+    alpha = (error * towards).sum(-1) / length
+    drawn = _spread(honest, grouped(right), torch.finfo(found.dtype).eps) / length.sqrt()
+    leaning = (honest[:, None] * towards).sum(-1).abs().amax(0) / length
+    differs = length > 0
+    decides = differs & (torch.maximum(drawn, leaning) <= PROJECTION_ERROR)
+    judged = torch.where(decides, alpha, -torch.inf)
+    largest = judged.amax(0)  # [HV, groups]; a NaN wins
+    leans = ~(largest <= PROJECTION_LIMIT)
+    counts = judged[0].numel(), int(differs.sum()), int((differs & ~decides).sum())
+    if not leans.any():
+        worst, head, group = _worst(largest)
+        return Looked(max(worst, 0.0), head, group, *counts, "")
+    head, group = (int(i) for i in leans.nonzero()[0])
+    sentences, projection = _nearest(error[leans], towards[:, leans], wrong)
+    where = f", in {int(leans.sum())} of {leans.numel()} blocks" if not leans.all() else ""
+    also = f" [equal bits: {'; '.join(sentences[1:])}]" if sentences[1:] else ""
+    worst = _worst(largest)[0] if projection is None else projection
+    return Looked(worst, head, group, *counts, f"{sentences[0]}{where}{also}")
+
+
+def grouped(state: torch.Tensor) -> torch.Tensor:
+    """[..., HV, K, V] -> [..., HV, groups, K * 8]: a block is 8 columns of V; a last, narrower one is padded with 0."""
+    key_dim, value_dim = state.shape[-2:]
+    padded = F.pad(state, (0, -value_dim % COLUMNS))
+    tiles = padded.reshape(*padded.shape[:-1], -1, COLUMNS)
+    return tiles.movedim(-2, -3).reshape(*state.shape[:-2], -1, key_dim * COLUMNS)
+
+
+def scene_of(replay: Replay, replays: Sequence[Replay]) -> Scene:
+    """What may have gone wrong here: this request's tokens, and what the others hold in the same layer."""
+    folding = replay.folding
+    assert folding is not None
+    others = list(folding.others)
+    for other in replays:
+        if other.layer == replay.layer and other.request != replay.request and other.truth.state is not None:
+            others.append((f'of request "{other.request}"', other.truth.state))
+    k, v, log_decay, beta = (folding.tokens.of(name) for name in ("k", "v", "log_decay", "beta"))
+    return Scene(
+        folding.base, k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, folding.count,
+        "accepted" if replay.share.kind == "commit" else "given", folding.previous, others,
+    )  # fmt: skip
+
+
+def _spread(honest: torch.Tensor, right: torch.Tensor, eps: float) -> torch.Tensor:
+    """One standard deviation of an honest error along any one direction, per block [HV, groups]."""
+    noise: torch.Tensor = torch.linalg.vector_norm(honest, dim=-1).amax(0)
+    grain: torch.Tensor = torch.linalg.vector_norm(right, dim=-1) * (eps / 2)
+    return (noise + grain) / math.sqrt(right.shape[-1])
+
+
+def _worst(largest: torch.Tensor) -> tuple[float, int, int]:
+    """The largest of [HV, groups], NaN first, and its block."""
+    block = int(largest.flatten().argmax())
+    head, group = divmod(block, largest.shape[1])
+    return float(largest[head, group]), head, group
+
+
+def _nearest(
+    error: torch.Tensor, towards: torch.Tensor, wrong: Sequence[Wrong]
+) -> tuple[list[str], float | None]:
+    """The wrong states that stand nearest over all blocks that lean, equal bits together, and the projection on them.
+
+    Shapes:  error [blocks, elements]   towards [hypotheses, blocks, elements]
+    """
+    distance = torch.linalg.vector_norm((error - towards).flatten(1), dim=1)
+    if not torch.isfinite(distance).all():
+        return ["holds a number that is not finite"], None
+    nearest = int(distance.argmin())
+    direction = towards[nearest]
+    if distance[nearest] > NEAR * torch.linalg.vector_norm(direction):
+        return [f"unknown: near to none of {len(wrong)} wrong states"], None
+    equal = [w.sentence for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction)]
+    return list(dict.fromkeys(equal)), float((error * direction).sum() / direction.square().sum())

@@ -1,0 +1,142 @@
+"""T0 for a subject that moves labels: every place and every element of memory is exactly what a right engine holds.
+
+Leaves out: who owns what (`identity.py`) and bytes that belong to nobody (`bytes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from instep_reference.contract.engine import Forward, RequestState
+from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D
+from instep_reference.contract.place import Place
+
+from ..observe.moment import Moment
+from ..observe.rows import ASKED, Share, shares
+from ..verdict import Comparison, Tier
+from .base import slot_of
+
+MASK = (1 << 64) - 1
+MEMORY = ("conv", "state", "keys", "values", "draft_keys", "draft_values")
+
+
+class Labels:
+    """The labels of all places and memories are those of the `ledger` run of the same trace."""
+
+    name = "labels"
+    tier = Tier.IDENTITY
+
+    def __init__(self) -> None:
+        self.flights: dict[tuple[str, int], list[int]] = {}  # what a state is after 0, 1, .. tokens of a window
+
+    def __call__(self, moment: Moment) -> Iterator[Comparison]:
+        for place, truth in moment.truth.places.items():
+            if truth.numel():
+                yield self._rows(moment, place, truth)
+        if isinstance(moment.event, Forward):
+            self._remember(moment)
+        in_flight = {s.request for s in shares(moment, "trunk") if s.kind == "verify"}
+        for name, state in moment.truth.after.items():
+            yield from self._memory(moment, name, state, name in in_flight)
+
+    def _rows(self, moment: Moment, place: Place, truth: torch.Tensor) -> Comparison:
+        found = moment.subject.places.get(place)
+        wrong = _differing(found, truth)
+        request, said = None, ""
+        if wrong.any():
+            row = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
+            request = next((s.request for s in shares(moment, place.stage) if _holds(s, place, row)), None)
+            missing = found is None or found.shape != truth.shape
+            said = "has no such rows" if found is None or missing else _row_sentence(found, truth, row)
+        return self._comparison(moment, place, truth.numel(), int(wrong.sum()), request, said)
+
+    def _memory(self, moment: Moment, name: str, truth: RequestState, in_flight: bool) -> Iterator[Comparison]:
+        subject = moment.subject.after.get(name)
+        for field in MEMORY:
+            if in_flight and field in ("conv", "state"):
+                continue  # between verify and commit they belong to nobody
+            stage = "extend" if field.startswith("draft") else "trunk"
+            for layer, right in getattr(truth, field).items():
+                if not right.numel():
+                    continue
+                found = None if subject is None else getattr(subject, field).get(layer)
+                wrong = _differing(found, right)
+                said = self._diagnosis(moment, name, field, layer, found, right, wrong) if wrong.any() else ""
+                place = Place(stage, layer, field.removeprefix("draft_"))
+                yield self._comparison(moment, place, right.numel(), int(wrong.sum()), name, said)
+
+    def _diagnosis(
+        self, moment: Moment, name: str, field: str, layer: int, found: torch.Tensor | None, right: torch.Tensor,
+        wrong: torch.Tensor,
+    ) -> str:
+        """What stands there instead, as far as labels say it."""
+        if found is None or found.shape != right.shape:
+            return f"has {'nothing' if found is None else tuple(found.shape)}; expected {tuple(right.shape)}"
+        partly = int(wrong.sum())
+        if partly < wrong.numel():
+            return f"{partly} of {wrong.numel()} elements are wrong, the first at {tuple(wrong.nonzero()[0].tolist())}"
+        first = int(found.flatten()[0]) & MASK
+        chain = self.flights.get((name, layer), []) if field == "state" else []
+        if first in chain:
+            taken = chain.index(int(right.flatten()[0]) & MASK)
+            return f"holds the state after {chain.index(first)} tokens; {taken} were accepted"
+        for other, state in moment.truth.after.items():
+            held = getattr(state, field).get(layer)
+            if other != name and held is not None and held.shape == found.shape and torch.equal(held, found.cpu()):
+                return f'holds what belongs to request "{other}"'
+        return "holds labels that nobody should hold here" if found.any() else "is empty"
+
+    def _remember(self, moment: Moment) -> None:
+        """Fold the truth's labels of a window, token by token, to name a wrong count at the commit."""
+        self.flights = {}
+        for share in shares(moment, "trunk"):
+            for layer, state in moment.truth.before[share.request].state.items():
+                if share.kind != "verify":
+                    continue
+                chain = [int(state.flatten()[0]) & MASK]
+                for row in range(share.begin, share.begin + share.count):
+                    parts = [
+                        int(moment.truth.places[Place("trunk", layer, part)][row].flatten()[0]) & MASK
+                        for part in ("k", "v", "log_decay", "beta")
+                    ]
+                    chain.append(mix(chain[-1], mix(mix(mix(parts[0], parts[1]), parts[2]), parts[3])))
+                self.flights[share.request, layer] = chain
+
+    def _comparison(
+        self, moment: Moment, place: Place, elements: int, wrong: int, request: str | None, said: str
+    ) -> Comparison:
+        return Comparison(
+            self.name, self.tier, moment.index, moment.kind, place, elements=elements, worst=float(wrong), allowed=0.0,
+            request=request, slot=slot_of(moment, request), diagnosis=said,
+        )  # fmt: skip
+
+
+def mix(a: int, b: int) -> int:
+    """Two labels into one, as `contract/labels.py` says."""
+    x = (a * MIX_A + b * MIX_B + MIX_C) & MASK
+    x ^= x >> 29
+    x = x * MIX_D & MASK
+    return x ^ (x >> 32)
+
+
+def _differing(found: torch.Tensor | None, right: torch.Tensor) -> torch.Tensor:
+    """Elementwise; everything differs from nothing."""
+    if found is None or found.shape != right.shape:
+        return torch.ones_like(right, dtype=torch.bool)
+    return found.to(right.device) != right
+
+
+def _holds(share: Share, place: Place, row: int) -> bool:
+    asked = place.component in ASKED
+    begin, count = (share.asked_begin, share.asked) if asked else (share.begin, share.count)
+    return begin <= row < begin + count
+
+
+def _row_sentence(found: torch.Tensor, truth: torch.Tensor, row: int) -> str:
+    """Where the row is wrong, and whether another row's label stands there."""
+    wrong = int(_differing(found[row], truth[row]).sum())
+    equal = [other for other in range(len(truth)) if torch.equal(found[row].cpu(), truth[other])]
+    stands = f": it holds row {equal[0]}" if equal and equal[0] != row else ""
+    return f"row {row} is wrong in {wrong} of {truth[row].numel()} elements{stands}"

@@ -1,0 +1,104 @@
+"""How far a tensor is from the truth, block by block, and how far the yardsticks are: the measurement of T2 and T3.
+
+Leaves out: where the three tensors come from, and the constants (`allowance.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from instep_reference.contract.place import Place
+
+from ..verdict import Comparison, Tier
+from .allowance import SCALE_FLOOR, SMALLEST_BLOCK, YARDSTICK_FACTOR, allowed
+
+# Components whose heads are blocks of their own, and the axis on which the heads stand.
+HEAD_AXIS = {
+    "z": 1, "q": 1, "k": 1, "v": 1, "core": 1, "gated": 1,
+    "projected": 1, "key_raw": 1, "query": 1, "key": 1, "value": 1, "attended": 1, "opened": 1,
+    "state": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a tensor stands, for the report: everything of a `Comparison` that is known before measuring."""
+
+    check: str
+    tier: Tier
+    event: int
+    kind: str
+    place: Place
+    request: str
+    slot: int | None
+
+
+def measured(
+    spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor, yardsticks: Sequence[torch.Tensor],
+    noise_floor: float = 0.0,
+) -> Comparison:
+    """One comparison over the blocks of a tensor, reporting the block that stands nearest to its limit or beyond.
+
+        e_x = |x - o| / max(|o|, floor)  <=  3 e_r + 4 ulp      for the norm, and for the largest element
+
+    Shapes:  subject x, truth o and every yardstick r alike; blocks are heads where the component has them.
+    noise_floor: e_r is at least this.
+    """
+    wrong = unlike(spot, subject, truth)
+    if wrong is not None:
+        return wrong
+    assert subject is not None
+    x, o = blocks(spot.place.component, subject), blocks(spot.place.component, truth)
+    error = relative_error(x, o)  # [2, blocks]: norm, largest element
+    honest = torch.stack([blocks(spot.place.component, r) for r in yardsticks])
+    yardstick = relative_error(honest, o).amax(1).clamp_min(noise_floor)
+    limit = allowed(yardstick, subject.dtype)
+    metric, block = divmod(int((error / limit).argmax()), x.shape[0])  # argmax takes a NaN for the largest
+    worst, most, noise = (float(t[metric, block]) for t in (error, limit, yardstick))
+    return Comparison(
+        spot.check, spot.tier, spot.event, spot.kind, spot.place, elements=x.numel(), blocks=x.shape[0],
+        worst=worst, allowed=most, request=spot.request, slot=spot.slot, head=block if x.shape[0] > 1 else None,
+        diagnosis="" if worst <= most else _sentence(("norm", "largest element")[metric], worst, most, noise),
+    )  # fmt: skip
+
+
+def blocks(component: str, tensor: torch.Tensor) -> torch.Tensor:
+    """[blocks, elements] in fp64: one block per head, or one in all where a head has too few numbers to judge."""
+    axis = HEAD_AXIS.get(component)
+    tensor = tensor.to("cpu", torch.float64)
+    if axis is not None and tensor.numel() >= SMALLEST_BLOCK * tensor.shape[axis]:
+        return tensor.movedim(axis, 0).flatten(1)
+    return tensor.reshape(1, -1)
+
+
+def relative_error(x: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+    """|x - o| / |o|, by the norm and by the largest element.
+
+    Shapes:  x [..., blocks, elements]   o [blocks, elements]  ->  [2, ..., blocks]
+    """
+    off = x - o
+    norm = torch.linalg.vector_norm(off, dim=-1) / torch.linalg.vector_norm(o, dim=-1).clamp_min(SCALE_FLOOR)
+    largest = off.abs().amax(-1) / o.abs().amax(-1).clamp_min(SCALE_FLOOR)
+    return torch.stack((norm, largest))
+
+
+def unlike(spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor) -> Comparison | None:
+    """The comparison that failed before it began: nothing there, or another shape."""
+    if subject is not None and subject.shape == truth.shape and truth.numel():
+        return None
+    found = "nothing" if subject is None else f"shape {tuple(subject.shape)}"
+    return Comparison(
+        spot.check, spot.tier, spot.event, spot.kind, spot.place, elements=0, worst=float("inf"), allowed=0.0,
+        request=spot.request, slot=spot.slot, diagnosis=f"has {found}; expected shape {tuple(truth.shape)}",
+    )  # fmt: skip
+
+
+def _sentence(metric: str, worst: float, most: float, noise: float) -> str:
+    if worst != worst:
+        return "holds a number that is not finite"
+    rounding = most - YARDSTICK_FACTOR * noise
+    smallest = f"would pass at {(worst - rounding) / noise:.3g} times that" if noise else "no factor would pass"
+    return f"relative error {worst:.2e} by the {metric}; the yardstick errs by {noise:.1e} ({smallest})"

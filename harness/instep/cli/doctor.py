@@ -1,0 +1,84 @@
+"""`instep doctor`: what is here, and what is missing for what.
+
+Leaves out: repairing it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from typing import Annotated
+
+import typer
+
+# package -> what does not work without it
+NEEDED_FOR = {
+    "torch": "everything",
+    "safetensors": "reading checkpoints and traces",
+    "msgspec": "reading traces",
+    "triton": "the op set triton",
+    "hypothesis": "instep fuzz",
+    "pytest": "the pytest plugin",
+    "pytest_benchmark": "instep gate and the benchmarks",
+    "transformers": "the tests against transformers (extra: oracle)",
+}
+REQUIRED = ("torch", "safetensors", "msgspec")
+SUPPORTED = ((3, 11), (3, 14))  # from, up to but without
+
+
+def doctor(json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
+    """Print what is installed here, and what is missing for what."""
+    found = findings()
+    if json:
+        import msgspec
+
+        print(msgspec.json.encode(found).decode())
+    else:
+        _show(found)
+    if any(found[package] is None for package in REQUIRED):
+        raise typer.Exit(2)
+
+
+def findings() -> dict[str, str | None]:
+    """What there is -> its version or kind; None for what is missing."""
+    from ..report.machine import installed
+
+    found: dict[str, str | None] = {"python": platform.python_version(), "system": platform.platform(terse=True)}
+    for package in NEEDED_FOR:
+        here = importlib.util.find_spec(package) is not None
+        found[package] = installed(package) or "here, version unknown" if here else None
+    found["instep"] = installed("instep") or "from source"
+    found["device"] = _device() if found["torch"] else None
+    found["kernels"] = _kernels() if found["torch"] and found["triton"] else None
+    return found
+
+
+def _show(found: dict[str, str | None]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("part", "found", "missing for")
+    for part, value in found.items():
+        table.add_row(part, value or "[red]missing[/red]", "" if value else NEEDED_FOR.get(part, ""))
+    console = Console()
+    console.print(table)
+    low, high = SUPPORTED
+    version = tuple(map(int, platform.python_version_tuple()[:2]))
+    if not low <= version < high:
+        console.print(f"Python {low[0]}.{low[1]} up to {high[0]}.{high[1] - 1} is supported")
+
+
+def _device() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu (no CUDA device: --device cuda and native kernels are not to be had)"
+    count = torch.cuda.device_count()
+    return f"{count} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+
+
+def _kernels() -> str:
+    """Whether Triton's kernels would run natively or in its interpreter."""
+    import torch
+
+    return "native" if torch.cuda.is_available() else "interpreted (Triton's interpreter, on the CPU)"

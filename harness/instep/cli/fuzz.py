@@ -1,0 +1,95 @@
+"""`instep fuzz`: drawn sequences of legal events, until the sides part; what parted them becomes a trace.
+
+Leaves out: drawing, shrinking and counting (`instep.fuzz`).
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..fuzz.campaign import Result, Settings
+
+EXAMPLES = 400  # for each op set, when neither a number nor a time is given
+ENDLESS = 10**9  # as many as the time allows
+SEEDS = 2**31
+
+
+def fuzz(
+    ops: Annotated[list[str] | None, typer.Option(help="Op set, engine or module:attribute; may be repeated. "
+                                                     "Left out: ledger, then plain.")] = None,
+    checkpoint: Annotated[Path, typer.Option(help="A Hugging Face checkpoint directory.")] = Path("fixtures/tiny"),
+    examples: Annotated[int | None, typer.Option(help="Runs per op set; 400 unless a time is given.", min=1)] = None,
+    minutes: Annotated[float | None, typer.Option(help="The most time, shared by the op sets.", min=0.0)] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same runs; left out: any.", min=0)] = None,
+    shrink: Annotated[float, typer.Option(help="Seconds for making a finding small.", min=0.0)] = 60.0,
+    out: Annotated[Path, typer.Option(help="Folder for the trace of what is found.")] = Path("fuzz"),
+) -> None:
+    """Draw legal events until the sides part; exit 0: they never did, 1: divergence, 3: nothing compared."""
+    from rich.console import Console
+
+    from ..fuzz.campaign import Settings
+    from ..verdict import Exit
+
+    names = tuple(dict.fromkeys(ops or ("ledger", "plain")))
+    start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
+    count = examples or (ENDLESS if minutes is not None else EXAMPLES)
+    seconds = None if minutes is None else 60 * minutes / len(names)
+    console, worst = Console(), Exit.AGREED
+    for name in names:
+        result = _run(Settings(name, checkpoint, count, start, out, seconds, shrink))
+        _show(result, console)
+        worst = result.exit if worst is Exit.AGREED else worst
+        if result.exit is Exit.DIVERGED:
+            raise typer.Exit(int(Exit.DIVERGED))
+    raise typer.Exit(int(worst))
+
+
+def _run(settings: Settings) -> Result:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ..fuzz.campaign import campaign
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} runs"), TimeElapsedColumn())
+    total = None if settings.examples == ENDLESS else settings.examples
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(rf"fuzz \[{settings.ops}], seed {settings.seed}", total=total)
+        return campaign(settings, lambda examples: bar.update(task, completed=examples))
+
+
+def _show(result: Result, console: Console) -> None:
+    """What was met, what was not, and what was found."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..report.words import divergence
+
+    coverage, settings = result.coverage, result.settings
+    table = Table("condition", title=f"fuzz \\[{settings.ops}], seed {settings.seed}", title_justify="left")
+    table.add_column("events", justify="right")
+    for name, count in coverage.counts().items():
+        table.add_row(name, f"{count:,}" if count else "[yellow]never[/yellow]")
+    console.print(table)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in coverage.events.most_common())
+    refused = sum(result.refused.values())
+    for line in (
+        f"{result.examples:,} runs in {result.seconds:.0f} s, {result.events:,} events: {kinds or 'none'}",
+        f"{len(coverage.pairs)} different pairs of events; {refused:,} draws refused by the law (no room left)",
+        f"{result.elements:,} elements compared",
+    ):
+        console.print(Text(line), soft_wrap=True)
+    if result.carried:
+        console.print(Text(f"{result.carried:,} rows carried errors above T3's allowance while every layer agreed (T2)"))
+    if result.found is None:
+        console.print(Text("nothing found" if result.elements else "inconclusive: nothing was compared"))
+        return
+    found = result.found
+    console.print(Text(divergence(found)), soft_wrap=True)
+    console.print(Text(f"  found in run {result.examples}, shrunk to {found.of} events: {found.trace}"), soft_wrap=True)

@@ -1,0 +1,55 @@
+"""`instep gate`: is AFTER slower than BEFORE? Refuses to time what does not pass.
+
+Leaves out: how (`instep.perf`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def gate(
+    before: Annotated[str, typer.Argument(help="Op set, module:attribute, or a source tree.")],
+    after: Annotated[str, typer.Argument(help="The same; what may have become slower.")],
+    case: Annotated[list[str] | None, typer.Option(help="verify or commit; may be repeated. Left out: both.")] = None,
+    pairs: Annotated[int, typer.Option(help="Interleaved pairs at least; under 60 nothing is concluded.")] = 60,
+    allowed: Annotated[float, typer.Option(help="The slow-down that is allowed, as a part.")] = 0.03,
+    ops: Annotated[str, typer.Option(help="The op set that a source tree runs.")] = "plain",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Activations: float32, bfloat16, float16 or float64.")] = "float32",
+    checkpoint: Annotated[Path, typer.Option(help="The model that is run.")] = Path("fixtures/tiny"),
+    batch: Annotated[int, typer.Option(help="Requests in a batch.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds of the course, which is checked, then timed.")] = 2,
+    num_steps: Annotated[int, typer.Option(help="Drafts a round: the window is one wider.", min=1)] = 3,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+) -> None:
+    """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ..perf import told
+    from ..perf.gate import Setting
+    from ..perf.gate import gate as run
+
+    setting = Setting(
+        before, after, checkpoint, tuple(dict.fromkeys(case)) if case else ("verify", "commit"), pairs, allowed, ops,
+        device, dtype, batch, rounds, num_steps, seed,
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        tempfile.TemporaryDirectory(prefix="instep-gate-") as folder,
+        Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+    ):
+        task = bar.add_task("gate", total=None)
+        report = run(setting, Path(folder), lambda what, done, of: bar.update(
+            task, description=what, completed=done, total=of
+        ))
+    if json is not None:
+        told.write(report, json)
+    told.show(report, Console())
+    raise typer.Exit(int(report.exit))

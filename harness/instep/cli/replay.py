@@ -1,0 +1,81 @@
+"""`instep replay`: a trace through both sides, everything compared after every event.
+
+Leaves out: how (`instep.rig`) and the words (`instep.report`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ..rig.rig import Outcome
+    from ..trace.file import Trace
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file.")],
+    ops: Annotated[list[str] | None, typer.Option(help="Op set, engine or module:attribute; may be repeated. "
+                                                     "Left out: the plan in the trace's header.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Activations: float32, bfloat16, float16 or float64.")] = "float32",
+    layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
+    checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
+    until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
+    layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+) -> None:
+    """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
+    from rich.console import Console
+
+    from ..report import data, terminal
+    from ..trace.file import read
+
+    _refuse(device, layout)
+    loaded = read(trace)
+    runs = [(name, until) for name in ops] if ops else _planned(loaded, until)
+    outcomes = [_run(loaded, name, last, checkpoint, device, dtype, layout, layer) for name, last in runs]
+    if json is not None:
+        data.write(json, outcomes, commit=commit)
+    terminal.show(outcomes, Console())
+    raise typer.Exit(int(data.worst(outcomes)))
+
+
+def _planned(trace: Trace, until: int | None) -> list[tuple[str, int | None]]:
+    """The header's plan, cut at `until`."""
+    return [
+        (part.ops, min((n for n in (part.until, until) if n is not None), default=None)) for part in trace.header.replay
+    ]
+
+
+def _refuse(device: str, layout: str) -> None:
+    import torch
+
+    from instep_reference.contract.errors import BadInput
+
+    if layout not in ("VK", "KV"):
+        raise BadInput("--layout", found=layout, expected="VK or KV")
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise BadInput("--device", found=device, expected="cpu or cuda")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise BadInput("--device", found=device, expected="cpu", hint="no CUDA device is here; see `instep doctor`")
+
+
+def _run(
+    trace: Trace, ops: str, until: int | None, checkpoint: Path | None, device: str, dtype: str, layout: str,
+    layers: list[int] | None,
+) -> Outcome:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ..rig.rig import Rig
+
+    rig = Rig(trace, checkpoint, ops=ops, device=device, dtype=dtype, layout="KV" if layout == "KV" else "VK")
+    total = len(trace.events) if until is None else min(until + 1, len(trace.events))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"{trace.header.name} [{ops}]".replace("[", r"\["), total=total)
+        return rig.run(until=until, layers=layers, progress=lambda index, event: bar.update(task, completed=index + 1))

@@ -1,0 +1,195 @@
+"""A campaign: many drawn runs of one op set, stopped by a count or a clock, and the smallest failing one as a trace.
+
+Leaves out: the terminal (`instep.cli.fuzz`). Hypothesis draws and shrinks; the same seed draws the same runs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+from hypothesis.stateful import run_state_machine_as_test
+from msgspec.structs import replace as with_fields
+
+from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.checkpoint import Checkpoint
+
+from ..report.machine import installed
+from ..rig.rig import Outcome, Rig
+from ..rig.sides import Plan
+from ..rig.sides import candidates as resolved
+from ..trace.file import read
+from ..trace.header import SCHEMA, Header, Model, Part
+from ..verdict import Exit
+from . import draw
+from .coverage import Coverage
+from .example import Diverged, Example
+from .machine import Machine
+
+EVENTS = 16  # rules per run; a rule is up to three events
+BATCH = 100  # examples between two looks at the clock, and between two seeds
+SHRINK_S = 60.0  # of shrinking; what is smallest by then is kept
+# The controller's numbers, short, so that its wishes change within a run.
+HASTY = {"ema_alpha": 0.5, "warmup_batches": 1, "update_interval": 2}
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is run: op set, model, how many runs, for how long (None: no clock), and where a finding goes."""
+
+    ops: str
+    checkpoint: Path
+    examples: int
+    seed: int
+    out: Path
+    seconds: float | None = None
+    shrink_s: float = SHRINK_S
+
+
+@dataclass
+class Result:
+    """What a campaign came to. found: the trace of the smallest failing run and what replaying it said.
+
+    carried  comparisons of T3 that were above their allowance, but not enough to count (`example.CARRIED`)
+    refused  kind of event -> how often the law refused what was drawn (no page left, mostly)
+    """
+
+    settings: Settings
+    coverage: Coverage = field(default_factory=Coverage)
+    examples: int = 0
+    events: int = 0
+    elements: int = 0
+    carried: int = 0
+    seconds: float = 0.0
+    refused: Counter[str] = field(default_factory=Counter)
+    found: Outcome | None = None
+
+    @property
+    def exit(self) -> Exit:
+        """Nothing compared is never a pass."""
+        if self.found is not None:
+            return Exit.DIVERGED
+        return Exit.AGREED if self.elements else Exit.INCONCLUSIVE
+
+
+class NotReproduced(Exception):
+    """The written trace does not diverge: the harness, or the subject, depends on something outside the trace."""
+
+
+def campaign(settings: Settings, progress: Progress | None = None) -> Result:
+    """Draw runs until one fails, or all were drawn, or the time is over."""
+    host = _Host(settings, progress or (lambda examples: None))
+    for number in range(-(-settings.examples // BATCH)):
+        _batch(host, min(BATCH, settings.examples - number * BATCH), settings.seed + number)
+        if host.smallest is not None or host.over:
+            break
+    host.result.seconds = time.monotonic() - host.begun
+    if host.smallest is not None:
+        host.result.found = _kept(host.smallest, settings)
+    return host.result
+
+
+def _batch(host: _Host, examples: int, seed: int) -> None:
+    told = hypothesis.settings(
+        max_examples=examples, stateful_step_count=EVENTS, database=None, deadline=None, print_blob=False,
+        report_multiple_bugs=False, verbosity=hypothesis.Verbosity.quiet,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+    )
+
+    @hypothesis.seed(seed)
+    def machine() -> Machine:
+        return Machine(host)
+
+    try:
+        run_state_machine_as_test(machine, settings=told)  # type: ignore[no-untyped-call]
+    except Exception:  # a failing example, alone or in a group, or one that shrinking cut short
+        if host.smallest is None:
+            raise
+
+
+class _Host:
+    """Builds and serves examples, and keeps count; implements `machine.Host`."""
+
+    def __init__(self, settings: Settings, progress: Progress) -> None:
+        self.settings, self.progress = settings, progress
+        self.opened = Checkpoint.open(settings.checkpoint)
+        self.model = Model.of(self.opened, settings.checkpoint, ".")
+        width = self.opened.config.conv_width
+        self.edges = tuple(sorted({1, 2, width - 1, width} - {0}))
+        self.result = Result(settings)
+        self.smallest: Example | None = None
+        self.begun = time.monotonic()
+        self.until = float("inf") if settings.seconds is None else self.begun + settings.seconds
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.until
+
+    def begin(self, choose: draw.Draw) -> Example | None:
+        """Both sides anew, in a room that is drawn; None once the time is over."""
+        room, steps = draw.room(choose), draw.candidates(choose)
+        if self.over:
+            return None
+        adaptive = {"candidate_steps": sorted(steps), **HASTY}
+        file = AdaptiveFile.of(adaptive, "fuzz")
+        ops, seed = self.settings.ops, self.settings.seed
+        header = Header(
+            schema=SCHEMA, name=f"fuzz-{ops}-{seed}",
+            claim=f"`instep fuzz --ops {ops} --seed {seed}`: no sequence of legal events makes the sides part.",
+            checkpoint=self.model, capacity=room, num_steps=steps[0], candidates=resolved(steps[0], file)[0],
+            adaptive=adaptive, lag=0, seed=seed, stop=None, replay=(Part(ops),),
+            created={name: installed(name) or "from source" for name in ("instep", "torch", "hypothesis")},
+        )
+        if self.smallest is None:
+            self.result.examples += 1
+            self.progress(self.result.examples)
+            self.result.coverage.begin()
+        return Example(Plan(self.opened, header.room(), steps[0], file, ops), header)
+
+    def serve(self, example: Example, event: Any) -> None:
+        """Serve it, unless the time is over; keep the example when it is the smallest that failed."""
+        if self.over:
+            return
+        book = example.law.book
+        before = replace(book, live=dict(book.live))
+        elements, carried = example.elements, example.carried
+        try:
+            example.serve(event)
+        except Diverged:
+            if self.smallest is None:
+                self.until = time.monotonic() + self.settings.shrink_s
+            if self.smallest is None or example.size < self.smallest.size:
+                self.smallest = example
+            raise
+        finally:
+            if self.smallest is None:
+                self.result.events += 1
+                self.result.elements += example.elements - elements
+                self.result.carried += example.carried - carried
+        if self.smallest is None:
+            self.result.coverage.note(before, event, example.law.book)
+
+    def refused(self, event: Any) -> None:
+        self.result.refused[str(event.__struct_config__.tag)] += 1
+
+
+def _kept(example: Example, settings: Settings) -> Outcome:
+    """Write the example as a trace, and replay that from its file: a finding counts as it will be shown."""
+    settings.out.mkdir(parents=True, exist_ok=True)
+    path = settings.out / f"{example.header.name}.jsonl"
+    near = os.path.relpath(settings.checkpoint.resolve(), path.parent.resolve())
+    model = with_fields(example.header.checkpoint, near=near)
+    example.write(path, with_fields(example.header, checkpoint=model))
+    outcome = Rig(read(path), settings.checkpoint, ops=settings.ops).run()
+    if outcome.verdict.exit is not Exit.DIVERGED:
+        raise NotReproduced(f"{path}: a drawn run of these {len(example.events)} events diverged; replayed, it agrees")
+    return outcome

@@ -1,0 +1,168 @@
+"""Drawing the room of a run and one event at a time: sizes around the edges at which engines go wrong.
+
+Leaves out: legality. The law says whom an event may name, and has the last word on what is drawn here, so that no
+rule about it is written a second time. Every choice is drawn: picks, roots, accepted paths and bonuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from instep_reference.contract import engine as e
+
+from ..trace.book import Standing
+from ..trace.header import Room
+from ..trace.legal import Law
+
+T = TypeVar("T")
+
+STEPS = (1, 3, 2, 7, 4)  # candidate step counts; a failing run shrinks to the first ones
+SLOTS = (2, 4)  # fewest and most slots
+SPREAD = 2  # slots are drawn from this many times as many, so that they are sparse
+PAGE_SIZES = (4, 16, 3)
+TOKENS = 96  # of one forward: above the chunk of 64 of the prefill kernels
+ROOMY, TIGHT = 72, 24  # tokens per slot: all that may happen has room, and pages run out
+LONG = (63, 64, 65)  # around the chunk of the prefill kernels; rare, as they are slow
+STRIDES = (1, 3, 5)  # from token to token: neighbours differ, and few bytes of entropy make many tokens
+
+
+class Draw(Protocol):
+    """`data.draw` of Hypothesis."""
+
+    def __call__(self, strategy: SearchStrategy[T], /) -> T: ...
+
+
+def room(draw: Draw) -> Room:
+    """Slots and pages in order, from the top or permuted and sparse; enough pages, or so few that they run out."""
+    count = draw(st.integers(*SLOTS))
+    size = draw(st.sampled_from(PAGE_SIZES))
+    each = draw(st.sampled_from((ROOMY, TIGHT)))
+    pages = -(-count * each // size)
+    return Room(_order(draw, count, count * SPREAD), _order(draw, pages, pages), size, TOKENS)
+
+
+def candidates(draw: Draw) -> tuple[int, ...]:
+    """Two or three step counts; the first one is in force at first."""
+    return tuple(draw(st.lists(st.sampled_from(STEPS), min_size=2, max_size=3, unique=True)))
+
+
+def admit(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+    """A new request, or one with the prompt of a saved state; names are used again once they are free."""
+    name = next(name for name in map(_named, range(len(law.book.live) + 1)) if name not in law.book.live)
+    kept = [standing.prompt for standing in law.book.saved.values()]
+    if kept and draw(st.booleans()):
+        return e.Admit(name, draw(st.sampled_from(kept)))
+    return e.Admit(name, _tokens(draw, law, _size(draw, law, edges)))
+
+
+def forward(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+    """Prefill, verify and decode rows as they come, in any order."""
+    kinds = {name: kind for kind in ("prefill", "verify", "decode") for name in law.legal().get(kind, ())}
+    return e.Forward(tuple(_row(draw, law, edges, kinds[name], name) for name in _some(draw, list(kinds))))
+
+
+def draft(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+    """Chains of as many drafts as the step count says."""
+    names = _some(draw, law.legal()["draft"])
+    return e.Draft(names, tuple(_tokens(draw, law, law.book.num_steps) for _ in names))
+
+
+def commit(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+    """All that was verified, in any order; nothing accepted, everything, or as it comes."""
+    names = tuple(draw(st.permutations(law.legal()["commit"])))
+    share = draw(st.sampled_from(("none", "ragged", "all")))
+    return e.Commit(names, tuple(_path(draw, law, law.book.live[name], share) for name in names))
+
+
+def set_num_steps(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+    return e.SetNumSteps(int(draw(st.sampled_from(law.legal()["set_num_steps"]))))
+
+
+def save(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+    return e.Save(draw(st.sampled_from(law.legal()["save"])), f"kept {len(law.book.saved)}")
+
+
+def load(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+    name = draw(st.sampled_from(law.legal()["load"]))
+    prompt = law.book.live[name].prompt
+    fitting = [kept for kept, standing in law.book.saved.items() if standing.prompt == prompt]
+    return e.Load(name, draw(st.sampled_from(fitting)))
+
+
+def preempt(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+    return e.Preempt(draw(st.sampled_from(law.legal()["preempt"])))
+
+
+def resume(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+    return e.Resume(draw(st.sampled_from(law.legal()["resume"])))
+
+
+def finish(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+    return e.Finish(draw(st.sampled_from(law.legal()["finish"])))
+
+
+def abort(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+    return e.Abort(draw(st.sampled_from(law.legal()["abort"])))
+
+
+def idle(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+    return e.Idle()
+
+
+Drawer = Callable[[Draw, Law, Sequence[int]], e.Event]
+# What the scheduler does beside forwards and rounds, by the law's names.
+UPKEEP: dict[str, Drawer] = {
+    "load": load, "resume": resume, "save": save, "preempt": preempt, "set_num_steps": set_num_steps,
+    "finish": finish, "abort": abort, "idle": idle,
+}
+
+
+def _order(draw: Draw, count: int, among: int) -> tuple[int, ...]:
+    match draw(st.sampled_from(("in order", "from the top", "permuted"))):
+        case "in order":
+            return tuple(range(1, count + 1))
+        case "from the top":
+            return tuple(range(among, among - count, -1))
+    return tuple(draw(st.permutations(range(1, among + 1))))[:count]
+
+
+def _named(number: int) -> str:
+    return chr(ord("a") + number)
+
+
+def _some(draw: Draw, names: Sequence[str]) -> tuple[str, ...]:
+    """At least one of them, in any order; all of them as often as not."""
+    order = tuple(draw(st.permutations(names)))
+    return order if draw(st.booleans()) else order[: draw(st.integers(1, len(order)))]
+
+
+def _size(draw: Draw, law: Law, edges: Sequence[int]) -> int:
+    """A number of prompt tokens: around an edge, or any."""
+    window = law.book.num_steps + 1
+    sizes = st.one_of(st.sampled_from(sorted({*edges, window, window + 1})), st.integers(1, 12))
+    return draw(st.sampled_from(LONG)) if draw(st.integers(0, 19)) == 19 else draw(sizes)
+
+
+def _tokens(draw: Draw, law: Law, count: int) -> tuple[int, ...]:
+    first, stride = draw(st.integers(0, law.vocab - 1)), draw(st.sampled_from(STRIDES))
+    return tuple((first + at * stride) % law.vocab for at in range(count))
+
+
+def _row(draw: Draw, law: Law, edges: Sequence[int], kind: str, name: str) -> e.Row:
+    root, unread = draw(st.integers(0, law.vocab - 1)), law.book.live[name].unread
+    if kind == "prefill":
+        whole = draw(st.booleans())
+        tokens = unread if whole else min(_size(draw, law, edges), unread)
+        return e.Row(name, "prefill", tokens, root if tokens == unread else None)
+    return e.Row(name, "decode", root=root) if kind == "decode" else e.Row(name, "verify")
+
+
+def _path(draw: Draw, law: Law, standing: Standing, share: str) -> e.Path:
+    drafts = len(standing.window) - 1
+    count = {"none": 0, "all": drafts}.get(share)
+    count = draw(st.integers(0, drafts)) if count is None else count
+    return e.Path(tuple(range(1, count + 1)), draw(st.integers(0, law.vocab - 1)))

@@ -1,0 +1,120 @@
+"""The state machine: Hypothesis rules over the events, each enabled when the law allows it.
+
+Leaves out: the events' contents (`draw.py`) and how many runs there are (`campaign.py`). A rule draws an event; when
+the law refuses it (no page is left, say) nothing happens. Some rules are a whole round, so that runs get far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from instep_reference.contract.errors import BadInput
+
+from . import draw
+from .example import Example
+
+BETWEEN = 7  # one in so many parts of a round, and one, is followed by something else
+
+
+class Host(Protocol):
+    """Who runs the examples: builds one, serves an event on it, and says when it is enough."""
+
+    @property
+    def edges(self) -> tuple[int, ...]: ...
+
+    def begin(self, choose: draw.Draw) -> Example | None: ...
+
+    def serve(self, example: Example, event: Any) -> None: ...
+
+    def refused(self, event: Any) -> None: ...
+
+
+def legal(*kinds: str) -> Callable[[Any], Any]:
+    """Enable a rule when one of these kinds of event or row may come next."""
+    return precondition(lambda self: self.example is not None and bool({*kinds} & self.example.law.legal().keys()))
+
+
+class Machine(RuleBasedStateMachine):
+    """Two requests or more from the start; then whatever may happen."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__()
+        self.host = host
+        self.example: Example | None = None
+
+    @initialize(data=st.data(), count=st.integers(2, draw.SLOTS[1]), run=st.booleans())
+    def begin(self, data: Any, count: int, run: bool) -> None:
+        self.example = self.host.begin(data.draw)
+        for _ in range(count):
+            self._do(draw.admit, data)
+        if run:
+            self._do(draw.forward, data)
+
+    @legal("admit")
+    @rule(data=st.data())
+    def enter(self, data: Any) -> None:
+        """Admitted, and as a rule given a saved state or run at once, beside whatever else is there."""
+        if self._do(draw.admit, data) and data.draw(st.booleans()):
+            self._do(draw.load if self._may("load") else draw.forward, data)
+
+    @legal("prefill", "verify", "decode")
+    @rule(data=st.data())
+    def forward(self, data: Any) -> None:
+        self._do(draw.forward, data)
+
+    @legal("draft")
+    @rule(data=st.data())
+    def draft(self, data: Any) -> None:
+        self._do(draw.draft, data)
+
+    @legal("commit")
+    @rule(data=st.data())
+    def commit(self, data: Any) -> None:
+        self._do(draw.commit, data)
+
+    @legal("draft", "verify", "commit")
+    @rule(data=st.data())
+    def round(self, data: Any) -> None:
+        """What is left of a round: draft, verify with other rows beside it, commit; something may come between."""
+        for kind, drawer in (("draft", draw.draft), ("verify", draw.forward), ("commit", draw.commit)):
+            if self._may(kind):
+                self._do(drawer, data)
+                if data.draw(st.integers(0, BETWEEN)) == BETWEEN:
+                    self.upkeep(data)
+
+    @legal("set_num_steps")
+    @rule(data=st.data())
+    def switch(self, data: Any) -> None:
+        """Another step count, and a round or a plain step under it."""
+        self._do(draw.set_num_steps, data)
+        if self._may("draft"):
+            self.round(data)
+        elif self._may("decode"):
+            self._do(draw.forward, data)
+
+    @legal(*draw.UPKEEP)
+    @rule(data=st.data())
+    def upkeep(self, data: Any) -> None:
+        """Whatever happens between the forwards."""
+        kinds = [kind for kind in draw.UPKEEP if self._may(kind)]
+        self._do(draw.UPKEEP[data.draw(st.sampled_from(kinds))], data)
+
+    def _may(self, kind: str) -> bool:
+        return self.example is not None and kind in self.example.law.legal()
+
+    def _do(self, drawer: draw.Drawer, data: Any) -> bool:
+        """Draw an event and serve it, unless the law refuses it; whether it was served."""
+        if self.example is None:
+            return False
+        event = drawer(data.draw, self.example.law, self.host.edges)
+        try:
+            self.example.law.check(event)
+        except BadInput:
+            self.host.refused(event)
+            return False
+        self.host.serve(self.example, event)
+        return True

@@ -1,0 +1,287 @@
+"""One layer of the reference alone, on the subject's own bits: in fp64 (truth) and as declared (yardsticks).
+
+Every place of an event is computed anew from what the subject had one boundary earlier: a layer from its hidden
+rows and its memory before, the head from the rows it reads. An error is thus seen where it was made, and a model
+too large for a whole reference can be checked. Rows, positions, tokens and counts come from the trace.
+Leaves out: the comparison (`checks/`), and windows that are trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+
+from instep_reference import trunk
+from instep_reference.attention import AttentionMemory
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Forward, RequestState
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See
+from instep_reference.gdn import GdnMemory
+from instep_reference.norms import rms_norm
+from instep_reference.weights import DraftWeights, Weights
+
+from ..verdict import Skipped
+from .moment import Moment
+from .replay import Flight, Folding, Replay, Runner, Work
+from .rows import Share, paths, rows, shares
+
+
+class Oracle:
+    """Serves one run: it remembers prompts, and windows between their verify and their commit."""
+
+    def __init__(self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype) -> None:
+        """rounds: component -> the dtype that the subject declares to store it in; width: in which it computes."""
+        self.config, self.rounds = checkpoint.config, rounds
+        self.runner = Runner(Weights.of(checkpoint, torch.float64), Weights.of(checkpoint, width), rounds)
+        self.prompts: dict[str, tuple[int, ...]] = {}
+        self.flights: dict[str, Flight] = {}
+        self.trees: set[str] = set()
+        self.previous: dict[str, RequestState] = {}
+        self._answered: tuple[Moment, list[Replay | Skipped]] | None = None
+
+    def at(self, moment: Moment) -> list[Replay | Skipped]:
+        """Everything that this event computed, computed again; asked twice, it answers from memory."""
+        if self._answered is None or self._answered[0] is not moment:
+            self._answered = (moment, list(self._replays(moment)))
+        return self._answered[1]
+
+    def _replays(self, moment: Moment) -> Iterator[Replay | Skipped]:
+        event = moment.event
+        if isinstance(event, Admit):
+            self.prompts[event.request] = event.prompt
+            self.previous.pop(event.request, None)
+        elif isinstance(event, Forward):
+            for share in shares(moment, "trunk"):
+                yield from self._trunk(moment, share)
+            if self.config.mtp_layers == 1:
+                for share in shares(moment, "extend"):
+                    yield from self._extend(moment, share)
+        elif isinstance(event, Commit):
+            for share in shares(moment, "extend"):
+                flight = self.flights.pop(share.request, None)
+                if flight is not None:
+                    yield from self._commit(moment, share, flight)
+        elif isinstance(event, Draft):
+            trees = dict(zip(event.requests, event.parents, strict=True)) if event.parents else {}
+            self.trees = {name for name, parents in trees.items() if parents != tuple(range(len(parents)))}
+            if self.trees:
+                yield Skipped("oracle", moment.index, "the drafts form trees")
+            elif self.config.mtp_layers == 1:
+                yield from self._chains(moment)
+        if self.config.mtp_layers > 1 and isinstance(event, Forward | Commit):
+            yield Skipped("oracle", moment.index, "the draft head has several MTP layers")
+
+    # -- the target --------------------------------------------------------------------------------------
+
+    def _trunk(self, moment: Moment, share: Share) -> Iterator[Replay | Skipped]:
+        name, side = share.request, moment.subject
+        before = side.before[name]
+        if share.kind == "verify" and name in self.trees:
+            yield Skipped("oracle", moment.index, f'the window of request "{name}" is a tree')
+            return
+        tokens = self._tokens(moment, share)
+        yield self._replay(share, "trunk", STAGE_LEVEL, lambda w, see: _embedded(w, tokens, "trunk", see))
+        layers: dict[int, Replay] = {}
+        for layer, kind in enumerate(self.config.layer_kinds):
+            place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
+            hidden = rows(side, place, share)
+            if hidden is None or hidden.shape[0] != share.count:
+                continue  # T0 has said so
+            work = self._layer(hidden, before, layer, kind == "gdn", share.start)
+            base = _base(before, layer, share.start) if kind == "gdn" else None
+            replay = self._replay(share, "trunk", layer, work, base if share.kind == "prefill" else None)
+            if base is not None:
+                replay = replace(replay, folding=self._folding(moment, replay, base, share.count))
+            layers[layer] = replay
+            yield replay
+        yield from self._answers(moment, share, "trunk", len(self.config.layer_kinds) - 1)
+        if share.kind == "verify":
+            final = rows(side, Place("trunk", AFTER_LAYERS, "final"), share)
+            self.flights[name] = Flight(before, layers, None if final is None else final.clone(), tuple(tokens))
+        else:
+            self.previous[name] = before
+
+    def _layer(self, hidden: torch.Tensor, before: RequestState, layer: int, gdn: bool, start: int) -> Work:
+        def work(weights: Weights, see: See) -> torch.Tensor | None:
+            like = weights.embedding
+            memory: trunk.LayerMemory
+            if gdn and start:
+                memory = GdnMemory(before.conv[layer].to(like), before.state[layer].to(like))
+            elif start:
+                memory = AttentionMemory(before.keys[layer].to(like), before.values[layer].to(like))
+            else:
+                kind = weights.config.layer_kinds[layer]
+                memory = trunk.empty_memory(weights.config, kind, like.dtype, like.device)
+            positions = start + torch.arange(hidden.shape[0], device=like.device)
+            _, after = trunk.layer(
+                weights.config, weights.layers[layer], layer, "trunk", hidden.to(like), memory, positions, see
+            )
+            return after.state if isinstance(after, GdnMemory) else None
+
+        return work
+
+    def _answers(self, moment: Moment, share: Share, stage: str, last: int) -> Iterator[Replay]:
+        """The final norm, and logits where they are asked for."""
+        hidden = rows(moment.subject, Place(stage, last, "hidden"), share)
+        final = rows(moment.subject, Place(stage, AFTER_LAYERS, "final"), share)
+        if hidden is None or final is None or min(len(hidden), len(final)) != share.count:
+            return
+
+        def normed(weights: Weights, see: See) -> None:
+            norm = weights.final_norm if stage == "trunk" else _draft(weights).norm
+            see(Place(stage, AFTER_LAYERS, "final"), rms_norm(hidden.to(weights.embedding), norm, self.config.eps))
+
+        yield self._replay(share, stage, AFTER_LAYERS, normed)
+        if share.asked:
+            read = final[-share.asked :]
+
+            def scored(weights: Weights, see: See) -> None:
+                trunk.logits(weights, read.to(weights.embedding), see, stage)
+
+            yield self._replay(share, stage, AFTER_LAYERS, scored)
+
+    # -- the commit --------------------------------------------------------------------------------------
+
+    def _commit(self, moment: Moment, share: Share, flight: Flight) -> Iterator[Replay | Skipped]:
+        """The state at the accepted length, restarted from before the verify."""
+        name = share.request
+        for verified in flight.layers.values():
+            if verified.folding is not None:
+                folding = self._folding(moment, verified, verified.folding.base, share.count)
+                yield verified.committed(share, folding, self.rounds.get("state"))
+        self.previous[name] = flight.before
+        if self.config.mtp_layers == 1 and flight.final is not None:
+            event = cast(Commit, moment.event)
+            path = paths(moment, event)[event.requests.index(name)]
+            tokens = [flight.window[node] for node in path.nodes] + [path.bonus]
+            yield from self._head(moment, share, "extend", tokens, flight.final[list(share.nodes)], flight.before)
+
+    # -- the draft head ----------------------------------------------------------------------------------
+
+    def _extend(self, moment: Moment, share: Share) -> Iterator[Replay | Skipped]:
+        name = share.request
+        share_of_trunk = next(other for other in shares(moment, "trunk") if other.request == name)
+        hidden = rows(moment.subject, Place("trunk", AFTER_LAYERS, "final"), share_of_trunk)
+        if hidden is None:
+            return
+        root = moment.expected.roots_after[name]
+        known = (*self.prompts.get(name, ()), *(() if root is None else (root,)))
+        tokens = list(known[share.start + 1 :][: share.count]) if share.kind == "prefill" else [cast(int, root)]
+        bare = rows(moment.subject, Place("trunk", len(self.config.layer_kinds) - 1, "hidden"), share_of_trunk)
+        others = [] if bare is None else [("reads the target's rows before the final norm", bare)]
+        others.append(("reads the target's rows shifted by one", hidden.roll(1, 0)))
+        yield from self._head(moment, share, "extend", tokens, hidden, moment.subject.before[name], others)
+
+    def _chains(self, moment: Moment) -> Iterator[Replay]:
+        """Step i reads draft i and the head's own y of the step before."""
+        answer = moment.subject.answer
+        assert isinstance(answer, Drafted)
+        for i in range(1, answer.drafts.shape[1]):
+            for row, share in enumerate(shares(moment, f"chain.{i}")):
+                before = moment.subject.before[share.request]
+                fed = [_one_row(before.proposal_hidden)]
+                fed += [rows(moment.subject, Place(f"chain.{j}", AFTER_LAYERS, "final"), share) for j in range(1, i)]
+                stale = [(f"reads the head's row of step {j}, not of step {i - 1}", y) for j, y in enumerate(fed[:-1])]
+                bare = rows(moment.subject, Place(f"chain.{i - 1}", 0, "hidden"), share)
+                others = [*stale, ("reads the head's row before its final norm", bare)]
+                if fed[-1] is not None:
+                    token, known = int(answer.drafts[row, i - 1]), [(says, y) for says, y in others if y is not None]
+                    yield from self._head(moment, share, f"chain.{i}", [token], fed[-1], before, known)
+
+    def _head(
+        self, moment: Moment, share: Share, stage: str, tokens: list[int], hidden: torch.Tensor, before: RequestState,
+        others: Sequence[tuple[str, torch.Tensor]] = (),
+    ) -> Iterator[Replay]:
+        """Row p pairs hidden p with token p + 1; one MTP layer; the keys before are the subject's own.
+
+        others: hidden rows that a known mistake would read instead, and the sentence that says so.
+        """
+        side, start = moment.subject, share.start
+        if len(tokens) != share.count or hidden.shape[0] != share.count:
+            return
+        wrongs = tuple((says, _reading(tokens, rows, stage)) for says, rows in others)
+        yield replace(self._replay(share, stage, STAGE_LEVEL, _reading(tokens, hidden, stage)), wrongs=wrongs)
+        fused = rows(side, Place(stage, STAGE_LEVEL, "fused"), share)
+        if fused is None or fused.shape[0] != share.count:
+            return
+        earlier = range(1, int(stage.partition(".")[2] or 1))
+        scratch = [Place(f"chain.{step}", 0, component) for step in earlier for component in ("key", "value")]
+        if any(place not in side.places for place in scratch):
+            return
+        start += len(earlier)
+        keys, values = (
+            torch.cat((cache[: share.start], *(side.places[place][share.begin, None] for place in scratch[first::2])))
+            for first, cache in enumerate((before.draft_keys[0], before.draft_values[0]))
+        )
+
+        def work(weights: Weights, see: See) -> None:
+            like = weights.embedding
+            memory = AttentionMemory(keys.to(like), values.to(like))
+            positions = start + torch.arange(share.count, device=like.device)
+            config = weights.config.drafter()
+            trunk.layer(config, _draft(weights).layers[0], 0, stage, fused.to(like), memory, positions, see)
+
+        yield self._replay(share, stage, 0, work)
+        yield from self._answers(moment, share, stage, 0)
+
+    # -- both --------------------------------------------------------------------------------------------
+
+    def _replay(
+        self, share: Share, stage: str, layer: int, work: Work, base: torch.Tensor | None = None
+    ) -> Replay:
+        truth, yardsticks = self.runner(work, base)
+        return Replay(share, stage, layer, truth, yardsticks)
+
+    def _folding(self, moment: Moment, replay: Replay, base: torch.Tensor, count: int) -> Folding:
+        layer, name = replay.layer, replay.request
+        previous = self.previous.get(name)
+        others = [
+            (f'of request "{other}"', state.state[layer].to(base))
+            for other, state in moment.subject.before.items()
+            if other != name and layer in state.state
+        ]
+        return Folding(base, count, None if previous is None else previous.state[layer].to(base), others, replay.truth)
+
+    def _tokens(self, moment: Moment, share: Share) -> list[int]:
+        if share.kind == "verify":
+            return list(moment.expected.windows[share.request])
+        if share.kind == "prefill":
+            return list(self.prompts[share.request][share.start : share.start + share.count])
+        return [cast(int, moment.truth.before[share.request].root)]
+
+
+def _base(before: RequestState, layer: int, start: int) -> torch.Tensor:
+    """The state before the step in fp64; by the trace nothing came before a start of 0, whatever memory holds."""
+    state = before.state[layer].to("cpu", torch.float64)
+    return state if start else torch.zeros_like(state)
+
+
+def _embedded(weights: Weights, tokens: list[int], stage: str, see: See) -> None:
+    trunk.embed(weights, torch.tensor(tokens, device=weights.embedding.device), see, stage)
+
+
+def _one_row(row: torch.Tensor | None) -> torch.Tensor | None:
+    return None if row is None else row[None]
+
+
+def _reading(tokens: list[int], hidden: torch.Tensor, stage: str) -> Work:
+    return lambda weights, see: _fused(weights, tokens, hidden, stage, see)
+
+
+def _fused(weights: Weights, tokens: list[int], hidden: torch.Tensor, stage: str, see: See) -> None:
+    """fc([norm(embedding of token p + 1) | norm(hidden p)]): what the head's layer reads."""
+    draft, eps = _draft(weights), weights.config.drafter().eps
+    ids = torch.tensor(tokens, device=weights.embedding.device)
+    embedded = rms_norm(trunk.embed(weights, ids, see, stage), draft.norm_embedding, eps)
+    embedded = see(Place(stage, STAGE_LEVEL, "normed"), embedded)
+    fed = rms_norm(hidden.to(weights.embedding), draft.norm_hidden, eps)
+    fed = see(Place(stage, STAGE_LEVEL, "post_normed"), fed)
+    joined = see(Place(stage, STAGE_LEVEL, "joined"), torch.cat((embedded, fed), -1))
+    see(Place(stage, STAGE_LEVEL, "fused"), joined @ draft.fc.T)
+
+
+def _draft(weights: Weights) -> DraftWeights:
+    return cast(DraftWeights, weights.draft)

@@ -1,0 +1,116 @@
+"""Which rows of a stage belong to which request: taken from the trace, never from an engine.
+
+Leaves out: what stands in the rows. (If the engine said which rows are whose, a wrong gather would be repeated
+by whoever checks it.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Path
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from .moment import Moment, Side
+
+ASKED = ("logits", "pick")  # components with rows only where an answer is asked for
+
+
+@dataclass(frozen=True)
+class Share:
+    """One request's rows of a stage: `count` from `begin`, the first of them at position `start`.
+
+    asked, asked_begin: its rows among those whose logits are asked for. nodes: of a commit, the window's nodes
+    behind the rows, root first.
+    """
+
+    request: str
+    kind: Literal["prefill", "verify", "decode", "commit", "draft"]
+    begin: int
+    count: int
+    start: int
+    asked_begin: int
+    asked: int
+    nodes: tuple[int, ...] = ()
+
+
+def shares(moment: Moment, stage: str) -> list[Share]:
+    """The rows of `stage` in batch order; empty when the event has no such stage."""
+    event = moment.event
+    if isinstance(event, Forward):
+        return _pack(_of_forward(moment, event, stage)) if stage in ("trunk", "extend") else []
+    if isinstance(event, Commit):
+        return _pack(_of_commit(moment, event)) if stage == "extend" else []
+    if isinstance(event, Draft) and stage.startswith("chain"):
+        return _pack([(name, "draft", 1, moment.expected.lengths_after[name], 1, ()) for name in event.requests])
+    return []
+
+
+def paths(moment: Moment, event: Commit) -> list[Path]:
+    """The accepted paths: the trace's, or the truth's own when the trace leaves them free."""
+    if event.accepted is not None:
+        return list(event.accepted)
+    answer = moment.truth.answer
+    assert isinstance(answer, Committed)
+    index, bonus = answer.accept_index.tolist(), answer.bonus.tolist()
+    return [
+        Path(tuple(node for node in row[1:] if node >= 0), token) for row, token in zip(index, bonus, strict=True)
+    ]
+
+
+def rows(side: Side, place: Place, share: Share) -> torch.Tensor | None:
+    """This request's rows of a place, or None when the side has no such place; too few rows stay too few."""
+    tensor = side.places.get(place)
+    if tensor is None:
+        return None
+    if place.component in ASKED and place.layer == AFTER_LAYERS:
+        return tensor[share.asked_begin : share.asked_begin + share.asked]
+    return tensor[share.begin : share.begin + share.count]
+
+
+def parted(moment: Moment, stage: str, share: Share) -> bool:
+    """Whether subject and truth run this step of a draft chain on different tokens (only when picks are free)."""
+    ours, right = moment.subject.answer, moment.truth.answer
+    if not (isinstance(ours, Drafted) and isinstance(right, Drafted)):
+        return False
+    step = int(stage.partition(".")[2])
+    return ours.drafts[share.begin, :step].tolist() != right.drafts[share.begin, :step].tolist()
+
+
+_Piece = tuple[str, Literal["prefill", "verify", "decode", "commit", "draft"], int, int, int, tuple[int, ...]]
+
+
+def _of_forward(moment: Moment, event: Forward, stage: str) -> list[_Piece]:
+    pieces: list[_Piece] = []
+    for row in event.rows:
+        after = moment.expected.lengths_after[row.request]
+        if row.kind == "verify":
+            count = len(moment.expected.windows[row.request])
+            if stage == "trunk":
+                pieces.append((row.request, "verify", count, after, count, ()))
+            continue
+        rooted = row.kind == "decode" or moment.expected.roots_after[row.request] is not None
+        count = row.tokens if row.kind == "prefill" else 1
+        pieces.append((row.request, row.kind, count, after - count, int(rooted), ()))
+    return pieces
+
+
+def _of_commit(moment: Moment, event: Commit) -> list[_Piece]:
+    pieces: list[_Piece] = []
+    for name, path in zip(event.requests, paths(moment, event), strict=True):
+        nodes = (0, *path.nodes)
+        after = moment.expected.lengths_after[name]
+        pieces.append((name, "commit", len(nodes), after - len(nodes), 1, nodes))
+    return pieces
+
+
+def _pack(pieces: list[_Piece]) -> list[Share]:
+    packed: list[Share] = []
+    begin = asked_begin = 0
+    for request, kind, count, start, asked, nodes in pieces:
+        packed.append(Share(request, kind, begin, count, start, asked_begin, asked, nodes))
+        begin, asked_begin = begin + count, asked_begin + asked
+    return packed

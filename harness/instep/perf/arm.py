@@ -1,0 +1,163 @@
+"""The gate's end of an arm: what it names, the process that serves it, and the questions it is asked.
+
+Leaves out: what the process does (`worker.py`). An arm is an op set by name, or a source tree: a folder in which the
+packages stand flat or as in a checkout. What a tree lacks is taken from here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors.torch import load_file
+
+from instep_optimized.ops import BY_NAME
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.engine import RequestState
+from instep_reference.contract.errors import BadInput, Unsupported
+
+from ..adapters import find
+from ..rig.sides import moves_labels
+from .cases import Shown
+
+PACKAGES = {"instep_reference": "reference", "instep_optimized": "optimized", "instep": "harness"}
+PERF = Path(__file__).resolve().parent
+
+# Brings up the worker: the gate's `perf` folder stands in for that of the tree, everything else is the tree's.
+START = f"""
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location("instep.perf", {str(PERF / "__init__.py")!r}, submodule_search_locations=[{str(PERF)!r}])
+sys.modules["instep.perf"] = module_from_spec(spec)
+from instep.perf.worker import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """`said` on the command line; the op set it runs, and the folders that stand first on its path."""
+
+    said: str
+    ops: str
+    roots: tuple[Path, ...]
+    packages: frozenset[str]
+
+    @classmethod
+    def of(cls, said: str, ops: str) -> Source:
+        """A name of ours comes before a folder of that name; what cannot be timed is refused here."""
+        folder = Path(said).resolve()
+        tree = said not in BY_NAME and folder.is_dir()
+        _computes(ops if tree else said)
+        if not tree:
+            return cls(said, said, (), frozenset())
+        homes = {
+            package: home for package, root in PACKAGES.items()
+            for home in (folder, folder / root) if (home / package / "__init__.py").is_file()
+        }
+        if "instep_optimized" not in homes:
+            expected = "instep_optimized in it, flat or under optimized/"
+            raise BadInput(f"source tree {said}", found=sorted(homes) or "none of the packages", expected=expected)
+        return cls(said, ops, tuple(dict.fromkeys(homes.values())), frozenset(homes))
+
+
+def _computes(ops: str) -> None:
+    found = find(ops)
+    if isinstance(found, Ops) and moves_labels(found):
+        raise Unsupported(f"timing {ops!r}: it moves labels and computes nothing")
+
+
+class ArmFailed(Exception):
+    """The arm raised, or its process ended."""
+
+
+class Arm:
+    """A worker process. `tell` and `hear` are the halves of `ask`, so that arms may work side by side while nothing
+    is timed. Use as a context: the process ends with it."""
+
+    def __init__(self, source: Source, log: Path) -> None:
+        self.source, self._log = source, log
+        self._errors = log.open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", START], env=_environment(source), text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+        )
+
+    def __enter__(self) -> Arm:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # it had ended before; `hear` has said so
+                    pipe.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+    def ask(self, do: str, **given: Any) -> dict[str, Any]:
+        self.tell(do, **given)
+        return self.hear()
+
+    def tell(self, do: str, **given: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode({"do": do, **given}).decode() + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise ArmFailed(self._last_words()) from None
+
+    def hear(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ArmFailed(self._last_words())
+        answer: dict[str, Any] = msgspec.json.decode(line)
+        if "error" in answer:
+            raise ArmFailed(f"{answer['type']}: {answer['error']}")
+        return answer
+
+    def built(self, answer: dict[str, Any]) -> dict[str, str]:
+        """Package -> digest of the source that serves; it must be the tree's, not one that was found elsewhere."""
+        for package in self.source.packages:
+            if not any(Path(answer["files"][package]).is_relative_to(root) for root in self.source.roots):
+                raise ArmFailed(f"{package} was served from {answer['files'][package]}")
+        served: dict[str, str] = answer["served"]
+        return served
+
+    def show(self, file: Path) -> Shown:
+        """The states and the acceptance of one walk through the course."""
+        answer = self.ask("show", file=str(file))
+        memory: dict[str, dict[str, dict[int, Any]]] = {}
+        for name, tensor in load_file(file).items():
+            request, field, layer = name.rsplit("/", 2)
+            memory.setdefault(request, {}).setdefault(field, {})[int(layer)] = tensor
+        empty: dict[str, dict[int, Any]] = {"conv": {}, "state": {}, "keys": {}, "values": {}}
+        states = {
+            request: RequestState(length, root, None, None, **(empty | memory.get(request, {})))
+            for request, (length, root) in answer["numbers"].items()
+        }
+        return Shown(states, answer["acceptance"])
+
+    def _last_words(self) -> str:
+        self._process.wait()
+        said = self._log.read_text(errors="replace").strip().splitlines()
+        return f"its process ended ({self._process.returncode}): {said[-1] if said else 'without a word'}"
+
+
+def _environment(source: Source) -> dict[str, str]:
+    """The tree's folders first, then ours; nothing of the working directory. Hash seeds are alike in all arms."""
+    ours = [Path(str(import_module(package).__file__)).resolve().parent.parent for package in PACKAGES]
+    path = [str(root) for root in dict.fromkeys((*source.roots, *ours))]
+    given = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*path, *([given] if given else [])]), "PYTHONHASHSEED": "0"}

@@ -1,0 +1,111 @@
+"""What is timed: one event of a round, on an engine that goes through legal rounds only.
+
+Leaves out: clocks (`clock.py`) and who is compared with whom (`gate.py`).
+
+A case could be had cheaper by verifying the same window again and again, or by calling the commit strategy alone. Both
+were left out. A window that is verified twice is not legal, so an engine may do anything on it (free what it holds,
+answer from what it has), and a strategy alone is not what a user waits for: a commit is acceptance, the move of the
+states AND draft extend. So every round is played in full: draft, verify, commit, each with the recorded choices; the
+clock runs only during the case's own event, and one walk serves all cases. A lap goes through all recorded rounds;
+before it, off the clock, every request is aborted, admitted again and given its state after the prompt. So every lap
+is the same work on the same bits, ragged acceptance included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from instep_reference.contract.engine import (
+    Abort,
+    Admit,
+    AnyEvent,
+    Commit,
+    Committed,
+    Engine,
+    Forward,
+    Load,
+    RequestState,
+    Save,
+)
+
+from .clock import NOTHING, Clock, Reading
+from .course import Course
+
+# verify  the forward of one window per request (T = num_steps + 1)
+# commit  acceptance, the move of conv windows and states, and draft extend
+CASES: Mapping[str, type[AnyEvent]] = {"verify": Forward, "commit": Commit}
+_BY_EVENT = {event: name for name, event in CASES.items()}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a walk through the whole course left behind: the states, and accepted drafts a window as the engine says."""
+
+    states: dict[str, RequestState]
+    acceptance: float
+
+
+class Walk:
+    """An engine on its way round the course; `laps` may be called as often as wanted."""
+
+    def __init__(self, engine: Engine, course: Course) -> None:
+        self.engine, self.course = engine, course
+        for event in course.opening:
+            event.on(engine)
+        for name in course.prompts:
+            Save(name, _start(name)).on(engine)
+
+    def laps(self, count: int, clock: Clock) -> dict[str, Reading]:
+        """Play the course so many times; seconds per case, in sum."""
+        spent = dict.fromkeys(CASES, NOTHING)
+        for _ in range(count):
+            self.restart()
+            for event in self._events():
+                case = _BY_EVENT.get(type(event))
+                if case is None:
+                    event.on(self.engine)
+                    continue
+                begun = clock.read()
+                event.on(self.engine)
+                spent[case] = spent[case].plus(clock.read() - begun)
+        return spent
+
+    def until(self, case: str) -> AnyEvent:
+        """Play the first round from the start up to the case's event, which is returned and has not run."""
+        self.restart()
+        for event in self.course.rounds[0]:
+            if isinstance(event, CASES[case]):
+                return event
+            event.on(self.engine)
+        raise AssertionError(f"a round without {case}")
+
+    def show(self) -> Shown:
+        """Play the course once, and look."""
+        self.restart()
+        accepted: list[int] = []
+        for event in self._events():
+            answer = event.on(self.engine)
+            if isinstance(answer, Committed):
+                accepted += answer.own_num_correct_drafts.tolist()
+        return Shown(self.states(), sum(accepted) / len(accepted))
+
+    def states(self) -> dict[str, RequestState]:
+        """Request -> its logical state now."""
+        return {name: self.engine.state(name) for name in self.course.prompts}
+
+    def restart(self) -> None:
+        """Every request stands after its prompt again, by legal events."""
+        for name in self.course.prompts:
+            Abort(name).on(self.engine)
+        for name, prompt in self.course.prompts.items():
+            Admit(name, prompt).on(self.engine)
+            Load(name, _start(name)).on(self.engine)
+
+    def _events(self) -> Iterator[AnyEvent]:
+        return chain.from_iterable(self.course.rounds)
+
+
+def _start(name: str) -> str:
+    return f"{name} after its prompt"

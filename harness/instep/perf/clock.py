@@ -1,0 +1,52 @@
+"""Two readings of one stretch of work: what the user waits, and what the process computes.
+
+Leaves out: repetition and statistics (`pairs.py`).
+
+wall  what the user waits for. On a shared machine it holds the neighbours' turns, too.
+cpu   the process's own computing time. The CPU engine computes on one thread and waits for nobody, so this is the wall
+      time less what others took, and resolves a few percent where the wall does not; it is blind to waiting.
+On a CPU both are judged, and either may find a slow-down. On a GPU the process mostly waits, so only the wall is.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+
+CLOCKS = ("wall", "cpu")
+
+
+class Reading(NamedTuple):
+    """Both in seconds."""
+
+    wall: float
+    cpu: float
+
+    def __sub__(self, earlier: Reading) -> Reading:
+        return Reading(self.wall - earlier.wall, self.cpu - earlier.cpu)
+
+    def plus(self, more: Reading) -> Reading:
+        return Reading(self.wall + more.wall, self.cpu + more.cpu)
+
+
+NOTHING = Reading(0.0, 0.0)
+
+
+class Clock:
+    """Reads both clocks once everything that was queued on the device has ended."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device.startswith("cuda")
+        self._device = device
+
+    def read(self) -> Reading:
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+        return Reading(time.perf_counter(), time.process_time())
+
+
+def judged(device: str) -> tuple[str, ...]:
+    """The clocks that count on this device."""
+    return CLOCKS[:1] if device.startswith("cuda") else CLOCKS

@@ -1,0 +1,100 @@
+"""What the gate says: a table for people, and the same as data.
+
+Leaves out: judging it (`gate.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..whole import write_whole
+from .fingerprint import fingerprint
+from .gate import Report
+from .pairs import Ratio, Say, Spread
+
+SCHEMA = 1
+STYLES = {Say.HELD: "green", Say.SLOWER: "red", Say.NOISY: "yellow"}
+
+
+def show(report: Report, console: Console) -> None:
+    """Everything on the terminal; a refusal stands alone, without a figure."""
+    setting = report.setting
+    if report.refused:
+        console.print(Text(f"REFUSED  {report.refused}\n  nothing is timed of what does not pass"), soft_wrap=True)
+        return
+    console.print(_table(report))
+    for case in setting.cases:
+        console.print(Text(_sentence(report, case), style=STYLES[report.says(case)]), soft_wrap=True)
+    accepted = ", ".join(f"{name} {report.acceptance[name]:.2f}" for name in ("before", "after"))
+    console.print(f"accepted drafts a window: {accepted}, reference {report.reference_acceptance:.2f}", highlight=False)
+    console.print(f"states compared before and after timing: {report.elements:,} numbers", highlight=False)
+    found = ", ".join(f"{name} {value}" for name, value in fingerprint(setting.device).items() if value)
+    console.print(Text(found, style="dim"), soft_wrap=True)
+
+
+def write(report: Report, path: Path) -> None:
+    """The report as data, whole or not at all."""
+    write_whole({path: msgspec.json.format(msgspec.json.encode(result(report)), indent=1) + b"\n"})
+
+
+def result(report: Report) -> dict[str, Any]:
+    """The content of the file."""
+    setting = asdict(report.setting) | {"checkpoint": str(report.setting.checkpoint)}
+    return {
+        "schema": SCHEMA, "exit": int(report.exit), "refused": report.refused or None, "setting": setting,
+        "says": {} if report.refused else {case: report.says(case).value for case in report.setting.cases},
+        "judged": [asdict(one) | {"says": one.says.value} for one in report.judged],
+        "laps": report.laps, "served": report.served, "acceptance": report.acceptance,
+        "reference_acceptance": report.reference_acceptance, "elements": report.elements,
+        "machine": fingerprint(report.setting.device),
+    }
+
+
+def _table(report: Report) -> Table:
+    setting = report.setting
+    work = f"batch {setting.batch}, window {setting.num_steps + 1}: medians ± IQR"
+    table = Table(title=f"{setting.after} against {setting.before}, {work}", title_justify="left", title_style="bold")
+    for name in ("case", "clock"):
+        table.add_column(name)
+    for name in ("before, ms", "after, ms", "after / before", "A/A", "pairs"):
+        table.add_column(name, justify="right")
+    table.add_column("says")
+    for one in report.judged:
+        table.add_row(
+            one.case, one.clock, _spread(one.before), _spread(one.after), _ratio(one.change), _ratio(one.same),
+            str(one.change.pairs), Text(one.says.value, style=STYLES[one.says]),
+        )
+    return table
+
+
+def _sentence(report: Report, case: str) -> str:
+    allowed, clocks = f"{report.setting.allowed:.0%}", [one for one in report.judged if one.case == case]
+    says = report.says(case)
+    if says is Say.SLOWER:
+        worst = max((one for one in clocks if one.says is says), key=lambda one: one.change.low)
+        return (
+            f"{case}: SLOWER by {worst.change.value - 1:.1%}, at least {worst.change.low - 1:.1%} "
+            f"({worst.clock}); {allowed} is allowed"
+        )
+    noisy = [one for one in clocks if one.says is Say.NOISY]
+    apart = ", ".join(f"{one.clock} {one.same.low:.3f} to {one.same.high:.3f}" for one in noisy)
+    if says is Say.NOISY:
+        return f"{case}: inconclusive: before against itself gives {apart}; {allowed} cannot be seen here"
+    waits = f"; too noisy to tell by the other clock ({apart})" if noisy else ""
+    return f"{case}: no slow-down beyond {allowed}{waits}"
+
+
+def _spread(spread: Spread) -> str:
+    """The median and the interquartile range."""
+    return f"{spread.median * 1e3:.4g} ± {(spread.upper - spread.lower) * 1e3:.2g}"
+
+
+def _ratio(found: Ratio) -> str:
+    return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})"

@@ -1,0 +1,95 @@
+"""The gate's own reference at the end of a course, and whether an arm's states and acceptance are the same.
+
+Leaves out: the checks after every event (an arm replays the course with all of them in its own process). This one
+comes from outside the arm: a source tree whose own reference or checks are wrong cannot pass by them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from instep_reference.contract.engine import RequestState
+from instep_reference.contract.place import STAGE_LEVEL, Place
+
+from ..checks.allowance import TRUTH_ERROR
+from ..checks.measure import Spot, blocks, measured, relative_error
+from ..rig.sides import Plan, seat
+from ..verdict import Comparison, Tier, Verdict
+from .cases import Shown, Walk
+from .course import Course
+
+NAME = "after the course"
+MEMORY = {
+    "conv": ("trunk", "conv"), "state": ("trunk", "state"), "keys": ("trunk", "keys"), "values": ("trunk", "values"),
+    "draft_keys": ("extend", "keys"), "draft_values": ("extend", "values"),
+}  # field of a state -> stage and component
+
+
+class Yardstick:
+    """Truth and rounded reference at the end of a course, for an op set that is set up as in `plan`."""
+
+    def __init__(self, plan: Plan, course: Course) -> None:
+        sides = seat(plan)
+        assert sides.rounded is not None, f"{plan.ops} moves labels and computes nothing"
+        self.course = course
+        self.truth = Walk(sides.truth.engine, course).show()
+        self.rounded = Walk(sides.rounded.engine, course).show()
+        self.noise = max(self._noise(), TRUTH_ERROR)
+        # A tie may send one window of the course another way altogether; more of them are no tie.
+        self.band = plan.num_steps / (len(course.rounds) * len(course.prompts))
+
+    def judge(self, shown: Shown) -> Verdict:
+        """T3 for every component of every request, T0 for lengths and roots, T4 for the acceptance, on both sides."""
+        verdict = Verdict(events=len(self.course.trace.events))
+        verdict.add(self._identity(shown.states))
+        verdict.add(self._memory(shown.states))
+        off, place = abs(shown.acceptance - self.truth.acceptance), Place("trunk", STAGE_LEVEL, "pick")
+        wrong = f"accepts {shown.acceptance:.2f} drafts a window; the reference {self.truth.acceptance:.2f}"
+        verdict.add([self._comparison(Tier.DECISIONS, place, None, off, self.band, wrong)])
+        return verdict
+
+    def _noise(self) -> float:
+        """The largest error of the rounded run anywhere: one run is one draw (see `checks/propagated.py`)."""
+        errors = []
+        for request, state in self.truth.states.items():
+            rounded = dict(_tensors(self.rounded.states[request]))
+            for place, truth in _tensors(state):
+                errors.append(relative_error(blocks(place.component, rounded[place]), blocks(place.component, truth)))
+        return max(float(error.max()) for error in errors)
+
+    def _identity(self, states: Mapping[str, RequestState]) -> Iterator[Comparison]:
+        for request, truth in self.truth.states.items():
+            for what in ("length", "root"):
+                found = getattr(states[request], what) if request in states else None
+                place, right = Place("trunk", STAGE_LEVEL, what), getattr(truth, what)
+                wrong = f"{what} is {found}; expected {right}"
+                yield self._comparison(Tier.IDENTITY, place, request, float(found != right), 0.0, wrong)
+
+    def _memory(self, states: Mapping[str, RequestState]) -> Iterator[Comparison]:
+        for request, truth in self.truth.states.items():
+            found = dict(_tensors(states[request])) if request in states else {}
+            rounded = dict(_tensors(self.rounded.states[request]))
+            for place, right in _tensors(truth):
+                spot = Spot(NAME, Tier.PROPAGATED, self._last, "commit", place, request, None)
+                yield measured(spot, found.get(place), right, [rounded[place]], self.noise)
+
+    def _comparison(
+        self, tier: Tier, place: Place, request: str | None, worst: float, allowed: float, wrong: str
+    ) -> Comparison:
+        diagnosis = "" if worst <= allowed else wrong
+        return Comparison(
+            NAME, tier, self._last, "commit", place, 1, worst, allowed, request=request, diagnosis=diagnosis
+        )
+
+    @property
+    def _last(self) -> int:
+        """The number of the course's last commit in its trace."""
+        return len(self.course.opening) + sum(map(len, self.course.rounds)) - 1
+
+
+def _tensors(state: RequestState) -> Iterator[tuple[Place, torch.Tensor]]:
+    for field, (stage, component) in MEMORY.items():
+        for layer, tensor in getattr(state, field).items():
+            yield Place(stage, layer, component), tensor

@@ -1,0 +1,82 @@
+"""Outcomes as data: one JSON file, written whole or not at all.
+
+Leaves out: words and colours. Everything a reader needs to trust a figure stands in it: versions, device, op set,
+digests of source, trace and model, and how much was compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..verdict import Comparison, Exit
+from ..whole import write_whole
+from .machine import machine
+from .terminal import Total, tiers
+from .words import divergence, where
+
+if TYPE_CHECKING:
+    from ..rig.rig import Outcome
+
+SCHEMA = 1
+FINDINGS = 100  # of a run that are written out; the first is the one that matters
+
+
+def write(path: Path, outcomes: Sequence[Outcome], *, commit: str | None = None) -> None:
+    """Write the result file; `commit`: the revision of the source, as the caller knows it."""
+    text = msgspec.json.format(msgspec.json.encode(result(outcomes, commit=commit)), indent=1)
+    write_whole({path: text + b"\n"})
+
+
+def result(outcomes: Sequence[Outcome], *, commit: str | None = None) -> dict[str, Any]:
+    """The content of the file."""
+    return {
+        "schema": SCHEMA,
+        "exit": int(worst(outcomes)),
+        "machine": machine(outcomes[0].plan.device),
+        "commit": commit,
+        "trace": str(outcomes[0].trace.name),
+        "runs": [_run(outcome) for outcome in outcomes],
+    }
+
+
+def worst(outcomes: Sequence[Outcome]) -> Exit:
+    """A divergence outranks a run that compared nothing, which outranks agreement."""
+    found = {outcome.verdict.exit for outcome in outcomes}
+    order = (Exit.DIVERGED, Exit.INCONCLUSIVE, Exit.AGREED)
+    return next((code for code in order if code in found), Exit.INCONCLUSIVE)
+
+
+def _run(outcome: Outcome) -> dict[str, Any]:
+    verdict, plan = outcome.verdict, outcome.plan
+    return {
+        "name": outcome.name, "ops": plan.ops, "device": plan.device, "dtype": plan.dtype, "layout": plan.layout,
+        "exit": int(verdict.exit), "events": verdict.events, "of": outcome.of, "elements": verdict.elements,
+        "model": plan.checkpoint.digest, "served": outcome.served, "calls": outcome.calls,
+        "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},
+        "tiers": [_total(total) for total in tiers(outcome)],
+        "skipped": len(verdict.skipped),
+        "findings": [_finding(found) for found in verdict.findings[:FINDINGS]],
+        "message": divergence(outcome) if verdict.findings else None,
+        "history": asdict(outcome.history),
+    }
+
+
+def _total(total: Total) -> dict[str, Any]:
+    """An infinite headroom has no number in JSON: it is written as text."""
+    headroom = total.headroom if total.headroom is None or math.isfinite(total.headroom) else str(total.headroom)
+    return {**asdict(total), "tier": total.tier.value, "headroom": headroom}
+
+
+def _finding(found: Comparison) -> dict[str, Any]:
+    return {
+        "check": found.check, "tier": found.tier.value, "event": found.event, "kind": found.kind,
+        "stage": found.place.stage, "layer": found.place.layer, "component": found.place.component,
+        "request": found.request, "slot": found.slot, "head": found.head, "columns": found.columns,
+        "worst": str(found.worst), "allowed": found.allowed, "diagnosis": found.diagnosis, "where": where(found),
+    }

@@ -1,0 +1,33 @@
+"""On what a result was made: versions and device.
+
+Leaves out: the result. Light to import: torch is asked only for the name of a device.
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+
+def machine(device: str) -> dict[str, str | None]:
+    """Versions and device; what is not here is None."""
+    return {
+        "python": platform.python_version(), "system": platform.platform(terse=True), "device": device,
+        "device_name": _name(device), **{package: installed(package) for package in ("torch", "triton", "instep")},
+    }
+
+
+def installed(package: str) -> str | None:
+    """The version of an installed package, without importing it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _name(device: str) -> str:
+    if not device.startswith("cuda"):
+        return platform.processor() or platform.machine()
+    import torch
+
+    return str(torch.cuda.get_device_name(device))

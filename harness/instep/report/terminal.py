@@ -1,0 +1,129 @@
+"""Outcomes on the terminal: one table for all runs of a trace, its history, and every divergence.
+
+Leaves out: the words of a divergence (`words.py`) and the machine-readable form (`data.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..verdict import Comparison, Exit, Tier
+from .words import divergence
+
+if TYPE_CHECKING:
+    from ..rig.history import History
+    from ..rig.rig import Outcome
+
+VERDICTS = {
+    Exit.AGREED: ("agrees", "green"), Exit.DIVERGED: ("DIVERGED", "red"), Exit.INCONCLUSIVE: ("inconclusive", "yellow"),
+}
+EXACT = {Tier.IDENTITY, Tier.BITWISE}
+
+
+def show(outcomes: Sequence[Outcome], console: Console) -> None:
+    """Everything about these runs of one trace."""
+    console.print(_runs(outcomes))
+    for outcome in outcomes:
+        _skips(outcome, console)
+    _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
+    for outcome in outcomes:
+        if outcome.verdict.findings:
+            console.print(Text(divergence(outcome)), soft_wrap=True)
+
+
+def _runs(outcomes: Sequence[Outcome]) -> Table:
+    table = Table( title=outcomes[0].name, title_justify="left", title_style="bold")
+    table.add_column("run", no_wrap=True)
+    table.add_column("tier", no_wrap=True)
+    for name in ("compared", "blocks", "elements", "undec.", "headroom"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        for run, total in zip_longest(_run(outcome), tiers(outcome)):
+            table.add_row(run or "", *(("",) * 6 if total is None else _cells(total)))
+        table.add_section()
+    return table
+
+
+def _run(outcome: Outcome) -> list[Text]:
+    """The first column of a run, one line each: its op set and verdict, how far it came, how long it took."""
+    word, style = VERDICTS[outcome.verdict.exit]
+    return [
+        Text.assemble(f"{outcome.plan.ops} ", (word, style)),
+        Text(f"{outcome.verdict.events} of {outcome.of} events"),
+        *(Text(f"{side} {seconds:.1f} s", style="dim") for side, seconds in outcome.seconds.items()),
+    ]
+
+
+@dataclass(frozen=True)
+class Total:
+    """What a run compared in one tier; headroom: the worst measured part of the allowed, None where all was exact."""
+
+    tier: Tier
+    comparisons: int
+    blocks: int
+    elements: int
+    undecided: int
+    headroom: float | None
+
+
+def tiers(outcome: Outcome) -> list[Total]:
+    """One total for every tier that was compared at all."""
+    totals = []
+    for tier in Tier:
+        mine = [compared for compared in outcome.verdict.compared if compared.tier is tier]
+        if not mine:
+            continue
+        exact = tier in EXACT and all(compared.agrees for compared in mine)
+        totals.append(Total(
+            tier, len(mine), sum(compared.blocks for compared in mine), sum(compared.elements for compared in mine),
+            sum(compared.undecided for compared in mine), None if exact else _worst(mine),
+        ))
+    return totals
+
+
+def _worst(compared: Sequence[Comparison]) -> float:
+    """The largest headroom; a NaN is worse than anything."""
+    return max((one.headroom for one in compared), key=lambda headroom: (math.isnan(headroom), headroom))
+
+
+def _cells(total: Total) -> tuple[str, ...]:
+    headroom = "exact" if total.headroom is None else f"{total.headroom:.3g}"
+    counts = (total.comparisons, total.blocks, total.elements, total.undecided)
+    return (total.tier.value, *map(short, counts), headroom)
+
+
+def short(count: int) -> str:
+    """Four digits at most: 950, 12.3k, 408M."""
+    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{letter}"
+    return str(count)
+
+
+def _skips(outcome: Outcome, console: Console) -> None:
+    for (check, reason), count in Counter((skip.check, skip.reason) for skip in outcome.verdict.skipped).items():
+        console.print(Text(f"{outcome.plan.ops}: {check} did not compare {count} times: {reason}", style="dim"))
+
+
+def _history(history: History, console: Console) -> None:
+    first, *changes = history.steps
+    steps = " ".join([str(first[1]), *(f"-> {count} (event {event})" for event, count in changes)])
+    console.print(Text(f"step counts       {steps}"), soft_wrap=True)
+    lengths: dict[str, list[int]] = {}
+    for _, accepted in history.accepted:
+        for request, length in accepted.items():
+            lengths.setdefault(request, []).append(length)
+    console.print(Text(f"accepted drafts   {history.mean_accepted_drafts:.2f} a window"))
+    for text in history.texts:
+        counts = " ".join(map(str, lengths.get(text.request, []))) or "none"
+        console.print(Text(f'request "{text.request}"', style="bold"), f"accepted lengths {counts}", highlight=False)
+        console.print(Text.assemble("  ", (text.spelled(text.prompt), "dim"), "|", text.spelled(text.said)))

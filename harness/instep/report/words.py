@@ -1,0 +1,85 @@
+"""The message of a divergence: verdict, place, diagnosis, numbers, and the command that shows it again.
+
+Leaves out: tables and colours (`terminal.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+
+from ..verdict import Comparison, Tier
+
+if TYPE_CHECKING:
+    from ..rig.rig import Outcome
+
+NAMES = {
+    "state": "recurrent state", "conv": "conv window", "keys": "KV keys", "values": "KV values",
+    "hidden": "hidden rows", "final": "final hidden rows", "log_decay": "log decay", "core": "read-out",
+    "qkv": "conv input", "mixed": "conv output", "mixer": "mixer output", "length": "length", "root": "root token",
+}
+MEASURES = {
+    Tier.IDENTITY: "differing", Tier.BITWISE: "differing bytes", Tier.DERIVED: "error", Tier.DIRECTED: "projection",
+    Tier.PROPAGATED: "error", Tier.DECISIONS: "margin",
+}
+
+
+def divergence(outcome: Outcome) -> str:
+    """All that is known about the first finding, in at most five lines."""
+    first, *others = outcome.verdict.findings
+    subject = f"optimized[{outcome.plan.ops}] against reference"
+    lines = [f"DIVERGED  {outcome.name}, {subject}", f"  {where(first)}"]
+    numbers = f"{MEASURES[first.tier]} {first.worst:.4g}, limit {first.allowed:.4g}"
+    diagnosis = first.diagnosis or "differs from the reference"
+    lines.append(f"  {diagnosis}          ({numbers}; {first.tier.value} {first.check})")
+    if others:
+        lines.append(f"  {len(others)} more at this event, next: {where(others[0], short=True)}")
+    return "\n".join([*lines, f"  {command(outcome, first)}"])
+
+
+def where(found: Comparison, *, short: bool = False) -> str:
+    """event 41 commit, request "b", layer 3 recurrent state, slot 5, head 2, columns 8-15"""
+    parts = [] if short else [f"event {found.event} {found.kind}"]
+    if found.request is not None:
+        parts.append(f'request "{found.request}"')
+    parts.append(spelled(found.place))
+    if found.slot is not None:
+        parts.append(f"slot {found.slot}")
+    if found.head is not None:
+        parts.append(f"head {found.head}")
+    if found.columns is not None:
+        parts.append(f"columns {found.columns[0]}-{found.columns[1]}")
+    return ", ".join(parts)
+
+
+def spelled(place: Place) -> str:
+    """The place in words; the trunk goes without saying."""
+    stage, _, step = place.stage.partition(".")
+    side = {"trunk": "", "extend": "draft extend ", "chain": f"draft step {int(step or 0) + 1} "}[stage]
+    layer = "" if place.layer in (STAGE_LEVEL, AFTER_LAYERS) else f"layer {place.layer} "
+    return f"{side}{layer}{NAMES.get(place.component, place.component)}"
+
+
+def command(outcome: Outcome, found: Comparison) -> str:
+    """What to type to see it again, and no more of it than is needed."""
+    plan = outcome.plan
+    words = ["instep replay", _near(outcome.trace), f"--ops {plan.ops}", f"--until {found.event}"]
+    if found.place.layer not in (STAGE_LEVEL, AFTER_LAYERS):
+        words.append(f"--layer {found.place.layer}")
+    for option, value, usual in (
+        ("--device", plan.device, "cpu"), ("--dtype", plan.dtype, "float32"), ("--layout", plan.layout, "VK"),
+    ):
+        if value != usual:
+            words.append(f"{option} {value}")
+    if outcome.elsewhere is not None:
+        words.append(f"--checkpoint {_near(outcome.elsewhere)}")
+    return " ".join(words)
+
+
+def _near(path: Path) -> str:
+    """The path as one would type it here, when it is below the working directory."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

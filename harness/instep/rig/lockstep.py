@@ -1,0 +1,118 @@
+"""Every event through all sides, one after another, with the checks after each.
+
+Leaves out: building the sides (`sides.py`), and which checks there are (an argument). The trace is the only source
+of what is expected: slots, pages, lengths and windows come from the law, never from an engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from instep_reference.contract.engine import Event
+from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.place import STAGE_LEVEL, Place
+
+from ..checks.base import Check
+from ..observe.moment import Expected, Moment
+from ..trace.book import Book
+from ..trace.file import Trace
+from ..trace.legal import Law
+from ..verdict import Comparison, Skipped, Tier, Verdict
+from .sides import Sides
+
+Progress = Callable[[int, Event], None]
+
+
+class Refused(Exception):
+    """The subject raised on an event that is legal and that the truth served."""
+
+    def __init__(self, error: Exception, place: Place | None) -> None:
+        self.error, self.place = error, place or Place("trunk", STAGE_LEVEL, "embedding")
+        super().__init__(str(error))
+
+
+class Lockstep:
+    """A trace under way. `step` serves one event on every side and gives the moment that checks look at."""
+
+    def __init__(self, trace: Trace, sides: Sides) -> None:
+        self.trace, self.sides = trace, sides
+        self.law = Law(trace.header)
+        self.seconds = {"reference": 0.0, "subject": 0.0}
+        self.next = 0
+
+    def step(self) -> Moment:
+        index, event = self.next, self.trace.events[self.next]
+        before = replace(self.law.book, live=dict(self.law.book.live))
+        self.law.apply(event, self.trace.where(index))
+        self.next += 1
+        live = self.law.book.live
+        begun = time.perf_counter()
+        truth = self.sides.truth.step(event, live)
+        rounded = None if self.sides.rounded is None else self.sides.rounded.step(event, live)
+        self.seconds["reference"] += time.perf_counter() - begun
+        begun = time.perf_counter()
+        try:
+            self.sides.watch.before(event)
+            subject = self.sides.subject.step(event, live)
+            changes = self.sides.watch.after()
+            slots, pages = dict(self.sides.shown.slots()), dict(self.sides.shown.pages())
+        except Unsupported:
+            raise
+        except Exception as error:  # whatever it is: the subject may be anybody's
+            raise Refused(error, self.sides.subject.tape.last) from error
+        self.seconds["subject"] += time.perf_counter() - begun
+        expected = expect(before, self.law.book)
+        return Moment(index, event, expected, subject, truth, rounded, changes, slots, pages)
+
+
+def expect(before: Book, after: Book) -> Expected:
+    """What the law says about the moment between two states of the book."""
+    there = {name: standing for name, standing in after.live.items() if standing.slot is not None}
+    windows = {name: s.window for book in (before, after) for name, s in book.live.items() if s.window}
+    return Expected(
+        slots_before={name: s.slot for name, s in before.live.items() if s.slot is not None},
+        slots_after={name: s.slot for name, s in there.items() if s.slot is not None},
+        pages_after={name: s.pages for name, s in there.items()},
+        lengths_after={name: s.length for name, s in after.live.items()},
+        roots_after={name: s.root for name, s in after.live.items()},
+        windows=windows,
+        num_steps=after.num_steps,
+    )
+
+
+def run(
+    lockstep: Lockstep, checks: Sequence[Check], *, until: int | None = None, layers: Iterable[int] | None = None,
+    progress: Progress | None = None,
+) -> Verdict:
+    """Go on until the first event that disagrees, the event `until`, or the end."""
+    verdict, wanted = Verdict(), None if layers is None else frozenset(layers)
+    last = len(lockstep.trace.events) - 1 if until is None else min(until, len(lockstep.trace.events) - 1)
+    while lockstep.next <= last:
+        index, event = lockstep.next, lockstep.trace.events[lockstep.next]
+        verdict.events += 1
+        try:
+            moment = lockstep.step()
+        except Refused as refused:
+            verdict.add([_refusal(index, event, refused)])
+            return verdict
+        results = [result for check in checks for result in check(moment)]
+        if verdict.add(result for result in results if _wanted(result, wanted)):
+            return verdict
+        if progress is not None:
+            progress(index, event)
+    return verdict
+
+
+def _wanted(result: Comparison | Skipped, layers: frozenset[int] | None) -> bool:
+    return layers is None or isinstance(result, Skipped) or result.place.layer in layers
+
+
+def _refusal(index: int, event: Event, refused: Refused) -> Comparison:
+    kind = str(event.__struct_config__.tag)
+    said = str(refused.error).splitlines()[0] if str(refused.error) else "no message"
+    return Comparison(
+        "serves", Tier.IDENTITY, index, kind, refused.place, elements=1, worst=1.0, allowed=0.0,
+        diagnosis=f"raised {type(refused.error).__name__} ({said}); the event is legal and the reference served it",
+    )

@@ -1,0 +1,105 @@
+"""One trace, one model, one subject: build the sides, run them in step, and say what came of it.
+
+Leaves out: telling it (`instep.report`). Every command builds a rig; everything it does can be done from Python:
+
+    outcome = Rig(read(Path("fixtures/traces/adaptive.jsonl")), ops="plain").run()
+    assert outcome.verdict.exit == Exit.AGREED
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from instep_optimized.layout import StateLayout
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.errors import BadInput
+
+from ..checks import Check, for_labels, for_numbers
+from ..observe.oracle import Oracle
+from ..trace.file import Trace
+from ..trace.legal import verified
+from ..verdict import Verdict
+from .history import History
+from .lockstep import Lockstep, Progress, run
+from .remembered import Remembered
+from .sides import Plan, candidates, moves_labels, rounds, seat, wide
+
+PACKAGES = ("instep_reference", "instep_optimized", "instep")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A verdict with its evidence.
+
+    name      the trace's; of: how many events it has; elsewhere: the model, when it is not where the trace says
+    seconds   wall clock per side, checks excluded; calls: op -> how often the subject's op set was called
+    served    package -> sha256 of the source that was imported
+    """
+
+    name: str
+    trace: Path
+    elsewhere: Path | None
+    plan: Plan
+    verdict: Verdict
+    history: History
+    of: int
+    seconds: dict[str, float]
+    calls: dict[str, int]
+    served: dict[str, str]
+
+
+class Rig:
+    """A trace with everything that is needed to run it, as often as wanted."""
+
+    def __init__(
+        self, trace: Trace, checkpoint: Path | None = None, *, ops: str = "plain", device: str = "cpu",
+        dtype: str = "float32", layout: StateLayout = "VK", checks: Callable[[Plan], Sequence[Check]] | None = None,
+    ) -> None:
+        self.trace, header = verified(trace), trace.header
+        self.elsewhere = checkpoint
+        directory = checkpoint or trace.path.parent / header.checkpoint.near
+        opened = Checkpoint.open(directory)
+        header.checkpoint.must_be(opened, directory, trace.path.name)
+        adaptive = header.adaptive_file(f"{trace.path.name} line 1")
+        known, _ = candidates(header.num_steps, adaptive)
+        if set(header.candidates) != set(known):
+            raise BadInput(f"{trace.path.name} line 1: candidates", found=header.candidates, expected=known)
+        self.plan = Plan(opened, header.room(), header.num_steps, adaptive, ops, device, dtype, layout)
+        self.checks = checks
+
+    def run(
+        self, *, until: int | None = None, layers: Iterable[int] | None = None, progress: Progress | None = None
+    ) -> Outcome:
+        """Replay from the start, up to and including event `until`; `layers` keeps the findings of these alone."""
+        sides = seat(self.plan)
+        lockstep = Lockstep(self.trace, sides)
+        if self.checks is not None:
+            chosen = self.checks(self.plan)
+        elif moves_labels(sides.ops):
+            chosen = for_labels()
+        else:
+            oracle = Oracle(self.plan.checkpoint, rounds(self.plan, sides.ops), wide(self.plan.width))
+            chosen = (Remembered(self.trace.recorded), *for_numbers(oracle))
+        verdict = run(lockstep, chosen, until=until, layers=layers, progress=progress)
+        ran = self.trace.events[: lockstep.next]
+        return Outcome(
+            self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
+            History.of(self.trace.header, ran, lockstep.law.book), len(self.trace.events), dict(lockstep.seconds),
+            dict(sides.calls), served(),
+        )
+
+
+def served() -> dict[str, str]:
+    """What source answered: a digest over the files of each package, wherever it was imported from."""
+    found = {}
+    for name in PACKAGES:
+        root = Path(str(sys.modules[name].__file__)).parent
+        digest = hashlib.sha256()
+        for file in sorted(root.rglob("*.py")):
+            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+        found[name] = digest.hexdigest()
+    return found

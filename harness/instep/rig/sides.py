@@ -1,0 +1,197 @@
+"""The runs that a comparison sets beside each other: truth, rounded, subject. The only place that builds engines.
+
+Leaves out: running them in step (`lockstep.py`).
+    truth    the reference in fp64, or for labels the ledger of a right engine
+    rounded  the reference in the declared width, rounded where the subject's op set declares it; not for labels
+    subject  the optimized engine with an op set, or somebody else's engine
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+
+from instep_optimized import OptimizedEngine, Options
+from instep_optimized.layout import StateLayout
+from instep_optimized.ops.around import around
+from instep_optimized.ops.base import Ops
+from instep_reference.adaptive import resolve
+from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Capacity, Engine, Event, RequestState, Watched
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import See, unseen
+from instep_reference.engine import ReferenceEngine
+from instep_reference.ledger import LedgerEngine
+from instep_reference.weights import Weights
+
+from ..adapters import Subject, find
+from ..observe.memory import Watch
+from ..observe.moment import Side
+from ..observe.tape import Tape
+
+WIDTHS = {
+    "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run: the model, the room, the step counts, and how the subject is set up."""
+
+    checkpoint: Checkpoint
+    capacity: Capacity
+    num_steps: int
+    adaptive: AdaptiveFile | None
+    ops: str
+    device: str = "cpu"
+    dtype: str = "float32"
+    layout: StateLayout = "VK"
+
+    @property
+    def width(self) -> torch.dtype:
+        if self.dtype not in WIDTHS:
+            raise BadInput("dtype", found=self.dtype, expected=f"one of {', '.join(WIDTHS)}")
+        return WIDTHS[self.dtype]
+
+
+class _Seen(Engine, Watched, Protocol):
+    """An engine whose places can be seen."""
+
+
+@dataclass
+class Seat:
+    """One side at work: an engine, the tape on it, and the logical states as of the last event.
+
+    Whatever the engine runs on, what is told about it stands on the host, where truth is.
+    """
+
+    name: str
+    engine: _Seen
+    tape: Tape = field(default_factory=Tape)
+    states: dict[str, RequestState] = field(default_factory=dict)
+
+    def step(self, event: Event, live: Mapping[str, object]) -> Side:
+        """Serve one event; `live`: the requests that are there afterwards."""
+        before = self.states
+        answer = on_host(event.on(self.engine))
+        places = self.tape.take()
+        self.states = {name: on_host(self.engine.state(name)) for name in live}
+        return Side(self.name, answer, places, before, self.states, self.engine.next_num_steps())
+
+
+@dataclass
+class Sides:
+    """The three runs; `ops` is what the subject declares about itself, None for an engine of somebody else."""
+
+    subject: Seat
+    truth: Seat
+    rounded: Seat | None
+    watch: Watch
+    shown: Subject
+    ops: Ops | None
+    calls: Counter[str]
+
+
+def seat(plan: Plan) -> Sides:
+    """Build all sides of a plan."""
+    found, calls = find(plan.ops), Counter[str]()
+    if isinstance(found, Ops):
+        options = Options(device=plan.device, activation=plan.width, state=_state_width(plan.width), layout=plan.layout)
+        counted = around(found, unseen, _counting(calls))
+        subject: Subject = OptimizedEngine(
+            plan.checkpoint, counted, options, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive
+        )
+    else:
+        subject = found(
+            plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive, device=plan.device,
+            dtype=plan.width, layout=plan.layout,
+        )
+    ops = found if isinstance(found, Ops) else None
+    if moves_labels(ops):
+        truth: _Seen = LedgerEngine(plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive)
+        rounded = None
+    else:
+        truth = reference(plan, torch.float64)
+        rounded = Seat("rounded", reference(plan, wide(plan.width)))
+        _watch(rounded, rounding(rounds(plan, ops)))
+    sides = Sides(Seat(plan.ops, subject), Seat("truth", truth), rounded, Watch(subject), subject, ops, calls)
+    _watch(sides.subject, unseen)
+    _watch(sides.truth, unseen)
+    return sides
+
+
+def moves_labels(ops: Ops | None) -> bool:
+    """Whether the op set moves labels instead of computing: its hidden rows are integers."""
+    return ops is not None and not ops.types(torch.float32, torch.float32).hidden.is_floating_point
+
+
+def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
+    """The reference in some width; on the CPU, whatever the subject runs on."""
+    weights = Weights.of(plan.checkpoint, dtype, torch.device("cpu"))
+    return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive)
+
+
+def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """All step counts that may come into force, as the reference resolves them, and its messages."""
+    resolved = resolve(adaptive, num_steps)
+    return tuple(sorted({n for steps in resolved.by_bracket.values() for n in steps})), resolved.messages
+
+
+def wide(activation: torch.dtype) -> torch.dtype:
+    """The width in which something declared to be stored in `activation` is computed."""
+    return torch.float64 if activation is torch.float64 else torch.float32
+
+
+def rounds(plan: Plan, ops: Ops | None) -> Mapping[str, torch.dtype]:
+    """Component -> dtype at which the subject stores it; a foreign engine declares none."""
+    return {} if ops is None else ops.rounds(plan.width, _state_width(plan.width))
+
+
+def rounding(at: Mapping[str, torch.dtype]) -> See:
+    """A hook that casts a place to its declared dtype and back."""
+
+    def see(place: Any, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = at.get(place.component)
+        return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype).to(tensor.dtype)
+
+    return see
+
+
+T = TypeVar("T")
+
+
+def on_host(value: T) -> T:
+    """The same answer or state with every tensor on the host."""
+    if isinstance(value, torch.Tensor):
+        return cast(T, value.cpu())
+    if isinstance(value, dict):
+        return cast(T, {key: on_host(inner) for key, inner in value.items()})
+    if is_dataclass(value) and not isinstance(value, type):
+        return cast(T, replace(value, **{each.name: on_host(getattr(value, each.name)) for each in fields(value)}))
+    return value
+
+
+def _watch(seat: Seat, first: See) -> None:
+    """Put the tape on an engine, behind another hook."""
+    seat.engine.watch(lambda place, tensor: seat.tape(place, first(place, tensor)))
+
+
+def _state_width(activation: torch.dtype) -> torch.dtype:
+    """The recurrent state keeps fp32 under narrower activations."""
+    return wide(activation)
+
+
+def _counting(calls: Counter[str]) -> Any:
+    def wrapper(name: str, op: Any) -> Any:
+        def call(**given: Any) -> Any:
+            calls[name] += 1
+            return op(**given)
+
+        return call
+
+    return wrapper

@@ -1,0 +1,4 @@
+"""Traces: the file, the law, the policy and the one scheduler.
+
+Leaves out: running them (`instep.rig`).
+"""

@@ -1,0 +1,248 @@
+"""The only scheduler: prompts and a policy become events, and one engine is asked for every free choice.
+
+A round: special moments, admissions, the step count, drafts, one forward (prefill chunks beside verify or decode
+rows), commit, finishing. What comes out is complete: every choice is filled in, so that any engine can follow.
+Leaves out: which event is legal (`legal.py`), and what the choices are (the engine's).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from msgspec.structs import replace
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
+
+from .book import Phase, Standing
+from .header import Header
+from .legal import Law
+from .policy import Arrival, Deed, Policy
+
+
+@dataclass(frozen=True)
+class Step:
+    """One complete event and what the asked engine answered."""
+
+    event: e.AnyEvent
+    answer: e.Answer | None
+
+
+def drive(
+    policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, engine: e.Engine
+) -> Iterator[Step]:
+    """Yield events until every request is over."""
+    return _Driver(policy, prompts, header, engine).run()
+
+
+def recorded(steps: list[Step]) -> dict[str, torch.Tensor]:
+    """What goes beside a trace: `prompt.<event>` as admitted, and `own.<event>`, the engine's own say."""
+    tensors: dict[str, torch.Tensor] = {}
+    for index, step in enumerate(steps):
+        if isinstance(step.event, e.Admit):
+            tensors[f"prompt.{index}"] = torch.tensor(step.event.prompt)
+        if (said := own_say(step.event, step.answer)) is not None:
+            tensors[f"own.{index}"] = said
+    return tensors
+
+
+def own_say(event: e.Event, answer: e.Answer | None) -> torch.Tensor | None:
+    """What an engine would have chosen, forced or not, as one int64 vector; None where nothing is chosen.
+
+    Draft: the head's argmaxes [B * n]; forward: the target's, in batch order; commit: accepted counts [B], bonus [B].
+    """
+    match event, answer:
+        case _, e.Drafted(own=own):
+            return own.flatten().cpu()
+        case e.Forward(rows=rows), e.Forwarded(own=said):
+            found = [said[row.request].flatten().cpu() for row in rows if row.request in said]
+            return torch.cat(found) if found else None
+        case _, e.Committed() as answer:
+            return torch.cat([answer.own_num_correct_drafts, answer.own_bonus]).cpu()
+    return None
+
+
+class _Driver:
+    def __init__(
+        self, policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, engine: e.Engine
+    ) -> None:
+        self.policy, self.prompts, self.engine = policy, prompts, engine
+        self.law = Law(header)
+        self.queue = deque(sorted(policy.arrivals, key=lambda arrival: arrival.arrive))
+        self.arrivals: dict[str, Arrival] = {}
+        self.deeds = list(policy.deeds)
+        self.wishes: deque[int] = deque()
+        self.forced = 0  # how many forced acceptances were used
+        self.round = 0
+
+    def run(self) -> Iterator[Step]:
+        while (self.queue or self.law.book.live) and self.round < self.policy.rounds:
+            yield from self._moments("preempt", "save", "abort", "idle")
+            yield from self._moments("resume")
+            yield from self._admissions()
+            yield from self._moments("load")
+            yield from self._step_count()
+            yield from self._one_round()
+            yield from self._finishing()
+            self.round += 1
+        for name, standing in list(self.law.book.live.items()):
+            yield self._do(e.Finish(name) if standing.phase is Phase.READY else e.Abort(name))
+        for deed in self.deeds:
+            never = f'{deed.do} "{deed.request}", never possible from round {deed.round} on'
+            raise BadInput("policy deeds", found=never, expected="a request that is there then")
+
+    # the parts of a round
+
+    def _moments(self, *kinds: str, when: str = "between") -> Iterator[Step]:
+        """What is due and can be done; what cannot yet is done in the first round in which it can."""
+        for deed in list(self.deeds):
+            if deed.round <= self.round and deed.do in kinds and deed.when == when and self._can(deed):
+                self.deeds.remove(deed)
+                yield self._do(_event(deed))
+
+    def _can(self, deed: Deed) -> bool:
+        standing = self.law.book.live.get(deed.request)
+        if deed.when != "between" and (standing is None or standing.phase.value != deed.when):
+            return False
+        try:
+            self.law.check(_event(deed))
+        except BadInput:
+            return False
+        return True
+
+    def _admissions(self) -> Iterator[Step]:
+        while self.queue and self.queue[0].arrive <= self.round and self.law.book.free_slot() is not None:
+            arrival = self.queue.popleft()
+            if arrival.prompt not in self.prompts:
+                raise BadInput("policy arrivals", found=f'prompt "{arrival.prompt}"', expected=f"{list(self.prompts)}")
+            self.arrivals[arrival.request] = arrival
+            yield self._do(e.Admit(arrival.request, self.prompts[arrival.prompt]))
+
+    def _step_count(self) -> Iterator[Step]:
+        wish = self.law.book.num_steps
+        if self.policy.controller:
+            self.wishes.append(self.engine.next_num_steps())
+            if len(self.wishes) > self.policy.lag:
+                wish = self.wishes.popleft()
+        for steps in self.policy.steps:
+            wish = steps.num_steps if steps.round == self.round else wish
+        if wish != self.law.book.num_steps:
+            yield self._do(e.SetNumSteps(wish))
+
+    def _one_round(self) -> Iterator[Step]:
+        book = self.law.book
+        speculate = book.num_steps > 0 and self.round not in self.policy.plain
+        ready = self._turned(Phase.READY)
+        if speculate and ready:
+            yield self._do(e.Draft(tuple(ready)))
+            yield from self._moments("abort", when="drafted")
+        rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED if speculate else Phase.READY))
+        if not rows:
+            return
+        step = self._do(e.Forward(tuple(rows)))
+        yield step
+        yield from self._moments("abort", when="verified")
+        assert isinstance(step.answer, e.Forwarded)
+        if flying := [row.request for row in rows if row.request in book.in_phase(Phase.VERIFIED)]:
+            yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own)))
+
+    def _finishing(self) -> Iterator[Step]:
+        for name in self.law.book.in_phase(Phase.READY):
+            standing = self.law.book.live[name]
+            if len(standing.said) >= self.arrivals[name].max_new or standing.root == self.policy.stop:
+                yield self._do(e.Finish(name))
+
+    # choices of the driver
+
+    def _turned(self, *phases: Phase) -> list[str]:
+        """Requests in these phases, in the batch order of this round."""
+        names = list(self.law.book.in_phase(*phases))
+        turn = self.round % len(names) if names and self.policy.rotate else 0
+        return names[turn:] + names[:turn]
+
+    def _rows(self, names: list[str]) -> list[e.Row]:
+        """Every drafted or decoding request, and as much of the prompts as there is room for."""
+        live = {name: self.law.book.live[name] for name in names}
+        room = self.law.book.capacity.max_tokens
+        room -= sum(len(s.window) or 1 for s in live.values() if s.phase in (Phase.DRAFTED, Phase.READY))
+        rows = []
+        for name, standing in live.items():
+            if standing.phase in (Phase.DRAFTED, Phase.READY):
+                rows.append(e.Row(name, "verify" if standing.phase is Phase.DRAFTED else "decode"))
+            elif tokens := min(self._chunk(standing), room):
+                room -= tokens
+                rows.append(e.Row(name, "prefill", tokens))
+        return rows
+
+    def _chunk(self, standing: Standing) -> int:
+        """The next chunk size of the request's own list, which is gone through again and again."""
+        sizes, done = self.arrivals[standing.request].chunks, 0
+        for index in range(standing.length + 1 if sizes else 0):
+            size = sizes[index % len(sizes)]
+            done += size
+            if done > standing.length:
+                return min(done - standing.length, standing.unread)
+        return standing.unread
+
+    def _paths(self, names: list[str], own: Mapping[str, torch.Tensor]) -> tuple[e.Path, ...] | None:
+        """None: the engine accepts by itself. A path is given when acceptance is forced or the stop token ends it."""
+        windows = [self.law.book.live[name].window for name in names]
+        if not self.policy.accept and not any(self.policy.stop in window[1:] for window in windows):
+            return None
+        return tuple(self._path(window, own[name].tolist()) for name, window in zip(names, windows, strict=True))
+
+    def _path(self, window: tuple[int, ...], own: list[int]) -> e.Path:
+        count = next((i for i, draft in enumerate(window[1:]) if draft != own[i]), len(window) - 1)
+        if self.policy.accept:
+            count = min(self.policy.accept[self.forced % len(self.policy.accept)], len(window) - 1)
+            self.forced += 1
+        accepted = window[1 : count + 1]
+        if self.policy.stop in accepted:
+            count = accepted.index(self.policy.stop)
+            return e.Path(tuple(range(1, count + 1)), window[count + 1])
+        return e.Path(tuple(range(1, count + 1)), own[count])
+
+    def _do(self, event: e.AnyEvent) -> Step:
+        where = f"policy, round {self.round}"
+        self.law.check(event, where, choices=False)
+        answer = event.on(self.engine)
+        complete = filled(event, answer)
+        self.law.apply(complete, where)
+        return Step(complete, answer)
+
+
+def filled(event: e.AnyEvent, answer: e.Answer | None) -> e.AnyEvent:
+    """The event with every choice that was left to the engine."""
+    match event, answer:
+        case e.Draft(picks=None), e.Drafted(drafts=drafts):
+            return replace(event, picks=tuple(tuple(one) for one in drafts.tolist()))
+        case e.Forward(rows=rows), e.Forwarded(roots=roots):
+            return replace(event, rows=tuple(
+                replace(row, root=roots[row.request]) if row.root is None and row.request in roots else row
+                for row in rows
+            ))
+        case e.Commit(accepted=None), e.Committed() as said:
+            paths = zip(said.accept_index.tolist(), said.accept_lens.tolist(), said.bonus.tolist(), strict=True)
+            return replace(event, accepted=tuple(
+                e.Path(tuple(nodes[1:length]), bonus) for nodes, length, bonus in paths
+            ))
+    return event
+
+
+def _event(deed: Deed) -> e.AnyEvent:
+    match deed.do:
+        case "preempt":
+            return e.Preempt(deed.request)
+        case "resume":
+            return e.Resume(deed.request)
+        case "abort":
+            return e.Abort(deed.request)
+        case "save":
+            return e.Save(deed.request, deed.name)
+        case "load":
+            return e.Load(deed.request, deed.name)
+        case "idle":
+            return e.Idle()

@@ -1,0 +1,158 @@
+"""A trace on disk: typed JSON lines, closed by a digest, and a safetensors file of what was recorded.
+
+    line 1        `Header`
+    then          one event a line, in the contract's own wire format
+    last line     `Footer`: how many events, and the sha256 of all lines before
+
+Beside it `<trace>.safetensors`, without which the trace is not whole: the prompts, what the recording engine
+itself said at every event, and a checksum per line, so that an edited line is named. Leaves out: whether the
+events are legal (`legal.py`). Nothing is executed, nothing unknown is accepted, and both files are written or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from instep_reference.contract.engine import AnyEvent
+from instep_reference.contract.errors import BadInput
+
+from ..whole import write_whole
+from .header import SCHEMA, Header, sound
+
+CHECKSUMS = "line_crc32"  # tensor beside the trace: int64, one per line before the footer
+
+
+class Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last line: without it the trace was cut, with another digest it was edited."""
+
+    events: int
+    sha256: str
+
+
+class _Version(msgspec.Struct, frozen=True):
+    """The one field that is read before the format is known."""
+
+    schema: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace as read. `recorded`: see `drive.py` for its names; `where(i)` names event i for errors."""
+
+    path: Path
+    header: Header
+    events: tuple[AnyEvent, ...]
+    recorded: Mapping[str, torch.Tensor]
+    sha256: str
+
+    def where(self, index: int) -> str:
+        return f"{self.path.name} line {index + 2}"
+
+
+def beside(path: Path) -> Path:
+    """The safetensors file of a trace."""
+    return path.with_name(path.name + ".safetensors") if path.suffix != ".jsonl" else path.with_suffix(".safetensors")
+
+
+def read(path: Path) -> Trace:
+    """Read both files, strictly."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise BadInput(str(path), found=error.strerror, expected="a readable trace") from None
+    if not lines:
+        raise BadInput(f"{path.name} line 1", found="nothing", expected="a header")
+    header = _header(path.name, lines[0])
+    footer, sha256 = _footer(path.name, lines), hashlib.sha256(b"".join(lines[:-1])).hexdigest()
+    recorded = _recorded(path, footer.sha256)
+    if footer.sha256 != sha256 or footer.events != len(lines) - 2:
+        raise _edited(path.name, lines, recorded[CHECKSUMS])
+    events = tuple(_decode(line, AnyEvent, f"{path.name} line {n}") for n, line in enumerate(lines[1:-1], start=2))
+    return Trace(path, header, events, recorded, sha256)
+
+
+def write(path: Path, header: Header, events: Sequence[AnyEvent], recorded: Mapping[str, torch.Tensor]) -> Trace:
+    """Write both files whole, or neither."""
+    encode = msgspec.json.Encoder().encode
+    lines = [encode(header) + b"\n", *(encode(event) + b"\n" for event in events)]
+    sha256 = hashlib.sha256(b"".join(lines)).hexdigest()
+    tensors = {**recorded, CHECKSUMS: torch.tensor([zlib.crc32(line) for line in lines])}
+    text = b"".join([*lines, encode(Footer(len(events), sha256)) + b"\n"])
+    # The tensors first: a trace that is found has them beside it.
+    write_whole({beside(path): save(tensors, {"trace_sha256": sha256}), path: text})
+    return Trace(path, header, tuple(events), tensors, sha256)
+
+
+def _header(name: str, line: bytes) -> Header:
+    where = f"{name} line 1"
+    version = _decode(line, _Version, where).schema
+    if version != SCHEMA:
+        raise BadInput(f"{where}: schema", found=version, expected=SCHEMA, hint="record the trace again")
+    header: Header = _decode(line, Header, where)
+    sound(header, where)
+    return header
+
+
+def _footer(name: str, lines: list[bytes]) -> Footer:
+    where = f"{name} line {len(lines)}"
+    try:
+        footer: Footer = _decode(lines[-1], Footer, where)
+        return footer
+    except BadInput:
+        hint = "the trace was cut"
+        raise BadInput(where, found="no footer", expected="the number of events and a sha256", hint=hint) from None
+
+
+def _recorded(path: Path, sha256: str) -> dict[str, torch.Tensor]:
+    file = beside(path)
+    if not file.is_file():
+        raise BadInput(str(file), found="no such file", expected="the tensors of the trace beside it")
+    try:
+        with safe_open(str(file), framework="pt") as stored:
+            metadata = stored.metadata() or {}
+            tensors = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        expected = "safetensors; nothing else is opened"
+        raise BadInput(str(file), found=f"unreadable ({error})", expected=expected) from None
+    if metadata.get("trace_sha256") != sha256:
+        raise BadInput(
+            f"{file.name}: trace_sha256", found=metadata.get("trace_sha256"), expected=sha256,
+            hint=f"the two files of {path.name} are not of one recording",
+        )
+    if CHECKSUMS not in tensors or tensors[CHECKSUMS].dtype != torch.int64 or tensors[CHECKSUMS].dim() != 1:
+        raise BadInput(f"{file.name}: {CHECKSUMS}", found="no such int64 vector", expected="one checksum per line")
+    return tensors
+
+
+def _edited(name: str, lines: list[bytes], checksums: torch.Tensor) -> BadInput:
+    """Name the first line that is not the recorded one."""
+    known = checksums.tolist()
+    for number, line in enumerate(lines[:-1], start=1):
+        if number > len(known) or zlib.crc32(line) != known[number - 1]:
+            return BadInput(f"{name} line {number}", found="another line", expected="the line recorded here",
+                            hint="the trace was edited")
+    return BadInput(f"{name} line {len(lines)}", found=f"{len(lines) - 1} lines before it", expected=len(known),
+                    hint="the trace was cut")
+
+
+def _decode(line: bytes, kind: Any, where: str) -> Any:
+    """Decode one line; an error names the field and both sides of the disagreement."""
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.DecodeError as error:
+        text, _, place = str(error).partition(" - at `$")
+        field = where + (f": {place.rstrip('`').lstrip('.')}" if place else "")
+        told = re.fullmatch(r"Expected (.*), got (.*)", text)
+        expected, found = told.groups() if told else (f"schema {SCHEMA}", text[0].lower() + text[1:])
+        raise BadInput(field, found=found, expected=expected) from None

@@ -1,0 +1,132 @@
+"""What the first line of a trace says: the model it is for, the room it assumes, and what it proves.
+
+Leaves out: the events (their wire format is the contract's) and how the file is kept (`file.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Capacity
+from instep_reference.contract.errors import BadInput
+
+SCHEMA = 1  # version of the wire format; a reader serves exactly its own
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The checkpoint that the tokens were chosen with.
+
+    near    where it stands, relative to the trace; `--checkpoint` says otherwise
+    digest  sha256 of configuration and weights; config_sha256: of the configuration alone
+    """
+
+    near: str
+    digest: str
+    config_sha256: str
+    vocab: int
+    mtp_layers: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, directory: Path, near: str) -> Model:
+        config = checkpoint.config
+        return cls(near, checkpoint.digest, config_digest(directory), config.vocab, config.mtp_layers)
+
+    def must_be(self, checkpoint: Checkpoint, directory: Path, field: str) -> None:
+        """Refuse a directory with another configuration or other weights."""
+        for name, found, expected in (
+            ("config_sha256", config_digest(directory), self.config_sha256),
+            ("digest", checkpoint.digest, self.digest),
+        ):
+            if found != expected:
+                raise BadInput(
+                    f"{field}: checkpoint.{name}", found=f"{found[:12]}.. in {directory}",
+                    expected=f"{expected[:12]}..", hint="the trace was recorded with another checkpoint",
+                )
+
+
+class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`Capacity` on the wire, where a field that nobody knows is an error."""
+
+    slots: tuple[int, ...]
+    pages: tuple[int, ...]
+    page_size: int
+    max_tokens: int
+
+    def capacity(self) -> Capacity:
+        return Capacity(self.slots, self.pages, self.page_size, self.max_tokens)
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One op set that `instep replay` runs when none is named; `until` is the last event, None the whole trace."""
+
+    ops: str
+    until: int | None = None
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """schema      version of the format
+    claim       the sentence that the trace proves
+    candidates  the step counts that may be in force, 0 aside
+    adaptive    the adaptive file as written, or None: no controller
+    lag         rounds between a controller's wish and its coming into force
+    stop        the token at which a path ends, or None
+    created     names and versions of what recorded it
+    """
+
+    schema: int
+    name: str
+    claim: str
+    checkpoint: Model
+    capacity: Room
+    num_steps: int
+    candidates: tuple[int, ...]
+    adaptive: dict[str, Any] | None
+    lag: int
+    seed: int
+    stop: int | None
+    replay: tuple[Part, ...]
+    created: dict[str, str]
+
+    def room(self) -> Capacity:
+        return self.capacity.capacity()
+
+    def adaptive_file(self, field: str) -> AdaptiveFile | None:
+        return None if self.adaptive is None else AdaptiveFile.of(self.adaptive, f"{field}: adaptive")
+
+
+def sound(header: Header, field: str) -> None:
+    """Refuse a header whose numbers contradict each other; `field` is its file and line."""
+    room, widest = header.capacity, max((*header.candidates, header.num_steps)) + 1
+    rules: tuple[tuple[str, object, bool, str], ...] = (
+        ("checkpoint.vocab", header.checkpoint.vocab, header.checkpoint.vocab > 0, "at least 1"),
+        ("capacity.page_size", room.page_size, room.page_size > 0, "at least 1"),
+        ("capacity.slots", room.slots, _units(room.slots), "different slots, each at least 1 (slot 0 is reserved)"),
+        ("capacity.pages", room.pages, _units(room.pages), "different pages, each at least 1 (page 0 is reserved)"),
+        ("candidates", header.candidates, min(header.candidates, default=0) >= 0, "step counts of at least 0"),
+        ("num_steps", header.num_steps, header.num_steps in {0, *header.candidates}, "0 or one of the candidates"),
+        ("capacity.max_tokens", room.max_tokens, room.max_tokens >= widest, f"at least {widest}, the widest window"),
+        ("capacity.pages", f"room for {len(room.pages) * room.page_size} tokens",
+         len(room.pages) * room.page_size >= widest, f"at least {widest}, the widest window"),
+        ("lag", header.lag, header.lag >= 0, "at least 0"),
+        ("stop", header.stop, header.stop is None or 0 <= header.stop < header.checkpoint.vocab,
+         f"a token below {header.checkpoint.vocab}"),
+    )
+    for name, found, holds, expected in rules:
+        if not holds:
+            raise BadInput(f"{field}: {name}", found=found, expected=expected)
+    header.adaptive_file(field)
+
+
+def _units(units: tuple[int, ...]) -> bool:
+    return bool(units) and min(units) > 0 and len(set(units)) == len(units)
+
+
+def config_digest(directory: Path) -> str:
+    """sha256 of the configuration file."""
+    return hashlib.sha256((directory / "config.json").read_bytes()).hexdigest()

@@ -1,0 +1,120 @@
+"""What a driver is told: who arrives when, chunk sizes, step counts over time, acceptance, and special moments.
+
+Leaves out: the events that follow from it (`drive.py`). A policy and its prompts are JSON files with a strict schema.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from instep_reference.contract.errors import BadInput
+
+from .header import Part, Room
+
+
+class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One request: the prompt's name, the round in which it arrives, its chunk sizes in turn (none: whole)."""
+
+    request: str
+    prompt: str
+    arrive: int = 0
+    chunks: tuple[int, ...] = ()
+    max_new: int = 32
+
+
+class Deed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something special, in the first round from `round` on in which it can be done.
+
+    when  matters to an abort: between rounds, after the draft, after the verify
+    name  what a save keeps the state under and a load reads it from
+    """
+
+    round: int
+    do: Literal["preempt", "resume", "abort", "idle", "save", "load"]
+    request: str = ""
+    name: str = ""
+    when: Literal["between", "drafted", "verified"] = "between"
+
+
+class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From this round on, so many drafts."""
+
+    round: int
+    num_steps: int
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """claim       the sentence that the trace is to prove
+    steps       the schedule of step counts; `controller`: the engine's own wishes instead, `lag` rounds late
+    accept      forced numbers of accepted drafts, in turn over rounds and requests; none: greedy acceptance
+    plain       rounds that decode without drafts although the step count is above 0
+    rotate      the batch order turns by one every round, so that rows are not slots
+    rounds      the most rounds; whoever is left is finished then
+    """
+
+    name: str
+    claim: str
+    capacity: Room
+    arrivals: tuple[Arrival, ...]
+    num_steps: int
+    adaptive: dict[str, Any] | None = None
+    steps: tuple[Steps, ...] = ()
+    controller: bool = False
+    lag: int = 0
+    accept: tuple[int, ...] = ()
+    deeds: tuple[Deed, ...] = ()
+    plain: tuple[int, ...] = ()
+    rotate: bool = True
+    stop: int | None = None
+    seed: int = 0
+    rounds: int = 1000
+    replay: tuple[Part, ...] = (Part("ledger"), Part("plain"))
+
+
+class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"origin": "from"}):
+    """A prompt by name: `text`, one character per byte (latin-1), or `tokens`."""
+
+    name: str
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+    origin: str = ""
+
+
+def read_policy(path: Path) -> Policy:
+    policy: Policy = _read(path, Policy)
+    for index, arrival in enumerate(policy.arrivals):
+        if arrival.chunks and min(arrival.chunks) < 1:
+            raise BadInput(f"{path.name}: arrivals[{index}].chunks", found=arrival.chunks, expected="at least 1 each")
+    if policy.controller and policy.steps:
+        raise BadInput(f"{path.name}: steps", found="a schedule and a controller", expected="one of them")
+    return policy
+
+
+def read_prompts(path: Path) -> dict[str, tuple[int, ...]]:
+    """Prompts by name, as tokens."""
+    prompts: dict[str, tuple[int, ...]] = {}
+    for index, prompt in enumerate(_read(path, tuple[Prompt, ...])):
+        if (prompt.text is None) == (prompt.tokens is None):
+            raise BadInput(f"{path.name}: [{index}]", found="text and tokens" if prompt.text else "neither",
+                           expected="either text or tokens")
+        try:
+            prompts[prompt.name] = prompt.tokens or tuple((prompt.text or "").encode("latin-1"))
+        except UnicodeEncodeError as error:
+            raise BadInput(f"{path.name}: [{index}].text", found=f"character {error.start} is above 255",
+                           expected="one character per byte") from None
+    return prompts
+
+
+def _read(path: Path, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise BadInput(str(path), found=error.strerror, expected="a readable file") from None
+    except msgspec.DecodeError as error:
+        text, _, place = str(error).partition(" - at `$")
+        field = path.name + (f": {place.rstrip('`').lstrip('.')}" if place else "")
+        expected = "the fields of a policy or of prompts"
+        raise BadInput(field, found=text[0].lower() + text[1:], expected=expected) from None

@@ -1,0 +1,124 @@
+"""What a check yields and what a run amounts to: Comparison, and the fold over many, Verdict.
+
+Leaves out: how anything is compared. Nothing compared is never a pass; a NaN never passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+from instep_reference.contract.place import Place
+
+
+class Tier(Enum):
+    """The strongest applicable comparison of a probe; see `checks/allowance.py` for the constants."""
+
+    IDENTITY = "T0"
+    BITWISE = "T1"
+    DERIVED = "T2"
+    DIRECTED = "T2d"
+    PROPAGATED = "T3"
+    DECISIONS = "T4"
+
+
+class Exit(IntEnum):
+    """Exit codes of every command."""
+
+    AGREED = 0
+    DIVERGED = 1
+    BAD_INPUT = 2
+    INCONCLUSIVE = 3
+    HARNESS_FAILED = 4
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One named thing that was compared at one event.
+
+    event      number of the event in the trace, from 0, and its kind ("commit")
+    place      stage, layer, component; request, slot, head and columns as far as they are known
+    elements   how many numbers were compared; blocks: in how many blocks they were judged
+    worst      the largest measured quantity, in the units of `allowed` (an error, a projection, a count of bytes)
+    diagnosis  a full sentence when it fails ("holds the state after 2 tokens; 3 were accepted")
+    undecided  blocks for which the check could not decide, counted and capped by the check itself
+    """
+
+    check: str
+    tier: Tier
+    event: int
+    kind: str
+    place: Place
+    elements: int
+    worst: float
+    allowed: float
+    blocks: int = 1
+    undecided: int = 0
+    request: str | None = None
+    slot: int | None = None
+    head: int | None = None
+    columns: tuple[int, int] | None = None
+    diagnosis: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        return self.elements > 0 and self.worst <= self.allowed
+
+    @property
+    def headroom(self) -> float:
+        """worst / allowed: under 1 agrees; exact tiers (allowed 0) give 0 or infinity."""
+        if self.allowed > 0:
+            return self.worst / self.allowed
+        return 0.0 if self.worst == 0 else float("inf")
+
+    def order(self) -> tuple[int, int, int, int, int]:
+        """First finding first: event, then the data flow within it."""
+        return (self.event, *self.place.order())
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something that was not compared, and why."""
+
+    check: str
+    event: int
+    reason: str
+
+
+@dataclass
+class Verdict:
+    """The fold over a run's comparisons."""
+
+    compared: list[Comparison] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    events: int = 0
+
+    def add(self, results: Iterable[Comparison | Skipped]) -> list[Comparison]:
+        """Take results in; give back those that disagree."""
+        bad = []
+        for result in results:
+            if isinstance(result, Skipped):
+                self.skipped.append(result)
+                continue
+            self.compared.append(result)
+            if not result.agrees:
+                bad.append(result)
+        return bad
+
+    @property
+    def findings(self) -> list[Comparison]:
+        """Everything that disagrees, first finding first."""
+        return sorted((c for c in self.compared if not c.agrees), key=Comparison.order)
+
+    @property
+    def elements(self) -> int:
+        return sum(c.elements for c in self.compared)
+
+    @property
+    def exit(self) -> Exit:
+        if self.findings:
+            return Exit.DIVERGED
+        if not self.elements:
+            return Exit.INCONCLUSIVE
+        return Exit.AGREED

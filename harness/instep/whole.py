@@ -1,0 +1,27 @@
+"""Files that are written whole or not at all, however the writing ends.
+
+Leaves out: what stands in them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from instep_reference.contract.errors import BadInput
+
+
+def write_whole(files: Mapping[Path, bytes]) -> None:
+    """Write every file aside first, beside the first one; then put all in their places, in the order given."""
+    folder = next(iter(files)).parent
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".whole-") as aside:
+            written = [(Path(aside, str(number)), path) for number, path in enumerate(files)]
+            for temporary, path in written:
+                temporary.write_bytes(files[path])
+            for temporary, path in written:
+                os.replace(temporary, path)
+    except OSError as error:
+        raise BadInput(str(folder), found=error.strerror, expected="a folder that can be written") from None

@@ -1,0 +1,13 @@
+"""Drafters by (model type, mode): a line here and a file beside it.
+
+Leaves out: their contents; see `base.py` for what a drafter is.
+"""
+
+from __future__ import annotations
+
+from .base import Make
+from .eagle import Eagle
+
+MODEL_TYPES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+
+DRAFTERS: dict[tuple[str, str], Make] = {(model_type, "eagle"): Eagle.of for model_type in MODEL_TYPES}

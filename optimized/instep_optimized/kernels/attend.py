@@ -1,0 +1,114 @@
+"""Paged attention for prefill chunks, verify windows and decode: one kernel, online softmax, grouped heads.
+
+Leaves out: splitting one request's positions over several programs (long contexts at a batch of one).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from instep_reference.contract.place import Place
+
+from ..layout import Pages
+from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
+
+SMALLEST_DOT = 16
+QUERIES = {2: 128, 4: 32}  # query rows times grouped heads per program on a GPU, by bytes of an element
+POSITIONS = {2: 64, 4: 32}  # positions per step
+WARPS, STAGES = 8, 2
+
+
+def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
+    """`Attend` of the seam: row j of request b sees positions 0 .. before[b] + j of its mapped pages.
+
+    Scores and sums in fp32 (fp32 inputs: products too, `ieee`); probabilities are cast to the values' dtype.
+    """
+    assert query.stride(2) == pages.keys.stride(3) == pages.values.stride(3) == 1, "heads are contiguous"
+    heads, width = query.shape[1:]
+    kv_heads, page_size = pages.keys.shape[2], pages.keys.shape[1]
+    group, size = heads // kv_heads, query.element_size()
+    attended = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    most = tile(QUERIES.get(size, 32), 128)
+    queries = max(SMALLEST_DOT, power_of_2(group), min(power_of_2(pages.most * group), most))
+    launch(
+        _attend, (ceil_div(pages.most, queries // group), kv_heads, pages.begin.numel()),
+        query, query.stride(0), query.stride(1), attended, attended.stride(0), attended.stride(1),
+        pages.keys, *pages.keys.stride()[:3], pages.values, *pages.values.stride()[:3],
+        pages.table, pages.table.stride(0), pages.begin, pages.count, pages.before,
+        page_size, group, queries // group, width, width**-0.5,
+        MT=queries, NT=tile(POSITIONS.get(size, 32), 128), DT=max(power_of_2(width), SMALLEST_DOT), WIDEN=INTERPRETED,
+        warps=WARPS, stages=STAGES,
+    )  # fmt: skip
+    return attended
+
+
+@triton.jit
+def _attend(
+    query, query_row, query_head, attended, attended_row, attended_head,
+    keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
+    table, table_row, begin, count, before, page_size, group, tokens, width, scale,
+    MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """`tokens` rows of one request for the `group` query heads of one KV head. Grid (row tiles, KV heads, B).
+
+    WIDEN: operands of products are widened to fp32, exactly; the interpreter multiplies the bit patterns of bf16.
+    """
+    request, kv_head = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
+    first, rows = tl.program_id(0).to(tl.int64) * tokens, tl.load(count + request)
+    if first >= rows:
+        return
+    m, d = tl.arange(0, MT), tl.arange(0, DT)
+    token, head = first + m // group, kv_head * group + m % group
+    live = (m // group < tokens) & (token < rows)
+    inside = live[:, None] & (d < width)[None, :]
+    row = tl.load(begin + request) + token
+    queries = tl.load(
+        query + (row * query_row + head * query_head)[:, None] + d[None, :], mask=inside, other=0.0
+    )
+    known = tl.load(before + request)
+    last, reach = known + token, known + tl.minimum(first + tokens, rows)
+
+    best = tl.full((MT,), float("-inf"), tl.float32)
+    total = tl.zeros((MT,), tl.float32)
+    mean = tl.zeros((MT, DT), tl.float32)
+    for start in range(0, reach.to(tl.int32), NT):  # positions are 32 bits wide: 64-bit division is slow
+        at = start + tl.arange(0, NT)
+        page = tl.load(table + request * table_row + at // page_size, mask=at < reach, other=-1)
+        mapped, entry = page >= 0, at % page_size
+        there = mapped[:, None] & (d < width)[None, :]
+        key = tl.load(
+            keys + (page * keys_page + entry * keys_entry + kv_head * keys_head)[:, None] + d[None, :],
+            mask=there, other=0.0,
+        )  # fmt: skip
+        score = dot(queries, tl.trans(key), WIDEN) * scale
+        score = tl.where(mapped[None, :] & (at[None, :] <= last[:, None]), score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, axis=1))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep -inf - -inf out
+        weight = tl.exp(score - shift[:, None])
+        kept = tl.exp(best - shift)
+        value = tl.load(
+            values + (page * values_page + entry * values_entry + kv_head * values_head)[:, None] + d[None, :],
+            mask=there, other=0.0,
+        )  # fmt: skip
+        mean = mean * kept[:, None] + dot(weight.to(value.dtype), value, WIDEN)
+        total = total * kept + tl.sum(weight, axis=1)
+        best = higher
+
+    mean = mean / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(
+        attended + (row * attended_row + head * attended_head)[:, None] + d[None, :],
+        mean.to(attended.dtype.element_ty), mask=inside,
+    )  # fmt: skip
+
+
+@triton.jit
+def dot(x, y, WIDEN: tl.constexpr):
+    """x y, accumulated in fp32; fp32 operands are not rounded."""
+    if WIDEN:
+        x, y = x.to(tl.float32), y.to(tl.float32)
+    return tl.dot(x, y, input_precision="ieee")

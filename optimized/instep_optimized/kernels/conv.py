@@ -1,0 +1,126 @@
+"""Causal depthwise conv over prefill chunks and verify windows, its history in memory: one kernel for both.
+
+Leaves out: the projections around it and the choice of addresses (the commit strategy's).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from instep_reference.contract.place import Place
+
+from ..layout import Part
+from .address import flat, given
+from .runtime import ceil_div, launch, power_of_2, tile
+
+ROWS = 16  # rows per block on a GPU, fewer in a shorter window: every result is its own sum, so no bit depends on it
+CHANNELS = 128  # channels per program on a GPU: 256 bytes of bf16
+COLUMN_ROWS = tl.constexpr(4)  # windows per step where one is kept per row
+
+
+def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
+    """`Conv` of the seam: fp32 inside, result in x's dtype; memory moves bit by bit."""
+    assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
+    channels, width = weight.shape
+    mixed = torch.zeros_like(x)
+    assert width - 1 <= COLUMN_ROWS.value, "the history reaches further than one step of kept windows"
+    columns = min(power_of_2(channels), tile(CHANNELS, 512))
+    for part in parts:
+        rows = min(power_of_2(part.most), tile(ROWS, 64))
+        launch(
+            _conv, (ceil_div(part.most, rows), ceil_div(channels, columns), part.begin.numel()),
+            x, x.stride(0), mixed, mixed.stride(0), weight, weight.stride(0), part.begin, part.count, part.fresh,
+            *flat(part.read, 2, part.read), *flat(part.store, 2, part.read), given(part.store),
+            *flat(part.each, 2, part.read), given(part.each), channels,
+            W=width, WT=power_of_2(width), RT=rows, CT=columns,
+        )  # fmt: skip
+    return mixed
+
+
+@triton.jit(do_not_specialize=["has_store", "has_each"])
+def _conv(
+    x, x_row, mixed, mixed_row, weight, weight_row, begin, count, fresh,
+    read, read_units, read_columns, read_unit, read_column, read_c, read_w,
+    store, store_units, store_columns, store_unit, store_column, store_c, store_w, has_store,
+    each, each_units, each_columns, each_unit, each_column, each_c, each_w, has_each,
+    channels,
+    W: tl.constexpr, WT: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
+):  # fmt: skip
+    """RT rows of one request, CT channels. Grid (row blocks, channel tiles, B).
+
+    Row t takes inputs t - (W-1) .. t, and the window after row t is the last W-1 of them. The program of the
+    first block alone reads the history, and alone writes windows, after it has read: no other one can be late.
+    """
+    request, first = tl.program_id(2), tl.program_id(0).to(tl.int64) * RT
+    unit, rows = tl.load(read_units + request), tl.load(count + request)
+    if (unit < 0) | (first >= rows):
+        return  # mixed is zero there already
+    c = tl.program_id(1).to(tl.int64) * CT + tl.arange(0, CT)
+    in_c, row, start = c < channels, first + tl.arange(0, RT), tl.load(begin + request)
+    # A condition on the whole tile is a bound of 0 on its channels: nothing is below it.
+    remembered = c < tl.where(tl.load(fresh + request) == 0, channels, 0)
+    history = read + unit * read_unit + tl.load(read_columns + request) * read_column + c * read_c
+
+    total = tl.zeros((RT, CT), tl.float32)
+    for tap in tl.static_range(W):
+        back = row - (W - 1 - tap)
+        new = tl.load(
+            x + ((start + back) * x_row)[:, None] + c[None, :],
+            mask=((back >= 0) & (row < rows))[:, None] & in_c[None, :], other=0.0,
+        )  # fmt: skip
+        old = tl.load(
+            history[None, :] + ((back + W - 1) * read_w)[:, None],
+            mask=((back < 0) & (row < rows))[:, None] & remembered[None, :], other=0.0,
+        )  # fmt: skip
+        value = tl.where((back >= 0)[:, None], new.to(tl.float32), old.to(tl.float32))
+        total += value * tl.load(weight + c * weight_row + tap, mask=in_c, other=0.0).to(tl.float32)[None, :]
+    out = total / (1.0 + tl.exp(-total))
+    tl.store(
+        mixed + ((start + row) * mixed_row)[:, None] + c[None, :], out.to(mixed.dtype.element_ty),
+        mask=(row < rows)[:, None] & in_c[None, :],
+    )  # fmt: skip
+    if first > 0:
+        return
+
+    w = tl.arange(0, WT)  # of a window; the last of WT >= W is padding
+    behind = rows - (W - 1) + w
+    last_new = tl.load(
+        x + ((start + behind) * x_row)[:, None] + c[None, :],
+        mask=((w < W - 1) & (behind >= 0))[:, None] & in_c[None, :], other=0.0,
+    )  # fmt: skip
+    last_old = tl.load(
+        history[None, :] + ((behind + W - 1) * read_w)[:, None],
+        mask=((w < W - 1) & (behind < 0))[:, None] & remembered[None, :], other=0.0,
+    )  # fmt: skip
+
+    kept_unit = tl.load(each_units + request)
+    kept = each + kept_unit * each_unit + c[None, None, :] * each_c + (w * each_w)[None, :, None]
+    for t in range(0, tl.where((has_each != 0) & (kept_unit >= 0), rows, 0), COLUMN_ROWS):
+        token = t + tl.arange(0, COLUMN_ROWS)
+        reach = token[:, None] + (w - (W - 2))[None, :]
+        live = (token < rows)[:, None] & (w < W - 1)[None, :]
+        later = tl.load(
+            x + ((start + reach) * x_row)[:, :, None] + c[None, None, :],
+            mask=(live & (reach >= 0))[:, :, None] & in_c[None, None, :], other=0.0,
+        )  # fmt: skip
+        earlier = tl.load(
+            history[None, None, :] + ((reach + W - 1) * read_w)[:, :, None],
+            mask=(live & (reach < 0))[:, :, None] & remembered[None, None, :], other=0.0,
+        )  # fmt: skip
+        tl.debug_barrier()  # all of the history is read (W-1 <= COLUMN_ROWS) before a column is written over it
+        columns = tl.where((reach >= 0)[:, :, None], later.to(each.dtype.element_ty), earlier.to(each.dtype.element_ty))
+        tl.store(
+            kept + (token * each_column)[:, None, None], columns, mask=live[:, :, None] & in_c[None, None, :]
+        )
+
+    tl.debug_barrier()
+    goal = tl.load(store_units + request)
+    target = store + goal * store_unit + tl.load(store_columns + request) * store_column + c * store_c
+    window = tl.where((behind >= 0)[:, None], last_new.to(store.dtype.element_ty), last_old.to(store.dtype.element_ty))
+    stays = (w < tl.where((has_store != 0) & (goal >= 0), W - 1, 0))[:, None] & in_c[None, :]
+    tl.store(target[None, :] + (w * store_w)[:, None], window, mask=stays)

@@ -1,0 +1,87 @@
+"""What the gated delta rule consumes: normalised queries and keys, values, log decay and write strength, in fp32.
+
+Leaves out: the conv before it (`conv.py`) and the rule itself (`window.py`, `chunk.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from instep_reference.contract.place import Place
+
+from ..ops.base import GdnInputs
+from .runtime import ceil_div, launch, power_of_2, tile
+
+L2_EPS = tl.constexpr(1e-6)  # added to the sum of squares, inside the root
+
+
+def gdn_inputs(
+    *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
+    key_heads: int, key_dim: int, to: tuple[Place, ...],
+) -> GdnInputs:  # fmt: skip
+    """`MakeGdnInputs` of the seam; computed once per token here, never again per tile of the state."""
+    assert mixed.stride(1) == a.stride(1) == b.stride(1) == 1, "rows are contiguous"
+    rows, heads = a.shape
+    width = (mixed.shape[1] - 2 * key_heads * key_dim) // heads
+    q, k, v = (mixed.new_empty(rows, *shape, dtype=torch.float32) for shape in
+               ((key_heads, key_dim), (key_heads, key_dim), (heads, width)))  # fmt: skip
+    log_decay, beta = (mixed.new_empty(rows, heads, dtype=torch.float32) for _ in range(2))
+    tall = tile(8, 64)
+    launch(
+        _gdn_inputs, (ceil_div(rows * heads, tall), 3), mixed, mixed.stride(0), a, a.stride(0), b, b.stride(0),
+        A_log, dt_bias, q, k, v, log_decay, beta, rows, key_heads, key_dim, heads, width, key_dim**-0.5,
+        RT=tall, CT=power_of_2(max(key_dim, width)),
+    )  # fmt: skip
+    return GdnInputs(q, k, v, log_decay, beta)
+
+
+@triton.jit
+def _gdn_inputs(
+    mixed, mixed_row, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta,
+    rows, H, K, HV, V, scale,
+    RT: tl.constexpr, CT: tl.constexpr,
+):  # fmt: skip
+    """RT (row, head) pairs of q, k, or v with the gates. Grid (pairs, 3)."""
+    kind = tl.program_id(1)
+    pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    at = tl.arange(0, CT)
+    if kind == 2:
+        row, head, live = pair // HV, pair % HV, pair < rows * HV
+        inside = live[:, None] & (at < V)[None, :]
+        value = tl.load(mixed + (row * mixed_row + 2 * H * K + head * V)[:, None] + at[None, :], mask=inside, other=0.0)
+        tl.store(v + pair[:, None] * V + at[None, :], value.to(tl.float32), mask=inside)
+        drive = tl.load(a + row * a_row + head, mask=live, other=0.0).to(tl.float32)
+        drive += tl.load(dt_bias + head, mask=live, other=0.0).to(tl.float32)
+        rate = tl.exp(tl.load(A_log + head, mask=live, other=0.0).to(tl.float32))
+        tl.store(log_decay + pair, -rate * softplus(drive), mask=live)
+        strength = tl.load(b + row * b_row + head, mask=live, other=0.0).to(tl.float32)
+        tl.store(beta + pair, 1.0 / (1.0 + tl.exp(-strength)), mask=live)
+    else:
+        row, head, live = pair // H, pair % H, pair < rows * H
+        inside = live[:, None] & (at < K)[None, :]
+        source = mixed + (row * mixed_row + kind * H * K + head * K)[:, None] + at[None, :]
+        raw = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+        unit = raw * tl.rsqrt(tl.sum(raw * raw, axis=1) + L2_EPS)[:, None]
+        if kind == 0:
+            tl.store(q + pair[:, None] * K + at[None, :], unit * scale, mask=inside)
+        else:
+            tl.store(k + pair[:, None] * K + at[None, :], unit, mask=inside)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + e^x), without overflow, and to full relative precision where e^x is tiny.
+
+    A head that remembers hundreds of tokens has e^x of 1e-4 and less, where log(1 + y) keeps few digits of y;
+    log(u) * y / (u - 1) with u = 1 + y as rounded cancels that rounding (Kahan).
+    """
+    y = tl.exp(-tl.abs(x))
+    u = 1.0 + y
+    lost = u - 1.0
+    log1p = tl.where(lost == 0.0, y, tl.log(u) * (y / tl.where(lost == 0.0, 1.0, lost)))
+    return tl.maximum(x, 0.0) + log1p

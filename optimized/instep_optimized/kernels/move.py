@@ -1,0 +1,70 @@
+"""Copying units of memory bit by bit: the commit of a snapshot strategy, save and load.
+
+Leaves out: deciding what goes where.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from ..layout import Address
+from .runtime import ceil_div, launch, power_of_2, tile
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+ELEMENTS = 2048  # per program on a GPU
+AXES = 3  # of a unit, at most: [HV, K, V]
+
+
+def move(*, source: Address, target: Address) -> None:
+    """`Move` of the seam: as integers, so -0 and NaN payloads survive; -1 on either side skips."""
+    assert source.pool.dtype == target.pool.dtype, "bits move between equal dtypes"
+    inner = source.pool.dim() - 1 - (source.column is not None)
+    shape = source.pool.shape[-inner:]
+    assert shape == target.pool.shape[-inner:], "both sides have the same unit"
+    near, far = source.pool.stride()[-inner:], target.pool.stride()[-inner:]
+    order = sorted(range(inner), key=lambda axis: -far[axis])  # the target's contiguous axis runs fastest
+    pad = (AXES - inner) * [0]
+    sizes = [*(1 for _ in pad), *(shape[axis] for axis in order)]
+    elements = math.prod(shape)
+    block = min(power_of_2(elements), tile(ELEMENTS, 1 << 16))
+    launch(
+        _move, (ceil_div(elements, block), source.units.numel()),
+        *_leading(source), *pad, *(near[axis] for axis in order),
+        *_leading(target), *pad, *(far[axis] for axis in order),
+        elements, sizes[1], sizes[2], BLOCK=block,
+    )  # fmt: skip
+
+
+def _leading(address: Address) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+    """Pool as integers, units, columns, and the steps of both."""
+    pool = address.pool.view(BITS[address.pool.element_size()])
+    if address.column is None:
+        return pool, address.units, address.units, pool.stride(0), 0
+    return pool, address.units, address.column, pool.stride(0), pool.stride(1)
+
+
+@triton.jit
+def _move(
+    source, source_units, source_columns, source_unit, source_column, source_0, source_1, source_2,
+    target, target_units, target_columns, target_unit, target_column, target_0, target_1, target_2,
+    elements, size_1, size_2,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """BLOCK elements of one unit. Grid (blocks, B)."""
+    request = tl.program_id(1)
+    here, there = tl.load(source_units + request), tl.load(target_units + request)
+    if (here < 0) | (there < 0):
+        return
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i, j, k = at // size_2 // size_1, at // size_2 % size_1, at % size_2
+    near = source + here * source_unit + tl.load(source_columns + request) * source_column
+    far = target + there * target_unit + tl.load(target_columns + request) * target_column
+    bits = tl.load(near + i * source_0 + j * source_1 + k * source_2, mask=at < elements)
+    tl.store(far + i * target_0 + j * target_1 + k * target_2, bits, mask=at < elements)

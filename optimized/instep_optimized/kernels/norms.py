@@ -1,0 +1,80 @@
+"""RMS norms over rows: the plain one times (1 + w), and the gated one of the GDN layer times w and a gate.
+
+Leaves out: the norms of queries and keys, which belong to their inputs (`inputs.py`, `rotary.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from instep_reference.contract.place import Place
+
+from .runtime import ceil_div, launch, power_of_2, tile
+
+
+def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor:
+    """`Norm` of the seam: x / rms(x) * (1 + weight)."""
+    assert x.stride(1) == 1, "rows are contiguous"
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    rows, width = x.shape
+    tall = tile(1, 16)
+    launch(
+        _norm, (ceil_div(rows, tall),), x, x.stride(0), weight, out, rows, width, eps,
+        RT=tall, CT=power_of_2(width),
+    )  # fmt: skip
+    return out
+
+
+def gated_norm(
+    *, core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float,
+    gate: Literal["silu", "sigmoid"], to: Place,
+) -> torch.Tensor:
+    """`GatedNorm` of the seam: norm over V in fp32, times weight, times the gate of z, one cast at the end."""
+    assert core.stride(2) == z.stride(2) == 1, "heads are contiguous"
+    out = torch.empty_like(z, memory_format=torch.contiguous_format)
+    rows, heads, width = core.shape
+    tall = tile(4, 32)
+    launch(
+        _gated_norm, (ceil_div(rows * heads, tall),), core, core.stride(0), core.stride(1),
+        z, z.stride(0), z.stride(1), weight, out, rows * heads, heads, width, eps,
+        SILU=gate == "silu", RT=tall, CT=power_of_2(width),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _norm(x, x_row, weight, out, rows, width, eps, RT: tl.constexpr, CT: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    at = tl.arange(0, CT)
+    inside = (row < rows)[:, None] & (at < width)[None, :]
+    value = tl.load(x + row[:, None] * x_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
+    scale = 1.0 + tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
+    value = value * tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None] * scale[None, :]
+    tl.store(out + row[:, None] * width + at[None, :], value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gated_norm(
+    core, core_row, core_head, z, z_row, z_head, weight, out, rows, heads, width, eps,
+    SILU: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
+):  # fmt: skip
+    """RT (row, head) pairs."""
+    pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    row, head, at = pair // heads, pair % heads, tl.arange(0, CT)
+    inside = (pair < rows)[:, None] & (at < width)[None, :]
+    value = tl.load(core + (row * core_row + head * core_head)[:, None] + at[None, :], mask=inside, other=0.0)
+    gate = tl.load(z + (row * z_row + head * z_head)[:, None] + at[None, :], mask=inside, other=0.0).to(tl.float32)
+    value = value.to(tl.float32)
+    value = value * tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None]
+    value = value * tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)[None, :]
+    opened = 1.0 / (1.0 + tl.exp(-gate))
+    if SILU:
+        opened = opened * gate
+    tl.store(out + pair[:, None] * width + at[None, :], (value * opened).to(out.dtype.element_ty), mask=inside)

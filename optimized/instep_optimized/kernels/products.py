@@ -1,0 +1,32 @@
+"""Matrix products: linear layers, the dense MLP and the head, by the vendor's library.
+
+Leaves out: row-invariant products (a row's bits may depend on how many rows there are) and experts (`moe.py`).
+Operands are stored in the activation dtype; the library accumulates in fp32.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from instep_reference.contract.place import Place
+
+from .pointwise import silu_mul
+
+
+def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor:
+    """`Linear` of the seam."""
+    return (x.flatten(1) @ weight.t()).view(x.shape[0], *shape)
+
+
+def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
+    """`Mlp` of the seam: two products and one kernel between them; its input is rounded to x's dtype."""
+    return silu_mul(x @ gate_up.t()) @ down.t()
+
+
+def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
+    """`LmHead` of the seam: narrow operands, fp32 logits, without widening the weight on a GPU."""
+    if x.dtype == torch.float32:
+        return x @ weight.t()
+    if x.is_cuda:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return x.float() @ weight.float().t()

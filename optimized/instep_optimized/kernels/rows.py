@@ -1,0 +1,98 @@
+"""Moving rows by number: embedding, selection, joining, and storing into pages.
+
+Leaves out: arithmetic; bits are moved as integers.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from instep_reference.contract.place import Place
+
+from .move import BITS
+from .runtime import ceil_div, launch, power_of_2, tile
+
+COLUMNS = 1024  # per program
+
+
+def select(*, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """`Select` of the seam: x [N, ...], index [M] -> [M, ...]; -1 gives zeros."""
+    out = x.new_empty(index.shape[0], *x.shape[1:])
+    if out.numel():
+        source, target = _flat(x), _flat(out)
+        _launch(_gather, index.shape[0], source.shape[1], source, source.stride(0), index, target, target.stride(0))
+    return out
+
+
+def embed(*, tokens: torch.Tensor, table: torch.Tensor, to: Place) -> torch.Tensor:
+    """`Embed` of the seam: the table's rows; a token of -1 (padding) gives zeros."""
+    return select(x=table, index=tokens)
+
+
+def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
+    """`Concat` of the seam: [x | y]."""
+    out = x.new_empty(x.shape[0], x.shape[1] + y.shape[1])
+    for part, target in ((x, out[:, : x.shape[1]]), (y, out[:, x.shape[1] :])):
+        _launch(_copy, x.shape[0], part.shape[1], _flat(part), part.stride(0), _flat(target), out.stride(0))
+    return out
+
+
+def store_rows(*, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor) -> None:
+    """`StoreRows` of the seam: rows [N, kv_heads, head_dim] into pool [pages, page_size, kv_heads, head_dim]."""
+    assert rows.dtype == pool.dtype and rows.stride(2) == pool.stride(3) == 1, "equal dtypes, contiguous entries"
+    heads, width = rows.shape[1:]
+    bits = BITS[rows.element_size()]
+    _launch(
+        _scatter, rows.shape[0], heads * width, rows.view(bits), rows.stride(0), rows.stride(1), locations,
+        pool.view(bits), pool.stride(0), pool.stride(1), pool.stride(2), pool.shape[1], width,
+    )  # fmt: skip
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """[N] or [N, ...] as integers [N, width]."""
+    return x.view(BITS[x.element_size()]).unsqueeze(-1).flatten(1)
+
+
+def _launch(kernel: object, rows: int, width: int, *arguments: object) -> None:
+    """A grid over row and column tiles."""
+    tall, wide = tile(1, 16), min(power_of_2(width), COLUMNS)
+    launch(kernel, (ceil_div(rows, tall), ceil_div(width, wide)), *arguments, rows, width, RT=tall, CT=wide)
+
+
+@triton.jit
+def _gather(x, x_row, index, out, out_row, rows, width, RT: tl.constexpr, CT: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    at = tl.program_id(1) * CT + tl.arange(0, CT)
+    number = tl.load(index + row, mask=row < rows, other=-1)
+    inside = (row < rows)[:, None] & (at < width)[None, :]
+    bits = tl.load(x + number[:, None] * x_row + at[None, :], mask=inside & (number >= 0)[:, None], other=0)
+    tl.store(out + row[:, None] * out_row + at[None, :], bits, mask=inside)
+
+
+@triton.jit
+def _copy(x, x_row, out, out_row, rows, width, RT: tl.constexpr, CT: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    at = tl.program_id(1) * CT + tl.arange(0, CT)
+    inside = (row < rows)[:, None] & (at < width)[None, :]
+    bits = tl.load(x + row[:, None] * x_row + at[None, :], mask=inside)
+    tl.store(out + row[:, None] * out_row + at[None, :], bits, mask=inside)
+
+
+@triton.jit
+def _scatter(
+    x, x_row, x_head, locations, pool, pool_page, pool_entry, pool_head, page_size, width_of_head,
+    rows, width, RT: tl.constexpr, CT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    at = tl.program_id(1) * CT + tl.arange(0, CT)
+    head, inner = at // width_of_head, at % width_of_head
+    place = tl.load(locations + row, mask=row < rows, other=-1)
+    inside = (place >= 0)[:, None] & (at < width)[None, :]
+    bits = tl.load(x + row[:, None] * x_row + (head * x_head + inner)[None, :], mask=inside)
+    entry = (place // page_size) * pool_page + (place % page_size) * pool_entry
+    tl.store(pool + entry[:, None] + (head * pool_head + inner)[None, :], bits, mask=inside)

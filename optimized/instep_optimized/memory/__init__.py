@@ -1,0 +1,57 @@
+"""Everything with an address: pools made from the budget's demands, slots and KV pages.
+
+Leaves out: what an event writes where (`commit/`) and the copies that are kept aside (`saved.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from instep_reference.contract.engine import Capacity, Region
+
+from .pages import PageTable
+from .pool import Demand, Pool
+from .slots import Slots
+
+
+class Memory:
+    """The pools by name, and who owns their units."""
+
+    def __init__(
+        self, wanted: tuple[Demand, ...], capacity: Capacity, *, guarded: bool, poison: float | None,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self.pools = {d.name: Pool(d, guarded=guarded, poison=poison, device=device) for d in wanted}
+        self.slots = Slots(capacity.slots)
+        self.pages = PageTable(capacity.pages, capacity.page_size)
+
+    def __getitem__(self, name: str) -> Pool:
+        return self.pools[name]
+
+    def layers(self, name: str) -> tuple[int, ...]:
+        """The layers that a pool has memory for; none when there is no such pool."""
+        return self.pools[name].demand.layers if name in self.pools else ()
+
+    def claim(self, request: str, positions: int = 0) -> None:
+        """A slot, and pages for that many positions; where either is missing, raise and change nothing."""
+        self.slots.first()
+        self.pages.grow([(request, positions)])
+        self.slots.take(request)
+
+    def release(self, request: str) -> None:
+        """Slot and pages are free again, and poisoned: nobody may build on what they held."""
+        slot, pages = self.slots.give(request), self.pages.release(request)
+        for pool in self.pools.values():
+            pool.scrub({"slot": [slot], "page": pages, "row": []}[pool.demand.by])
+
+    def regions(self) -> list[Region]:
+        """Every byte of every pool; the ends of a pool are a region of two units that nothing may ever write."""
+        found = []
+        for name, pool in self.pools.items():
+            for layer in pool.demand.layers:
+                found.append(Region(name, layer, pool.demand.by, pool.units(layer), pool.gaps(layer)))
+            ends = pool.ends()
+            if ends is not None and pool.demand.layers:
+                found.append(Region(f"{name}_ends", pool.demand.layers[0], "row", ends))
+        return found

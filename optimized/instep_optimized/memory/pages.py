@@ -1,0 +1,62 @@
+"""KV pages: which request's positions stand on which page, for target and draft layers alike.
+
+Leaves out: the memory behind a page (`pool.py`). One page id is the same page number in every KV pool. Page 0 is
+reserved. A request's list grows when an event may write new positions and is never trimmed before it is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from instep_reference.contract.errors import OutOfCapacity
+
+from .slots import check_order
+
+
+class PageTable:
+    """Hands out the first free page in the order that the capacity gives."""
+
+    def __init__(self, order: tuple[int, ...], page_size: int) -> None:
+        check_order("capacity.pages", order)
+        self._order, self.size = order, page_size
+        self._owned: dict[str, list[int]] = {}
+
+    def grown(self, wants: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+        """(request, positions) -> the list each request would have, in this order; nothing is handed out yet."""
+        wants = list(wants)
+        missing = {request: max(0, -(-positions // self.size) - len(self.of(request))) for request, positions in wants}
+        free = list(self._free())
+        if sum(missing.values()) > len(free):
+            raise OutOfCapacity(f"{sum(missing.values())} more KV pages are needed and {len(free)} are free")
+        lists: dict[str, list[int]] = {}
+        for request, count in missing.items():
+            lists[request] = self.of(request) + free[:count]
+            free = free[count:]
+        return lists
+
+    def grow(self, wants: Iterable[tuple[str, int]]) -> None:
+        """Make room for that many positions of each request, or raise and change nothing."""
+        self._owned.update((request, pages) for request, pages in self.grown(wants).items() if pages)
+
+    def release(self, request: str) -> list[int]:
+        """The request gives all its pages back; which ones they were."""
+        return self._owned.pop(request, [])
+
+    def of(self, request: str) -> list[int]:
+        return list(self._owned.get(request, ()))
+
+    def owned(self) -> dict[str, list[int]]:
+        return {request: list(pages) for request, pages in self._owned.items()}
+
+    def locations(self, request: str, begin: int, count: int) -> list[int]:
+        """Flat places page * page_size + offset of positions begin .. begin + count - 1."""
+        pages = self._owned.get(request, [])
+        return [pages[at // self.size] * self.size + at % self.size for at in range(begin, begin + count)]
+
+    def covering(self, pages: list[int], begin: int, count: int) -> set[int]:
+        """The pages of a list on which these positions stand."""
+        return {pages[at // self.size] for at in range(begin, begin + count)}
+
+    def _free(self) -> Iterator[int]:
+        taken = {page for pages in self._owned.values() for page in pages}
+        return (page for page in self._order if page not in taken)

@@ -1,0 +1,99 @@
+"""One allocation per pool over (layer, unit): pitch, red zones, scrubbing.
+
+Leaves out: who owns a unit (`slots.py`, `pages.py`) and how many there are (`budget.py`).
+
+    ends[0] | layer 0: unit 0 | gap | unit 1 | gap | ... | layer 1: unit 0 | gap | ... | ends[1]
+
+A unit and the gap behind it make one pitch. The two ends catch index -1 of the first layer and one past the last.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+ALIGN = 16  # elements: a pitch that Triton knows to be divisible by 16, in every dtype at least 16 bytes
+RED = 0xFF  # every byte of a red zone: a NaN in every float, and other bits than a NaN that arithmetic makes
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a pool must hold: for each layer `units` blocks of `shape`.
+
+    by          what a unit is: a request's slot, a batch row of a snapshot, or a KV page
+    transposed  the last two axes of `shape` are exchanged in memory (the `VK` layout of a state)
+    """
+
+    name: str
+    by: Literal["slot", "row", "page"]
+    layers: tuple[int, ...]
+    units: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    transposed: bool = False
+
+    @property
+    def packed(self) -> int:
+        return math.prod(self.shape)
+
+    def pitch(self, guarded: bool) -> int:
+        """Elements from one unit to the next; with a guard never the packed size."""
+        return -(-(self.packed + (ALIGN if guarded else 0)) // ALIGN) * ALIGN
+
+    def bytes(self, guarded: bool) -> int:
+        """The whole allocation, ends included."""
+        return (len(self.layers) * self.units + 2) * self.pitch(guarded) * self.dtype.itemsize
+
+
+class Pool:
+    """The memory behind one demand. Fresh units are poisoned like freed ones."""
+
+    def __init__(self, demand: Demand, *, guarded: bool, poison: float | None, device: torch.device) -> None:
+        self.demand, self.guarded = demand, guarded
+        pitch, layers = demand.pitch(guarded), len(demand.layers)
+        lines = torch.empty(layers * demand.units + 2, pitch, dtype=demand.dtype, device=device)
+        lines.view(torch.uint8).fill_(RED)
+        self._ends = lines[:: layers * demand.units + 1]
+        self._body = lines[1:-1].view(layers, demand.units, pitch)
+        self._number = {layer: number for number, layer in enumerate(demand.layers)}
+        self._poison = None if poison is None else _pattern(poison, demand.dtype)
+        self._views = {layer: self._view(layer) for layer in demand.layers}
+        if self._poison is None:
+            self._body[..., : demand.packed] = 0
+        self.scrub(range(demand.units))
+
+    def units(self, layer: int) -> torch.Tensor:
+        """[units, *shape]: a view on the pool itself, whatever the physical order of the last two axes."""
+        return self._views[layer]
+
+    def gaps(self, layer: int) -> torch.Tensor | None:
+        """[units, gap]: the red zone behind each unit."""
+        return self._body[self._number[layer], :, self.demand.packed :] if self.guarded else None
+
+    def ends(self) -> torch.Tensor | None:
+        """[2, pitch]: the red zones before the first unit and behind the last."""
+        return self._ends if self.guarded else None
+
+    def scrub(self, units: range | list[int]) -> None:
+        """Poison units in every layer: what is read from them shows."""
+        if self._poison is not None and len(units):
+            index = torch.tensor(list(units), dtype=torch.int64, device=self._body.device)
+            self._body[:, index, : self.demand.packed] = self._poison
+
+    def _view(self, layer: int) -> torch.Tensor:
+        shape = list(self.demand.shape)
+        if self.demand.transposed:
+            shape[-1], shape[-2] = shape[-2], shape[-1]
+        block = self._body[self._number[layer], :, : self.demand.packed].view(self.demand.units, *shape)
+        return block.transpose(-1, -2) if self.demand.transposed else block
+
+
+def _pattern(poison: float, dtype: torch.dtype) -> float | int:
+    """The poison of a dtype: the number itself, or its fp64 bits where units hold labels."""
+    if dtype.is_floating_point:
+        return poison
+    return int(struct.unpack("<q", struct.pack("<d", poison))[0])

@@ -1,0 +1,45 @@
+"""Slots: which request owns which unit of the state pools.
+
+Leaves out: the memory behind a slot (`pool.py`). Slot 0 is reserved and never handed out.
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.errors import BadInput, OutOfCapacity
+
+
+class Slots:
+    """Hands out the first free slot in the order that the capacity gives."""
+
+    def __init__(self, order: tuple[int, ...]) -> None:
+        check_order("capacity.slots", order)
+        self._order = order
+        self._owned: dict[str, int] = {}
+
+    def first(self) -> int:
+        """The slot that the next request would take."""
+        taken = set(self._owned.values())
+        for slot in self._order:
+            if slot not in taken:
+                return slot
+        raise OutOfCapacity(f"no free slot: all {len(self._order)} are owned")
+
+    def take(self, request: str) -> int:
+        self._owned[request] = slot = self.first()
+        return slot
+
+    def give(self, request: str) -> int:
+        """The request gives its slot back; which one it was."""
+        return self._owned.pop(request)
+
+    def of(self, request: str) -> int:
+        return self._owned[request]
+
+    def owned(self) -> dict[str, int]:
+        return dict(self._owned)
+
+
+def check_order(field: str, order: tuple[int, ...]) -> None:
+    """Unit 0 is reserved, and a unit that stands twice would get two owners."""
+    if not order or min(order) < 1 or len(set(order)) < len(order):
+        raise BadInput(field, found=order, expected="distinct numbers of at least 1, one or more")

@@ -1,0 +1,65 @@
+"""A gated full-attention layer over paged KV: ops and views only. The draft head's layer is one of these.
+
+Leaves out: pages and positions, which come with the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.place import Place
+
+from .. import weights as w
+from ..batch import Batch
+from ..ops.base import Ops
+from .mlp import Half
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """Frozen: its number, weights, sizes, and the KV pools [pages, page_size, kv_heads, head_dim] that are its own."""
+
+    layer: int
+    norm: torch.Tensor
+    weights: w.AttentionWeights
+    half: Half
+    config: ModelConfig
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig, keys: torch.Tensor, values: torch.Tensor
+    ) -> AttentionLayer:
+        norm = stored.take(f"{prefix}.input_layernorm.weight")
+        half = Half.of(stored, prefix, layer, config)
+        return cls(layer, norm, w.attention(stored, prefix), half, config, keys, values)
+
+    def __call__(self, ops: Ops, hidden: torch.Tensor, batch: Batch, stage: str) -> torch.Tensor:
+        """hidden [N, D] -> [N, D]; the rows' keys and values are stored before anything attends to them."""
+
+        def at(component: str) -> Place:
+            return Place(stage, self.layer, component)
+
+        weights, config = self.weights, self.config
+        key_shape = (config.kv_heads, config.head_dim)
+        x = ops.norm(x=hidden, weight=self.norm, eps=config.eps, to=at("normed"))
+        projected = ops.linear(
+            x=x, weight=weights.q, shape=(config.heads, 2, config.head_dim), to=at("projected")
+        )
+        key_raw = ops.linear(x=x, weight=weights.k, shape=key_shape, to=at("key_raw"))
+        value = ops.linear(x=x, weight=weights.v, shape=key_shape, to=at("value"))
+        query, key = ops.attention_inputs(
+            projected=projected, key_raw=key_raw, positions=batch.positions, q_norm=weights.q_norm,
+            k_norm=weights.k_norm, eps=config.eps, rotary_dim=config.rotary_dim, theta=config.rope_theta,
+            to=(at("query"), at("key")),
+        )
+        ops.store_rows(rows=key, pool=self.keys, locations=batch.locations)
+        ops.store_rows(rows=value, pool=self.values, locations=batch.locations)
+        attended = ops.attend(query=query, pages=batch.pages(self.keys, self.values), to=at("attended"))
+        opened = ops.open(attended=attended, projected=projected, to=at("opened"))
+        mixer = ops.linear(x=opened, weight=weights.o, shape=(config.hidden,), to=at("mixer"))
+        return self.half(ops, hidden, mixer, stage)

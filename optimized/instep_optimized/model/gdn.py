@@ -1,0 +1,60 @@
+"""A gated-delta-net layer: ops and views only.
+
+Leaves out: which memory is read and written; the commit strategy chooses the addresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.place import Place
+
+from .. import weights as w
+from ..batch import Batch
+from ..commit.base import Commit
+from ..ops.base import Ops
+from .mlp import Half
+
+
+@dataclass(frozen=True)
+class GdnLayer:
+    """Frozen: its number, weights and sizes. Calling it runs it."""
+
+    layer: int
+    norm: torch.Tensor
+    weights: w.GdnWeights
+    half: Half
+    config: ModelConfig
+
+    @classmethod
+    def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> GdnLayer:
+        norm = stored.take(f"{prefix}.input_layernorm.weight")
+        return cls(layer, norm, w.gdn(stored, prefix, config), Half.of(stored, prefix, layer, config), config)
+
+    def __call__(self, ops: Ops, hidden: torch.Tensor, batch: Batch, commit: Commit, stage: str) -> torch.Tensor:
+        """hidden [N, D] -> [N, D]; conv window and state are read and written where `commit` says."""
+
+        def at(component: str) -> Place:
+            return Place(stage, self.layer, component)
+
+        weights, config = self.weights, self.config
+        heads, wide = config.value_heads, (config.value_heads, config.value_dim)
+        x = ops.norm(x=hidden, weight=self.norm, eps=config.eps, to=at("normed"))
+        qkv = ops.linear(x=x, weight=weights.qkv, shape=(weights.qkv.shape[0],), to=at("qkv"))
+        z = ops.linear(x=x, weight=weights.z, shape=wide, to=at("z"))
+        b = ops.linear(x=x, weight=weights.b, shape=(heads,), to=at("b"))
+        a = ops.linear(x=x, weight=weights.a, shape=(heads,), to=at("a"))
+        mixed = ops.conv(x=qkv, weight=weights.conv, parts=commit.conv(self.layer, batch), to=at("mixed"))
+        inputs = ops.gdn_inputs(
+            mixed=mixed, a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
+            key_dim=config.key_dim, to=tuple(map(at, ("q", "k", "v", "log_decay", "beta"))),
+        )
+        core = ops.gdn(inputs=inputs, parts=commit.state(self.layer, batch), dtype=hidden.dtype, to=at("core"))
+        gated = ops.gated_norm(
+            core=core, z=z, weight=weights.norm, eps=config.eps, gate=config.output_gate, to=at("gated")
+        )
+        mixer = ops.linear(x=gated, weight=weights.out, shape=(config.hidden,), to=at("mixer"))
+        return self.half(ops, hidden, mixer, stage)

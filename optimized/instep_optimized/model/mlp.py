@@ -1,0 +1,47 @@
+"""The second half of every layer: residual, norm, dense MLP or experts, residual.
+
+Leaves out: the mixers (`gdn.py`, `attention.py`). Ops only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.place import Place
+
+from .. import weights as w
+from ..ops.base import ExpertWeights, Ops
+
+
+@dataclass(frozen=True)
+class Half:
+    """hidden + mixer, then + mlp(norm(·))."""
+
+    layer: int
+    norm: torch.Tensor
+    mlp: w.DenseWeights | ExpertWeights
+    config: ModelConfig
+
+    @classmethod
+    def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> Half:
+        norm = stored.take(f"{prefix}.post_attention_layernorm.weight")
+        return cls(layer, norm, w.mlp(stored, prefix, layer, config), config)
+
+    def __call__(self, ops: Ops, hidden: torch.Tensor, mixer: torch.Tensor, stage: str) -> torch.Tensor:
+        """hidden, mixer [N, D] -> the layer's answer [N, D]."""
+
+        def at(component: str) -> Place:
+            return Place(stage, self.layer, component)
+
+        residual = ops.add(x=hidden, y=mixer, to=at("residual"))
+        normed = ops.norm(x=residual, weight=self.norm, eps=self.config.eps, to=at("post_normed"))
+        return ops.add(x=residual, y=self._mlp(ops, normed, at("mlp")), to=at("hidden"))
+
+    def _mlp(self, ops: Ops, x: torch.Tensor, to: Place) -> torch.Tensor:
+        if isinstance(self.mlp, w.DenseWeights):
+            return ops.mlp(x=x, gate_up=self.mlp.gate_up, down=self.mlp.down, to=to)
+        config = self.config
+        return ops.moe(x=x, weights=self.mlp, top_k=config.experts_per_token, norm_topk=config.norm_topk, to=to)

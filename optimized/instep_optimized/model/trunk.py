@@ -1,0 +1,82 @@
+"""The target: embedding, layers dispatched by their kind, final norm, head.
+
+Leaves out: what a layer does (`gdn.py`, `attention.py`) and the draft head (`draft/`). Ops only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from instep_reference.contract.config import LayerKind, ModelConfig
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+
+from .. import weights as w
+from ..batch import Batch
+from ..commit.base import Commit
+from ..memory import Memory
+from ..ops.base import Ops
+from .attention import AttentionLayer
+from .gdn import GdnLayer
+
+STAGE = "trunk"
+Layer = Callable[[Ops, torch.Tensor, Batch, Commit], torch.Tensor]
+
+
+def _gdn(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
+    mixer = GdnLayer.of(stored, f"model.layers.{layer}", layer, config)
+    return lambda ops, hidden, batch, commit: mixer(ops, hidden, batch, commit, STAGE)
+
+
+def _attention(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
+    pools = memory["keys"].units(layer), memory["values"].units(layer)
+    mixer = AttentionLayer.of(stored, f"model.layers.{layer}", layer, config, *pools)
+    return lambda ops, hidden, batch, commit: mixer(ops, hidden, batch, STAGE)
+
+
+KINDS: dict[LayerKind, Callable[[w.Stored, int, ModelConfig, Memory], Layer]] = {"gdn": _gdn, "attention": _attention}
+
+
+@dataclass(frozen=True)
+class Head:
+    """Embedding and lm_head of the target, which the draft head shares."""
+
+    embedding: torch.Tensor
+    lm_head: torch.Tensor
+
+    @classmethod
+    def of(cls, stored: w.Stored, config: ModelConfig) -> Head:
+        embedding = stored.take("model.embed_tokens.weight")
+        return cls(embedding, embedding if config.tied else stored.take("lm_head.weight"))
+
+    def embed(self, ops: Ops, tokens: torch.Tensor, stage: str) -> torch.Tensor:
+        return ops.embed(tokens=tokens, table=self.embedding, to=Place(stage, STAGE_LEVEL, "embedding"))
+
+    def pick(self, ops: Ops, rows: torch.Tensor, stage: str) -> torch.Tensor:
+        """rows [M, D] after the final norm -> argmax [M] int64."""
+        logits = ops.lm_head(x=rows, weight=self.lm_head, to=Place(stage, AFTER_LAYERS, "logits"))
+        return ops.pick(logits=logits, to=Place(stage, AFTER_LAYERS, "pick"))
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """Frozen; the op set, the batch and the commit strategy in force are handed in."""
+
+    head: Head
+    layers: tuple[Layer, ...]
+    norm: torch.Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, stored: w.Stored, config: ModelConfig, memory: Memory) -> Trunk:
+        layers = tuple(KINDS[kind](stored, layer, config, memory) for layer, kind in enumerate(config.layer_kinds))
+        return cls(Head.of(stored, config), layers, stored.take("model.norm.weight"), config.eps)
+
+    def __call__(self, ops: Ops, batch: Batch, commit: Commit) -> torch.Tensor:
+        """-> final hidden rows [N, D], after the final norm."""
+        hidden = self.head.embed(ops, batch.tokens, STAGE)
+        for layer in self.layers:
+            hidden = layer(ops, hidden, batch, commit)
+        return ops.norm(x=hidden, weight=self.norm, eps=self.eps, to=Place(STAGE, AFTER_LAYERS, "final"))

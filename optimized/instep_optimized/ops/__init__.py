@@ -1,0 +1,34 @@
+"""The op sets by name: a line here and a file beside it. Each is imported only when it is asked for.
+
+Leaves out: what an op does; `base.py` has the contract of each.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from instep_reference.contract.errors import BadInput
+
+from .base import Ops
+
+BY_NAME: dict[str, str] = {
+    "ledger": "instep_optimized.ops.ledger:LEDGER",
+    "plain": "instep_optimized.ops.plain:PLAIN",
+    "triton": "instep_optimized.ops.triton:TRITON",
+}
+
+
+def load(name: str) -> Ops:
+    """An op set by its name here, or anybody's as `module:attribute`."""
+    address = BY_NAME.get(name, name)
+    module, _, attribute = address.partition(":")
+    expected = f"one of {', '.join(BY_NAME)}, or module:attribute"
+    if not attribute:
+        raise BadInput("ops", found=repr(name), expected=expected)
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise BadInput("ops", found=f"{name!r} ({error})", expected=expected) from error
+    if not isinstance(found, Ops):
+        raise BadInput("ops", found=f"{name!r}, a {type(found).__name__}", expected="a value of instep_optimized's Ops")
+    return found

@@ -1,0 +1,59 @@
+"""`around(ops, see)`: the one place where calls of an op set are watched.
+
+Leaves out: what is done with what is seen (recording, grafting, rounding are the caller's `see`).
+
+Wrappers compose from the inside out, and the order is fixed:
+  1. the op itself;
+  2. wrappers given by the caller, in their order, each `(name, op) -> op`: contracts first, so that they judge what
+     the op was given and gave; then launch counts; then the recorder of a graph, which must hold what is replayed;
+  3. `see`, outermost: a grafted tensor is what goes on, and no wrapper mistakes it for the op's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from instep_reference.contract.place import Place, See, unseen
+
+from .base import Ops
+
+Op = Callable[..., Any]
+Wrapper = Callable[[str, Op], Op]
+
+# Fields of an op set that describe it and are never called between layers.
+DESCRIPTIONS = {"name", "types", "rounds"}
+
+
+def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
+    """`ops` with every call wrapped, and every named result passed through `see`; the inner set is not changed."""
+    if see is unseen and not wrappers:
+        return ops
+    wrapped: dict[str, Any] = {}
+    for name in (field.name for field in fields(ops)):
+        if name in DESCRIPTIONS:
+            continue
+        op = getattr(ops, name)
+        for wrapper in wrappers:
+            op = wrapper(name, op)
+        wrapped[name] = op if see is unseen else _seen(op, see)
+    return replace(ops, **wrapped)
+
+
+def _seen(op: Op, see: See) -> Op:
+    """Results go through `see` under the names that the call gave them in `to`; unnamed ones do not."""
+
+    def call(**given: Any) -> Any:
+        result = op(**given)
+        to = given.get("to")
+        if to is None:
+            return result
+        if isinstance(result, torch.Tensor):
+            assert isinstance(to, Place)
+            return see(to, result)
+        return type(result)(*(see(place, tensor) for place, tensor in zip(to, result, strict=True)))
+
+    return call

@@ -1,0 +1,255 @@
+"""The seam: every operation of the optimized engine, with its contract.
+
+An op set is a frozen value of keyword-only functions, swapped by `dataclasses.replace`. Leaves out: all
+arithmetic. Rules for every op: results are new tensors (memory excepted); at most one component of memory
+is touched; strides, counts and pitches are read from the tensors given, never recomputed; rows that no
+part covers, and requests whose unit is -1, give zeros; an empty batch returns at once.
+
+Alphabet: N packed rows of the event, B requests of a part, D hidden, H/HV key/value heads, K/V their
+widths, C = 2HK + HV*V conv channels, W conv width, M rows that are asked for. `to` names the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+
+from instep_reference.contract.place import Place
+
+from ..layout import Address, Pages, Part
+
+
+class Types(NamedTuple):
+    """Storage dtypes of an op set: hidden rows, conv windows, recurrent state, KV."""
+
+    hidden: torch.dtype
+    conv: torch.dtype
+    state: torch.dtype
+    kv: torch.dtype
+
+
+class GdnInputs(NamedTuple):
+    """q, k [N, H, K] l2-normalised (q also times K ** -0.5); v [N, HV, V]; log_decay, beta [N, HV]; all fp32."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log_decay: torch.Tensor
+    beta: torch.Tensor
+
+
+class AttentionInputs(NamedTuple):
+    """query [N, heads, head_dim], key [N, kv_heads, head_dim]: normed per head, then rotated."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+
+
+class Acceptance(NamedTuple):
+    """All int64: num_correct_drafts, accept_lens, last_correct_step_indices, bonus [B]; accept_index [B, T]."""
+
+    num_correct_drafts: torch.Tensor
+    accept_lens: torch.Tensor
+    accept_index: torch.Tensor
+    last_correct_step_indices: torch.Tensor
+    bonus: torch.Tensor
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """router [E, D]; gate_up [E, 2I, D], gate half first; down [E, D, I]; shared expert likewise, its gate [1, D]."""
+
+    router: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    shared_gate_up: torch.Tensor | None
+    shared_down: torch.Tensor | None
+    shared_gate: torch.Tensor | None
+
+
+class Embed(Protocol):
+    """tokens [N] int64, table [vocab, D] -> [N, D]."""
+
+    def __call__(self, *, tokens: torch.Tensor, table: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Norm(Protocol):
+    """x [N, D] -> x / rms(x) * (1 + weight), fp32 inside, cast back."""
+
+    def __call__(self, *, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor: ...
+
+
+class Linear(Protocol):
+    """x [N, in], or [N, a, b] with a*b = in; weight [out, in] -> [N, *shape] with prod(shape) = out."""
+
+    def __call__(
+        self, *, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place
+    ) -> torch.Tensor: ...
+
+
+class Add(Protocol):
+    """x, y [N, D] -> x + y."""
+
+    def __call__(self, *, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Concat(Protocol):
+    """x, y [N, D] -> [N, 2D], x first."""
+
+    def __call__(self, *, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Select(Protocol):
+    """x [N, ...], index [M] int64 -> [M, ...]: rows by number; -1 gives zeros. Moves bits, makes none."""
+
+    def __call__(self, *, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor: ...
+
+
+class Conv(Protocol):
+    """Depthwise causal conv over channels, then silu; history from memory.
+
+    x [N, C]; weight [C, W]; addresses point at windows [C, W-1], oldest first -> mixed [N, C].
+    out[t] = silu(sum_j weight[:, j] * input[t - (W-1) + j]); inputs before row 0 come from `read`, or zeros.
+    """
+
+    def __call__(
+        self, *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place
+    ) -> torch.Tensor: ...
+
+
+class MakeGdnInputs(Protocol):
+    """mixed [N, C] = [q (H*K) | k (H*K) | v (HV*V)], a, b [N, HV] -> `GdnInputs`.
+
+    q, k: x * rsqrt(sum x^2 + 1e-6); beta = sigmoid(b); log_decay = -exp(A_log) * softplus(a + dt_bias); fp32.
+    `to`: places of q, k, v, log_decay, beta.
+    """
+
+    def __call__(
+        self, *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor,
+        dt_bias: torch.Tensor, key_heads: int, key_dim: int, to: tuple[Place, ...],
+    ) -> GdnInputs: ...
+
+
+class Gdn(Protocol):
+    """The gated delta rule over packed rows; addresses point at states seen as [HV, K, V].
+
+    Value head h reads key head h // (HV / H).  -> core [N, HV, V] in `dtype`.
+    """
+
+    def __call__(
+        self, *, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place
+    ) -> torch.Tensor: ...
+
+
+class GatedNorm(Protocol):
+    """core, z [N, HV, V] -> norm over V in fp32, times weight [V], times silu(z) or sigmoid(z), one cast."""
+
+    def __call__(
+        self, *, core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float,
+        gate: Literal["silu", "sigmoid"], to: Place,
+    ) -> torch.Tensor: ...
+
+
+class MakeAttentionInputs(Protocol):
+    """projected [N, heads, 2, head_dim] (query, gate), key_raw [N, kv_heads, head_dim], positions [N] int64.
+
+    Norm per head times (1 + weight), then rotary on the first rotary_dim channels (halves rotated). `to`: query, key.
+    """
+
+    def __call__(
+        self, *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
+        k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, to: tuple[Place, Place],
+    ) -> AttentionInputs: ...
+
+
+class StoreRows(Protocol):
+    """rows [N, ...] into pool [pages, page_size, ...] at flat location page * page_size + offset [N]; -1 skips."""
+
+    def __call__(self, *, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor) -> None: ...
+
+
+class Attend(Protocol):
+    """query [N, heads, head_dim] over paged KV, causal, softmax scale head_dim ** -0.5 -> [N, heads, head_dim]."""
+
+    def __call__(self, *, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor: ...
+
+
+class Open(Protocol):
+    """attended [N, heads, head_dim] * sigmoid(gate half of projected [N, heads, 2, head_dim])."""
+
+    def __call__(self, *, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Mlp(Protocol):
+    """x [N, D], gate_up [2I, D] (gate half first), down [D, I] -> down(silu(gate) * up)."""
+
+    def __call__(self, *, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Moe(Protocol):
+    """x [N, D] -> sum of top-k experts by fp32 softmax (renormalised if `norm_topk`), plus the gated shared expert."""
+
+    def __call__(
+        self, *, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place
+    ) -> torch.Tensor: ...
+
+
+class LmHead(Protocol):
+    """x [M, D], weight [vocab, D] -> logits [M, vocab] fp32."""
+
+    def __call__(self, *, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Pick(Protocol):
+    """logits [M, vocab] -> argmax [M] int64, the lowest index on a tie."""
+
+    def __call__(self, *, logits: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Accept(Protocol):
+    """Greedy acceptance of chains: drafts are right while each equals the target's pick one place before.
+
+    window [B, T] int64: root, drafts (columns from count on are padding); picks [B, T]: the target's argmax
+    at each node; count [B]: window length of each request (0: idle, everything 0 and accept_index -1).
+    """
+
+    def __call__(self, *, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor) -> Acceptance: ...
+
+
+class Move(Protocol):
+    """Copy units of memory bit by bit, request by request: source (with columns) -> target; -1 on either side skips."""
+
+    def __call__(self, *, source: Address, target: Address) -> None: ...
+
+
+@dataclass(frozen=True)
+class Ops:
+    """An op set. `types(activation, state)` gives its storage dtypes, `rounds(activation, state)` the dtype at
+    which each named component is stored: the declared rounding points that the yardstick follows."""
+
+    name: str
+    types: Callable[[torch.dtype, torch.dtype], Types]
+    rounds: Callable[[torch.dtype, torch.dtype], Mapping[str, torch.dtype]]
+    embed: Embed
+    norm: Norm
+    linear: Linear
+    add: Add
+    concat: Concat
+    select: Select
+    conv: Conv
+    gdn_inputs: MakeGdnInputs
+    gdn: Gdn
+    gated_norm: GatedNorm
+    attention_inputs: MakeAttentionInputs
+    store_rows: StoreRows
+    attend: Attend
+    open: Open
+    mlp: Mlp
+    moe: Moe
+    lm_head: LmHead
+    pick: Pick
+    accept: Accept
+    move: Move

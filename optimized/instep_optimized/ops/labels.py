@@ -1,0 +1,69 @@
+"""The algebra of labels on int64 tensors: mix, expand, read, and the code of a place.
+
+Leaves out: which op mixes what (`ledger.py`). Constants and definitions are `instep_reference.contract.labels`;
+int64 wraps as unsigned numbers modulo 2**64 do, and shifts are made logical by a mask.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from zlib import crc32
+
+import torch
+
+from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D, SPREAD
+from instep_reference.contract.place import Place
+
+BITS = 64
+
+
+def signed(number: int) -> int:
+    """The int64 with the bits of an unsigned number."""
+    number %= 1 << BITS
+    return number - (1 << BITS) if number >> (BITS - 1) else number
+
+
+_A, _B, _C, _D, _SPREAD = (signed(constant) for constant in (MIX_A, MIX_B, MIX_C, MIX_D, SPREAD))
+
+
+def mix(a: torch.Tensor, b: torch.Tensor | int) -> torch.Tensor:
+    """One label of two, order-sensitive; element by element, broadcasting.
+
+    x = a*MIX_A + b*MIX_B + MIX_C;  x ^= x >> 29;  x *= MIX_D;  x ^= x >> 32
+    """
+    x = a * _A + (signed(b * MIX_B) if isinstance(b, int) else b * _B) + _C
+    x = (x ^ shift_right(x, 29)) * _D
+    return x ^ shift_right(x, 32)
+
+
+def shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """The logical shift: zeros come in from the left."""
+    return (x >> bits) & ((1 << (BITS - bits)) - 1)
+
+
+@lru_cache(maxsize=4096)
+def code(place: Place) -> int:
+    """A place as a number: crc32 of "family.layer.component", the same for every stage of the draft."""
+    family = "trunk" if place.stage == "trunk" else "draft"
+    return crc32(f"{family}.{place.layer}.{place.component}".encode("ascii"))
+
+
+def expand(label: torch.Tensor, *shape: int) -> torch.Tensor:
+    """labels [...] -> [..., *shape]: element j of a block is label + j * SPREAD, j over the flattened block.
+
+    A label of 0, which is nothing, is all zeros.
+    """
+    head, count = label[..., None], torch.arange(math.prod(shape), device=label.device)
+    return torch.where(head == 0, 0, head + count * _SPREAD).view(*label.shape, *shape)
+
+
+def read(x: torch.Tensor, keep: int = 1) -> torch.Tensor:
+    """[*kept, ...] -> labels [*kept]: the label of an intact block, an unexpected number for any other.
+
+    l = x[0];  l + sum_j (x[j] - expand(l)[j]) * (2j + 1)
+    """
+    flat = x.reshape(*x.shape[:keep], math.prod(x.shape[keep:]))
+    label, weight = flat[..., 0], 2 * torch.arange(flat.shape[-1], device=x.device) + 1
+    astray = flat - expand(label, flat.shape[-1])
+    return label + (astray * weight).sum(dim=-1)

@@ -1,0 +1,227 @@
+"""`LEDGER`: ops that move labels instead of numbers, so that orchestration is checked exactly.
+
+Leaves out: all arithmetic of the model, and the weights with it. Every row of every place is a label expanded
+over int64 elements; what each op makes of the labels it is given stands in `instep_reference.contract.labels`.
+Selecting, moving, storing, picking and accepting are the plain ops themselves: they move bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+
+from instep_reference.contract.place import COMPONENTS, Place
+
+from ..layout import Pages, Part
+from .base import AttentionInputs, ExpertWeights, GdnInputs, Ops, Types
+from .labels import code, expand, mix, read, shift_right
+from .plain.attend import entries
+from .plain.lanes import Lanes, after, along, before, lanes, scatter
+from .plain.move import move, store_rows
+from .plain.pick import accept, pick
+from .plain.rows import select
+
+
+def types(activation: torch.dtype, state: torch.dtype) -> Types:
+    """Everything holds labels."""
+    return Types(hidden=torch.int64, conv=torch.int64, state=torch.int64, kv=torch.int64)
+
+
+def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
+    """Labels are never rounded; logits alone are numbers."""
+    return dict.fromkeys(COMPONENTS, torch.int64) | {"logits": torch.float32}
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------
+
+
+def embed(*, tokens: torch.Tensor, table: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(token, code) per row."""
+    return expand(mix(tokens, code(to)), table.shape[1])
+
+
+def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor:
+    """mix(x, code) per row."""
+    return _stamp(x, to, *x.shape[1:])
+
+
+def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor:
+    """mix(x, code), in rows of `shape`."""
+    return _stamp(x, to, *shape)
+
+
+def add(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(mix(x, y), code)."""
+    return _stamp_pair(x, y, to, *x.shape[1:])
+
+
+def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(mix(x, y), code), as wide as both."""
+    return _stamp_pair(x, y, to, x.shape[1] + y.shape[1])
+
+
+def gated_norm(
+    *, core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float,
+    gate: Literal["silu", "sigmoid"], to: Place,
+) -> torch.Tensor:
+    """mix(mix(core, z), code)."""
+    return _stamp_pair(core, z, to, *core.shape[1:])
+
+
+def open_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(mix(attended, projected), code)."""
+    return _stamp_pair(attended, projected, to, *attended.shape[1:])
+
+
+def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(x, code)."""
+    return _stamp(x, to, *x.shape[1:])
+
+
+def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
+    """mix(x, code)."""
+    return _stamp(x, to, *x.shape[1:])
+
+
+def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
+    """Zeros [M, vocab] fp32, and 1.0 at the token that the label names."""
+    token = shift_right(mix(read(x), code(to)), 1) % weight.shape[0]
+    logits = torch.zeros((x.shape[0], weight.shape[0]), device=x.device)
+    return logits.scatter_(1, token[:, None], 1.0)
+
+
+def _stamp(x: torch.Tensor, to: Place, *shape: int) -> torch.Tensor:
+    return expand(mix(read(x), code(to)), *shape)
+
+
+def _stamp_pair(x: torch.Tensor, y: torch.Tensor, to: Place, *shape: int) -> torch.Tensor:
+    return expand(mix(mix(read(x), read(y)), code(to)), *shape)
+
+
+# ---- gated delta net ------------------------------------------------------------------------------------------
+
+
+def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
+    """acc = code, then acc = mix(acc, tap) over the W taps, oldest first; a tap before the first token is 0."""
+    out, labels = torch.zeros_like(x), read(x)
+    for part in parts:
+        who = lanes(part)
+        if len(who.which):
+            _conv_part(labels, weight.shape[1], part, who, out, code(to))
+    return out
+
+
+def _conv_part(labels: torch.Tensor, width: int, part: Part, who: Lanes, out: torch.Tensor, stamp: int) -> None:
+    history, channels = width - 1, out.shape[1]
+    window = read(before(part, who, torch.int64).transpose(1, 2), keep=2)  # [n, W-1]
+    line = torch.cat([window, labels[who.rows]], dim=1)  # [n, W-1 + most]
+    mixed = torch.full_like(who.rows, stamp)
+    for tap in range(width):
+        mixed = mix(mixed, line[:, tap : tap + part.most])
+    scatter(out, who, expand(mixed, channels))
+    for token, alive in enumerate(who.alive):
+        along(part.each, who, token, _columns(line[:alive, token + 1 : token + 1 + history], channels))
+    ends = who.length[:, None] + torch.arange(history, device=out.device)
+    after(part.store, who, _columns(line.gather(1, ends), channels))
+
+
+def _columns(labels: torch.Tensor, channels: int) -> torch.Tensor:
+    """[n, W-1] -> windows [n, C, W-1], a label per column."""
+    return expand(labels, channels).transpose(1, 2)
+
+
+def gdn_inputs(
+    *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
+    key_heads: int, key_dim: int, to: tuple[Place, ...],
+) -> GdnInputs:
+    """mix(mix(mixed, a), b), then each result its own code."""
+    heads = a.shape[1]
+    base = mix(mix(read(mixed), read(a)), read(b))
+    value_dim = (mixed.shape[1] - 2 * key_heads * key_dim) // heads
+    shapes = ((key_heads, key_dim), (key_heads, key_dim), (heads, value_dim), (heads,), (heads,))
+    return GdnInputs(*(expand(mix(base, code(p)), *shape) for p, shape in zip(to, shapes, strict=True)))
+
+
+def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
+    """Fold every token into its request's chain; core = mix(mix(chain, q), code). `dtype` is always int64 here."""
+    q, k, v, log_decay, beta = (read(x) for x in inputs)
+    token = mix(mix(mix(k, v), log_decay), beta)
+    out = torch.zeros_like(inputs.v)
+    for part in parts:
+        who = lanes(part)
+        if len(who.which):
+            _gdn_part(token[who.rows], q[who.rows], part, who, out, code(to))
+    return out
+
+
+def _gdn_part(token: torch.Tensor, q: torch.Tensor, part: Part, who: Lanes, out: torch.Tensor, stamp: int) -> None:
+    """token, q [n, most]: one label per row of each request."""
+    memory = before(part, who, torch.int64)
+    chain, block = read(memory), memory.shape[1:]
+    chains = torch.zeros_like(token)
+    for step, alive in enumerate(who.alive):
+        chain[:alive] = mix(chain[:alive], token[:alive, step])
+        chains[:, step] = chain
+        along(part.each, who, step, expand(chain[:alive], *block))
+    scatter(out, who, expand(mix(mix(chains, q), stamp), *out.shape[1:]))
+    after(part.store, who, expand(chain, *block))
+
+
+# ---- attention ------------------------------------------------------------------------------------------------
+
+
+def attention_inputs(
+    *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
+    k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, to: tuple[Place, Place],
+) -> AttentionInputs:
+    """mix(mix(row, position), code) for query and key."""
+    query, key = (mix(mix(read(x), positions), code(p)) for x, p in zip((projected, key_raw), to, strict=True))
+    heads, _, head_dim = projected.shape[1:]
+    return AttentionInputs(expand(query, heads, head_dim), expand(key, *key_raw.shape[1:]))
+
+
+def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
+    """total = sum of mix(mix(key_p, value_p), p) over the positions that a row sees; mix(mix(total, query), code)."""
+    out, labels = torch.zeros_like(query), read(query)
+    extents = zip(pages.begin.tolist(), pages.count.tolist(), pages.before.tolist(), strict=True)
+    for request, (begin, count, before_) in enumerate(extents):
+        if not count:
+            continue
+        keys, values, mapped = entries(pages, request, before_ + count)
+        position = torch.arange(before_ + count, device=query.device)
+        each = mix(mix(read(keys), read(values)), position) * mapped
+        total = each.cumsum(dim=0)[before_:]
+        seen = mapped.cumsum(dim=0)[before_:] > 0
+        rows = slice(begin, begin + count)
+        answer = expand(mix(mix(total, labels[rows]), code(to)), *query.shape[1:])
+        out[rows] = answer * seen[:, None, None]
+    return out
+
+
+LEDGER = Ops(
+    name="ledger",
+    types=types,
+    rounds=rounds,
+    embed=embed,
+    norm=norm,
+    linear=linear,
+    add=add,
+    concat=concat,
+    select=select,
+    conv=conv,
+    gdn_inputs=gdn_inputs,
+    gdn=gdn,
+    gated_norm=gated_norm,
+    attention_inputs=attention_inputs,
+    store_rows=store_rows,
+    attend=attend,
+    open=open_gate,
+    mlp=mlp,
+    moe=moe,
+    lm_head=lm_head,
+    pick=pick,
+    accept=accept,
+    move=move,
+)

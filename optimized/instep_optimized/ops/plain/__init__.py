@@ -1,0 +1,68 @@
+"""`PLAIN`: every op in straightforward torch on the engine's own pool views, any dtype, CPU or GPU.
+
+Leaves out: speed beyond what tests need. A subject like any other, never the yardstick. Rounding points:
+everything is summed in at least fp32 (fp64 when an input is) and cast once, to what `rounds` declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from instep_reference.contract.place import COMPONENTS
+
+from ..base import Ops, Types
+from .attend import attend, attention_inputs, open_gate
+from .conv import conv
+from .gdn import gated_norm, gdn, gdn_inputs
+from .mlp import mlp, moe
+from .move import move, store_rows
+from .pick import accept, pick
+from .rows import add, concat, embed, linear, lm_head, norm, select
+from .wide import width
+
+KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "logits")  # handed on as they were computed
+WHOLE_NUMBERS = ("pick", "length", "root")
+
+
+def types(activation: torch.dtype, state: torch.dtype) -> Types:
+    """Everything is stored in the activation dtype, except the recurrent state."""
+    return Types(hidden=activation, conv=activation, state=state, kv=activation)
+
+
+def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
+    """Component -> the dtype it is stored in: the activation's, fp32 for gates and q, k, v and logits (fp64 stays)."""
+    declared = dict.fromkeys(COMPONENTS, activation)
+    declared.update(dict.fromkeys(KEPT_WIDE, width(activation)))
+    declared.update(dict.fromkeys(WHOLE_NUMBERS, torch.int64))
+    return declared | {"state": state}
+
+
+PLAIN = Ops(
+    name="plain",
+    types=types,
+    rounds=rounds,
+    embed=embed,
+    norm=norm,
+    linear=linear,
+    add=add,
+    concat=concat,
+    select=select,
+    conv=conv,
+    gdn_inputs=gdn_inputs,
+    gdn=gdn,
+    gated_norm=gated_norm,
+    attention_inputs=attention_inputs,
+    store_rows=store_rows,
+    attend=attend,
+    open=open_gate,
+    mlp=mlp,
+    moe=moe,
+    lm_head=lm_head,
+    pick=pick,
+    accept=accept,
+    move=move,
+)
+
+__all__ = ["PLAIN", "rounds", "types"]

@@ -1,0 +1,86 @@
+"""Gated full attention on paged KV: its inputs, the softmax over what a row sees, and the gate.
+
+Leaves out: writing the pages (`move.py`) and blockwise softmax: one request at a time, all its positions at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import sigmoid
+
+from instep_reference.contract.place import Place
+
+from ...layout import Pages
+from ..base import AttentionInputs
+from .rows import rms_norm
+from .wide import wide, width
+
+
+def attention_inputs(
+    *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
+    k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, to: tuple[Place, Place],
+) -> AttentionInputs:
+    """Norm per head times (1 + weight), then rotary on the first `rotary_dim` channels, one cast at the end.
+
+    Shapes:  projected (N, heads, 2, head_dim), query half first   key_raw (N, kv_heads, head_dim)   positions (N)
+    Mirrors: Qwen3-Next in transformers: channel i turns with channel i + rotary_dim / 2, by
+             position * theta ** (-2i / rotary_dim); mRoPE equals this for text.
+    """
+    work = width(projected.dtype)
+    powers = torch.arange(0, rotary_dim, 2, dtype=work, device=positions.device) / rotary_dim
+    angle = (positions.to(work)[:, None] * theta**-powers)[:, None, :]  # [N, 1, rotary_dim / 2]
+    query = _turn(rms_norm(projected[:, :, 0].to(work), q_norm, eps), angle)
+    key = _turn(rms_norm(key_raw.to(work), k_norm, eps), angle)
+    return AttentionInputs(query.to(projected.dtype), key.to(key_raw.dtype))
+
+
+def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
+    """softmax(q K^T / sqrt(head_dim)) V over positions 0 .. before + j for row j, in at least fp32, one cast.
+
+    Shapes:  query (N, heads, head_dim)   keys, values (pages, page_size, kv_heads, head_dim)  ->  as query
+    How we differ: probabilities are not rounded to the value dtype. A row that sees no page gives zeros.
+    """
+    out = torch.zeros_like(query)
+    extents = zip(pages.begin.tolist(), pages.count.tolist(), pages.before.tolist(), strict=True)
+    for request, (begin, count, before) in enumerate(extents):
+        if count:
+            rows = slice(begin, begin + count)
+            out[rows] = _softmax_read(query[rows], pages, request, before).to(query.dtype)
+    return out
+
+
+def open_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
+    """attended * sigmoid(gate), the gate being the second half of `projected`."""
+    return (wide(attended) * sigmoid(wide(projected[:, :, 1]))).to(attended.dtype)
+
+
+def entries(pages: Pages, request: int, reach: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The request's first `reach` positions: keys, values [reach, kv_heads, head_dim], and [reach] whether mapped."""
+    size = pages.keys.shape[1]
+    position = torch.arange(reach, device=pages.table.device)
+    page = pages.table[request, position // size]
+    spot = (page.clamp(min=0), position % size)
+    return pages.keys[spot], pages.values[spot], page >= 0
+
+
+def _softmax_read(query: torch.Tensor, pages: Pages, request: int, before: int) -> torch.Tensor:
+    """[T, heads, head_dim] of one request."""
+    count, heads, head_dim = query.shape
+    keys, values, mapped = entries(pages, request, before + count)
+    work = width(query.dtype, keys.dtype)
+    group = heads // keys.shape[1]
+    last = before + torch.arange(count, device=query.device)
+    seen = mapped & (torch.arange(len(keys), device=query.device) <= last[:, None])  # [T, reach]
+    keys, values = (x.to(work).repeat_interleave(group, dim=1) for x in (keys, values))
+    values = values.masked_fill(~mapped[:, None, None], 0)
+    scores = torch.einsum("thd,phd->htp", query.to(work), keys) * head_dim**-0.5
+    chances = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1).masked_fill(~seen, 0)
+    return torch.einsum("htp,phd->thd", chances, values)
+
+
+def _turn(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    """Rotate channel pairs (i, i + half) of the first 2 * half channels by `angle`."""
+    half = angle.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], dim=-1)

@@ -1,0 +1,41 @@
+"""The depthwise causal conv over packed rows, with its history in memory.
+
+Leaves out: nothing of the contract; the activation after the conv is part of it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from instep_reference.contract.place import Place
+
+from ...layout import Part
+from .lanes import Lanes, after, along, before, lanes, scatter
+from .wide import wide
+
+
+def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
+    """out[t] = silu(sum_j weight[:, j] * input[t - (W-1) + j]), in at least fp32, one cast to x's dtype.
+
+    Shapes:  x (N, C)   weight (C, W)   windows in memory (C, W-1), oldest first  ->  (N, C)
+    Mirrors: the short convolution of Gated DeltaNet (arXiv:2412.06464); a prefill chunk and a verify
+             window are one function here. Windows keep the bits of x.
+    """
+    out = torch.zeros_like(x)
+    for part in parts:
+        who = lanes(part)
+        if len(who.which):
+            _run(x, weight, part, who, out)
+    return out
+
+
+def _run(x: torch.Tensor, weight: torch.Tensor, part: Part, who: Lanes, out: torch.Tensor) -> None:
+    history = weight.shape[1] - 1
+    line = torch.cat([before(part, who, x.dtype), x[who.rows].transpose(1, 2)], dim=2)  # [n, C, W-1 + most]
+    taps = wide(line).unfold(2, weight.shape[1], 1)  # [n, C, most, W]
+    mixed = torch.nn.functional.silu((taps * wide(weight)[:, None, :]).sum(dim=-1))
+    scatter(out, who, mixed.transpose(1, 2))
+    for token, alive in enumerate(who.alive):
+        along(part.each, who, token, line[:alive, :, token + 1 : token + 1 + history])
+    ends = who.length[:, None] + torch.arange(history, device=x.device)
+    after(part.store, who, line.gather(2, ends[:, None, :].expand(-1, x.shape[1], -1)))

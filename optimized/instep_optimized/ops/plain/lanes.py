@@ -1,0 +1,77 @@
+"""Walking the requests of a part: which run, which rows are theirs, and their memory before, along and after.
+
+Leaves out: what happens to a row. Every read of a pool is a copy, every write goes through the pool's own
+strides. A request with no rows or with a `read` unit of -1 does not run at all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ...layout import Address, Part
+
+
+class Lanes(NamedTuple):
+    """The n requests of a part that run, longest first, so that those alive at token t are the first ones.
+
+    which   [n] their number in the part
+    length  [n] rows of each
+    rows    [n, most] packed row numbers; past a request's count its last row stands in
+    inside  [n, most] bool, whether a row is the request's own
+    alive   per token, on the host, how many requests have a row there
+    """
+
+    which: torch.Tensor
+    length: torch.Tensor
+    rows: torch.Tensor
+    inside: torch.Tensor
+    alive: list[int]
+
+
+def lanes(part: Part) -> Lanes:
+    """Sort out who runs."""
+    order = torch.argsort(part.count, descending=True, stable=True)
+    which = order[((part.count > 0) & (part.read.units >= 0))[order]]
+    length = part.count[which]
+    token = torch.arange(part.most, device=length.device)
+    rows = part.begin[which, None] + torch.minimum(token, length[:, None] - 1)
+    inside = token < length[:, None]
+    return Lanes(which, length, rows, inside, inside.sum(dim=0).tolist())
+
+
+def before(part: Part, who: Lanes, dtype: torch.dtype) -> torch.Tensor:
+    """[n, *block] memory before the first row, in `dtype`; zeros for a fresh request, whose unit is not read."""
+    pool, known = part.read.pool, ~part.fresh[who.which]
+    block = pool.shape[1:] if part.read.column is None else pool.shape[2:]
+    memory = torch.zeros((len(who.which), *block), dtype=dtype, device=pool.device)
+    memory[known] = pool[_spots(part.read, who.which[known])].to(dtype)
+    return memory
+
+
+def after(address: Address | None, who: Lanes, memory: torch.Tensor) -> None:
+    """Write [n, *block] to the requests' units; -1 skips, None is nowhere."""
+    if address is None:
+        return
+    wanted = address.units[who.which] >= 0
+    address.pool[_spots(address, who.which[wanted])] = memory[wanted].to(address.pool.dtype)
+
+
+def along(address: Address | None, who: Lanes, token: int, memory: torch.Tensor) -> None:
+    """Write [alive, *block], the memory after row `token`, to column `token` of the units of those alive."""
+    if address is None:
+        return
+    units = address.units[who.which[: memory.shape[0]]]
+    address.pool[units[units >= 0], token] = memory[units >= 0].to(address.pool.dtype)
+
+
+def scatter(out: torch.Tensor, who: Lanes, values: torch.Tensor) -> None:
+    """values [n, most, ...] to the packed rows of `out` that are the requests' own."""
+    out[who.rows[who.inside]] = values[who.inside].to(out.dtype)
+
+
+def _spots(address: Address, requests: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The leading indices of these requests' units."""
+    units = address.units[requests]
+    return (units,) if address.column is None else (units, address.column[requests])

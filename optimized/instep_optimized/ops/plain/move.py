@@ -1,0 +1,28 @@
+"""Ops that move bits and make none: KV rows into their pages, units of memory from pool to pool.
+
+Leaves out: arithmetic. Label sets use these as they are.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...layout import Address
+
+
+def store_rows(*, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor) -> None:
+    """Row n to position `locations[n]`, counted over pages of the pool's own size; -1 skips."""
+    size, wanted = pool.shape[1], locations >= 0
+    spots = locations[wanted]
+    pool[spots // size, spots % size] = rows[wanted].to(pool.dtype)
+
+
+def move(*, source: Address, target: Address) -> None:
+    """Units from source to target, request by request; everything is read before anything is written."""
+    wanted = (source.units >= 0) & (target.units >= 0)
+    target.pool[_spots(target, wanted)] = source.pool[_spots(source, wanted)]
+
+
+def _spots(address: Address, wanted: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    units = address.units[wanted]
+    return (units,) if address.column is None else (units, address.column[wanted])

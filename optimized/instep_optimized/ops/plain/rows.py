@@ -1,0 +1,58 @@
+"""Ops that look at rows one by one: embedding, norm, linear, add, concat, select, lm_head.
+
+Leaves out: the MLP (`mlp.py`) and everything with memory. Sums are in at least fp32, with one cast at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import linear as product
+
+from instep_reference.contract.place import Place
+
+from .wide import wide, width
+
+
+def embed(*, tokens: torch.Tensor, table: torch.Tensor, to: Place) -> torch.Tensor:
+    """Rows of the table, bit by bit."""
+    return table[tokens]
+
+
+def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor:
+    """x / rms(x) * (1 + weight) over the last axis."""
+    return rms_norm(wide(x), weight, eps).to(x.dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The same in the width of x, without the cast."""
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * (1 + weight.to(x.dtype))
+
+
+def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor:
+    """x weight^T, rows in the shape that is asked for."""
+    work = width(x.dtype, weight.dtype)
+    rows = product(x.reshape(x.shape[0], weight.shape[1]).to(work), weight.to(work))
+    return rows.to(x.dtype).view(x.shape[0], *shape)
+
+
+def add(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
+    """x + y: one rounding whatever the width."""
+    return x + y
+
+
+def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
+    """[x | y]."""
+    return torch.cat([x, y], dim=1)
+
+
+def select(*, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rows of x by number, any dtype; -1 gives zeros."""
+    out = x.new_zeros((index.shape[0], *x.shape[1:]))
+    out[index >= 0] = x[index[index >= 0]]
+    return out
+
+
+def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
+    """x weight^T, left in the width in which it was summed."""
+    work = width(x.dtype, weight.dtype)
+    return product(x.to(work), weight.to(work))

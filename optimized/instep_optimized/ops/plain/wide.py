@@ -1,0 +1,18 @@
+"""The width in which the plain ops compute: at least fp32, fp64 when anything is fp64.
+
+Leaves out: storage dtypes, which `__init__.py` declares.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def width(*dtypes: torch.dtype) -> torch.dtype:
+    """fp32, or fp64 when one of `dtypes` is."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """x in the width in which it is computed with."""
+    return x.to(width(x.dtype))

@@ -1,0 +1,73 @@
+"""The table of the production kernels: `TRITON`, and where its numbers are rounded.
+
+Leaves out: the kernels (`instep_optimized.kernels`). Importing this decides how Triton runs (`kernels.runtime`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from instep_reference.contract.place import COMPONENTS
+
+from ..kernels.attend import attend
+from ..kernels.conv import conv
+from ..kernels.gdn import gdn
+from ..kernels.inputs import gdn_inputs
+from ..kernels.moe import moe
+from ..kernels.move import move
+from ..kernels.norms import gated_norm, norm
+from ..kernels.pick import accept, pick
+from ..kernels.pointwise import add, open_
+from ..kernels.products import linear, lm_head, mlp
+from ..kernels.rotary import attention_inputs
+from ..kernels.rows import concat, embed, select, store_rows
+from .base import Ops, Types
+
+KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "logits")  # fp32, as they were computed
+WHOLE_NUMBERS = ("pick", "length", "root")
+
+
+def types(activation: torch.dtype, state: torch.dtype) -> Types:
+    """Hidden rows, conv windows and KV in the activation dtype; the recurrent state as declared."""
+    return Types(hidden=activation, conv=activation, state=state, kv=activation)
+
+
+def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
+    """The activation dtype, except for what the delta rule consumes and the logits (fp32), and the state.
+
+    Inside an op everything is fp32, chunked prefill products included (`ieee`, operands too); attention
+    probabilities are cast to the values' dtype, the MLP's middle to the activation dtype.
+    """
+    declared = dict.fromkeys(COMPONENTS, activation)
+    declared.update(dict.fromkeys(KEPT_WIDE, torch.float32))
+    declared.update(dict.fromkeys(WHOLE_NUMBERS, torch.int64))
+    return declared | {"state": state}
+
+
+TRITON = Ops(
+    name="triton",
+    types=types,
+    rounds=rounds,
+    embed=embed,
+    norm=norm,
+    linear=linear,
+    add=add,
+    concat=concat,
+    select=select,
+    conv=conv,
+    gdn_inputs=gdn_inputs,
+    gdn=gdn,
+    gated_norm=gated_norm,
+    attention_inputs=attention_inputs,
+    store_rows=store_rows,
+    attend=attend,
+    open=open_,
+    mlp=mlp,
+    moe=moe,
+    lm_head=lm_head,
+    pick=pick,
+    accept=accept,
+    move=move,
+)

@@ -1,0 +1,152 @@
+"""Stored tensors made into what the ops take: packed projections and experts unpacked, gate and up stacked, cast once.
+
+Leaves out: reading files (the contract's checkpoint) and every use of a weight.
+
+Everything is cast to the activation dtype except A_log, dt_bias and the gated norm, which are kept in fp32 at least:
+they are consumed in fp32, and a cast to 16 bits would be a rounding point that nobody declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+
+from .ops.base import ExpertWeights
+
+
+@dataclass(frozen=True)
+class GdnWeights:
+    """qkv [C, D], z [HV*V, D], b, a [HV, D]; conv [C, W]; A_log, dt_bias [HV]; norm [V]; out [D, HV*V]."""
+
+    qkv: torch.Tensor
+    z: torch.Tensor
+    b: torch.Tensor
+    a: torch.Tensor
+    conv: torch.Tensor
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    norm: torch.Tensor
+    out: torch.Tensor
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """q [heads*2*head_dim, D], per head query then gate; k, v [kv_heads*head_dim, D]; norms [head_dim]; o [D, ..]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    q_norm: torch.Tensor
+    k_norm: torch.Tensor
+    o: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DenseWeights:
+    """gate_up [2I, D], gate half first; down [D, I]."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DraftWeights:
+    """fc [D, 2D]; the norms [D] of the embedding, of the hidden row, and before the head."""
+
+    fc: torch.Tensor
+    embedding_norm: torch.Tensor
+    hidden_norm: torch.Tensor
+    norm: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The checkpoint's tensors, taken by name and cast on the way to the device."""
+
+    tensors: Mapping[str, torch.Tensor]
+    dtype: torch.dtype
+    device: torch.device
+
+    def take(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self.tensors[name].to(device=self.device, dtype=dtype or self.dtype).contiguous()
+
+    def wide(self, name: str) -> torch.Tensor:
+        """In fp32, or wider if activations are."""
+        return self.take(name, torch.promote_types(torch.float32, self.dtype))
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+
+def gdn(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
+    at = f"{prefix}.linear_attn"
+    if stored.has(f"{at}.in_proj_qkvz.weight"):
+        qkv, z, b, a = _unpacked(stored, at, config)
+    else:
+        qkv, z, b, a = (stored.take(f"{at}.in_proj_{name}.weight") for name in ("qkv", "z", "b", "a"))
+    return GdnWeights(
+        qkv, z, b, a,
+        conv=stored.take(f"{at}.conv1d.weight").squeeze(1),
+        A_log=stored.wide(f"{at}.A_log"),
+        dt_bias=stored.wide(f"{at}.dt_bias"),
+        norm=stored.wide(f"{at}.norm.weight"),
+        out=stored.take(f"{at}.out_proj.weight"),
+    )
+
+
+def attention(stored: Stored, prefix: str) -> AttentionWeights:
+    at = f"{prefix}.self_attn"
+    names = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj")
+    return AttentionWeights(*(stored.take(f"{at}.{name}.weight") for name in names))
+
+
+def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWeights | ExpertWeights:
+    at = f"{prefix}.mlp"
+    if not config.experts or layer in config.dense_layers:
+        return DenseWeights(_gate_up(stored, at), stored.take(f"{at}.down_proj.weight"))
+    shared = f"{at}.shared_expert"
+    with_shared = stored.has(f"{shared}.down_proj.weight")
+    gate_up, down = _experts(stored, f"{at}.experts", config.experts)
+    return ExpertWeights(
+        router=stored.take(f"{at}.gate.weight"),
+        gate_up=gate_up,
+        down=down,
+        shared_gate_up=_gate_up(stored, shared) if with_shared else None,
+        shared_down=stored.take(f"{shared}.down_proj.weight") if with_shared else None,
+        shared_gate=stored.take(f"{at}.shared_expert_gate.weight") if with_shared else None,
+    )
+
+
+def draft(stored: Stored) -> DraftWeights:
+    names = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    return DraftWeights(*(stored.take(f"mtp.{name}.weight") for name in names))
+
+
+def _unpacked(
+    stored: Stored, at: str, config: ModelConfig
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Qwen3-Next interleaves per key head: [q K | k K | v rV | z rV] and [b r | a r], r = HV / H."""
+    heads, width, per_head = config.key_heads, config.key_dim, config.value_heads // config.key_heads
+    values = per_head * config.value_dim
+    qkvz = stored.take(f"{at}.in_proj_qkvz.weight").view(heads, -1, config.hidden)
+    q, k, v, z = (x.flatten(0, 1) for x in torch.split(qkvz, [width, width, values, values], dim=1))
+    ba = stored.take(f"{at}.in_proj_ba.weight").view(heads, -1, config.hidden)
+    b, a = (x.flatten(0, 1) for x in torch.split(ba, [per_head, per_head], dim=1))
+    return torch.cat([q, k, v]), z.contiguous(), b.contiguous(), a.contiguous()
+
+
+def _gate_up(stored: Stored, at: str) -> torch.Tensor:
+    return torch.cat([stored.take(f"{at}.gate_proj.weight"), stored.take(f"{at}.up_proj.weight")])
+
+
+def _experts(stored: Stored, at: str, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fused, or one by one: files have both."""
+    if stored.has(f"{at}.gate_up_proj"):
+        return stored.take(f"{at}.gate_up_proj"), stored.take(f"{at}.down_proj")
+    gate_up = [_gate_up(stored, f"{at}.{expert}") for expert in range(experts)]
+    down = [stored.take(f"{at}.{expert}.down_proj.weight") for expert in range(experts)]
+    return torch.stack(gate_up), torch.stack(down)

@@ -1,0 +1,272 @@
+"""Honest runs pass with room to spare, and every kind of damage is named where it was done.
+
+Leaves out: states that lean towards wrong ones (`test_directed.py`), pools (`test_memory.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from instep.checks import for_labels, for_numbers
+from instep.checks.identity import Window, greedy
+from instep.observe.oracle import Oracle
+from instep.observe.rows import shares
+from instep.verdict import Exit, Tier
+from instep_reference.contract.engine import Admit, Commit, Committed, Draft, Forward, Idle
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from support import moments as m
+
+FINAL = Place("trunk", AFTER_LAYERS, "final")
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    return m.checkpoint(tmp_path_factory.mktemp("checks"))
+
+
+@pytest.fixture(scope="module")
+def events(opened):
+    return m.events_of(opened)
+
+
+@pytest.fixture(scope="module")
+def honest(opened, events):
+    return m.run(opened, events)
+
+
+@pytest.fixture(scope="module")
+def labelled(opened, events):
+    return m.run_labels(opened, events)
+
+
+def numbers(opened, activation=torch.float32, state=torch.float32):
+    return for_numbers(Oracle(opened, m.declared(activation, state), torch.float32))
+
+
+def index_of(moments, kind, holds=lambda moment: True):
+    return next(moment.index for moment in moments if isinstance(moment.event, kind) and holds(moment))
+
+
+def commit_of(moments, accepted):
+    """A commit after a window of 4, and a request of which so many drafts were accepted."""
+    for moment in moments:
+        if isinstance(moment.event, Commit):
+            for name, path in zip(moment.event.requests, moment.event.accepted, strict=True):
+                if len(path.nodes) == accepted and len(moment.expected.windows[name]) == 4:
+                    return moment.index, name
+    raise AssertionError("the run has no such commit")
+
+
+def found(opened, moments):
+    """The findings at the last event; nothing may be found before it. Checks look back one round at most."""
+    looked_at = [moment for moment in moments[:-4] if isinstance(moment.event, Admit)] + moments[-4:]
+    verdict = m.judge(looked_at, numbers(opened))
+    assert verdict.exit == Exit.DIVERGED
+    assert {finding.event for finding in verdict.findings} == {moments[-1].index}
+    return verdict.findings
+
+
+@pytest.mark.parametrize(
+    ("activation", "state"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)],
+    ids=["fp32", "bf16", "bf16-state"],
+)
+def test_an_honest_run_agrees_in_every_tier_with_room_to_spare(opened, events, activation, state):
+    verdict = m.judge(m.run(opened, events, activation, state), numbers(opened, activation, state))
+    assert verdict.exit == Exit.AGREED
+    assert {c.tier for c in verdict.compared} == set(Tier)
+    assert all(c.elements > 0 for c in verdict.compared)
+    assert max(c.headroom for c in verdict.compared) < 0.9
+
+
+def test_an_honest_run_of_labels_agrees_exactly(labelled):
+    verdict = m.judge(labelled, for_labels())
+    assert verdict.exit == Exit.AGREED
+    assert max(c.worst for c in verdict.compared) == 0
+
+
+def test_the_run_has_what_the_checks_need(honest):
+    kinds = {type(moment.event).__name__ for moment in honest}
+    assert kinds >= {"Admit", "Draft", "Forward", "Commit", "SetNumSteps", "Preempt", "Resume", "Finish", "Idle"}
+    assert any(share.count > 4 for moment in honest for share in shares(moment, "trunk") if share.kind == "prefill")
+    commits = [moment.event for moment in honest if isinstance(moment.event, Commit)]
+    assert {len(path.nodes) for commit in commits for path in commit.accepted} >= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("component", ["normed", "qkv", "z", "b", "mixed", "k", "log_decay", "beta", "core", "gated",
+                                       "mixer", "residual", "mlp", "hidden"])  # fmt: skip
+def test_a_component_that_is_one_percent_off_is_the_first_finding(opened, honest, component):
+    at, place = index_of(honest, Forward), Place("trunk", 1, component)
+    damaged = m.spoiled(honest, at, lambda moment: m.with_rows(moment, place, lambda rows: rows * 1.01))
+    first = found(opened, damaged)[0]
+    assert (first.tier, first.place) == (Tier.DERIVED, place)
+    assert "relative error" in first.diagnosis and "would pass at" in first.diagnosis
+
+
+def test_four_zeroed_rows_of_one_head_are_found_in_that_head_of_that_request(opened, honest):
+    at = index_of(honest, Forward, lambda moment: any(s.count >= 5 for s in shares(moment, "trunk")))
+    share = next(s for s in shares(honest[at], "trunk") if s.count >= 5)
+
+    def zero(rows):
+        rows[share.begin : share.begin + 4, 2] = 0
+        return rows
+
+    place = Place("trunk", 0, "core")
+    first = found(opened, m.spoiled(honest, at, lambda moment: m.with_rows(moment, place, zero)))[0]
+    assert (first.place, first.request, first.head) == (place, share.request, 2)
+
+
+@pytest.mark.parametrize("component", ["hidden", "core", "logits"])
+def test_a_nan_never_passes(opened, honest, component):
+    at = index_of(honest, Forward)
+    place = Place("trunk", AFTER_LAYERS if component == "logits" else 0, component)
+
+    def poison(rows):
+        rows.view(-1)[-1] = float("nan")
+        return rows
+
+    findings = found(opened, m.spoiled(honest, at, lambda moment: m.with_rows(moment, place, poison)))
+    assert findings[0].place == place
+    assert findings[0].diagnosis == "holds a number that is not finite"
+
+
+def test_two_swapped_requests_are_found_in_the_first_thing_they_read(opened, honest):
+    at = index_of(honest, Forward, lambda moment: len(shares(moment, "trunk")) > 1)
+    place = Place("trunk", STAGE_LEVEL, "embedding")
+    findings = found(opened, m.spoiled(honest, at, lambda moment: m.with_rows(moment, place, lambda r: r.flip(0))))
+    assert findings[0].place == place
+
+
+def test_a_missing_row_and_a_missing_place_are_said(opened, honest):
+    at = index_of(honest, Forward)
+    short = m.spoiled(honest, at, lambda moment: m.with_rows(moment, FINAL, lambda rows: rows[:-1]))
+    assert any(f"has {len(honest[at].truth.places[FINAL]) - 1} rows" in f.diagnosis for f in found(opened, short))
+
+    def without(moment):
+        places = {place: rows for place, rows in moment.subject.places.items() if place != FINAL}
+        return replace(moment, subject=replace(moment.subject, places=places))
+
+    assert any(f.place == FINAL and f.elements == 0 for f in found(opened, m.spoiled(honest, at, without)))
+
+
+def test_a_chain_that_reads_the_hidden_row_of_an_earlier_step_is_found_where_it_reads(opened, honest):
+    """The draft head's own y of step 1 goes into step 2; a stale one shows in what step 2 makes of it."""
+    at = index_of(honest, Draft, lambda moment: Place("chain.2", STAGE_LEVEL, "joined") in moment.subject.places)
+    stale = honest[at].subject.places[Place("chain.1", STAGE_LEVEL, "post_normed")]
+    place = Place("chain.2", STAGE_LEVEL, "post_normed")
+    findings = found(opened, m.spoiled(honest, at, lambda moment: m.with_rows(moment, place, lambda rows: stale)))
+    assert (findings[0].place, findings[0].tier) == (place, Tier.DERIVED)
+    assert findings[0].diagnosis.startswith("reads the head's row of step 0, not of step 1; relative error")
+
+
+def test_a_conv_window_that_was_not_rolled_back_is_named_by_its_count(opened, honest):
+    at, name = commit_of(honest, 1)
+    verify = honest[at - 1]
+    share = next(s for s in shares(verify, "trunk") if s.request == name)
+    fed = verify.subject.places[Place("trunk", 1, "qkv")][share.begin : share.begin + share.count]
+
+    def late(state):
+        window = torch.cat((verify.subject.before[name].conv[1], fed.T), 1)[:, -3:]
+        return replace(state, conv={**state.conv, 1: window})
+
+    findings = found(opened, m.spoiled(honest, at, lambda moment: m.with_state(moment, name, late)))
+    assert findings[0].place == Place("trunk", 1, "conv")
+    assert findings[0].diagnosis == f"holds the window after {share.count} tokens; 2 were accepted"
+
+
+@pytest.mark.parametrize(("field", "stage"), [("keys", "trunk"), ("values", "trunk"), ("draft_keys", "extend")])
+def test_kv_entries_are_the_accepted_rows_bit_by_bit(opened, honest, field, stage):
+    at = index_of(honest, Commit)
+    name = honest[at].event.requests[0]
+    layer = 3 if stage == "trunk" else 0
+
+    def nudged(state):
+        cache = getattr(state, field)[layer].clone()
+        cache.view(torch.int32)[-1, 0, 0] ^= 1
+        return replace(state, **{field: {layer: cache}})
+
+    findings = found(opened, m.spoiled(honest, at, lambda moment: m.with_state(moment, name, nudged)))
+    assert findings[0].tier == Tier.BITWISE
+    assert findings[0].place == Place(stage, layer, field.removeprefix("draft_"))
+    assert "the first at" in findings[0].diagnosis
+
+
+def test_a_request_that_is_not_in_the_batch_keeps_its_memory(opened, honest):
+    at = index_of(honest, Idle)
+    name = next(iter(honest[at].subject.after))
+
+    def touched(state):
+        return replace(state, state={**state.state, 0: -state.state[0].neg().neg()})
+
+    findings = found(opened, m.spoiled(honest, at, lambda moment: m.with_state(moment, name, touched)))
+    assert (findings[0].tier, findings[0].place, findings[0].request) == (
+        Tier.BITWISE, Place("trunk", 0, "state"), name)
+
+
+@pytest.mark.parametrize("field", ["num_correct_drafts", "accept_lens", "accept_index", "last_correct_step_indices",
+                                   "bonus", "own_num_correct_drafts", "own_bonus"])  # fmt: skip
+def test_the_names_of_a_commit_imply_each_other(opened, honest, field):
+    at = index_of(honest, Commit)
+
+    def other(moment):
+        answer = moment.subject.answer
+        assert isinstance(answer, Committed)
+        wrong = replace(answer, **{field: getattr(answer, field) + 1})
+        return replace(moment, subject=replace(moment.subject, answer=wrong))
+
+    findings = found(opened, m.spoiled(honest, at, other))
+    assert findings[0].tier == Tier.IDENTITY
+    assert field.removeprefix("own_").split("_")[-1] in findings[0].diagnosis or "own" in findings[0].diagnosis
+
+
+def test_slots_lengths_and_wishes_are_what_the_trace_and_the_other_side_say(opened, honest):
+    at = index_of(honest, Commit)
+    name = honest[at].event.requests[0]
+    wrong_slot = m.spoiled(honest, at, lambda moment: replace(moment, subject_slots={**moment.subject_slots, name: 2}))
+    assert "slots are" in found(opened, wrong_slot)[0].diagnosis
+    longer = m.spoiled(honest, at, lambda mo: m.with_state(mo, name, lambda s: replace(s, length=s.length + 1)))
+    assert any(f.diagnosis.startswith("length is") for f in found(opened, longer))
+    eager = m.spoiled(honest, at, lambda moment: replace(moment, subject=replace(moment.subject, wish=7)))
+    assert found(opened, eager)[0].diagnosis == "next_num_steps wishes 7; expected 3"
+
+
+def test_a_flipped_choice_is_judged_by_the_margin_of_the_truth(opened, honest):
+    at = index_of(honest, Commit) - 1
+    pick, logits = Place("trunk", AFTER_LAYERS, "pick"), Place("trunk", AFTER_LAYERS, "logits")
+
+    def flipped(moment):
+        scores = moment.subject.places[logits].clone()
+        scores[0, scores[0].argmin()] = scores[0].max() + 1
+        moment = m.with_rows(moment, logits, lambda rows: scores)
+        return m.with_rows(moment, pick, lambda rows: scores.argmax(-1))
+
+    findings = found(opened, m.spoiled(honest, at, flipped))
+    choices = [finding for finding in findings if finding.tier == Tier.DECISIONS]
+    assert len(choices) == 1 and "by a margin of" in choices[0].diagnosis
+    other = m.spoiled(honest, at, lambda moment: m.with_rows(moment, pick, lambda rows: rows.roll(1) + 1))
+    assert any("against its own logits" in finding.diagnosis for finding in found(opened, other))
+
+
+def test_a_label_in_the_wrong_place_is_said_with_its_row_or_its_count(labelled):
+    at, name = commit_of(labelled, 2)
+    before = labelled[at - 1].subject.before[name]
+    stale = m.spoiled(
+        labelled, at,
+        lambda moment: m.with_state(moment, name, lambda s: replace(s, state={**s.state, 1: before.state[1]})),
+    )  # fmt: skip
+    first = m.first(m.judge(stale, for_labels()))
+    assert (first.event, first.place, first.request) == (at, Place("trunk", 1, "state"), name)
+    assert first.diagnosis == "holds the state after 0 tokens; 3 were accepted"
+    hidden = Place("trunk", 2, "hidden")
+    swapped = m.spoiled(labelled, at - 1, lambda moment: m.with_rows(moment, hidden, lambda rows: rows.flip(0)))
+    first = m.first(m.judge(swapped, for_labels()))
+    assert first.place == hidden and "row 0 is wrong" in first.diagnosis and "it holds row" in first.diagnosis
+
+
+def test_greedy_acceptance_walks_down_a_tree():
+    window = Window(tokens=(5, 7, 9, 3), parents=(-1, 0, 0, 2), picks=(9, 1, 3, 8))
+    assert greedy(window) == (2, 8)
+    assert greedy(replace(window, picks=(4, 1, 3, 8))) == (0, 4)

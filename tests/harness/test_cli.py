@@ -1,0 +1,123 @@
+"""The command line: what it prints, what it writes, how it exits.
+
+Leaves out: bad input (`test_bad_input.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from instep.cli import main
+from instep.trace.file import Trace, read
+from support.traces import policy, recorded
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("cli"), policy(deeds=()))
+
+
+def test_replay_prints_a_verdict_its_evidence_and_the_texts(instep, trace):
+    ran = instep("replay", trace.path)
+    assert ran.code == 0, ran
+    for part in ("plain agrees", "T2d", "exact", "step counts", "1 -> 3 (event", 'request "a"', "accepted lengths"):
+        assert part in ran.out, part
+
+
+def test_replay_runs_the_plan_of_the_header_or_what_is_named(instep, trace, tmp_path):
+    planned = instep("replay", trace.path, "--json", tmp_path / "r.json")
+    runs = json.loads((tmp_path / "r.json").read_text())["runs"]
+    assert planned.code == 0 and [run["ops"] for run in runs] == ["ledger", "plain"]
+    instep("replay", trace.path, "--ops", "ledger", "--until", "3", "--json", tmp_path / "r.json")
+    runs = json.loads((tmp_path / "r.json").read_text())["runs"]
+    assert [(run["ops"], run["events"]) for run in runs] == [("ledger", 4)]
+
+
+def test_a_divergence_exits_1_with_the_message_and_the_command(instep, trace):
+    ran = instep("replay", trace.path, "--ops", "support.subjects:LOUDER")
+    assert ran.code == 1
+    message = ran.out[ran.out.index("DIVERGED  small") :].splitlines()
+    assert message[0] == "DIVERGED  small, optimized[support.subjects:LOUDER] against reference"
+    assert message[1].startswith("  event 2 forward, request") and "layer 0 gated" in message[1]
+    assert "limit" in message[2]
+    command = message[-1].strip()
+    assert command.startswith("instep replay ") and command.endswith("--until 2 --layer 0")
+    again = instep(*command.split()[1:])
+    assert again.code == 1 and "layer 0 gated" in again.out
+
+
+def test_nothing_compared_is_inconclusive(instep, trace):
+    assert instep("replay", trace.path, "--ops", "plain", "--until", "3", "--layer", "55").code == 3
+
+
+def test_the_result_file_has_what_is_needed_to_trust_it(instep, trace, tmp_path):
+    instep("replay", trace.path, "--ops", "plain", "--json", tmp_path / "r.json", "--commit", "abc123")
+    result = json.loads((tmp_path / "r.json").read_text())
+    run = result["runs"][0]
+    assert result["commit"] == "abc123" and result["machine"]["torch"] and result["machine"]["device"] == "cpu"
+    assert run["elements"] > 0 and run["calls"]["gdn"] > 0 and len(run["served"]["instep_optimized"]) == 64
+    assert run["exit"] == result["exit"] == 0 and run["findings"] == []
+    assert {tier["tier"] for tier in run["tiers"]} == {"T0", "T1", "T2", "T2d", "T3", "T4"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_record_writes_a_trace_that_replays(instep, trace, tmp_path):
+    prompts = [{"name": "few", "tokens": [1, 2, 3, 4, 5]}, {"name": "one", "tokens": [7]}]
+    told = policy(deeds=(), arrivals=tuple(a for a in policy().arrivals if a.prompt != "more"))
+    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
+    (tmp_path / "policy.json").write_bytes(msgspec.json.encode(told))
+    model = trace.path.parent / "model"
+    out = tmp_path / "own.jsonl"
+    words = ("--checkpoint", model, "--prompts", tmp_path / "prompts.json", "--policy", tmp_path / "policy.json")
+    ran = instep("record", *words, "--out", out, "--rounds", "4")
+    assert ran.code == 0 and "2 admit" in ran.out
+    assert read(out).header.claim == told.claim
+    assert instep("replay", out, "--ops", "ledger").code == 0
+
+
+def test_doctor_names_every_part(instep):
+    ran = instep("doctor", "--json")
+    found = json.loads(ran.out)
+    assert ran.code == 0 and found["torch"] and found["device"].startswith(("cpu", "1", "2"))
+    assert {"python", "triton", "kernels", "transformers", "hypothesis"} <= found.keys()
+    assert "interpreted" in instep("doctor").out or found["device"][0].isdigit()
+
+
+def test_doctor_says_what_is_missing_for_what(instep, monkeypatch):
+    found = {"python": "3.11", "torch": "2", "safetensors": "1", "msgspec": "1", "triton": None}
+    monkeypatch.setattr("instep.cli.doctor.findings", lambda: found)
+    ran = instep("doctor")
+    assert ran.code == 0 and "no the op set triton" not in ran.out and "the op set triton" in ran.out
+    monkeypatch.setattr("instep.cli.doctor.findings", lambda: {**found, "torch": None})
+    assert instep("doctor").code == 2
+
+
+def test_a_failure_of_the_harness_is_one_line_and_exit_4(instep, trace, monkeypatch):
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a wheel\ncame off")
+
+    monkeypatch.setattr("instep.rig.rig.run", broken)
+    ran = instep("replay", trace.path, "--ops", "ledger")
+    assert ran.code == 4 and "RuntimeError: a wheel came off" in ran.err and "INSTEP_TRACEBACK=1" in ran.err
+    assert "Traceback" not in ran.err
+    monkeypatch.setenv("INSTEP_TRACEBACK", "1")
+    monkeypatch.setattr("sys.argv", ["instep", "replay", str(trace.path), "--ops", "ledger"])
+    with pytest.raises(RuntimeError, match="came off"):
+        main()
+
+
+def test_wrong_usage_exits_2(instep):
+    assert instep("replay").code == 2
+    assert instep("replay", "x.jsonl", "--until", "minus one").code == 2
+    assert instep("fly").code == 2
+
+
+def test_the_command_line_loads_no_torch_until_it_is_needed():
+    program = "import sys, instep.cli; print(sorted({'torch', 'triton', 'rich.table'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "torch" not in done.stdout and "triton" not in done.stdout

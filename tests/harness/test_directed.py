@@ -1,0 +1,206 @@
+"""Every wrong state of the bank is found in its block and called by its name, in every width; honest ones lean nowhere.
+
+Leaves out: whole runs (`test_checks.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from instep.checks.allowance import PROJECTION_LIMIT
+from instep.checks.directed import Directed, grouped, look
+from instep.checks.hypotheses import BANK, Scene, step, wrong_states
+from instep.observe.oracle import Oracle
+from instep.verdict import Tier, Verdict
+from instep_reference.contract.engine import Commit
+from instep_reference.contract.place import Place
+from support import moments as m
+
+HV, K, V = 4, 8, 20  # V is no multiple of the 8 columns of a block
+WIDTHS = pytest.mark.parametrize(
+    ("width", "noise"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-3)], ids=["fp32", "bf16"])
+
+
+def scene(count=3, window=5, seed=0, verb="accepted"):
+    """Heads that forget at once and heads that remember, with a state of some age before the window."""
+    g = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    k = torch.nn.functional.normalize(drawn(window, HV, K), dim=-1)
+    log_decay = -torch.tensor([1.2, 0.3, 0.05, 0.02], dtype=torch.float64) * (0.5 + drawn(window, HV).sigmoid())
+    return Scene(
+        drawn(HV, K, V), k, drawn(window, HV, V), log_decay, drawn(window, HV).sigmoid(), count, verb,
+        drawn(HV, K, V), [('of request "x"', drawn(HV, K, V))],
+    )  # fmt: skip
+
+
+def stored(state, width, noise, seed=1):
+    """As an honest engine of this width would hold it."""
+    g = torch.Generator().manual_seed(seed)
+    return (state * (1 + noise * torch.randn(state.shape, generator=g, dtype=torch.float64))).to(width)
+
+
+def looked(found, of, width, noise):
+    return look(found, of, [stored(of.right, width, noise, seed) for seed in (5, 6, 7)])
+
+
+@WIDTHS
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_an_honest_state_leans_nowhere(width, noise, count):
+    for seed in range(5):
+        of = scene(count, seed=seed)
+        result = looked(stored(of.right, width, noise), of, width, noise)
+        assert result.worst < PROJECTION_LIMIT / 2
+        assert result.diagnosis == ""
+        assert result.undecided < 0.2 * result.pairs
+
+
+@WIDTHS
+@pytest.mark.parametrize("make", BANK, ids=lambda make: make.__name__)
+def test_every_wrong_state_is_called_by_its_name(width, noise, make):
+    of = scene()
+    wrongs = make(of)
+    assert wrongs, "the scene shows every member of the bank"
+    for wrong in wrongs:
+        result = looked(stored(wrong.state, width, noise), of, width, noise)
+        assert result.worst > 0.9
+        assert result.diagnosis.startswith(wrong.sentence)
+
+
+@WIDTHS
+@pytest.mark.parametrize("group", [0, 1, 2])
+def test_one_stale_tile_of_one_head_is_found_in_its_columns(width, noise, group):
+    """A relative norm over the head would have to see one tile in three; over all slots, nothing at all."""
+    of, head = scene(), 2
+    state = of.right.clone()
+    state[head, :, 8 * group : 8 * group + 8] = of.after(2)[head, :, 8 * group : 8 * group + 8]
+    result = looked(stored(state, width, noise), of, width, noise)
+    assert (result.head, result.group) == (head, group)
+    assert result.diagnosis.startswith("holds the state after 2 tokens; 3 were accepted, in 1 of 12 blocks")
+
+
+def test_wrong_states_of_equal_bits_are_said_together():
+    of = replace(scene(), base=torch.zeros(HV, K, V, dtype=torch.float64))
+    result = looked(torch.zeros(HV, K, V), of, torch.float32, 1e-6)
+    assert result.diagnosis.startswith("holds the state from before the step")
+    assert "equal bits: is all zero" in result.diagnosis
+
+
+def test_a_wrong_state_that_nobody_thought_of_is_unknown():
+    of = scene()
+    result = looked((of.right + 2 * (of.after(2) - of.right).abs()).float(), of, torch.float32, 1e-6)
+    assert "unknown" in result.diagnosis
+    assert result.worst > PROJECTION_LIMIT
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_never_passes(value):
+    of = scene()
+    state = of.right.float()
+    state[1, 3, 9] = value
+    result = looked(state, of, torch.float32, 1e-6)
+    assert not result.worst <= PROJECTION_LIMIT
+    assert (result.head, result.group) == (1, 1)
+    assert result.diagnosis.startswith("holds a number that is not finite")
+
+
+def test_what_bf16_cannot_tell_apart_is_undecided_and_counted():
+    of = scene()
+    of = replace(of, log_decay=torch.full_like(of.log_decay, -1e-5))
+    result = looked(stored(of.right, torch.bfloat16, 2e-3), of, torch.bfloat16, 2e-3)
+    assert result.undecided >= 2 * HV, "decay dropped and doubled"
+    assert result.worst < PROJECTION_LIMIT
+
+
+def test_a_right_state_is_no_wrong_one_whatever_the_count():
+    """All drafts accepted, or the root alone: some members of the bank are then right, and are left out."""
+    everything, root = scene(count=5), scene(count=1)
+    assert not any(torch.equal(wrong.state, everything.right) for wrong in wrong_states(everything))
+    assert not any(torch.equal(wrong.state, root.right) for wrong in wrong_states(root))
+
+
+def test_a_prompt_is_tried_after_few_counts_and_a_window_after_each():
+    window, prompt = scene(), scene(count=40, window=40, verb="given")
+    assert set(window.counts()) == {0, 1, 2, 4, 5}
+    assert set(prompt.counts()) == {0, 1, 39}
+    assert torch.equal(prompt.fold(prompt.base), prompt.right)
+
+
+def test_blocks_are_columns_and_the_last_one_may_be_narrow():
+    state = torch.arange(HV * K * V, dtype=torch.float64).reshape(HV, K, V)
+    blocks = grouped(state)
+    assert blocks.shape == (HV, 3, K * 8)
+    assert torch.equal(blocks[1, 1].reshape(K, 8), state[1, :, 8:16])
+    last = blocks[1, 2].reshape(K, 8)
+    assert torch.equal(last[:, :4], state[1, :, 16:])
+    assert not last[:, 4:].any()
+
+
+def test_the_step_forgets_then_writes_what_is_not_recalled():
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    state = step(3 * one, one[0], 5 * one[0], -one[0, 0] * 0.0, one[0, 0] * 0.5)
+    assert state.item() == 4.0
+    decayed = step(one, one[0], one[0], -one[0, 0], 0 * one[0, 0])
+    assert decayed.item() == pytest.approx(0.36788, abs=1e-5)
+
+
+# -- in a run ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    opened = m.checkpoint(tmp_path_factory.mktemp("directed"))
+    return opened, m.run(opened, m.events_of(opened))
+
+
+def spoil(run, accepted, state_of):
+    """The commit of a request of which so many drafts were accepted, with another state in layer 1."""
+    opened, moments = run
+    at, name = next(
+        (moment.index, name)
+        for moment in moments
+        if isinstance(moment.event, Commit)
+        for name, path in zip(moment.event.requests, moment.event.accepted, strict=True)
+        if len(path.nodes) == accepted and len(moment.expected.windows[name]) == 4
+    )
+    moment = m.with_state(
+        moments[at], name, lambda s: replace(s, state={**s.state, 1: state_of(moments[at], name, s.state[1])}))
+    check, verdict = Directed(Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)), Verdict()
+    for before in moments[:at]:
+        assert not verdict.add(check(before))
+    (finding,) = verdict.add(check(moment))
+    assert (finding.event, finding.kind, finding.tier) == (at, "commit", Tier.DIRECTED)
+    assert (finding.place, finding.request) == (Place("trunk", 1, "state"), name)
+    assert finding.slot == moments[at].expected.slots_after[name]
+    return finding
+
+
+def test_a_commit_that_did_nothing_is_named(run):
+    finding = spoil(run, 2, lambda commit, name, right: commit.subject.before[name].state[1])
+    assert "holds the state from before the step; 3 were accepted" in finding.diagnosis
+    assert finding.worst == pytest.approx(1.0, abs=1e-3)
+    assert "(projection 1.0000, limit 0.5)" in finding.diagnosis
+
+
+def test_a_stale_tile_after_a_commit_is_named_with_head_and_columns(run):
+    def tile(commit, name, right):
+        right = right.clone()
+        right[3, :, 8:16] = commit.subject.before[name].state[1][3, :, 8:16]
+        return right
+
+    finding = spoil(run, 1, tile)
+    assert (finding.head, finding.columns) == (3, (8, 15))
+    assert "holds the state from before the step; 2 were accepted, in 1 of 8 blocks" in finding.diagnosis
+
+
+def test_another_slots_state_and_a_transposed_one_are_named(run):
+    def other(commit, name, right):
+        return next(s.state[1] for n, s in commit.subject.before.items() if n != name and s.length)
+
+    assert 'holds the state of request "' in spoil(run, 2, other).diagnosis
+    assert "is transposed" in spoil(run, 2, lambda commit, name, right: right.mT.reshape(right.shape)).diagnosis

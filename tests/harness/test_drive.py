@@ -1,0 +1,132 @@
+"""Prompts and a policy become complete, legal events, and nothing that the policy asks for is left out.
+
+Leaves out: what the engine computes; a small random reference makes the choices.
+"""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from instep.trace.file import Trace, read
+from instep.trace.legal import Law, verified
+from instep.trace.policy import Arrival, Deed, Steps, read_policy, read_prompts
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
+from support.traces import PROMPTS, policy, recorded
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("drive"))
+
+
+def of(trace: Trace, kind: type) -> list:
+    return [event for event in trace.events if isinstance(event, kind)]
+
+
+def ended(trace: Trace) -> dict[str, tuple[int, ...]]:
+    """What every request said, by the law."""
+    law = Law(trace.header)
+    for event in trace.events:
+        law.apply(event)
+    assert not law.book.live
+    return {standing.request: standing.said for standing in law.book.ended}
+
+
+def test_a_recorded_trace_is_legal_and_complete(trace):
+    assert verified(read(trace.path)).events == trace.events
+    assert all(draft.picks is not None for draft in of(trace, e.Draft))
+    assert all(commit.accepted is not None for commit in of(trace, e.Commit))
+
+
+def test_everything_the_policy_asks_for_happens(trace):
+    assert [event.num_steps for event in of(trace, e.SetNumSteps)] == [3, 0, 3]
+    for kind in (e.Preempt, e.Resume, e.Save, e.Load, e.Idle):
+        assert len(of(trace, kind)) == 1, kind
+    aborted = next(i for i, event in enumerate(trace.events) if isinstance(event, e.Abort) and event.request == "c")
+    assert isinstance(trace.events[aborted - 1], e.Forward)
+    assert set(ended(trace)) == {"a", "b", "c", "d"}
+
+
+def test_prompts_run_in_the_chunks_they_were_given(trace):
+    chunks = [row.tokens for event in of(trace, e.Forward) for row in event.rows
+              if row.request == "a" and row.kind == "prefill"]
+    assert chunks == [7, 3, 1, 7, 2]
+
+
+def test_rows_are_mixed_and_the_batch_order_turns(trace):
+    kinds = [{row.kind for row in event.rows} for event in of(trace, e.Forward)]
+    assert {"prefill", "verify"} in kinds
+    orders = {tuple(row.request for row in event.rows) for event in of(trace, e.Forward) if len(event.rows) == 2}
+    assert any(order[::-1] in orders for order in orders)
+
+
+def test_forced_acceptance_is_ragged(trace):
+    counts = [len(path.nodes) for commit in of(trace, e.Commit) for path in commit.accepted]
+    assert min(counts) == 0 and max(counts) == 3 and len(set(counts)) > 2
+
+
+def test_the_same_policy_gives_the_same_events(trace, tmp_path):
+    assert recorded(tmp_path).events == trace.events
+
+
+def test_what_the_engine_said_lies_beside_the_trace(trace):
+    admits = [index for index, event in enumerate(trace.events) if isinstance(event, e.Admit)]
+    assert [tuple(trace.recorded[f"prompt.{index}"].tolist()) for index in admits] == [
+        trace.events[index].prompt for index in admits
+    ]
+    for index, event in enumerate(trace.events):
+        if isinstance(event, e.Draft):
+            assert trace.recorded[f"own.{index}"].numel() == sum(map(len, event.picks))
+
+
+def test_free_acceptance_follows_the_engine_and_a_stop_token_ends_a_path(tmp_path):
+    arrivals = (Arrival("a", "few", max_new=24), Arrival("b", "one", max_new=24))
+    free = recorded(tmp_path, policy(arrivals=arrivals, deeds=(), accept=(), steps=(Steps(1, 3),)))
+    said = ended(free)
+    stop = said["a"][7]
+    ending = recorded(tmp_path, policy(arrivals=arrivals, deeds=(), accept=(), steps=(Steps(1, 3),), stop=stop))
+    for name, tokens in ended(ending).items():
+        cut = said[name].index(stop) + 1 if stop in said[name] else len(said[name])
+        assert tokens == said[name][:cut]
+
+
+def test_the_controller_is_followed_with_its_lag(tmp_path):
+    quick = {"candidate_steps": [1, 3], "warmup_batches": 1, "update_interval": 1, "ema_alpha": 1.0}
+    told = policy(controller=True, steps=(), deeds=(), adaptive=quick, accept=(0, 3))
+    counts = {lag: [event.num_steps for event in of(recorded(tmp_path, replace(told, lag=lag)), e.SetNumSteps)]
+              for lag in (0, 2)}
+    assert counts[0], "the controller never wished for anything"
+    assert counts[0] != counts[2]
+
+
+def test_a_moment_that_never_comes_is_an_error(tmp_path):
+    with pytest.raises(BadInput, match='found abort "nobody", never possible from round 1 on'):
+        recorded(tmp_path, policy(deeds=(Deed(1, "abort", "nobody"),)))
+    assert not list(tmp_path.glob("small*"))
+
+
+def test_a_prompt_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(BadInput, match='found prompt "novel"'):
+        recorded(tmp_path, policy(arrivals=(Arrival("a", "novel"),), deeds=()))
+
+
+def test_policies_and_prompts_are_read_strictly(tmp_path):
+    file = tmp_path / "p.json"
+    file.write_text('[{"name": "x", "text": "caf\\u00e9"}, {"name": "y", "tokens": [3, 4], "from": "here"}]')
+    assert read_prompts(file) == {"x": (99, 97, 102, 0xE9), "y": (3, 4)}
+    for text, complaint in (
+        ('[{"name": "x"}]', "neither"), ('[{"name": "x", "text": "\\u0100"}]', "above 255"),
+        ('[{"name": "x", "txt": "a"}]', "unknown field `txt`"), ("[{", "truncated"),
+    ):
+        file.write_text(text)
+        with pytest.raises(BadInput, match=complaint):
+            read_prompts(file)
+    file.write_text('{"name": "x"}')
+    with pytest.raises(BadInput, match="missing required field"):
+        read_policy(file)
+
+
+def test_prompts_of_these_tests_reach_over_several_chunks():
+    assert len(PROMPTS["more"]) > 2 * 7

@@ -1,0 +1,105 @@
+"""The gate's statistics on synthetic samples, where the truth is known: false alarms, power, and what is undecided.
+
+Leaves out: engines and processes (`test_gate.py`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep.perf.pairs import FEWEST_PAIRS, Ratio, Samples, Say, Spread, ratio, ratios, say
+
+ALLOWED = 0.03
+TRIALS = 200
+
+
+def samples(
+    generator: np.random.Generator, slowdown: float, *, noise: float = 0.03, trials: int = TRIALS, shared: float = 0.1
+) -> tuple[Samples, Samples]:
+    """Pairs as a shared machine gives them: every tenth sample is interrupted, and both arms drift together."""
+    drift = np.exp(shared * generator.standard_normal((trials, FEWEST_PAIRS)))
+
+    def arm(factor: float) -> Samples:
+        own = np.exp(noise * generator.standard_normal(drift.shape))
+        interrupted = np.where(generator.random(drift.shape) < 0.1, 2.0, 1.0)
+        return np.asarray(5e-3 * factor * drift * own * interrupted)
+
+    return arm(1.0), arm(1.0 + slowdown)
+
+
+def lower_bounds(slowdown: float, **how: float) -> Samples:
+    generator = np.random.default_rng(1)
+    before, after = samples(generator, slowdown, **how)  # type: ignore[arg-type]
+    return ratios(before, after, generator)[1]
+
+
+def test_a_against_a_never_fails() -> None:
+    assert (lower_bounds(0.0) > 1 + ALLOWED).sum() == 0
+
+
+def test_a_slowdown_that_is_just_allowed_fails_no_oftener_than_the_bound_says() -> None:
+    assert (lower_bounds(ALLOWED) > 1 + ALLOWED).mean() <= 0.04  # 1% is promised; of 200 trials, 8 are 4 deviations
+
+
+@pytest.mark.parametrize(("slowdown", "power"), [(0.08, 0.9), (0.2, 1.0)])
+def test_a_real_slowdown_is_found(slowdown: float, power: float) -> None:
+    assert (lower_bounds(slowdown) > 1 + ALLOWED).mean() >= power
+
+
+def test_what_both_arms_share_cancels() -> None:
+    """The machine drifts by a factor of 1.5 between pairs; 8% within them is still seen."""
+    assert (lower_bounds(0.08, shared=0.4) > 1 + ALLOWED).mean() >= 0.9
+
+
+def test_the_interval_covers_the_truth() -> None:
+    generator = np.random.default_rng(2)
+    before, after = samples(generator, 0.1)
+    value, low, high = ratios(before, after, generator)
+    assert abs(float(np.median(value)) - 1.1) < 0.01
+    assert ((low <= 1.1) & (high >= 1.1)).mean() >= 0.94
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    before, after = (arm[0] for arm in samples(np.random.default_rng(3), 0.05, trials=1))
+    first, second = (ratio(before, after, np.random.default_rng(7)) for _ in range(2))
+    assert first == second
+    assert first.low < first.value < first.high
+
+
+def quiet(low: float = 0.99, high: float = 1.01, pairs: int = FEWEST_PAIRS) -> Ratio:
+    return Ratio((low + high) / 2, low, high, pairs)
+
+
+@pytest.mark.parametrize(
+    ("change", "same", "expected"),
+    [
+        (quiet(), quiet(), Say.HELD),
+        (quiet(1.02, 1.09), quiet(), Say.HELD),  # the bound does not exceed what is allowed
+        (quiet(1.05, 1.09), quiet(), Say.SLOWER),
+        (quiet(0.8, 0.9), quiet(), Say.HELD),  # faster
+        (quiet(), quiet(0.95, 1.05), Say.NOISY),  # A/A is too wide
+        (quiet(), quiet(1.04, 1.05), Say.NOISY),  # A/A is off to one side
+        (quiet(1.05, 1.09), quiet(0.92, 1.06), Say.NOISY),  # as far out as A/A itself
+        (quiet(1.15, 1.25), quiet(0.92, 1.06), Say.SLOWER),  # stands out of the noise
+        (quiet(pairs=FEWEST_PAIRS - 1), quiet(pairs=FEWEST_PAIRS - 1), Say.NOISY),
+        (quiet(1.5, 1.6, FEWEST_PAIRS - 1), quiet(), Say.NOISY),
+        (quiet(float("nan"), float("nan")), quiet(), Say.NOISY),
+        (quiet(), quiet(float("nan"), float("nan")), Say.NOISY),
+    ],
+)
+def test_what_is_said_of_two_ratios(change: Ratio, same: Ratio, expected: Say) -> None:
+    assert say(change, same, ALLOWED) is expected
+
+
+def test_a_noisy_machine_is_undecided_not_failed() -> None:
+    generator = np.random.default_rng(4)
+    before, after = samples(generator, 0.0, noise=0.5, trials=20)
+    again, _ = samples(generator, 0.0, noise=0.5, trials=20)
+    for one in range(20):
+        change, same = (ratio(before[one], other[one], generator) for other in (after, again))
+        assert say(change, same, ALLOWED) is Say.NOISY
+
+
+def test_a_spread_is_median_and_quartiles() -> None:
+    assert Spread.of(np.array([4.0, 1.0, 2.0, 3.0, 5.0])) == Spread(3.0, 2.0, 4.0)

@@ -1,0 +1,169 @@
+"""The law: what may follow what, and what the trace alone says about slots, pages, lengths and roots.
+
+Leaves out: engines; none is needed to say where things must stand.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from instep.trace.book import Phase
+from instep.trace.legal import Law
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
+from support.traces import header, one_round
+
+
+def law_after(*events: e.AnyEvent, **changes: object) -> Law:
+    law = Law(header(**changes))
+    for event in events:
+        law.apply(event)
+    return law
+
+
+def ready(name: str = "a", prompt: tuple[int, ...] = (1, 2, 3), root: int = 9) -> tuple[e.AnyEvent, ...]:
+    return e.Admit(name, prompt), e.Forward((e.Row(name, "prefill", len(prompt), root=root),))
+
+
+def verified(name: str = "a") -> tuple[e.AnyEvent, ...]:
+    return *ready(name), e.Draft((name,), picks=((4, 5, 6),)), e.Forward((e.Row(name, "verify"),))
+
+
+def refusal(law: Law, event: e.AnyEvent) -> str:
+    with pytest.raises(BadInput) as refused:
+        law.check(event, "t.jsonl line 7")
+    assert str(refused.value).startswith("t.jsonl line 7: ")
+    return str(refused.value)
+
+
+def test_a_request_goes_through_its_phases():
+    law, phases = Law(header()), []
+    for event in one_round():
+        law.apply(event)
+        phases.append(law.book.live["a"].phase if "a" in law.book.live else None)
+    assert phases == [
+        Phase.WAITING, Phase.PREFILLING, Phase.READY, Phase.DRAFTED, Phase.VERIFIED, Phase.READY, Phase.READY, None,
+    ]
+    ended = law.book.ended[0]
+    assert ended.said == (9, 10, 11, 13, 14) and ended.length == 9 and ended.root == 14
+
+
+def test_slots_are_the_first_free_ones_in_the_header_s_order():
+    law = law_after(e.Admit("a", (1,)), e.Admit("b", (2,)))
+    assert [law.book.live[name].slot for name in "ab"] == [3, 1]
+    law.apply(e.Abort("a"))
+    law.apply(e.Admit("c", (1,)))
+    assert law.book.live["c"].slot == 3
+
+
+def test_pages_grow_with_what_may_be_written_and_are_never_trimmed():
+    law = law_after(*ready(prompt=tuple(range(7))))
+    assert law.book.live["a"].pages == (5,)  # 7 positions of 8
+    law.apply(e.Draft(("a",), picks=((4, 5, 6),)))
+    assert law.book.live["a"].pages == (5, 2)  # the draft's KV reaches position 9
+    law.apply(e.Forward((e.Row("a", "verify"),)))
+    law.apply(e.Commit(("a",), accepted=(e.Path((), 8),)))
+    assert law.book.live["a"].length == 8 and law.book.live["a"].pages == (5, 2)
+
+
+def test_a_preempted_request_gives_all_back_and_resumes_where_it_stood():
+    law = law_after(*ready(), e.Preempt("a"))
+    assert law.book.live["a"].slot is None and law.book.live["a"].pages == ()
+    law.apply(e.Admit("b", (1,)))
+    law.apply(e.Resume("a"))
+    back = law.book.live["a"]
+    assert (back.phase, back.slot, back.pages, back.length, back.root) == (Phase.READY, 1, (5,), 3, 9)
+
+
+def test_a_saved_state_can_be_loaded_by_a_fresh_request_with_the_same_prompt():
+    law = law_after(*ready(), e.Save("a", "kept"), e.Finish("a"), e.Admit("b", (1, 2, 3)), e.Load("b", "kept"))
+    assert (law.book.live["b"].length, law.book.live["b"].root) == (3, 9)
+    assert "name" in refusal(law_after(*ready(), e.Save("a", "kept"), e.Admit("b", (1,))), e.Load("b", "kept"))
+
+
+def test_a_tree_is_committed_along_parents():
+    tree = e.Draft(("a",), picks=((4, 5, 6),), parents=((0, 0, 2),))
+    law = law_after(*ready(), tree, e.Forward((e.Row("a", "verify"),)))
+    law.check(e.Commit(("a",), accepted=(e.Path((2, 3), 8),)))
+    said = refusal(law, e.Commit(("a",), accepted=(e.Path((1, 3), 8),)))
+    assert "accepted[0].nodes[1]: found 3, expected a child of node 1" in said
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "field"),
+    [
+        ((), e.Admit("a", (64,)), "prompt[0]: found token 64"),
+        ((), e.Admit("a", ()), "prompt: found no token"),
+        ((e.Admit("a", (1,)),), e.Admit("a", (1,)), "a name that no live request has"),
+        ((e.Admit("a", (1,)), e.Admit("b", (1,))), e.Admit("c", (1,)), "no free slot"),
+        ((e.Admit("a", (1,)),), e.Draft(("a",), picks=((1, 2, 3),)), "waiting, expected a request that is ready"),
+        (ready(), e.Draft(("a",), picks=((1, 2),)), "picks: found [2] drafts"),
+        (ready(), e.Draft(("a",)), "picks: found nothing"),
+        (ready(), e.Draft(("a", "a"), picks=((1, 2, 3), (1, 2, 3))), "none twice"),
+        (ready(), e.Draft(("z",), picks=((1, 2, 3),)), "which is not there"),
+        (ready(), e.Draft(("a",), picks=((1, 2, 3),), parents=((0, 2, 0),)), "parents[0][1]"),
+        ((*ready(), e.SetNumSteps(0)), e.Draft(("a",), picks=((),)), "a step count above 0"),
+        (ready(), e.Forward((e.Row("a", "verify"),)), "ready, expected a request that is drafted"),
+        (ready(), e.Forward((e.Row("a", "prefill", 1),)), "waiting or prefilling"),
+        (ready(), e.Forward((e.Row("a", "decode"),)), "rows[0].root: found nothing"),
+        (ready(), e.Forward((e.Row("a", "decode", root=-1),)), "rows[0].root[0]: found token -1"),
+        (ready(), e.Forward(()), "at least one request"),
+        ((e.Admit("a", (1, 2)),), e.Forward((e.Row("a", "prefill", 1, root=4),)), "only a decode row and a last chunk"),
+        ((e.Admit("a", (1, 2)),), e.Forward((e.Row("a", "prefill", 3),)), "rows[0].tokens: found 3, expected 1 to 2"),
+        (verified(), e.Forward((e.Row("a", "verify"),)), "a commit first"),
+        (verified(), e.SetNumSteps(1), "the end of the round"),
+        (verified(), e.Preempt("a"), "verified"),
+        (verified(), e.Finish("a"), "verified"),
+        (verified(), e.Idle(), "a commit first"),
+        (verified(), e.Commit(("a",)), "accepted: found nothing"),
+        (verified(), e.Commit(("a",), accepted=(e.Path((2,), 1),)), "nodes[0]: found 2, expected a child of node 0"),
+        (verified(), e.Commit(("a",), accepted=(e.Path((1, 2, 3, 4), 1),)), "it has none"),
+        (verified(), e.Commit(("a",), accepted=(e.Path((1,), 64),)), "bonus"),
+        (verified(), e.Commit(("a",), accepted=()), "0 paths"),
+        (ready(), e.SetNumSteps(2), "num_steps: found 2, expected one of [0, 1, 3]"),
+        (ready(), e.Resume("a"), "preempted"),
+        ((e.Admit("a", (1,)),), e.Finish("a"), "ready"),
+        ((e.Admit("a", (1,)),), e.Save("a", "k"), "prefilling or ready"),
+    ],
+)
+def test_an_illegal_event_is_refused_by_name(before, event, field):
+    assert field in refusal(law_after(*before), event)
+
+
+def test_a_refusal_says_what_would_be_legal():
+    assert "legal here: commit, preempt" not in refusal(law_after(*verified()), e.Idle())
+    assert "legal here: admit, commit, abort" in refusal(law_after(*verified()), e.Idle())
+
+
+def test_a_commit_covers_every_verified_request_in_any_order():
+    both = (
+        *ready("a"), *ready("b"), e.Draft(("a", "b"), picks=((4, 5, 6), (7, 8, 9))),
+        e.Forward((e.Row("b", "verify"), e.Row("a", "verify"))),
+    )
+    paths = (e.Path((), 1), e.Path((1,), 2))
+    law_after(*both).check(e.Commit(("a", "b"), accepted=paths))
+    law_after(*both).check(e.Commit(("b", "a"), accepted=paths))
+    assert "every verified request: a, b" in refusal(law_after(*both), e.Commit(("a",), accepted=paths[:1]))
+    law_after(*both, e.Abort("a")).check(e.Commit(("b",), accepted=paths[:1]))
+
+
+def test_room_is_counted_over_all_rows():
+    law = law_after(e.Admit("a", tuple(range(40))))
+    assert "33 tokens" in refusal(law, e.Forward((e.Row("a", "prefill", 33),)))
+    few = msgspec.structs.replace(header().capacity, pages=(1, 2))
+    law = law_after(e.Admit("a", tuple(range(20))), capacity=few)
+    assert "1 pages too few" in refusal(law, e.Forward((e.Row("a", "prefill", 17),)))
+
+
+def test_everything_that_is_said_to_be_legal_is_accepted():
+    law = law_after(*ready("a"), e.Admit("b", (1, 2)), e.Save("a", "kept"))
+    assert law.legal() == {
+        "prefill": ("b",), "draft": ("a",), "decode": ("a",), "set_num_steps": ("0", "1", "3"), "save": ("a",),
+        "preempt": ("a", "b"), "finish": ("a",), "abort": ("a", "b"), "idle": ("",),
+    }
+    for event in (
+        e.Forward((e.Row("b", "prefill", 2, root=5), e.Row("a", "decode", root=4))), e.SetNumSteps(1), e.Preempt("b"),
+        e.Draft(("a",), picks=((1, 2, 3),)), e.Finish("a"), e.Abort("b"), e.Idle(), e.Save("a", "again"),
+    ):
+        law.check(event)

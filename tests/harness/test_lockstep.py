@@ -1,0 +1,124 @@
+"""A trace through both sides: right engines agree on every event, wrong ones are found, and how far it went is told.
+
+Leaves out: the checks one by one, and faults planted in the source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from instep.observe.moment import Moment
+from instep.rig.lockstep import Lockstep
+from instep.rig.rig import Rig
+from instep.rig.sides import seat
+from instep.trace.file import Trace
+from instep.verdict import Exit, Tier
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
+from support.traces import recorded
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("lockstep"))
+
+
+@pytest.mark.parametrize("ops", ["ledger", "plain"])
+def test_a_right_engine_agrees_on_every_event(trace, ops):
+    outcome = Rig(trace, ops=ops).run()
+    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
+    assert outcome.verdict.events == outcome.of == len(trace.events)
+    assert outcome.verdict.elements > 0 and outcome.calls["gdn"] > 0
+    assert {compared.event for compared in outcome.verdict.compared} == set(range(len(trace.events)))
+
+
+def test_every_tier_of_numbers_is_used(trace):
+    tiers = {compared.tier for compared in Rig(trace, ops="plain").run().verdict.compared}
+    assert tiers == set(Tier)
+
+
+def test_a_wrong_op_is_found_at_its_first_event_layer_and_place(trace):
+    verdict = Rig(trace, ops="support.subjects:LOUDER").run().verdict
+    first = verdict.findings[0]
+    event = next(i for i, event in enumerate(trace.events) if isinstance(event, e.Forward))
+    assert verdict.exit is Exit.DIVERGED
+    assert (first.event, first.place.layer, first.place.component) == (event, 0, "gated")
+    assert verdict.events == event + 1, "the run goes on after a finding"
+
+
+def test_a_subject_that_raises_is_a_divergence_with_the_last_place_it_reached(trace):
+    verdict = Rig(trace, ops="support.subjects:refusing").run().verdict
+    first = verdict.findings[0]
+    assert verdict.exit is Exit.DIVERGED
+    assert first.kind == "commit" and "raised IndexError (row 3 of 2)" in first.diagnosis
+
+
+def test_until_and_layers_bound_what_is_judged(trace):
+    rig = Rig(trace, ops="plain")
+    assert rig.run(until=4).verdict.events == 5
+    layers = {compared.place.layer for compared in rig.run(until=4, layers=[1]).verdict.compared}
+    assert layers == {1}
+    assert rig.run(until=4, layers=[77]).verdict.exit is Exit.INCONCLUSIVE
+
+
+def test_no_checks_is_no_pass(trace):
+    assert Rig(trace, ops="ledger", checks=lambda plan: ()).run().verdict.exit is Exit.INCONCLUSIVE
+
+
+def test_the_moment_tells_what_the_trace_alone_expects(trace):
+    lockstep = Lockstep(trace, seat(Rig(trace, ops="ledger").plan))
+    moments: list[Moment] = [lockstep.step() for _ in trace.events]
+    for moment in moments:
+        assert moment.subject_slots == moment.expected.slots_after
+        assert {name: tuple(pages) for name, pages in moment.subject_pages.items() if pages} == {
+            name: pages for name, pages in moment.expected.pages_after.items() if pages
+        }
+        if isinstance(moment.event, e.Commit):
+            assert all(name in moment.expected.windows for name in moment.event.requests)
+    assert moments[-1].expected.slots_after == {}
+    assert all(one.subject.after is other.subject.before for one, other in pairwise(moments))
+
+
+def test_asking_changes_nothing(trace):
+    """Watched or not, with or without checks between the events, the subject ends with the same bytes."""
+    plan, ends = Rig(trace, ops="plain").plan, []
+    for watched in (True, False):
+        sides = seat(plan)
+        lockstep = Lockstep(trace, sides)
+        for event in trace.events[:12]:
+            if watched:
+                lockstep.step()
+            else:
+                event.on(sides.subject.engine)
+        ends.append([region.units.clone() for region in sides.shown.regions()])
+    for one, other in zip(*ends, strict=True):
+        assert one.contiguous().view(-1).numpy().tobytes() == other.contiguous().view(-1).numpy().tobytes()
+
+
+def test_history_is_read_off_the_trace(trace):
+    history = Rig(trace, ops="ledger").run().history
+    assert [count for _, count in history.steps] == [1, 3, 0, 3]
+    assert {text.request for text in history.texts} == {"a", "b", "c", "d"}
+    assert 0 < history.mean_accepted_drafts < 3
+
+
+@pytest.mark.parametrize(
+    ("ops", "complaint"),
+    [("nobody", "no such name"), ("no.such:THING", "No module named"), ("support.subjects:NOT_AN_ENGINE", "a str"),
+     ("support.subjects:MISSING", "MISSING")],
+)
+def test_an_unknown_subject_is_bad_input_that_lists_the_known_ones(trace, ops, complaint):
+    with pytest.raises(BadInput, match=complaint) as refused:
+        Rig(trace, ops=ops).run()
+    assert "ledger, plain, triton" in str(refused.value)
+
+
+def test_a_reference_that_chooses_otherwise_than_when_it_was_recorded_is_told(trace):
+    name, said = next((name, said) for name, said in trace.recorded.items() if name.startswith("own."))
+    changed = replace(trace, recorded={**trace.recorded, name: said + 1})
+    first = Rig(changed, ops="plain").run().verdict.findings[0]
+    assert first.check == "remembered" and first.event == int(name.partition(".")[2])
+    assert "the reference itself chooses otherwise" in first.diagnosis

@@ -1,0 +1,109 @@
+"""The watch sees every byte that it is told to guard, red zones included, and none that may change.
+
+Leaves out: the strategy's table itself, which is the engine's.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from instep.observe.memory import UNWATCHED, Changes, Trespass, Watch, bits
+from instep_reference.contract.engine import Idle, Region
+
+UNITS, GAP = 5, 3
+
+
+class Pools:
+    """A guarded state pool, seen through a transposed view, and a plain page pool in bf16."""
+
+    def __init__(self):
+        self.memory = torch.zeros(UNITS, 2 * 4 * 6 + GAP)
+        self.states = self.memory[:, : 2 * 4 * 6].unflatten(1, (2, 6, 4)).mT
+        self.keys = torch.zeros(4, 2, 3, dtype=torch.bfloat16)
+        self.may = {"state": {2}, "keys": set()}
+
+    def regions(self):
+        return [
+            Region("state", 1, "slot", self.states, self.memory[:, 2 * 4 * 6 :]),
+            Region("keys", 3, "page", self.keys),
+            Region("empty", 0, "page", torch.zeros(0, 4)),
+        ]
+
+    def may_change(self, event):
+        return self.may
+
+    def slots(self):
+        return {}
+
+    def pages(self):
+        return {}
+
+
+@pytest.fixture
+def pools():
+    return Pools()
+
+
+def changes(pools, write):
+    watch = Watch(pools)
+    watch.before(Idle())
+    write(pools)
+    return watch.after()
+
+
+def test_nothing_changed_and_everything_was_looked_at(pools):
+    guarded = (UNITS - 1) * 48 * 4 + UNITS * GAP * 4 + pools.keys.numel() * 2
+    assert changes(pools, lambda p: None) == Changes((UNITS - 1) + UNITS + 4, guarded, ())
+
+
+def test_a_unit_that_may_change_may_change(pools):
+    assert not changes(pools, lambda p: p.states[2].fill_(1.0)).trespasses
+
+
+def test_one_element_of_a_transposed_unit_is_seen(pools):
+    def write(p):
+        p.states[3, 1, 2, 5] = 1.0
+
+    (trespass,) = changes(pools, write).trespasses
+    assert trespass == Trespass("state", 1, "slot", 3, 2, False)  # 1.0 has two bytes that are not zero
+
+
+def test_the_red_zone_of_a_unit_that_may_change_is_guarded_all_the_same(pools):
+    def write(p):
+        p.memory[2].fill_(1.0)
+
+    (trespass,) = changes(pools, write).trespasses
+    assert (trespass.unit, trespass.gap, trespass.bytes) == (2, True, 2 * GAP)
+
+
+@pytest.mark.parametrize("value", [-0.0, float("nan")])
+def test_minus_zero_and_nan_are_bytes_like_others(pools, value):
+    def write(p):
+        p.keys[1, 0, 0] = value
+
+    assert [t.region for t in changes(pools, write).trespasses] == ["keys"]
+    pools.keys.fill_(float("nan"))
+    assert not changes(pools, lambda p: None).trespasses
+
+
+def test_bytes_that_change_places_are_seen(pools):
+    """A sum over the unit would not see it."""
+    pools.keys[0, 0] = torch.tensor([1.0, 2.0, 3.0])
+    (trespass,) = changes(pools, lambda p: p.keys[0, 0].copy_(torch.tensor([2.0, 1.0, 3.0]))).trespasses
+    assert trespass.unit == 0
+
+
+def test_without_a_before_there_is_nothing_to_say(pools):
+    assert Watch(pools).after() == UNWATCHED
+    watch = Watch(pools)
+    watch.before(Idle())
+    watch.after()
+    assert watch.after() == UNWATCHED
+
+
+def test_bits_are_a_view_whatever_the_strides(pools):
+    view = bits(pools.states)
+    assert view.dtype == torch.int32 and view.shape == pools.states.shape
+    view[0, 0, 0, 0] = 1
+    assert pools.states[0, 0, 0, 0] != 0

@@ -1,0 +1,127 @@
+"""The oracle restarts one piece on the subject's bits, with rows and counts from the trace, and keeps itself honest.
+
+Leaves out: what is made of its answers (`test_checks.py`, `test_directed.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from instep.observe.oracle import Oracle
+from instep.observe.replay import Replay
+from instep.observe.rows import paths, rows, shares
+from instep.verdict import Skipped
+from instep_reference.contract.engine import Admit, Commit, Draft, Forward
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from support import moments as m
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    opened = m.checkpoint(tmp_path_factory.mktemp("oracle"))
+    return opened, m.run(opened, m.events_of(opened))
+
+
+@pytest.fixture(scope="module")
+def replays(run):
+    oracle = oracle_of(run[0])
+    return [(moment, [r for r in oracle.at(moment) if isinstance(r, Replay)]) for moment in run[1]]
+
+
+def oracle_of(opened):
+    return Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)
+
+
+def test_every_place_of_the_subject_is_computed_again(replays):
+    """All but the picks, which are choices, and judged as such."""
+    for moment, found in replays:
+        covered = {place for replay in found for place in replay.truth.places}
+        assert covered == {place for place in moment.subject.places if place.component != "pick"}
+
+
+def test_the_truth_is_fp64_and_stands_where_the_free_running_truth_does(replays):
+    for moment, found in replays:
+        for replay in found:
+            for place, tensor in replay.truth.places.items():
+                assert tensor.dtype == torch.float64
+                torch.testing.assert_close(tensor, rows(moment.truth, place, replay.share), rtol=1e-3, atol=1e-4)
+
+
+def test_states_are_restarted_for_prefill_decode_and_commit_and_never_for_a_verify(replays):
+    written = {replay.share.kind for _, found in replays for replay in found if replay.writes_state}
+    assert written == {"prefill", "decode", "commit"}
+    for moment, found in replays:
+        for replay in found:
+            if replay.writes_state:
+                right = moment.truth.after[replay.request].state[replay.layer]
+                torch.testing.assert_close(replay.truth.state, right, rtol=1e-3, atol=1e-5)
+                assert len(replay.yardsticks) >= 5
+
+
+def test_prefill_has_a_chunked_yardstick_beside_the_recurrent_ones(replays):
+    chunk = next(
+        replay for _, found in replays for replay in found if replay.share.kind == "prefill" and replay.folding)
+    forms = [set(place.component for place in run.places) for run in chunk.yardsticks]
+    assert forms.count({"core"}) == 2
+    right = chunk.truth.state
+    for run in chunk.yardsticks:
+        error = (run.state - right).norm() / right.norm()
+        assert 0 < error < 1e-5
+
+
+def test_a_lie_about_the_past_is_carried_on_and_not_blamed_again(run):
+    """From the subject's own wrong bits the restart goes on, so later events are judged for themselves."""
+    opened, moments = run
+    at = next(x.index for x in moments if isinstance(x.event, Commit)) - 1
+    name = moments[at].event.rows[0].request
+    moment = moments[at]
+    before = dict(moment.subject.before)
+    before[name] = replace(before[name], state={**before[name].state, 0: before[name].state[0] + 1})
+    wrong = replace(moment, subject=replace(moment.subject, before=before))
+    oracle, other = oracle_of(opened), oracle_of(opened)
+    for admitted in moments[:at]:
+        if isinstance(admitted.event, Admit):
+            oracle.at(admitted), other.at(admitted)
+    place = Place("trunk", 0, "core")
+    said = [next(r for r in o.at(x) if isinstance(r, Replay) and place in r.truth.places).truth.places[place]
+            for o, x in ((oracle, moment), (other, wrong))]  # fmt: skip
+    assert not torch.allclose(*said, rtol=0.1)
+
+
+def test_it_answers_twice_without_forgetting_the_window(run):
+    opened, moments = run
+    oracle = oracle_of(opened)
+    for moment in moments:
+        assert oracle.at(moment) is oracle.at(moment)
+    assert not oracle.flights
+
+
+def test_trees_are_skipped_with_a_reason(run):
+    opened, moments = run
+    moment = next(x for x in moments if isinstance(x.event, Draft) and x.expected.num_steps == 3)
+    parents = tuple((0, 0, 1) for _ in moment.event.requests)
+    (skipped,) = oracle_of(opened).at(replace(moment, event=replace_event(moment.event, parents)))
+    assert isinstance(skipped, Skipped) and skipped.reason == "the drafts form trees"
+
+
+def replace_event(event, parents):
+    return Draft(event.requests, event.picks, parents)
+
+
+def test_rows_are_shared_out_by_the_trace_alone(run):
+    _, moments = run
+    for moment in moments:
+        stages = {place.stage for place in moment.truth.places}
+        for stage in stages:
+            packed = shares(moment, stage)
+            assert sum(s.count for s in packed) == len(moment.truth.places[Place(stage, STAGE_LEVEL, "embedding")])
+            assert sum(s.asked for s in packed) == len(moment.truth.places.get(
+                Place(stage, AFTER_LAYERS, "logits"), torch.zeros(0)))
+        if isinstance(moment.event, Forward):
+            assert [s.request for s in shares(moment, "trunk")] == [row.request for row in moment.event.rows]
+        if isinstance(moment.event, Commit):
+            free = replace(moment, event=Commit(moment.event.requests))
+            assert paths(free, free.event) == list(moment.event.accepted)

@@ -1,0 +1,101 @@
+"""The pytest plugin: every trace is an item, a failure is the message, and what compares nothing is no pass.
+
+Leaves out: what replaying finds (its own tests). Each test is a pytest session in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from instep.cli.record import make
+from instep.trace.policy import Arrival, Policy
+from instep.trace.header import Room
+from support.checkpoints import write
+from support.planting import Fault, planted
+
+TOP = Path(__file__).resolve().parents[2]
+ROOTS = ":".join(str(TOP / root) for root in ("reference", "optimized", "harness"))
+
+OFF_BY_ONE = Fault(
+    "instep_optimized/commit/snapshot.py",
+    "source=Address(pair.snapshots, landing.rows, landing.nodes),",
+    "source=Address(pair.snapshots, landing.rows, (landing.nodes - 1).clamp(min=0)),",
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of somebody: a model, a folder of traces and a test of their own."""
+    folder = tmp_path_factory.mktemp("home")
+    traces = folder / "traces"
+    traces.mkdir()
+    policy = Policy(
+        name="short", claim="two requests, ragged acceptance", capacity=Room((2, 1), tuple(range(1, 20)), 4, 32),
+        arrivals=(Arrival("a", "p", max_new=8), Arrival("b", "q", chunks=(1,), max_new=6)), num_steps=2,
+        accept=(2, 0, 1), rounds=4,
+    )
+    make(write(folder / "model"), {"p": (1, 2, 3, 4, 5), "q": (6, 7)}, policy, traces / "short.jsonl")
+    (folder / "test_own.py").write_text("def test_own():\n    pass\n")
+    return folder
+
+
+def session(home: Path, *args: str, roots: str = ROOTS) -> subprocess.CompletedProcess[str]:
+    """pytest with this plugin and no other, whether or not the project is installed."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
+    environment = kept | {"PYTHONPATH": roots, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-P", "-m", "pytest", "-p", "instep.plugin", "-p", "no:cacheprovider", *args]
+    return subprocess.run(words, cwd=home, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_each_trace_is_an_item_per_op_set(home: Path) -> None:
+    done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", "--instep-ops", "plain", "-v")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "short.jsonl::ledger PASSED" in done.stdout and "short.jsonl::plain PASSED" in done.stdout
+    assert "2 passed" in done.stdout and "test_own" not in done.stdout
+
+
+def test_other_paths_and_settings_add_to_each_other(home: Path) -> None:
+    both = session(home, "test_own.py", "--instep-traces=traces/short.jsonl", "--instep-ops", "ledger", "-v")
+    assert "2 passed" in both.stdout and "test_own.py::test_own" in both.stdout, both.stdout + both.stderr
+    (home / "set.ini").write_text("[pytest]\naddopts = --instep-traces traces --instep-ops ledger\n")
+    kept = session(home, "-c", "set.ini", "--rootdir", ".", "-v")
+    assert "2 passed" in kept.stdout and "test_own.py::test_own" in kept.stdout, kept.stdout + kept.stderr
+    assert "1 passed" in session(home).stdout
+
+
+def test_without_op_sets_the_trace_decides(home: Path) -> None:
+    done = session(home, "--instep-traces", "traces", "-v")
+    assert "short.jsonl::plan PASSED" in done.stdout and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_failure_is_the_message_and_no_stack(home: Path, tmp_path: Path) -> None:
+    folder = planted(tmp_path, OFF_BY_ONE)
+    done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", roots=str(folder))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "DIVERGED  short, optimized[ledger] against reference" in done.stdout
+    assert " commit, request " in done.stdout and "instep replay traces/short.jsonl" in done.stdout
+    assert "Traceback" not in done.stdout and "lockstep.py" not in done.stdout
+
+
+def test_what_compares_nothing_fails(home: Path, tmp_path: Path) -> None:
+    blind = Fault("instep/checks/__init__.py", "return (Identity(), Labels(), Bytes())", "return ()")
+    done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", roots=str(planted(tmp_path, blind)))
+    assert done.returncode == 1 and "INCONCLUSIVE" in done.stdout, done.stdout + done.stderr
+
+
+def test_bad_input_is_one_line(home: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(b"".join((home / "traces" / "short.jsonl").read_bytes().splitlines(keepends=True)[:3]))
+    done = session(home, "--instep-traces", str(cut))
+    assert done.returncode == 1 and "the trace was cut" in done.stdout and "Traceback" not in done.stdout, done.stdout
+    empty = session(home, "--instep-traces", str(home / "model"))
+    assert empty.returncode == 4 and "no trace (*.jsonl)" in empty.stderr
+    nowhere = session(home, "--instep-traces", "elsewhere")
+    assert nowhere.returncode == 4 and "is not there" in nowhere.stderr and "Traceback" not in nowhere.stderr
+    other = session(home, "--instep-traces", "traces", "--instep-checkpoint", str(tmp_path))
+    assert other.returncode == 1 and "Traceback" not in other.stdout, other.stdout

@@ -1,0 +1,123 @@
+"""What a user reads: the message of a divergence, counts, and texts.
+
+Leaves out: commands (`test_cli.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+
+from instep.report import data
+from instep.report.terminal import short, show, tiers
+from instep.report.words import divergence, spelled
+from instep.rig.history import History, Text
+from instep.verdict import Comparison, Exit, Tier, Verdict
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+
+STATE = Place("trunk", 3, "state")
+
+
+def comparison(**changes: Any) -> Comparison:
+    fields: dict[str, Any] = {
+        "check": "directed", "tier": Tier.DIRECTED, "event": 41, "kind": "commit", "place": STATE, "elements": 64,
+        "worst": 0.1, "allowed": 0.5, "blocks": 8,
+    }
+    return Comparison(**{**fields, **changes})
+
+
+def outcome(*compared: Comparison, **changes: Any) -> Any:
+    plan = SimpleNamespace(ops="triton", device="cpu", dtype="float32", layout="VK", **{
+        "checkpoint": SimpleNamespace(digest="d" * 64)})
+    texts = (Text("b", (104, 105), (33, 10, 255), 256),)
+    fields = {
+        "name": "tiny-hybrid", "trace": Path("fixtures/traces/adaptive.jsonl"), "plan": plan, "of": 60,
+        "verdict": Verdict(list(compared), events=42), "seconds": {"reference": 1.0, "subject": 0.5}, "calls": {},
+        "elsewhere": None,
+        "history": History(((5, {"b": 3}), (9, {"b": 1})), ((-1, 1), (4, 3)), texts), "served": {},
+    }
+    return SimpleNamespace(**{**fields, **changes})
+
+
+def printed(*outcomes: Any) -> str:
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 (the console closes with us)
+    show(outcomes, console)
+    console.file.close()
+    return console.export_text()
+
+
+def test_the_message_names_everything_that_is_known():
+    found = comparison(
+        worst=0.9996, request="b", slot=5, head=2, columns=(8, 15),
+        diagnosis="holds the state after 2 tokens; 3 were accepted",
+    )
+    assert divergence(outcome(comparison(event=3), found)).splitlines() == [
+        "DIVERGED  tiny-hybrid, optimized[triton] against reference",
+        '  event 41 commit, request "b", layer 3 recurrent state, slot 5, head 2, columns 8-15',
+        "  holds the state after 2 tokens; 3 were accepted          (projection 0.9996, limit 0.5; T2d directed)",
+        "  instep replay fixtures/traces/adaptive.jsonl --ops triton --until 41 --layer 3",
+    ]
+
+
+def test_the_first_finding_in_data_flow_comes_first_and_others_are_counted():
+    late = comparison(worst=1.0, place=Place("trunk", 3, "hidden"), tier=Tier.DERIVED)
+    early = comparison(worst=1.0, place=Place("trunk", 3, "qkv"), tier=Tier.DERIVED)
+    message = divergence(outcome(late, early))
+    assert "layer 3 conv input" in message.splitlines()[1]
+    assert "1 more at this event, next: layer 3 hidden rows" in message
+
+
+def test_a_nan_is_a_divergence_and_is_printed():
+    message = divergence(outcome(comparison(worst=float("nan"))))
+    assert "projection nan, limit 0.5" in message
+    assert math.isnan(tiers(outcome(comparison(), comparison(worst=float("nan")), comparison()))[0].headroom)
+
+
+def test_the_command_repeats_what_is_not_usual():
+    plan = SimpleNamespace(ops="plain", device="cuda", dtype="bfloat16", layout="KV")
+    found = comparison(worst=1.0, place=Place("extend", STAGE_LEVEL, "fused"))
+    message = divergence(outcome(found, plan=plan, elsewhere=Path("my/model")))
+    assert message.endswith("--until 41 --device cuda --dtype bfloat16 --layout KV --checkpoint my/model")
+
+
+def test_places_are_spelled_in_words():
+    assert spelled(Place("chain.2", 0, "hidden")) == "draft step 3 layer 0 hidden rows"
+    assert spelled(Place("extend", AFTER_LAYERS, "logits")) == "draft extend logits"
+    assert spelled(Place("trunk", STAGE_LEVEL, "embedding")) == "embedding"
+
+
+def test_totals_are_per_tier_and_exactness_is_said():
+    totals = tiers(outcome(
+        comparison(), comparison(worst=0.4, undecided=3), comparison(tier=Tier.BITWISE, worst=0.0, allowed=0.0),
+    ))
+    assert [(t.tier, t.comparisons, t.blocks, t.undecided, t.headroom) for t in totals] == [
+        (Tier.BITWISE, 1, 8, 0, None), (Tier.DIRECTED, 2, 16, 3, 0.8),
+    ]
+
+
+def test_the_terminal_shows_verdict_history_and_text():
+    text = printed(outcome(comparison()))
+    for part in ("triton agrees", "42 of 60 events", "1 -> 3 (event 4)", "1.00 a window", "lengths 3 1", "hi|!\\n"):
+        assert part in text, part
+    assert "inconclusive" in printed(outcome())
+    assert "DIVERGED  tiny-hybrid" in printed(outcome(comparison(worst=2.0)))
+
+
+def test_counts_are_short():
+    assert [short(n) for n in (0, 950, 12_345, 408_000_000, 3 * 10**9)] == ["0", "950", "12.3k", "408M", "3G"]
+
+
+def test_other_vocabularies_are_spelled_as_tokens():
+    assert Text("a", (), (300, 2), 1000).spelled((300, 2)) == "300 2"
+
+
+def test_the_worst_run_decides_the_exit_code():
+    good, empty, bad = outcome(comparison()), outcome(), outcome(comparison(worst=2.0))
+    assert data.worst([good]) is Exit.AGREED
+    assert data.worst([good, empty]) is Exit.INCONCLUSIVE
+    assert data.worst([bad, empty, good]) is Exit.DIVERGED
+    assert data.worst([]) is Exit.INCONCLUSIVE

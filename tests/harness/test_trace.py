@@ -1,0 +1,139 @@
+"""A trace comes back as it was written; whatever was done to it in between is found and named.
+
+Leaves out: whether its events are legal (`test_legal.py`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from instep.trace import file
+from instep.trace.file import beside, read, write
+from instep_reference.contract.errors import BadInput
+from support.traces import header, lines_of, one_round, seal
+
+
+def test_a_trace_comes_back_as_it_was_written(tmp_path):
+    recorded = {"prompt.0": torch.tensor([1, 2, 3, 4, 5]), "own.3": torch.tensor([10, 11, 12])}
+    written = write(tmp_path / "t.jsonl", header(), one_round(), recorded)
+    back = read(tmp_path / "t.jsonl")
+    assert back.header == header() and back.events == tuple(one_round()) and back.sha256 == written.sha256
+    assert all(torch.equal(back.recorded[name], tensor) for name, tensor in recorded.items())
+
+
+def test_lines_are_readable_json_with_the_header_first(tmp_path):
+    write(tmp_path / "t.jsonl", header(), one_round(), {})
+    lines = (tmp_path / "t.jsonl").read_text().splitlines()
+    assert msgspec.json.decode(lines[0])["claim"] == header().claim
+    assert msgspec.json.decode(lines[1]) == {"event": "admit", "request": "a", "prompt": [1, 2, 3, 4, 5]}
+    assert msgspec.json.decode(lines[-1])["events"] == len(one_round())
+
+
+@pytest.mark.parametrize("kept", [1, 4, 8])
+def test_a_cut_trace_is_refused(tmp_path, kept):
+    path = tmp_path / "t.jsonl"
+    write(path, header(), one_round(), {})
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:kept]))
+    with pytest.raises(BadInput, match=rf"t.jsonl line {kept}: found no footer.*the trace was cut"):
+        read(path)
+
+
+def test_a_trace_cut_within_a_line_is_refused(tmp_path):
+    path = tmp_path / "t.jsonl"
+    write(path, header(), one_round(), {})
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(BadInput, match="the trace was cut"):
+        read(path)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 9])
+def test_an_edited_line_is_named(tmp_path, number):
+    path = tmp_path / "t.jsonl"
+    write(path, header(), one_round(), {})
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[number - 1] = lines[number - 1].replace(b'"a"', b'"z"').replace(b"side by side", b"apart")
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(BadInput, match=rf"t.jsonl line {number}: .*the trace was edited"):
+        read(path)
+
+
+def test_a_missing_line_is_found(tmp_path):
+    path = tmp_path / "t.jsonl"
+    write(path, header(), one_round(), {})
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3] + lines[4:]))
+    with pytest.raises(BadInput, match=r"t.jsonl line 4: .*the trace was edited"):
+        read(path)
+
+
+def test_the_tensors_beside_it_are_required_and_belong_to_it(tmp_path):
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    write(one, header(), one_round(), {})
+    write(other, header(name="other"), one_round(), {})
+    beside(one).write_bytes(beside(other).read_bytes())
+    with pytest.raises(BadInput, match="not of one recording"):
+        read(one)
+    beside(one).unlink()
+    with pytest.raises(BadInput, match=r"one.safetensors: found no such file"):
+        read(one)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b'{"event":"draft","requests":["a"],"picks":[[1,"x"]]}', r"line 2: picks\[0\]\[1\]: found `str`"),
+        (b'{"event":"teleport","request":"a"}', r"line 2: event: found invalid value 'teleport'"),
+        (b'{"event":"idle","surprise":1}', r"line 2: found object contains unknown field `surprise`"),
+        (b'{"event":"admit","request":"a"}', r"line 2: found object missing required field `prompt`"),
+        (b'{"event":"forward","rows":[{"request":"a","kind":"vrify"}]}', r"line 2: rows\[0\].kind: found invalid enum"),
+        (b"not json", "line 2: found"),
+    ],
+)
+def test_a_line_outside_the_schema_names_its_field(tmp_path, line, complaint):
+    path = seal(tmp_path / "t.jsonl", [msgspec.json.encode(header()), line])
+    with pytest.raises(BadInput, match=complaint):
+        read(path)
+
+
+def test_another_schema_version_is_refused_before_anything_else_is_read(tmp_path):
+    first = msgspec.json.encode({"schema": 99, "shape_of_things": "to come"})
+    with pytest.raises(BadInput, match="line 1: schema: found 99, expected 1"):
+        read(seal(tmp_path / "t.jsonl", [first]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"num_steps": 5}, "num_steps: found 5"),
+        ({"candidates": (3, 40), "adaptive": None}, "capacity.max_tokens: found 32, expected at least 41"),
+        ({"stop": 64}, "stop: found 64"),
+        ({"lag": -1}, "lag: found -1"),
+        ({"adaptive": {"ema_alpha": 7}}, "adaptive.ema_alpha: found 7"),
+    ],
+)
+def test_a_header_that_contradicts_itself_names_the_field(tmp_path, changes, complaint):
+    with pytest.raises(BadInput, match=complaint):
+        read(seal(tmp_path / "t.jsonl", lines_of(header(**changes), one_round())))
+
+
+def test_a_reserved_or_repeated_slot_is_refused(tmp_path):
+    for slots in ((0, 1), (2, 2), ()):
+        room = msgspec.structs.replace(header().capacity, slots=slots)
+        with pytest.raises(BadInput, match=r"capacity\.slots"):
+            read(seal(tmp_path / "t.jsonl", lines_of(header(capacity=room), one_round())))
+
+
+def test_writing_leaves_both_files_or_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "t.jsonl"
+    before = write(path, header(), one_round(), {}).sha256
+
+    def refuse(*_: object, **__: object) -> bytes:
+        raise ValueError("no tensors today")
+
+    monkeypatch.setattr(file, "save", refuse)
+    with pytest.raises(ValueError, match="no tensors"):
+        write(path, header(name="second"), one_round(), {})
+    assert read(path).sha256 == before
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["t.jsonl", "t.safetensors"]

@@ -1,0 +1,63 @@
+"""A verdict is a fold in which nothing compared, a NaN, and an infinity never pass, and the first finding comes first.
+
+Leaves out: the checks that yield comparisons.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from instep.verdict import Comparison, Exit, Skipped, Tier, Verdict
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+
+HIDDEN = Place("trunk", 0, "hidden")
+
+
+def compared(worst=0.1, allowed=1.0, elements=4, event=0, place=HIDDEN):
+    return Comparison("c", Tier.DERIVED, event, "forward", place, elements, worst, allowed)
+
+
+@pytest.mark.parametrize(
+    ("comparison", "agrees"),
+    [
+        (compared(), True),
+        (compared(worst=1.0), True),
+        (compared(worst=1.1), False),
+        (compared(worst=float("nan")), False),
+        (compared(allowed=float("nan")), False),
+        (compared(worst=float("inf")), False),
+        (compared(elements=0, worst=0.0), False),
+    ],
+)
+def test_what_agrees(comparison, agrees):
+    assert comparison.agrees is agrees
+    verdict = Verdict()
+    assert verdict.add([comparison]) == ([] if agrees else [comparison])
+    assert verdict.exit == (Exit.AGREED if agrees else Exit.DIVERGED)
+
+
+def test_nothing_compared_is_never_a_pass():
+    verdict = Verdict()
+    assert verdict.exit == Exit.INCONCLUSIVE
+    verdict.add([Skipped("c", 0, "because")])
+    assert verdict.exit == Exit.INCONCLUSIVE
+    assert verdict.skipped[0].reason == "because"
+
+
+def test_the_first_finding_is_the_first_in_the_data_flow():
+    places = [
+        Place("chain.10", 0, "normed"), Place("chain.2", 0, "normed"), Place("extend", 0, "normed"),
+        Place("trunk", AFTER_LAYERS, "logits"), Place("trunk", 1, "state"), Place("trunk", 1, "core"),
+        Place("trunk", 0, "hidden"), Place("trunk", STAGE_LEVEL, "embedding"),
+    ]  # fmt: skip
+    verdict = Verdict()
+    verdict.add([compared(worst=2.0, event=1, place=Place("trunk", 0, "normed"))])
+    verdict.add([compared(worst=2.0, place=place) for place in places])
+    assert [f.place for f in verdict.findings[:-1]] == places[::-1]
+    assert verdict.findings[-1].event == 1
+
+
+def test_headroom_is_a_part_of_what_is_allowed():
+    assert compared(worst=0.25, allowed=0.5).headroom == 0.5
+    assert compared(worst=0.0, allowed=0.0).headroom == 0.0
+    assert compared(worst=1.0, allowed=0.0).headroom == float("inf")

@@ -1,0 +1,145 @@
+"""The contract wrapper: silent over a whole engine's life, and a sentence for each clause that is broken.
+
+Leaves out: what the ops compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.layout import Address, Pages, Part
+from instep_optimized.ops.around import around
+from instep_optimized.ops.base import AttentionInputs, GdnInputs
+from instep_optimized.ops.contracts import contracts
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.place import Place, unseen
+from support.checkpoints import write
+from support.two_sides import CAPACITY, scenario
+
+HERE = Place("trunk", 0, "mixed")
+POOL = torch.zeros(4, 6, 3)
+PART = Part(
+    form="window", begin=torch.tensor([0, 2]), count=torch.tensor([2, 1]), most=2,
+    read=Address(POOL, torch.tensor([1, 3])), fresh=torch.tensor([False, False]),
+    store=Address(POOL, torch.tensor([1, 3])), each=Address(torch.zeros(2, 5, 6, 3), torch.tensor([0, 1])),
+)
+PAGES = Pages(
+    keys=torch.zeros(4, 2, 1, 4), values=torch.zeros(4, 2, 1, 4), table=torch.tensor([[2, 1], [3, -1]]),
+    begin=torch.tensor([0, 2]), count=torch.tensor([2, 1]), before=torch.tensor([2, 0]), most=2, reach=4,
+)
+
+
+def broken(op: str, **given: Any) -> list[str]:
+    found: list[str] = []
+    silent: dict[str, Any] = {op: lambda **_: torch.zeros(3, 6)}
+    getattr(around(replace(PLAIN, **silent), unseen, contracts(found.append)), op)(**given)
+    return found
+
+
+@pytest.mark.parametrize(("ops", "activation"), [("plain", torch.float32), ("plain", torch.bfloat16),
+                                                 ("ledger", torch.float32)])
+def test_an_engine_keeps_every_contract(ops: str, activation: torch.dtype, tmp_path: Path) -> None:
+    found: list[str] = []
+    checked = around(load(ops), unseen, contracts(found.append))
+    file = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3, 7)))
+    checkpoint, options = Checkpoint.open(write(tmp_path, "dense")), Options(activation=activation)
+    subject = OptimizedEngine(checkpoint, checked, options, CAPACITY, num_steps=3, adaptive=file)
+    for event in scenario(64, (3, 1, 7, 0, 3), forced=True):
+        event.on(subject)
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        (replace(PART, read=Address(POOL, torch.tensor([1, 4]))), "read units run from 1 to 4, there are 4"),
+        (replace(PART, store=Address(POOL, torch.tensor([0, 3]))), "store is unit 0, which is reserved"),
+        (replace(PART, store=Address(POOL, torch.tensor([3, 3]))), "two requests would write the same place"),
+        (replace(PART, store=Address(POOL, torch.tensor([1, -2]))), "store units run from -2"),
+        (replace(PART, read=Address(POOL, torch.tensor([1, 3], dtype=torch.int32))), "read units are torch.int32"),
+        (replace(PART, begin=torch.tensor([0, 1])), "two requests share a row"),
+        (replace(PART, begin=torch.tensor([0, 3])), "rows 0 to 3 of 3 are named"),
+        (replace(PART, most=1), "most is 1, the largest count is 2"),
+        (replace(PART, each=Address(torch.zeros(2, 1, 6, 3), torch.tensor([0, 1]))), "2 positions do not fit in 1"),
+    ],
+)
+def test_a_part_that_breaks_a_clause_is_named(part: Part, sentence: str) -> None:
+    given = {"x": torch.zeros(3, 6), "weight": torch.zeros(6, 4), "to": HERE}
+    assert broken("conv", parts=(PART,), **given) == []
+    found = broken("conv", parts=(part,), **given)
+    assert any(sentence in line and line.startswith("conv (trunk layer 0 mixed)") for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("pages", "sentence"),
+    [
+        (replace(PAGES, table=torch.tensor([[2, 0], [3, -1]])), "names page 0"),
+        (replace(PAGES, table=torch.tensor([[2, 4], [3, -1]])), "table run from -1 to 4"),
+        (replace(PAGES, table=torch.tensor([[2, -1], [3, -1]])), "more positions than its pages hold"),
+        (replace(PAGES, reach=3), "reach is 3, the longest request has 4"),
+    ],
+)
+def test_a_page_table_that_breaks_a_clause_is_named(pages: Pages, sentence: str) -> None:
+    assert broken("attend", query=torch.zeros(3, 2, 4), pages=PAGES, to=HERE) == []
+    assert any(sentence in line for line in broken("attend", query=torch.zeros(3, 2, 4), pages=pages, to=HERE))
+
+
+@pytest.mark.parametrize(
+    ("locations", "sentence"),
+    [
+        ([4, 1, 6], "page 0"), ([4, 4, 6], "the same place"), ([4, 5], "2 locations for 3 rows"),
+        ([4, 5, 8], "there are 8"),
+    ],
+)
+def test_a_location_that_breaks_a_clause_is_named(locations: list[int], sentence: str) -> None:
+    def store(numbers: list[int]) -> list[str]:
+        return broken("store_rows", rows=torch.zeros(3, 1, 4), pool=PAGES.keys, locations=torch.tensor(numbers))
+
+    assert store([4, 5, -1]) == []
+    assert any(sentence in line for line in store(locations))
+
+
+def test_a_token_that_is_not_in_the_table_is_named() -> None:
+    for tokens, sentence in ((torch.tensor([1, 5]), "from 1 to 5"), (torch.tensor([-1, 2]), "from -1 to 2"),
+                             (torch.tensor([1], dtype=torch.int32), "torch.int32")):
+        assert any(sentence in line for line in broken("embed", tokens=tokens, table=torch.zeros(5, 6), to=HERE))
+
+
+def test_results_that_share_memory_with_each_other_or_with_a_bundle_are_named() -> None:
+    found: list[str] = []
+    places = tuple(Place("trunk", 0, name) for name in ("query", "key"))
+
+    def once(**given: Any) -> AttentionInputs:
+        rows = torch.zeros(2, 2, 4)
+        return AttentionInputs(rows, rows[:, :1])
+
+    lazy = replace(PLAIN, attention_inputs=once, gdn=lambda **given: given["inputs"].v)
+    watched = around(lazy, unseen, contracts(found.append))
+    watched.attention_inputs(
+        projected=torch.zeros(2, 2, 2, 4), key_raw=torch.zeros(2, 1, 4), positions=torch.arange(2),
+        q_norm=torch.zeros(4), k_norm=torch.zeros(4), eps=0.0, rotary_dim=2, theta=1.0, to=(places[0], places[1]),
+    )
+    bundle = GdnInputs(*(torch.zeros(2, 1, 4) for _ in range(3)), torch.zeros(2, 1), torch.zeros(2, 1))
+    watched.gdn(inputs=bundle, parts=(), dtype=torch.float32, to=HERE)
+    assert found == [
+        "attention_inputs: two results share memory", "gdn (trunk layer 0 mixed): a result is a view on an input",
+    ]
+
+
+def test_results_of_the_wrong_length_and_views_on_inputs_are_named() -> None:
+    found: list[str] = []
+    lazy = replace(PLAIN, add=lambda **given: given["x"][:1])
+    x = torch.zeros(2, 3)
+    around(lazy, unseen, contracts(found.append)).add(x=x, y=x, to=Place("trunk", 0, "residual"))
+    assert found == [
+        "add (trunk layer 0 residual): 1 rows came back, 2 are due",
+        "add (trunk layer 0 residual): a result is a view on an input",
+    ]

@@ -1,0 +1,114 @@
+"""`around`: what is seen, in which order, and that seeing changes nothing; op sets by name.
+
+Leaves out: what the harness makes of what it sees.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from instep_optimized.ops import load
+from instep_optimized.ops.around import around
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import Place, unseen
+
+HERE, THERE = Place("trunk", 0, "residual"), Place("trunk", 0, "query")
+
+
+def test_a_named_result_goes_through_see_and_what_it_returns_goes_on() -> None:
+    seen = []
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        seen.append((place, tensor.clone()))
+        return tensor + 1
+
+    x = torch.ones(2, 3)
+    grafted = around(PLAIN, see).add(x=x, y=x, to=HERE)
+    assert torch.equal(grafted, 2 * x + 1)
+    assert [place for place, _ in seen] == [HERE]
+    assert torch.equal(seen[0][1], 2 * x)
+
+
+def test_every_field_of_a_bundle_has_its_own_place() -> None:
+    seen = []
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(place)
+        return tensor
+
+    places = tuple(Place("trunk", 0, name) for name in ("q", "k", "v", "log_decay", "beta"))
+    result = around(PLAIN, see).gdn_inputs(
+        mixed=torch.randn(3, 12), a=torch.randn(3, 2), b=torch.randn(3, 2), A_log=torch.zeros(2),
+        dt_bias=torch.zeros(2), key_heads=1, key_dim=3, to=places,
+    )
+    assert tuple(seen) == places
+    assert type(result).__name__ == "GdnInputs"
+
+
+def test_unnamed_results_are_not_seen() -> None:
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        raise AssertionError(place)
+
+    rows = around(PLAIN, see).select(x=torch.eye(3), index=torch.tensor([2, -1]))
+    assert rows.tolist() == [[0, 0, 1], [0, 0, 0]]
+
+
+def test_wrappers_stand_inside_see_in_the_order_given() -> None:
+    order: list[str] = []
+
+    def wrapper(label: str) -> Any:
+        def wrap(name: str, op: Any) -> Any:
+            def call(**given: Any) -> Any:
+                result = op(**given)
+                order.append(f"{label} {name}")
+                return result
+
+            return call
+
+        return wrap
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        order.append(f"see {place.component}")
+        return tensor
+
+    x = torch.ones(1, 1)
+    around(PLAIN, see, wrapper("first"), wrapper("second")).add(x=x, y=x, to=HERE)
+    assert order == ["first add", "second add", "see residual"]
+
+
+def test_nothing_to_do_gives_the_very_same_set_and_what_describes_it_stays() -> None:
+    assert around(PLAIN, unseen) is PLAIN
+    watched = around(PLAIN, lambda place, tensor: tensor)
+    assert (watched.name, watched.types, watched.rounds) == (PLAIN.name, PLAIN.types, PLAIN.rounds)
+    assert watched.add is not PLAIN.add
+
+
+def test_sets_are_loaded_by_name_or_by_module_and_attribute() -> None:
+    assert load("plain") is PLAIN is load("instep_optimized.ops.plain:PLAIN")
+    assert load("ledger").name == "ledger"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("nothing", "'nothing'"), ("no.such:THING", "No module"), ("torch:nothing", "no attribute"),
+        ("torch:nan", "float"),
+    ],
+)
+def test_what_is_no_op_set_is_refused_with_the_names_that_are(name: str, found: str) -> None:
+    with pytest.raises(BadInput, match=found):
+        load(name)
+
+
+def test_triton_is_imported_only_when_it_is_asked_for() -> None:
+    program = "import sys, instep_optimized; instep_optimized.load('plain'); print('triton' in sys.modules)"
+    paths = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=paths)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "False"

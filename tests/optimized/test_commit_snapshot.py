@@ -1,0 +1,127 @@
+"""The snapshot strategy: which addresses it chooses, what it moves at a commit, and its table.
+
+Leaves out: whether a whole engine obeys the table (`test_engine_ledger.py`, after every event).
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from instep_optimized.batch import Batch, Span, pack
+from instep_optimized.commit import STRATEGIES
+from instep_optimized.commit.base import Landing, Touch, changes
+from instep_optimized.commit.snapshot import MAY_CHANGE, Snapshot
+from instep_optimized.layout import StateLayout
+from instep_optimized.memory import Memory
+from instep_optimized.memory.budget import Sizes, demands
+from instep_optimized.ops.base import Types
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import Capacity
+from support.checkpoints import config_of
+
+CAPACITY = Capacity(slots=(5, 2, 4), pages=tuple(range(1, 20)), page_size=4, max_tokens=64)
+WIDEST = 8
+
+
+def memory(layout: StateLayout = "VK") -> Memory:
+    config = ModelConfig.from_dict(config_of())
+    types = Types(torch.float32, torch.float32, torch.float32, torch.float32)
+    sizes = Sizes(types, layout, CAPACITY, WIDEST)
+    wanted = demands(config, sizes) + STRATEGIES["snapshot"].demands(config, sizes)
+    return Memory(wanted, CAPACITY, guarded=True, poison=math.nan, device=torch.device("cpu"))
+
+
+def batch(subject: Memory) -> Batch:
+    """Rows in mixed order: a verify of "a", a first chunk of "b", a decode of "c"."""
+    for name in "abc":
+        subject.slots.take(name)
+    subject.pages.grow([("a", 12), ("b", 5), ("c", 7)])
+    tokens = torch.arange(9)
+    return pack(
+        [
+            Span("a", "verify", tokens[:3], before=9, row=0),
+            Span("b", "prefill", tokens[3:8], before=0, row=1),
+            Span("c", "decode", tokens[8:], before=6, row=2),
+        ],
+        subject,
+    )
+
+
+def test_rows_stay_packed_in_batch_order_and_parts_name_them() -> None:
+    subject = memory()
+    packed = batch(subject)
+    assert packed.tokens.tolist() == list(range(9))
+    assert packed.positions.tolist() == [9, 10, 11, 0, 1, 2, 3, 4, 6]
+    assert packed.locations.tolist() == [13, 14, 15, 16, 17, 18, 19, 20, 30]
+    assert packed.table.tolist() == [[1, 2, 3], [4, 5, -1], [6, 7, -1]]
+    assert (packed.begin.tolist(), packed.count.tolist(), packed.before.tolist()) == ([0, 3, 8], [3, 5, 1], [9, 0, 6])
+    assert (packed.most, packed.reach) == (5, 12)
+    assert [(group.kind, group.begin.tolist()) for group in packed.groups] == [
+        ("prefill", [3]), ("verify", [0]), ("decode", [8]),
+    ]
+
+
+def test_verify_keeps_every_position_by_row_and_stores_nothing_others_store_by_slot() -> None:
+    subject = memory()
+    strategy, packed = Snapshot(subject, width=4), batch(subject)
+    for parts in (strategy.conv(0, packed), strategy.state(0, packed)):
+        chunk, window, decode = parts
+        assert (chunk.form, window.form, decode.form) == ("chunk", "window", "window")
+        assert chunk.store is not None and chunk.each is None and chunk.fresh.tolist() == [True]
+        assert chunk.store.units.tolist() == chunk.read.units.tolist() == [2]
+        assert window.store is None and window.each is not None and window.fresh.tolist() == [False]
+        assert window.read.units.tolist() == [5]
+        assert window.each.units.tolist() == [0] and window.each.column is None
+        assert decode.store is not None and decode.store.units.tolist() == [4]
+
+
+def test_a_narrower_window_keeps_the_strides_of_the_widest() -> None:
+    subject = memory()
+    packed = batch(subject)
+    narrow, wide = (Snapshot(subject, width).state(0, packed)[1].each for width in (2, WIDEST))
+    assert narrow is not None and wide is not None
+    assert (narrow.pool.shape[1], wide.pool.shape[1]) == (2, WIDEST)
+    assert narrow.pool.stride() == wide.pool.stride()
+    assert narrow.pool.data_ptr() == wide.pool.data_ptr()
+
+
+@pytest.mark.parametrize("layout", ["VK", "KV"])
+def test_a_commit_moves_the_column_of_a_row_to_a_slot_and_nothing_else(layout: StateLayout) -> None:
+    subject = memory(layout)
+    generator = torch.Generator().manual_seed(0)
+    for region in subject.regions():
+        if not region.name.endswith("_ends"):
+            region.units.copy_(torch.randn(region.units.shape, generator=generator))
+    before = {(r.name, r.layer): r.units.clone() for r in subject.regions()}
+    landing = Landing(rows=torch.tensor([1, 0]), slots=torch.tensor([2, 4]), nodes=torch.tensor([3, 0]))
+    Snapshot(subject, width=4).commit(PLAIN, landing)
+    for region in subject.regions():
+        expected = before[region.name, region.layer].clone()
+        if region.name in ("conv", "state"):
+            snapshots = before[f"snapshot_{region.name}", region.layer]
+            expected[2], expected[4] = snapshots[1, 3], snapshots[0, 0]
+        assert torch.equal(region.units.nan_to_num(), expected.nan_to_num()), region.name
+
+
+def test_the_table_names_real_regions_and_is_printed() -> None:
+    names = {region.name for region in memory().regions()}
+    assert {region for regions in MAY_CHANGE.values() for region in regions} <= names
+    text = Snapshot.__doc__
+    assert text is not None
+    for deed, regions in MAY_CHANGE.items():
+        line = next(line for line in text.splitlines() if line.split()[:1] == [deed])
+        assert all(f"{region} ({which})" in line for region, which in regions.items())
+
+
+def test_the_table_is_read_for_actual_units() -> None:
+    found = changes(MAY_CHANGE, [
+        Touch("verify", slot=5, row=0, written=frozenset({3})), Touch("decode", slot=4, row=1, written=frozenset({7})),
+    ])
+    assert found == {
+        "snapshot_conv": {0}, "snapshot_state": {0}, "conv": {4}, "state": {4}, "keys": {3, 7}, "values": {3, 7},
+        "draft_keys": {7}, "draft_values": {7},
+    }

@@ -1,0 +1,67 @@
+"""The engine moving labels, against the labels that a right engine must hold: orchestration, exactly.
+
+Leaves out: arithmetic (`test_engine_plain.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.layout import StateLayout
+from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.ledger import LedgerEngine
+from support.checkpoints import Kind, write
+from support.two_sides import CAPACITY, TwoSides, scenario
+
+STEPS = (3, 1, 7, 0, 3)
+FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
+MODELS: dict[str, tuple[Kind, dict[str, Any]]] = {
+    "dense": ("dense", {}),
+    "next": ("next", {}),
+    "moe": ("moe", {}),
+    "only gdn": ("dense", {"layer_types": ["linear_attention"] * 2, "num_hidden_layers": 2}),
+    "only attention": ("dense", {"layer_types": ["full_attention"] * 2, "num_hidden_layers": 2}),
+    "attention first": ("dense", {"layer_types": ["full_attention", "linear_attention"], "num_hidden_layers": 2}),
+    "no draft head": ("dense", {"mtp_num_hidden_layers": 0, "num_hidden_layers": 2, "full_attention_interval": 2}),
+}
+
+
+def sides(path: Path, model: str, **options: Any) -> TwoSides:
+    kind, overrides = MODELS[model]
+    checkpoint = Checkpoint.open(write(path, kind, **overrides))
+    subject = OptimizedEngine(
+        checkpoint, load("ledger"), Options(**options), CAPACITY, num_steps=STEPS[0], adaptive=FILE
+    )
+    return TwoSides(subject, LedgerEngine(checkpoint.config, num_steps=STEPS[0], adaptive=FILE))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_label_is_where_a_right_engine_has_it(model: str, tmp_path: Path) -> None:
+    both = sides(tmp_path, model)
+    for event in scenario(64, STEPS, forced=True):
+        both(event)
+    assert both.compared > 10_000
+    assert both.subject.slots() == {} == both.subject.pages()
+
+
+@pytest.mark.parametrize("layout", ["VK", "KV"])
+@pytest.mark.parametrize("guarded", [True, False])
+def test_neither_layout_nor_guards_nor_poison_move_a_label(
+    layout: StateLayout, guarded: bool, tmp_path: Path
+) -> None:
+    both = sides(tmp_path, "dense", layout=layout, guarded=guarded, poison=7.5)
+    for event in scenario(64, STEPS, forced=True):
+        both(event)
+    assert both.compared > 10_000
+
+
+def test_free_choices_agree_too(tmp_path: Path) -> None:
+    both = sides(tmp_path, "dense")
+    for event in scenario(64, STEPS, forced=False):
+        both(event)
+    assert both.compared > 10_000

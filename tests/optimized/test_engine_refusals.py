@@ -1,0 +1,243 @@
+"""What the engine refuses, with one clear line and before anything has changed; and what it only observes.
+
+Leaves out: which event may follow which (the harness's law).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import (
+    Admit,
+    Capacity,
+    Commit,
+    Draft,
+    Engine,
+    Event,
+    Forward,
+    Inspectable,
+    Row,
+    Watched,
+)
+from instep_reference.contract.engine import (
+    Path as Way,
+)
+from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity, Unsupported
+from support.checkpoints import write
+from support.two_sides import CAPACITY, snapshot, untouched
+
+SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **SMALL))
+
+
+def engine(
+    checkpoint: Checkpoint, capacity: Capacity = CAPACITY, num_steps: int = 3, **options: Any
+) -> OptimizedEngine:
+    return OptimizedEngine(checkpoint, load("plain"), Options(**options), capacity, num_steps=num_steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"strategy": "columns"}, "commit strategy"),
+        ({"layout": "KKV"}, "VK or KV"),
+        ({"activation": torch.int32}, "activations are"),
+        ({"state": torch.int64}, "a state is stored in"),
+        ({"activation": torch.float64}, "narrower state"),
+        ({"drafter": "vanilla"}, "drafter is not here"),
+        pytest.param(
+            {"device": "cuda"}, "no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here"),
+        ),
+    ],
+)
+def test_what_is_not_served_is_refused(checkpoint: Checkpoint, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(Unsupported, match=why):
+        engine(checkpoint, **options)
+
+
+def test_several_mtp_layers_are_refused(tmp_path: Path) -> None:
+    several = Checkpoint.open(write(tmp_path, "dense", **SMALL, mtp_num_hidden_layers=2))
+    with pytest.raises(Unsupported, match="this model has several"):
+        engine(several)
+
+
+def test_a_window_wider_than_the_room_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(BadInput, match="room for a window of 8 tokens"):
+        engine(checkpoint, replace(CAPACITY, max_tokens=7), num_steps=7)
+    with pytest.raises(BadInput, match="room for a window of 8 tokens"):
+        engine(checkpoint, replace(CAPACITY, pages=(1,)), num_steps=7)
+
+
+@pytest.mark.parametrize(
+    ("room", "field"),
+    [({"slots": ()}, "slots"), ({"slots": (0, 1)}, "slots"), ({"slots": (2, 2)}, "slots"), ({"pages": ()}, "pages"),
+     ({"pages": (-1, 3)}, "pages"), ({"page_size": 0}, "page_size"), ({"max_tokens": 0}, "capacity")],
+)
+def test_a_room_in_which_nothing_could_run_is_refused(
+    checkpoint: Checkpoint, room: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(BadInput, match=field):
+        engine(checkpoint, replace(CAPACITY, **room))
+
+
+def test_pools_are_sized_for_the_largest_candidate_of_any_bracket(checkpoint: Checkpoint) -> None:
+    file = AdaptiveFile(by_batch={1: Bracket(candidate_steps=(1,)), 4: Bracket(candidate_steps=(2, 9))})
+    subject = OptimizedEngine(checkpoint, load("plain"), Options(), CAPACITY, num_steps=1, adaptive=file)
+    snapshots = {region.name: region.units.shape[1] for region in subject.regions() if region.by == "row"}
+    assert snapshots["snapshot_state"] == snapshots["snapshot_conv"] == 10
+    assert subject.messages == ("the initial step count 1 was added to the candidates of batch size 4",)
+
+
+def test_prompts_that_cannot_run_are_refused(checkpoint: Checkpoint) -> None:
+    subject = engine(checkpoint)
+    with pytest.raises(BadInput, match="token 64"):
+        subject.admit("a", (3, 64))
+    with pytest.raises(BadInput, match="no token"):
+        subject.admit("a", ())
+    assert subject.slots() == {}
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        (Admit("e", (1,)), OutOfCapacity),
+        (Forward((Row("a", "prefill", 65),)), OutOfCapacity),
+        (Forward((Row("b", "prefill", 9), Row("a", "prefill", 20))), OutOfCapacity),
+        (Draft(("c",), ((1, 2, 3),), ((0, 0, 1),)), Unsupported),
+    ],
+)
+def test_a_refused_event_changes_nothing(checkpoint: Checkpoint, event: Event, error: type[InstepError]) -> None:
+    subject = engine(checkpoint, replace(CAPACITY, pages=(1, 2, 3, 4)))
+    for name, length in (("a", 100), ("b", 9), ("c", 1)):
+        Admit(name, tuple(range(length % 64)) * 3).on(subject)
+    Forward((Row("c", "prefill", 3),)).on(subject)
+    before, slots, pages = snapshot(subject), subject.slots(), subject.pages()
+    with pytest.raises(error):
+        event.on(subject)
+    assert (subject.slots(), subject.pages()) == (slots, pages)
+    assert untouched(subject, before, {}) > 0
+
+
+def test_a_resume_that_finds_no_room_changes_nothing_and_may_be_tried_again(checkpoint: Checkpoint) -> None:
+    subject = engine(checkpoint, replace(CAPACITY, slots=(3, 1), pages=(1, 2, 3)))
+    Admit("a", tuple(range(9))).on(subject)
+    Forward((Row("a", "prefill", 9),)).on(subject)
+    kept = subject.state("a")
+    subject.preempt("a")
+    Admit("b", (1, 2)).on(subject)
+    Forward((Row("b", "prefill", 2),)).on(subject)
+    with pytest.raises(OutOfCapacity, match="KV pages"):  # a slot is free, pages are not
+        subject.resume("a")
+    assert (subject.slots(), list(subject.pages())) == ({"b": 3}, ["b"])
+    subject.finish("b")
+    for name in "cd":
+        Admit(name, (1,)).on(subject)
+    with pytest.raises(OutOfCapacity, match="no free slot"):  # pages are free, a slot is not
+        subject.resume("a")
+    assert subject.pages() == {}
+    subject.abort("c")
+    subject.resume("a")
+    again = subject.state("a")
+    assert (again.length, again.root) == (9, kept.root)
+    assert all(torch.equal(again.keys[layer], keys) for layer, keys in kept.keys.items())
+
+
+def test_a_load_of_another_prompt_or_without_room_changes_nothing(checkpoint: Checkpoint) -> None:
+    subject = engine(checkpoint, replace(CAPACITY, pages=(1, 2, 3)))
+    Admit("a", tuple(range(9))).on(subject)
+    Forward((Row("a", "prefill", 7),)).on(subject)
+    subject.save("a", "kept")
+    Admit("b", (1, 2)).on(subject)
+    Admit("c", tuple(range(9))).on(subject)
+    before, pages = snapshot(subject), subject.pages()
+    with pytest.raises(BadInput, match="another prompt"):
+        subject.load("b", "kept")
+    with pytest.raises(OutOfCapacity, match="KV pages"):
+        subject.load("c", "kept")
+    assert subject.pages() == pages
+    assert untouched(subject, before, {}) > 0
+    assert subject.state("b").length == subject.state("c").length == 0
+
+
+def test_a_path_that_is_no_chain_is_refused(checkpoint: Checkpoint) -> None:
+    subject = engine(checkpoint)
+    Admit("a", (1, 2)).on(subject)
+    Forward((Row("a", "prefill", 2),)).on(subject)
+    Draft(("a",)).on(subject)
+    Forward((Row("a", "verify"),)).on(subject)
+    before = snapshot(subject)
+    with pytest.raises(Unsupported, match="verifies chains"):
+        Commit(("a",), (Way((2,), 5),)).on(subject)
+    assert untouched(subject, before, {}) > 0
+    assert Commit(("a",), (Way((1, 2), 5),)).on(subject).accept_index.tolist() == [[0, 1, 2, -1]]
+    assert (subject.state("a").length, subject.state("a").root) == (5, 5)
+
+
+def test_a_model_without_a_draft_head_must_be_given_its_drafts(tmp_path: Path) -> None:
+    subject = engine(Checkpoint.open(write(tmp_path, "dense", **SMALL, mtp_num_hidden_layers=0)))
+    Admit("a", (1, 2)).on(subject)
+    Forward((Row("a", "prefill", 2),)).on(subject)
+    pages = subject.pages()
+    with pytest.raises(Unsupported, match="drafts must be given"):
+        Draft(("a",)).on(subject)
+    assert subject.pages() == pages
+    assert Draft(("a",), ((4, 5, 6),)).on(subject).drafts.tolist() == [[4, 5, 6]]
+
+
+def test_empty_events_change_nothing(checkpoint: Checkpoint) -> None:
+    subject = engine(checkpoint)
+    before = snapshot(subject)
+    assert subject.forward(()).roots == {}
+    assert subject.draft(()).drafts.shape == (0, 3)
+    assert subject.commit(()).accept_index.shape == (0, 0)
+    assert untouched(subject, before, {}) > 0
+
+
+def test_watching_changes_no_byte(checkpoint: Checkpoint) -> None:
+    def run(watched: bool) -> list[bytes]:
+        subject = engine(checkpoint, poison=7.5)
+        if watched:
+            subject.watch(lambda place, tensor: tensor.clone())
+        Admit("a", (1, 2, 3, 4)).on(subject)
+        Forward((Row("a", "prefill", 4),)).on(subject)
+        for _ in range(2):
+            Draft(("a",)).on(subject)
+            Forward((Row("a", "verify"),)).on(subject)
+            Commit(("a",)).on(subject)
+            subject.state("a")
+        return [units.numpy().tobytes() for units, _ in snapshot(subject)]
+
+    assert run(watched=True) == run(watched=False)
+
+
+def test_outputs_do_not_depend_on_the_poison(checkpoint: Checkpoint) -> None:
+    def run(poison: float | None) -> list[int]:
+        subject = engine(checkpoint, poison=poison)
+        Admit("a", (1, 2, 3, 4)).on(subject)
+        Forward((Row("a", "prefill", 4),)).on(subject)
+        drafts = Draft(("a",)).on(subject).drafts
+        Forward((Row("a", "verify"),)).on(subject)
+        return [*drafts[0].tolist(), int(Commit(("a",)).on(subject).bonus[0]), *subject.state("a").keys[1].tolist()]
+
+    assert run(float("nan")) == run(7.5) == run(None)
+
+
+def test_it_is_an_engine_that_shows_itself(checkpoint: Checkpoint) -> None:
+    subject = engine(checkpoint)
+    served: Engine = subject
+    watched: Watched = subject
+    assert served is watched
+    assert isinstance(subject, Inspectable)

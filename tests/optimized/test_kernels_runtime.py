@@ -1,0 +1,65 @@
+"""How kernels come to be interpreted or native, and what refuses.
+
+Leaves out: the kernels.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from instep_optimized.kernels import runtime
+from instep_reference.contract.errors import InstepError
+
+
+def witness(kind: str) -> dict[str, object]:
+    """What `sys.modules` holds after Triton was imported one way or the other."""
+    return {"triton.language.standard": SimpleNamespace(sum=type(kind, (), {})())}
+
+
+def test_without_a_device_kernels_are_interpreted() -> None:
+    environment: dict[str, str] = {}
+    assert runtime.decide(environment, {}, cuda=False) is True
+    assert environment == {"TRITON_INTERPRET": "1"}
+
+
+def test_with_a_device_the_environment_decides() -> None:
+    assert runtime.decide({}, {}, cuda=True) is False
+    assert runtime.decide({"TRITON_INTERPRET": "1"}, {}, cuda=True) is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "environment", "cuda"),
+    [("JITFunction", {}, False), ("JITFunction", {"TRITON_INTERPRET": "1"}, True), ("InterpretedFunction", {}, True)],
+)
+def test_triton_imported_the_other_way_is_refused(kind: str, environment: dict[str, str], cuda: bool) -> None:
+    with pytest.raises(InstepError) as refused:
+        runtime.decide(environment, witness(kind), cuda)
+    assert "\n" not in str(refused.value) and "TRITON_INTERPRET=" in str(refused.value)
+
+
+@pytest.mark.parametrize(("kind", "cuda"), [("JITFunction", True), ("InterpretedFunction", False)])
+def test_triton_imported_the_right_way_is_accepted(kind: str, cuda: bool) -> None:
+    assert runtime.decide({}, witness(kind), cuda) is not cuda
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here: native Triton is right")
+def test_a_process_that_imported_triton_first_is_told() -> None:
+    program = "import triton, triton.language\nimport instep_optimized.kernels"
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 1
+    assert "Triton was imported native before instep could choose" in done.stderr.splitlines()[-1]
+
+
+def test_tiles_cover() -> None:
+    assert [runtime.power_of_2(n) for n in (0, 1, 2, 3, 16, 17)] == [1, 1, 2, 4, 16, 32]
+    assert [runtime.ceil_div(n, 16) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
+
+
+def test_versions_say_what_serves() -> None:
+    assert runtime.versions()["kernels"] == ("interpreted" if runtime.INTERPRETED else "native")

@@ -1,0 +1,179 @@
+"""Pools: one allocation, pitches, red zones, poison, and what they cost.
+
+Leaves out: who owns a unit (`test_memory_owners.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from instep_optimized.commit import STRATEGIES
+from instep_optimized.layout import StateLayout
+from instep_optimized.memory import Memory
+from instep_optimized.memory.budget import Sizes, demands, requests_that_fit
+from instep_optimized.memory.pool import ALIGN, RED, Demand, Pool
+from instep_optimized.ops.base import Types
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import Capacity
+from instep_reference.contract.errors import OutOfCapacity
+from support.checkpoints import config_of
+
+CPU = torch.device("cpu")
+DEMAND = Demand("state", "slot", (0, 2), 3, (2, 4, 5), torch.float32, transposed=True)
+CAPACITY = Capacity(slots=(2, 5), pages=(3, 1, 2, 4), page_size=4, max_tokens=32)
+FP32 = Types(torch.float32, torch.float32, torch.float32, torch.float32)
+
+
+def pool(demand: Demand = DEMAND, *, guarded: bool = True, poison: float | None = math.nan) -> Pool:
+    return Pool(demand, guarded=guarded, poison=poison, device=CPU)
+
+
+def wanted(
+    layout: StateLayout = "VK", widest: int = 4, types: Types = FP32, capacity: Capacity = CAPACITY
+) -> tuple[Demand, ...]:
+    config, sizes = ModelConfig.from_dict(config_of()), Sizes(types, layout, capacity, widest)
+    return demands(config, sizes) + STRATEGIES["snapshot"].demands(config, sizes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_pitch_is_aligned_and_when_guarded_never_the_packed_size(dtype: torch.dtype, guarded: bool) -> None:
+    for packed in (1, 15, 16, 17, 40, 48):
+        units = pool(Demand("conv", "slot", (0,), 3, (packed,), dtype), guarded=guarded).units(0)
+        assert units.stride(0) % ALIGN == 0
+        assert units[1].data_ptr() % 16 == 0
+        assert not guarded or units.stride(0) >= packed + ALIGN
+
+
+def test_units_are_seen_in_logical_order_whatever_the_layout() -> None:
+    swapped, straight = pool().units(0), pool(replace(DEMAND, transposed=False)).units(0)
+    assert swapped.shape == straight.shape == (3, 2, 4, 5)
+    assert swapped.stride()[1:] == (20, 1, 4)
+    assert straight.stride()[1:] == (20, 5, 1)
+
+
+def test_units_gaps_and_ends_are_the_whole_allocation_and_do_not_overlap() -> None:
+    subject = pool()
+    pieces = [view for layer in (0, 2) for view in (subject.units(layer), subject.gaps(layer))]
+    places: list[int] = []
+    for piece in (*pieces, subject.ends()):
+        assert piece is not None
+        spots = torch.arange(piece.untyped_storage().size() // 4).as_strided(
+            piece.shape, piece.stride(), piece.storage_offset()
+        )
+        places += spots.flatten().tolist()
+    assert sorted(places) == list(range(DEMAND.bytes(True) // 4))
+
+
+def test_red_zones_hold_their_pattern_and_no_scrub_touches_them() -> None:
+    subject = pool(poison=3.0)
+    subject.scrub([0, 2])
+    for zone in (subject.gaps(0), subject.gaps(2), subject.ends()):
+        assert zone is not None
+        assert (zone.contiguous().view(torch.uint8) == RED).all()
+    assert pool(guarded=False).gaps(0) is None
+    assert pool(guarded=False).ends() is None
+
+
+def test_an_index_of_minus_one_or_one_past_lands_in_an_end() -> None:
+    subject = pool()
+    ends, units = subject.ends(), subject.units(0)
+    assert ends is not None
+    assert units[0].data_ptr() - units.stride(0) * 4 == ends[0].data_ptr()
+    last = subject.units(2)
+    assert last[2].data_ptr() + last.stride(0) * 4 == ends[1].data_ptr()
+
+
+def test_fresh_and_freed_units_are_poison() -> None:
+    subject = pool(poison=7.5)
+    assert (subject.units(2) == 7.5).all()
+    subject.units(2)[1:] = 0
+    subject.scrub([1])
+    assert (subject.units(2)[1] == 7.5).all()
+    assert (subject.units(2)[2] == 0).all()
+    assert pool().units(0).isnan().all()
+
+
+def test_poison_of_labels_is_no_label_and_differs_between_patterns() -> None:
+    labels = replace(DEMAND, dtype=torch.int64)
+    found = {int(pool(labels, poison=poison).units(0).flatten()[0]) for poison in (math.nan, 7.5)}
+    assert len(found) == 2
+    assert 0 not in found
+
+
+def test_without_poison_units_start_as_zeros_and_stay_as_they_were_left() -> None:
+    subject = pool(poison=None)
+    assert (subject.units(0) == 0).all()
+    subject.units(0)[1] = 5
+    subject.scrub([1])
+    assert (subject.units(0)[1] == 5).all()
+
+
+def test_a_released_request_leaves_poison_in_every_unit_it_had_and_nowhere_else() -> None:
+    memory = Memory(wanted(), CAPACITY, guarded=True, poison=7.5, device=CPU)
+    memory.slots.take("a")
+    memory.pages.grow([("a", 5)])
+    for region in memory.regions():
+        if not region.name.endswith("_ends"):
+            region.units.zero_()
+    slot, pages = {"conv", "state"}, {"keys", "values", "draft_keys", "draft_values"}
+    expected = dict.fromkeys(slot, {2}) | dict.fromkeys(pages, {3, 1})
+    memory.release("a")
+    for region in memory.regions():
+        poisoned = {unit for unit in range(len(region.units)) if (region.units[unit] == 7.5).all()}
+        assert poisoned == expected.get(region.name, set()), region.name
+
+
+def test_snapshots_are_as_many_as_slots_and_as_wide_as_the_widest_window() -> None:
+    by_name = {demand.name: demand for demand in wanted(widest=8)}
+    assert by_name["snapshot_state"].units == len(CAPACITY.slots)
+    assert by_name["snapshot_state"].shape == (8, *by_name["state"].shape)
+    assert by_name["snapshot_conv"].shape == (8, *by_name["conv"].shape)
+    assert by_name["state"].units == 1 + max(CAPACITY.slots)
+
+
+@pytest.mark.parametrize("layout", ["VK", "KV"])
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("types", [FP32, Types(torch.bfloat16, torch.bfloat16, torch.float32, torch.bfloat16),
+                                   Types(torch.int64, torch.int64, torch.int64, torch.int64)])
+def test_the_budget_is_what_the_pools_take_to_the_byte(types: Types, guarded: bool, layout: StateLayout) -> None:
+    for widest in (1, 4, 8):
+        subject = Memory(wanted(layout, widest, types), CAPACITY, guarded=guarded, poison=None, device=CPU)
+        for name, found in subject.pools.items():
+            taken = found.units(found.demand.layers[0]).untyped_storage().nbytes()
+            assert taken == found.demand.bytes(guarded), name
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("widest", [2, 8])
+def test_what_fits_fits_and_one_more_does_not(widest: int, guarded: bool) -> None:
+    """Pools are built for so many requests of 10 tokens, each with 3 pages of 4: what they take is what is asked for."""
+    for requests in (1, 2, 5):
+        slots, pages = tuple(range(1, requests + 1)), tuple(range(1, 3 * requests + 1))
+        needs = wanted(widest=widest, capacity=replace(CAPACITY, slots=slots, pages=pages))
+        taken = sum(demand.bytes(guarded) for demand in needs)
+        assert requests_that_fit(taken, 10, 4, needs, guarded=guarded) == requests
+        assert requests_that_fit(taken - 1, 10, 4, needs, guarded=guarded) == requests - 1
+    assert requests_that_fit(0, 10, 4, wanted(), guarded=guarded) == 0
+
+
+def test_a_wider_window_leaves_room_for_fewer_requests() -> None:
+    fit = [requests_that_fit(1 << 22, 10, 4, wanted(widest=widest), guarded=True) for widest in (2, 4, 8)]
+    assert fit[0] > fit[1] > fit[2] > 0
+
+
+def test_a_slot_or_pages_that_are_missing_leave_everything_as_it_was() -> None:
+    memory = Memory(wanted(), CAPACITY, guarded=True, poison=None, device=CPU)
+    memory.claim("a", 9)
+    with pytest.raises(OutOfCapacity, match="KV pages"):
+        memory.claim("b", 5)
+    assert (memory.slots.owned(), memory.pages.owned()) == ({"a": 2}, {"a": [3, 1, 2]})
+    memory.claim("b", 4)
+    memory.pages.release("a")
+    with pytest.raises(OutOfCapacity, match="no free slot"):
+        memory.claim("c", 4)
+    assert (memory.slots.owned(), memory.pages.owned()) == ({"a": 2, "b": 5}, {"b": [4]})

@@ -1,0 +1,163 @@
+"""Between two ops the model takes views only: no arithmetic, no copy, no allocation, no read of a value.
+
+Leaves out: what is assembled before a launch (`batch.py`, `rows.py`, `extend.py`, `round.py`): a graph's inputs. What
+is tested here is what a graph will hold, so a loose call would be recorded, or missed, on somebody's behalf.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import instep_optimized
+from instep_optimized import load
+from instep_optimized.batch import Batch, Span, pack
+from instep_optimized.commit.base import Commit, Landing
+from instep_optimized.commit.snapshot import SNAPSHOT
+from instep_optimized.draft.eagle import Eagle
+from instep_optimized.memory import Memory
+from instep_optimized.memory.budget import Sizes, demands
+from instep_optimized.model.trunk import STAGE, Trunk
+from instep_optimized.ops.around import Op, around
+from instep_optimized.ops.base import Ops
+from instep_optimized.weights import Stored
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import Capacity
+from instep_reference.contract.place import unseen
+from support.checkpoints import Kind, config_of, draw
+
+CAPACITY = Capacity(slots=(5, 2, 4), pages=tuple(range(1, 20)), page_size=4, max_tokens=64)
+WIDEST = 4
+ROOT = Path(instep_optimized.__file__).parent
+ONLY_OPS = sorted((ROOT / "draft" / "eagle.py", *(ROOT / "model").glob("*.py"), *(ROOT / "commit").glob("*.py")))
+
+
+class Loose(TorchDispatchMode):
+    """Collects every call that is not a view and not made by an op; `ops` is the set to run with."""
+
+    def __init__(self, ops: Ops) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.served = 0
+        self._inside = 0
+        self.ops = around(ops, unseen, self._entered)
+
+    def _entered(self, name: str, op: Op) -> Op:
+        def call(**given: Any) -> Any:
+            self._inside, self.served = self._inside + 1, self.served + 1
+            try:
+                return op(**given)
+            finally:
+                self._inside -= 1
+
+        return call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._inside and not func.is_view:
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A model over its memory, and a batch of all kinds for it."""
+
+    trunk: Trunk
+    drafter: Eagle
+    commit: Commit
+    batch: Batch
+    extended: Batch
+
+    def __call__(self, ops: Ops) -> None:
+        final = self.trunk(ops, self.batch, self.commit)
+        self.trunk.head.pick(ops, final, STAGE)
+        self.drafter.pick(ops, self.drafter.rows(ops, final, self.extended, "extend"), "extend")
+
+
+def launch(kind: Kind, ops: Ops) -> Launch:
+    """A verify of "a", a first chunk of "b" and a decode of "c"; extend over the same rows."""
+    config = ModelConfig.from_dict(config_of(kind, num_hidden_layers=2, full_attention_interval=2))
+    sizes = Sizes(ops.types(torch.float32, torch.float32), "VK", CAPACITY, WIDEST)
+    wanted = demands(config, sizes) + SNAPSHOT.demands(config, sizes)
+    memory = Memory(wanted, CAPACITY, guarded=True, poison=math.nan, device=torch.device("cpu"))
+    stored = Stored(draw(config, 0), torch.float32, torch.device("cpu"))
+    trunk = Trunk.of(stored, config, memory)
+    for name, positions in (("a", 12), ("b", 5), ("c", 7)):
+        memory.claim(name, positions)
+    tokens = torch.arange(9)
+    spans = [
+        Span("a", "verify", tokens[:3], before=9, row=0),
+        Span("b", "prefill", tokens[3:8], before=0, row=1),
+        Span("c", "decode", tokens[8:], before=6, row=2),
+    ]
+    drafter = Eagle.of(stored, config, trunk.head, memory)
+    extended = pack([replace(span, kind="draft") for span in spans], memory)
+    return Launch(trunk, drafter, SNAPSHOT.make(memory, WIDEST), pack(spans, memory), extended)
+
+
+@pytest.mark.parametrize("ops", ["plain", "ledger"])
+@pytest.mark.parametrize("kind", ["dense", "next", "moe"])
+def test_a_forward_and_a_draft_are_ops_and_views(kind: Kind, ops: str) -> None:
+    subject, loose = launch(kind, load(ops)), Loose(load(ops))
+    with loose:
+        subject(loose.ops)
+    assert loose.found == []
+    assert loose.served > 40
+
+
+def test_a_commit_is_ops_and_views() -> None:
+    subject, loose = launch("dense", load("plain")), Loose(load("plain"))
+    landing = Landing(rows=torch.tensor([0]), slots=torch.tensor([5]), nodes=torch.tensor([2]))
+    with loose:
+        subject.commit.commit(loose.ops, landing)
+    assert loose.found == []
+    assert loose.served == 2  # one GDN layer: conv window and state
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (lambda hidden: hidden + 0, "aten.add.Tensor"),
+        (lambda hidden: hidden.clone(), "aten.clone.default"),
+        (lambda hidden: (hidden,)[int(hidden[0, 0].item() * 0)], "aten._local_scalar_dense.default"),
+        (lambda hidden: hidden.mul_(1), "aten.mul_.Tensor"),
+        (lambda hidden: hidden.t().contiguous().t(), "aten.clone.default"),
+    ],
+)
+def test_a_loose_call_is_caught_and_named(wrong: Callable[[torch.Tensor], torch.Tensor], named: str) -> None:
+    subject, loose = launch("dense", load("plain")), Loose(load("plain"))
+    first, *others = subject.trunk.layers
+    layers = (lambda ops, hidden, batch, commit: first(ops, wrong(hidden), batch, commit), *others)
+    with loose:
+        replace(subject, trunk=replace(subject.trunk, layers=layers))(loose.ops)
+    assert named in loose.found
+
+
+def test_views_are_let_through() -> None:
+    loose = Loose(load("plain"))
+    with loose:
+        x = torch.zeros(2, 6)
+        x.view(3, 4)[1:].transpose(0, 1).unsqueeze(0).expand(2, 4, 2)
+    assert loose.found == ["aten.zeros.default"]
+
+
+@pytest.mark.parametrize("path", ONLY_OPS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_function_of_torch_is_named_where_there_are_only_ops(path: Path) -> None:
+    """Branches that no batch above takes are read: a type may be named, a function may not."""
+    assert set(torch_names(ast.parse(path.read_text()))) <= {"Tensor", "dtype", "device"}
+
+
+def torch_names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            yield node.module or ""
