@@ -6,5 +6,30 @@ Leaves out: speed. The one alphabet of axes, here and everywhere:
   T   tokens in a row or window    HV  value heads (HV / H = r)       V   width of a value head
   N   packed rows of an event      C   conv channels, 2HK + HV*V      W   width of the causal conv
   M   rows that are asked for      L   tokens in memory               D   width of a hidden row
-  E   experts                      I   inner width of an MLP
+  E   experts                      I   inner width of an MLP          R   channels of a head that are rotated
+
+The width is fp64 for the truth, or fp32, which `see` may round further. In `Mirrors:`, transformers (HF) is any
+version from 5.17 up to 6; the one that the parity table was measured with stands in `fixtures/results/parity.json`.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .engine import ReferenceEngine
+    from .ledger import LedgerEngine
+    from .weights import Weights
+
+__all__ = ["LedgerEngine", "ReferenceEngine", "Weights"]
+
+_HOMES = {"LedgerEngine": "ledger", "ReferenceEngine": "engine", "Weights": "weights"}
+
+
+def __getattr__(name: str) -> object:
+    """Lazy: the contract is part of this package, and parts of it are read where there is no torch yet."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return found

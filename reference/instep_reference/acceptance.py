@@ -104,8 +104,8 @@ def block_sampled(
     refused = torch.cat([block[:, 1:], block[:, :1]], 1).gather(1, correct_len[:, None])
     whole = (correct_len == block.shape[1] - 1)[:, None]
     left = torch.where(whole, left, left.scatter(1, refused, 0.0))
-    bonus = torch.stack([torch.tensor(_draw(row, at)) for row, at in zip(left, final, strict=True)])
-    return correct_len, bonus
+    bonus = [_draw(row, at) for row, at in zip(left, final, strict=True)]
+    return correct_len, torch.tensor(bonus, dtype=torch.int64, device=block.device)
 
 
 def _children(node: int, parents: Sequence[int]) -> list[int]:

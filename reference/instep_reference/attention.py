@@ -5,16 +5,14 @@ Leaves out: pages, blocks and any other way of keeping keys and values than two 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from .contract.config import ModelConfig
+from .contract.place import At
 from .norms import rms_norm
 from .weights import AttentionWeights
-
-At = Callable[[str, torch.Tensor], torch.Tensor]  # `see` with stage and layer filled in
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ def mix(
     """The attention layer between its input norm and its residual: T consecutive tokens of one request.
 
     Shapes:  normed (T, D)   positions (T,)  ->  (T, D), and the memory with the T new rows behind the old ones.
-    Mirrors: transformers 5.23 `Qwen3_5Attention`; differs in the width (HF: norms, rotary and softmax in fp32).
+    Mirrors: transformers `Qwen3_5Attention`; differs in the width (HF: norms, rotary and softmax in fp32).
     """
     T, heads, kv_heads, width = normed.shape[0], config.heads, config.kv_heads, config.head_dim
     projected = at("projected", (normed @ weights.query_gate.T).reshape(T, heads, 2, width))
@@ -71,7 +69,8 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, config: ModelConfig) -> tor
     """Turn channel pairs (i, i + R/2) of the first R = rotary_dim channels by position * theta ** (-2i / R).
 
     Shapes:  x (T, heads, head_dim)   positions (T,)  ->  (T, heads, head_dim)
-    Mirrors: transformers 5.23 `apply_rotary_pos_emb`; angles in the width of x (HF: fp32). For text, mRoPE is this.
+    Mirrors: transformers `apply_rotary_pos_emb`; angles in the width of x (HF: fp32), which must hold every position:
+             fp32 or fp64. For text, mRoPE is this.
     """
     R = config.rotary_dim
     exponents = torch.arange(0, R, 2, dtype=x.dtype, device=x.device) / R

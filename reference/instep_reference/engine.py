@@ -58,7 +58,7 @@ class TensorModel:
     ) -> tuple[torch.Tensor, AttentionMemory]:
         """x = fc([norm(embed(token p + 1)) | norm(h_p)]), embedding first; one layer; y = norm(x).
 
-        Mirrors: transformers 5.17 `MtpModel`, which rotates row p at position p + 1; here row p stands at p,
+        Mirrors: transformers `MtpModel`, which rotates row p at position p + 1; here row p stands at p,
         so keys differ and y does not.
         """
         draft, config = cast(DraftWeights, self.weights.draft), self.config.drafter()

@@ -5,17 +5,15 @@ Leaves out: chunking (`chunked.py`), fusing, caches. For those see `instep_optim
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
 from .contract.config import ModelConfig
+from .contract.place import At
 from .norms import gated_norm, l2_norm
 from .weights import GdnWeights
-
-At = Callable[[str, torch.Tensor], torch.Tensor]  # `see` with stage and layer filled in
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,9 @@ def mix(
     """The GDN layer between its input norm and its residual: T consecutive tokens of one request.
 
     Shapes:  normed (T, D)  ->  (T, D), and the memory after the last of them. Positions play no part.
-    Mirrors: transformers 5.23 `Qwen3_5GatedDeltaNet`; differs in the width (HF: fp32 inside), in keeping W-1 conv
+    Mirrors: transformers `Qwen3_5GatedDeltaNet`; differs in the width (HF: fp32 inside), in keeping W-1 conv
              inputs (HF: W), and in decoding every token by the recurrence (HF: chunks, when there is more than one).
+             As there, softplus is torch's, the identity above 20: 2e-9 off at most, under the last bit of fp32.
     """
     T, H, HV = normed.shape[0], config.key_heads, config.value_heads
     K, V = config.key_dim, config.value_dim

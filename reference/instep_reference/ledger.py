@@ -40,7 +40,7 @@ def code(place: Place) -> int:
 
 
 def expand(labels: Sequence[int], shape: tuple[int, ...]) -> torch.Tensor:
-    """Rows of elements, each of which knows its place in its row; a label of 0, nothing yet, is all zeros.
+    """Rows of elements, each of which knows its place in its row; the label 0, nothing yet, is all zeros.
 
     Shapes:  labels (N,)  ->  (N, *shape) int64, two's complement
     """
@@ -126,15 +126,14 @@ class LabelModel:
         memory: Memory, caches: Sequence[KvLabels],
     ) -> RequestState:
         config = self.config
-        entry = (config.kv_heads, config.head_dim)
-        channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
+        entry = _shape("key", config)
         block = (config.value_heads, config.key_dim, config.value_dim)
         gdn = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, GdnLabels)}
         kv = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, KvLabels)}
         return RequestState(
             length=length, root=root, proposal=proposal,
             proposal_hidden=None if hidden is None else expand(hidden, (config.hidden,))[0],
-            conv={layer: expand(kept.taps, (channels,)).T.contiguous() for layer, kept in gdn.items()},
+            conv={layer: expand(kept.taps, _shape("qkv", config)).T.contiguous() for layer, kept in gdn.items()},
             state={layer: expand((kept.chain,), block)[0] for layer, kept in gdn.items()},
             keys={layer: expand(kept.keys, entry) for layer, kept in kv.items()},
             values={layer: expand(kept.values, entry) for layer, kept in kv.items()},
@@ -232,8 +231,11 @@ def _attention(
 
 def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:
     """What a row of a place looks like; a hidden row, where nothing else is said."""
+    channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
     shapes: dict[str, tuple[int, ...]] = {
         "joined": (2 * config.hidden,),
+        "qkv": (channels,),
+        "mixed": (channels,),
         "z": (config.value_heads, config.value_dim),
         "b": (config.value_heads,),
         "a": (config.value_heads,),
@@ -252,8 +254,7 @@ def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:
         "attended": (config.heads, config.head_dim),
         "opened": (config.heads, config.head_dim),
     }
-    channels = (2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim,)
-    return channels if component in ("qkv", "mixed") else shapes.get(component, (config.hidden,))
+    return shapes.get(component, (config.hidden,))
 
 
 def _signed(label: int) -> int:

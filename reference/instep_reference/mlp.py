@@ -25,7 +25,7 @@ def swiglu(weights: MlpWeights, x: torch.Tensor) -> torch.Tensor:
 def mixture(config: ModelConfig, weights: MoeWeights, x: torch.Tensor) -> torch.Tensor:
     """sum over the chosen experts of share * expert(x), plus sigmoid(shared_gate x) * shared(x).
 
-    Mirrors: transformers 5.23 `Qwen3NextSparseMoeBlock`, `Qwen3_5MoeSparseMoeBlock`; HF's router softmax is fp32.
+    Mirrors: transformers `Qwen3NextSparseMoeBlock`, `Qwen3_5MoeSparseMoeBlock`; HF's router softmax is fp32.
     """
     shares = route(config, x @ weights.router.T)
     out = torch.sigmoid(x @ weights.shared_gate.T) * swiglu(weights.shared, x)

@@ -17,7 +17,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / rms(x) * (1 + weight): weights are stored around zero.
 
     Shapes:  x (..., D)   weight (D,)  ->  (..., D)
-    Mirrors: transformers 5.23 `Qwen3_5RMSNorm`, without its casts to fp32.
+    Mirrors: transformers `Qwen3_5RMSNorm`, without its casts to fp32.
     """
     return _over_rms(x, eps) * (1 + weight)
 
@@ -28,7 +28,7 @@ def gated_norm(
     """core / rms(core) * weight * gate(z): weights are stored around one, and the gate comes last.
 
     Shapes:  core, z (..., V)   weight (V,)  ->  (..., V)
-    Mirrors: transformers 5.23 `Qwen3_5RMSNormGated`, without its casts (HF casts before the weight).
+    Mirrors: transformers `Qwen3_5RMSNormGated`, without its casts (HF casts before the weight).
     """
     opening = F.silu(z) if gate == "silu" else torch.sigmoid(z)
     return _over_rms(core, eps) * weight * opening

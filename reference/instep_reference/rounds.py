@@ -201,6 +201,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         """An empty step: nothing to define."""
 
     def state(self, request: str) -> RequestState:
+        """Where the request stands; a round that it is in leaves no trace before its commit."""
         standing = (self.requests.get(request) or self.preempted[request]).standing
         proposed = standing.proposed
         return self.model.logical(

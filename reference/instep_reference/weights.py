@@ -162,7 +162,7 @@ def _separate(config: ModelConfig, at: str, get: Get) -> tuple[torch.Tensor, ...
 def _interleaved(config: ModelConfig, at: str, get: Get) -> tuple[torch.Tensor, ...]:
     """Qwen3-Next: rows come per key head, [q K | k K | v rV | z rV] and [b r | a r]; gather each over the heads.
 
-    Mirrors: transformers 5.23 `Qwen3NextGatedDeltaNet.fix_query_key_value_ordering`, done to the weights instead.
+    Mirrors: transformers `Qwen3NextGatedDeltaNet.fix_query_key_value_ordering`, done to the weights instead.
     """
     r = config.value_heads // config.key_heads
     K, V = config.key_dim, config.value_dim

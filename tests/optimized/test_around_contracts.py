@@ -44,16 +44,29 @@ def broken(op: str, **given: Any) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("ops", "activation"), [("plain", torch.float32), ("plain", torch.bfloat16),
-                                                 ("ledger", torch.float32)])
-def test_an_engine_keeps_every_contract(ops: str, activation: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ops", "activation", "state"),
+    [
+        ("plain", torch.float32, torch.float32),
+        ("plain", torch.bfloat16, torch.float32),
+        ("plain", torch.bfloat16, torch.bfloat16),
+        ("plain", torch.float16, torch.float16),
+        ("ledger", torch.float32, torch.float32),
+    ],
+)
+def test_an_engine_keeps_every_contract(
+    ops: str, activation: torch.dtype, state: torch.dtype, tmp_path: Path
+) -> None:
     found: list[str] = []
     checked = around(load(ops), unseen, contracts(found.append))
     file = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3, 7)))
-    checkpoint, options = Checkpoint.open(write(tmp_path, "dense")), Options(activation=activation)
+    checkpoint, options = Checkpoint.open(write(tmp_path, "dense")), Options(activation=activation, state=state)
     subject = OptimizedEngine(checkpoint, checked, options, CAPACITY, num_steps=3, adaptive=file)
     for event in scenario(64, (3, 1, 7, 0, 3), forced=True):
         event.on(subject)
+        for name in subject.slots():
+            kept = subject.state(name)
+            assert all(bool((x == x).all()) for x in (*kept.state.values(), *kept.conv.values(), *kept.keys.values()))
     assert found == []
 
 

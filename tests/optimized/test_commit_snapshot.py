@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-from instep_optimized.batch import Batch, Span, pack
+from instep_optimized.batch import Batch, Span, pack, sent
 from instep_optimized.commit import STRATEGIES
 from instep_optimized.commit.base import Landing, Touch, changes
 from instep_optimized.commit.snapshot import MAY_CHANGE, Snapshot
@@ -63,6 +63,15 @@ def test_rows_stay_packed_in_batch_order_and_parts_name_them() -> None:
     assert [(group.kind, group.begin.tolist()) for group in packed.groups] == [
         ("prefill", [3]), ("verify", [0]), ("decode", [8]),
     ]
+
+
+def test_numbers_go_to_the_device_together_and_each_list_is_aligned() -> None:
+    lists = [[3], [], [1, 2, -1], [7, 8], [9]]
+    found = sent(lists, torch.device("cpu"))
+    assert [tensor.tolist() for tensor in found] == lists
+    assert {tensor.dtype for tensor in found} == {torch.int64}
+    assert len({tensor.untyped_storage().data_ptr() for tensor in found}) == 1
+    assert all(tensor.data_ptr() % 16 == 0 for tensor in found if len(tensor))
 
 
 def test_verify_keeps_every_position_by_row_and_stores_nothing_others_store_by_slot() -> None:

@@ -64,6 +64,16 @@ def test_free_choices_agree_in_either_layout(layout: StateLayout, tmp_path: Path
     assert both.compared > 10_000
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("model", ["dense", "moe, fused experts"])
+def test_a_gpu_says_what_the_reference_says(model: str, tmp_path: Path) -> None:
+    both = sides(tmp_path, model, device="cuda")
+    for event in scenario(64, STEPS, forced=True):
+        both(event)
+    assert both.compared > 10_000
+
+
 def test_speculation_says_what_plain_decoding_says(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write(tmp_path, "dense", **TWO_LAYERS))
     prompt, wanted = (5, 9, 2, 33), 24

@@ -120,8 +120,8 @@ def test_a_released_request_leaves_poison_in_every_unit_it_had_and_nowhere_else(
     for region in memory.regions():
         if not region.name.endswith("_ends"):
             region.units.zero_()
-    slot, pages = {"conv", "state"}, {"keys", "values", "draft_keys", "draft_values"}
-    expected = dict.fromkeys(slot, {2}) | dict.fromkeys(pages, {3, 1})
+    had = {"slot": {2}, "page": {3, 1}, "row": set()}
+    expected = {demand.name: had[demand.by] for demand in wanted()}
     memory.release("a")
     for region in memory.regions():
         poisoned = {unit for unit in range(len(region.units)) if (region.units[unit] == 7.5).all()}
@@ -151,7 +151,7 @@ def test_the_budget_is_what_the_pools_take_to_the_byte(types: Types, guarded: bo
 @pytest.mark.parametrize("guarded", [True, False])
 @pytest.mark.parametrize("widest", [2, 8])
 def test_what_fits_fits_and_one_more_does_not(widest: int, guarded: bool) -> None:
-    """Pools are built for so many requests of 10 tokens, each with 3 pages of 4: what they take is what is asked for."""
+    """What pools for so many requests of 10 tokens take, each with 3 pages of 4, is what is asked for."""
     for requests in (1, 2, 5):
         slots, pages = tuple(range(1, requests + 1)), tuple(range(1, 3 * requests + 1))
         needs = wanted(widest=widest, capacity=replace(CAPACITY, slots=slots, pages=pages))

@@ -51,8 +51,8 @@ def test_a_file_is_kept_as_written(tmp_path: Path) -> None:
         ("[1, 3]", "adaptive"),
         ('{"candidate_steps": [1', "adaptive"),
         ('{"candidate_steps": [1.0]}', "adaptive.candidate_steps[0]"),
-        ('{"a":' * 100_000, "adaptive"),
-        (f'{{"{"9" * 5000}": {{}}}}', f"adaptive.{'9' * 5000}"),
+        pytest.param('{"a":' * 100_000, "adaptive", id="too deep"),
+        pytest.param(f'{{"{"9" * 5000}": {{}}}}', f"adaptive.{'9' * 5000}", id="too long a key"),
     ],
 )
 def test_a_bad_file_is_refused_by_the_name_of_its_field(text: str, field: str) -> None:
@@ -189,6 +189,16 @@ def test_a_probe_is_judged_once() -> None:
     course.opinions[1].ema = 0.9
     course.update(3, [1, 1, 1])
     assert course.wish() == 0, "granted late: the next decision is due at the interval"
+
+
+@pytest.mark.parametrize(("course_of_steps", "judged"), [((1,), True), ((1, 3), True), ((1, 0), False), ((0,), False)])
+def test_a_probe_lasts_until_a_commit_or_until_zero(course_of_steps: tuple[int, ...], judged: bool) -> None:
+    course = controller('{"candidate_steps": [0, 1, 3], "warmup_batches": 0, "update_interval": 10}', 0)
+    for steps in course_of_steps:
+        course.set_num_steps(steps)
+    assert course.probing is judged
+    course.update(1, [0])
+    assert course.wish() == 0 and course.probing is False
 
 
 def test_a_commit_at_zero_steps_counts_but_teaches_nothing() -> None:

@@ -162,7 +162,9 @@ def test_an_impossible_mixture_is_refused_by_name(field: str, value: Any) -> Non
         ModelConfig.from_dict(config_of("next", **{field: value}))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"a":' * 100_000, b'{"model_type": "qwen3_5"'])
+@pytest.mark.parametrize("content", [
+    b"", b"{", b"[1]", b"\xff\xfe", pytest.param(b'{"a":' * 100_000, id="too deep"), b'{"model_type": "qwen3_5"',
+])
 def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)

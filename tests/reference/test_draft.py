@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from instep_reference.acceptance import block_greedy
+from instep_reference.attention import rotate
 from instep_reference.contract.engine import Path, Row
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, unseen
 from instep_reference.draft import DRAFTERS, Eagle, External, Vanilla, drafter
 from instep_reference.engine import ReferenceEngine, TensorModel
 from instep_reference.ledger import LedgerEngine
-from instep_reference.weights import Weights
+from instep_reference.norms import rms_norm
+from instep_reference.weights import AttentionWeights, Weights
 from support.checkpoints import MODEL_TYPES
 from support.rounds import CLOSE, begin, config, decode, disagreement, play, weights
 
@@ -50,18 +52,25 @@ class Embedded:
 
 
 def test_eagle_feeds_its_own_hidden_row_on(one: Weights) -> None:
-    """Drafts 2 and 3, recomputed: token = the draft before, hidden = the y before, position L - 1 + i."""
+    """Drafts 2 and 3, recomputed: token = the draft before, hidden = the y before, position L - 1 + i.
+
+    The rows are compared, not the tokens alone: a row at another position seldom moves an argmax.
+    """
     engine, model = ReferenceEngine(one, num_steps=3), TensorModel(one)
     begin(engine, PROMPT)
+    kept: dict[Place, torch.Tensor] = {}
+    engine.watch(lambda place, tensor: kept.setdefault(place, tensor))
     proposed = engine.requests["a"].standing.proposed
     y, cache, token = proposed.hidden, proposed.caches[0], proposed.proposals[0]
-    expected = [token]
+    expected, ys = [token], []
     for position in (5, 6):
         assert y is not None
         y, cache = model.head(0, (token,), y, cache, position, "chain.1", unseen)
         token = model.pick(y, "chain.1", unseen)[0]
         expected.append(token)
+        ys.append(y)
     assert engine.draft(("a",)).drafts.tolist() == [expected]
+    assert torch.equal(torch.cat([kept[Place(f"chain.{i}", AFTER_LAYERS, "final")] for i in (1, 2)]), torch.cat(ys))
     assert engine.requests["a"].standing.proposed is proposed, "the chain's rows are scratch"
 
 
@@ -75,14 +84,48 @@ def test_the_prompt_is_shifted_by_one_and_ends_in_the_root(one: Weights) -> None
     assert torch.equal(torch.cat(tape.embedding), expected)
 
 
+def test_a_draft_row_stands_at_the_position_of_its_hidden_row(one: Weights) -> None:
+    """Row p at position p, through chunks, decoding and a round. Only the keys show it: rotary is relative."""
+    assert one.draft is not None and isinstance(one.draft.layers[0].mixer, AttentionWeights)
+    raw: list[torch.Tensor] = []
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        if place == Place("extend", 0, "key_raw"):
+            raw.append(tensor)
+        return tensor
+
+    engine = ReferenceEngine(one, num_steps=2, see=see)
+    engine.admit("a", PROMPT)
+    engine.forward((Row("a", "prefill", 2),))
+    engine.forward((Row("a", "prefill", 3),))
+    decode(engine, (8,))
+    play(engine, (1, 2), Path((1,), 6))
+    keys = rms_norm(torch.cat(raw), one.draft.layers[0].mixer.key_norm, one.config.eps)
+    expected = rotate(keys, torch.arange(8), one.config)
+    found = engine.state("a").draft_keys[0]
+    assert found.shape == expected.shape and (found - expected).abs().max() <= CLOSE * expected.abs().max()
+
+
 def test_eagle_runs_every_node_of_a_tree_that_has_a_child(one: Weights) -> None:
-    """The head's own choice at a node is the one that it would make at the end of the node's chain."""
-    engine = ReferenceEngine(one, num_steps=4)
+    """What the head says at a node is what it would say at the end of the node's chain."""
+    engine = ReferenceEngine(one, num_steps=5)
     begin(engine, PROMPT)
-    own = engine.draft(("a",), ((7, 8, 9, 10),), ((0, 0, 2, 3),)).own[0].tolist()
+    finals: list[torch.Tensor] = []
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        if place.component == "final":
+            finals.append(tensor)
+        return tensor
+
+    engine.watch(see)
+    own = engine.draft(("a",), ((7, 8, 9, 10, 11),), ((0, 0, 2, 3, 1),)).own[0].tolist()
+    tree, finals = finals, []
     first = engine.state("a").proposal
-    chain = engine.draft(("a",), ((8, 9, 10, 0),)).own[0].tolist()
-    assert own == [first, first, chain[1], chain[2]]
+    one_branch = engine.draft(("a",), ((8, 9, 10, 0, 0),)).own[0].tolist()
+    rows, finals = finals[:2], []
+    other = engine.draft(("a",), ((7, 11, 0, 0, 0),)).own[0].tolist()
+    assert own == [first, first, one_branch[1], one_branch[2], other[1]]
+    assert len(tree) == 3 and torch.equal(torch.cat(tree), torch.cat([*rows, finals[0]]))
 
 
 # -- vanilla -------------------------------------------------------------------------------------

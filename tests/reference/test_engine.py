@@ -165,9 +165,16 @@ def test_the_controller_hears_commits_and_plain_decoding() -> None:
     SetNumSteps(0).on(engine)
     decode(engine, (3,))
     assert engine.next_num_steps() == 1, "a decode step at 0 counts, and a probe is due"
+    counted = engine.controller.opinions[1].batches
+    begin(engine, PROMPT, name="b")
+    assert engine.controller.opinions[1].batches == counted, "a prefill does not count"
+    engine.admit("c", PROMPT)
+    engine.forward((Row("a", "decode"), Row("c", "prefill", 2), Row("b", "decode")))
+    assert (engine.controller.opinions[1].batches, engine.controller.batch) == (counted + 1, 2), "decode rows alone"
     SetNumSteps(1).on(engine)
     decode(engine, (3,))
     assert engine.next_num_steps() == 1, "a decode step with drafts in force does not count"
+    assert engine.controller.opinions[1].batches == counted + 1
 
 
 def test_the_controller_hears_what_was_committed_and_not_what_this_side_would_have() -> None:

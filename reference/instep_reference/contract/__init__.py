@@ -1,1 +1,60 @@
-"""What both sides agree on: events, answers, places, configuration, checkpoint. Nothing here computes."""
+"""What both sides agree on: events, answers, places, configuration, checkpoint. Nothing here computes.
+
+The face; start reading at `engine.py`. It is lazy, so that errors and configurations are there without torch. Leaves
+out the names of types that are only unions or aliases: those are imported from their files.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .adaptive import AdaptiveFile, Bracket
+    from .checkpoint import Checkpoint
+    from .config import ModelConfig
+    from .engine import (
+        Abort,
+        Admit,
+        Capacity,
+        Commit,
+        Committed,
+        Draft,
+        Drafted,
+        Engine,
+        Event,
+        Finish,
+        Forward,
+        Forwarded,
+        Idle,
+        Inspectable,
+        Load,
+        Path,
+        Preempt,
+        Region,
+        RequestState,
+        Resume,
+        Row,
+        Save,
+        SetNumSteps,
+        Watched,
+    )
+    from .errors import BadInput, InstepError, OutOfCapacity, Unsupported
+    from .place import Place, unseen
+
+__all__ = [
+    "Abort", "AdaptiveFile", "Admit", "BadInput", "Bracket", "Capacity", "Checkpoint", "Commit", "Committed", "Draft",
+    "Drafted", "Engine", "Event", "Finish", "Forward", "Forwarded", "Idle", "Inspectable", "InstepError", "Load",
+    "ModelConfig", "OutOfCapacity", "Path", "Place", "Preempt", "Region", "RequestState", "Resume", "Row", "Save",
+    "SetNumSteps", "Unsupported", "Watched", "unseen",
+]
+
+_HOMES = ("errors", "config", "adaptive", "place", "engine", "checkpoint")  # those without torch first
+
+
+def __getattr__(name: str) -> object:
+    for home in _HOMES if name in __all__ else ():
+        found: object = getattr(import_module(f".{home}", __name__), name, None)
+        if getattr(found, "__module__", None) == f"{__name__}.{home}":
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,8 @@ The file
 
 Candidates, per bracket
   1. `candidate_steps`, or {1, 3, 7} when left out; the initial step count is inserted if it is missing,
-     and a message says so; then sorted, without duplicates. 0 may be among them: no speculation.
+     and a message says so (each engine keeps its own in `messages`; the wording is not compared); then sorted,
+     without duplicates. 0 may be among them: no speculation.
   2. The bracket of a batch of b requests is the one with the largest key not above b; below all keys,
      the one with the smallest key.
   3. Pools, and the budget that sizes them, take the maximum over all brackets, plus one.
@@ -66,6 +67,7 @@ import msgspec
 
 from .errors import BadInput
 
+LONGEST_KEY = 9  # digits of a batch size
 
 class Bracket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the file says for one range of batch sizes; `candidate_steps` is None when it says nothing."""
@@ -97,7 +99,7 @@ class AdaptiveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         """Read JSON text; `field` is where the text stands, for errors."""
         try:
             value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, field))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(field, found=f"text that does not parse ({error})", expected="JSON") from None
         return cls.of(value, field)
 
@@ -148,7 +150,7 @@ def _within(bracket: Bracket, field: str) -> None:
 
 
 def _batch(key: str, field: str) -> int:
-    if not (key.isascii() and key.isdigit() and not key.startswith("0")):
+    if not (key.isascii() and key.isdigit() and not key.startswith("0") and len(key) <= LONGEST_KEY):
         raise BadInput(f"{field}.{key}", found=repr(key), expected="a batch size of at least 1 as key")
     return int(key)
 

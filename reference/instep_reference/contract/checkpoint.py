@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 
@@ -50,8 +51,7 @@ class Checkpoint:
         if not states_mtp_layers(data):
             config = replace(config, mtp_layers=_count_mtp_layers(stored))
         _verify(config, stored)
-        tensors = {name: _load(where, name) for name, where in stored.items()}
-        return cls(config, MappingProxyType(tensors), _digest([directory / "config.json", *files]))
+        return cls(config, MappingProxyType(_load(stored)), _digest([directory / "config.json", *files]))
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class _Stored:
 
 def _files(directory: Path) -> list[Path]:
     """The tensor files of a directory: one, or those that the index names."""
+    if (directory / INDEX).exists() and (directory / SINGLE).exists():
+        raise BadInput(str(directory), found=f"both {SINGLE} and {INDEX}", expected="one of them: they may differ")
     if (directory / INDEX).exists():
         return _indexed(directory)
     if (directory / SINGLE).exists():
@@ -116,8 +118,8 @@ def _text_name(name: str) -> str:
 
 
 def _count_mtp_layers(names: Iterable[str]) -> int:
-    numbers = [int(found[1]) for name in names if (found := MTP_LAYER.match(name))]
-    return max(numbers, default=-1) + 1
+    """A number left out shows as a missing layer, and the number behind it as superfluous."""
+    return len({found[1] for name in names if (found := MTP_LAYER.match(name))})
 
 
 def _verify(config: ModelConfig, stored: Mapping[str, _Stored]) -> None:
@@ -134,17 +136,25 @@ def _verify(config: ModelConfig, stored: Mapping[str, _Stored]) -> None:
             raise BadInput(f"tensor {name}", found=found, expected="no such tensor in this configuration")
 
 
-def _load(where: _Stored, name: str) -> torch.Tensor:
-    try:
-        with safe_open(where.file, framework="pt") as opened:
-            tensor: torch.Tensor = opened.get_tensor(where.name)
-    except (SafetensorError, OSError) as error:
-        raise BadInput(f"tensor {name}", found=error, expected="a readable tensor") from None
+def _load(stored: Mapping[str, _Stored]) -> dict[str, torch.Tensor]:
+    """Every tensor, file by file: opening one reads its whole header, which names them all."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file, held in groupby(stored.items(), key=lambda item: item[1].file):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                tensors |= {name: opened.get_tensor(where.name) for name, where in held}
+        except (SafetensorError, OSError) as error:
+            raise BadInput(str(file), found=error, expected="a whole safetensors file") from None
+    for name, tensor in tensors.items():
+        _usable(name, tensor)
+    return tensors
+
+
+def _usable(name: str, tensor: torch.Tensor) -> None:
     if tensor.dtype not in DTYPES:
         raise BadInput(f"tensor {name}", found=tensor.dtype, expected="float32, bfloat16, float16 or float64")
     if not bool(tensor.isfinite().all()):
         raise BadInput(f"tensor {name}", found="NaN or infinite values", expected="finite values only")
-    return tensor
 
 
 def _digest(files: Iterable[Path]) -> str:

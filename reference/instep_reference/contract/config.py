@@ -23,9 +23,12 @@ OUTPUT_GATES: dict[str, Literal["silu", "sigmoid"]] = {"silu": "silu", "swish": 
 # Names under which files state how many MTP layers there are. Qwen3-Next's files state none:
 # there the names of the tensors say it (`checkpoint.py`).
 MTP_FIELDS = ("mtp_num_hidden_layers", "num_mtp_layers", "num_nextn_predict_layers")
+ROPE_OBJECTS = ("rope_parameters", "rope_scaling")  # today's name and the older one
 # Defaults of the Hugging Face classes for fields that real files leave out.
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
+HEAD_DIM = 256
+MOST_LAYERS = (1 << 16) - 1  # under `place.AFTER_LAYERS`, which must sort behind every layer
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
         raise BadInput(str(path), found="no such file", expected="a JSON file") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(str(path), found=error, expected="a readable JSON file") from None
     if not isinstance(data, dict):
         raise BadInput(str(path), found=type(data).__name__, expected="a JSON object")
@@ -112,30 +115,34 @@ class _Fields:
 
     def __init__(self, text: dict[str, Any], top: dict[str, Any]) -> None:
         self.text, self.top = text, top
-        rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-        self.rope: dict[str, Any] = rope if isinstance(rope, dict) else {}
 
     def get(self, name: str) -> Any:
-        for place in (self.text, self.rope, self.top):
-            if place.get(name) is not None:
-                return place[name]
-        return None
+        return next((part[name] for part in (self.text, self.top) if part.get(name) is not None), None)
 
-    def whole(self, name: str, least: int = 1, default: int | None = None) -> int:
+    def rope(self, name: str) -> Any:
+        """A field of the rotary embedding, beside the others or in an object of its own; stated twice, it agrees."""
+        objects = {inner: self.get(inner) or {} for inner in ROPE_OBJECTS}
+        for inner, found in objects.items():
+            if not isinstance(found, dict):
+                raise _bad(inner, found, "an object")
+        places = {"": self.text, **{f"{inner}.": found for inner, found in objects.items()}}
+        stated = {f"{at}{name}": part[name] for at, part in places.items() if part.get(name) is not None}
+        if any(value != next(iter(stated.values())) for value in stated.values()):
+            raise _bad(name, stated, "one value")
+        return next(iter(stated.values()), self.top.get(name))
+
+    def whole(self, name: str, least: int = 1, default: int | None = None, most: int | None = None) -> int:
         value = self.get(name)
         if value is None:
             value = default
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise _bad(name, value, f"a whole number of at least {least}")
+        if most is not None and value > most:
+            raise _bad(name, value, f"at most {most}")
         return value
 
-    def positive(self, name: str, default: float | None = None) -> float:
-        value = self.get(name)
-        if value is None:
-            value = default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise _bad(name, value, "a positive number")
-        return float(value)
+    def positive(self, name: str) -> float:
+        return _positive(name, self.get(name))
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name)
@@ -145,11 +152,17 @@ class _Fields:
             raise _bad(name, value, "true or false")
         return value
 
-    def only(self, name: str, value: object) -> None:
-        """A field of which one value is served: anything else would be computed wrongly, so it is refused."""
-        found = self.get(name)
-        if found is not None and found != value:
-            raise _bad(name, found, value)
+
+def _only(name: str, found: object, value: object) -> None:
+    """A field of which one value is served: anything else would be computed wrongly, so it is refused."""
+    if found is not None and found != value:
+        raise _bad(name, found, value)
+
+
+def _positive(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise _bad(name, value, "a positive number")
+    return float(value)
 
 
 def _bad(name: str, found: object, expected: object) -> BadInput:
@@ -161,22 +174,25 @@ def _read(f: _Fields) -> ModelConfig:
     if model_type not in DENSE_TYPES + MOE_TYPES:
         raise _bad("model_type", f.get("model_type"), f"one of {', '.join(DENSE_TYPES + MOE_TYPES)}")
     for name, value in (
-        ("hidden_act", "silu"), ("attention_bias", False), ("attn_output_gate", True), ("rope_type", "default"),
+        ("hidden_act", "silu"), ("attention_bias", False), ("attn_output_gate", True),
         ("mtp_use_dedicated_embeddings", False), ("use_sliding_window", False),
     ):
-        f.only(name, value)
-    layers = f.whole("num_hidden_layers")
+        _only(name, f.get(name), value)
+    for name in ("rope_type", "type"):
+        _only(name, f.rope(name), "default")
+    layers = f.whole("num_hidden_layers", most=MOST_LAYERS)
     experts = f.whole("num_experts", least=0) if model_type in MOE_TYPES else 0
     key_heads, value_heads = f.whole("linear_num_key_heads"), f.whole("linear_num_value_heads")
     heads, kv_heads = f.whole("num_attention_heads"), f.whole("num_key_value_heads")
     _divides("linear_num_value_heads", value_heads, "linear_num_key_heads", key_heads)
     _divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     hidden = f.whole("hidden_size")
-    head_dim = f.whole("head_dim", default=hidden // heads)
+    head_dim = f.whole("head_dim", default=HEAD_DIM)
     gate = f.get("output_gate_type") or "silu"
-    if gate not in OUTPUT_GATES:
+    if not isinstance(gate, str) or gate not in OUTPUT_GATES:
         raise _bad("output_gate_type", gate, f"one of {', '.join(OUTPUT_GATES)}")
-    dense_layers = _dense_layers(f, layers) if experts else ()
+    # Qwen3.5-MoE has experts in every layer, and no such fields
+    dense_layers = _dense_layers(f, layers) if experts and model_type == "qwen3_next" else ()
     return ModelConfig(
         model_type=model_type,
         vocab=f.whole("vocab_size"),
@@ -194,7 +210,7 @@ def _read(f: _Fields) -> ModelConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         rotary_dim=_rotary_dim(f, head_dim),
-        rope_theta=f.positive("rope_theta"),
+        rope_theta=_positive("rope_theta", f.rope("rope_theta")),
         intermediate=f.whole("intermediate_size") if not experts or dense_layers else 0,
         experts=experts,
         experts_per_token=_experts_per_token(f, experts) if experts else 0,
@@ -203,7 +219,8 @@ def _read(f: _Fields) -> ModelConfig:
         # Qwen3.5-MoE has no such field and always renormalises
         norm_topk=f.flag("norm_topk_prob", default=True) if model_type == "qwen3_next" else bool(experts),
         dense_layers=dense_layers,
-        mtp_layers=next((f.whole(name, least=0) for name in MTP_FIELDS if f.get(name) is not None), 0),
+        mtp_layers=next(
+            (f.whole(name, least=0, most=MOST_LAYERS) for name in MTP_FIELDS if f.get(name) is not None), 0),
     )
 
 
@@ -227,7 +244,8 @@ def _layer_kinds(f: _Fields, layers: int) -> tuple[LayerKind, ...]:
 
 
 def _rotary_dim(f: _Fields, head_dim: int) -> int:
-    factor = f.positive("partial_rotary_factor", default=PARTIAL_ROTARY_FACTOR)
+    stated = f.rope("partial_rotary_factor")
+    factor = PARTIAL_ROTARY_FACTOR if stated is None else _positive("partial_rotary_factor", stated)
     rotary_dim = int(head_dim * factor)
     if rotary_dim < 2 or rotary_dim > head_dim or rotary_dim % 2:
         expected = f"an even number of channels, 2 to {head_dim}, of head_dim"
@@ -245,7 +263,7 @@ def _experts_per_token(f: _Fields, experts: int) -> int:
 def _dense_layers(f: _Fields, layers: int) -> tuple[int, ...]:
     """Layers without experts in a MoE model: those listed, and those that the sparse step passes over."""
     listed = f.get("mlp_only_layers") or []
-    if not isinstance(listed, list) or not all(isinstance(index, int) and 0 <= index < layers for index in listed):
+    if not isinstance(listed, list) or not all(type(index) is int and 0 <= index < layers for index in listed):
         raise _bad("mlp_only_layers", listed, f"a list of layer numbers under {layers}")
     step = f.whole("decoder_sparse_step", default=1)
     return tuple(index for index in range(layers) if index in listed or (index + 1) % step)

@@ -9,6 +9,12 @@ Words (B requests in batch order, n = `num_steps`):
   node          an index into a window; node 0 is the root. `parents[i] < i` is node i's parent, parents[0] = -1
   length        committed tokens: their KV and state are in memory; the root is not among them
   drafts' KV    has the same length: row p pairs the target's final hidden row p with token p + 1
+  round         a draft, a verify, a commit of all that was verified; between a verify and its commit nothing runs:
+                no other draft or forward, no new step count, no idle. A request in no round is between rounds
+
+What every event must leave alone: the logical state of every request that it does not name. Events are served in
+the order given; an illegal one is the caller's fault (`instep.trace.legal` is the law), a legal one that an
+engine does not serve raises `Unsupported`, and one for which its pools have no room `OutOfCapacity`.
 """
 
 from __future__ import annotations
@@ -40,8 +46,9 @@ class Admit(Event, frozen=True):
 
 
 class Draft(Event, frozen=True):
-    """Propose `num_steps` drafts for each request (legal while num_steps > 0).
+    """Propose `num_steps` drafts for each request (between rounds, its root known, num_steps > 0).
 
+    Nothing is committed: the rows that a chain writes into the draft KV are scratch.
     picks    the drafts to use, one tuple per request; None: the head's own argmax.
              They are forced inside the chain too: step i runs on picks[i - 1].
     parents  per request, the parent node of every draft, for a tree (node 0 is the root, draft j is
@@ -59,9 +66,11 @@ class Draft(Event, frozen=True):
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One request's part of a forward.
 
-    prefill  the next `tokens` tokens of the prompt. The last chunk chooses the root.
+    prefill  the next `tokens` tokens of the prompt, committed at once, with their draft extend, in which the last
+             row is paired with the next token of the prompt, or with the root. The last chunk chooses the root.
     verify   the window: the root and the drafts of this round. Nothing is committed.
-    decode   the root alone (tokens = 1), committed at once, with its draft extend; chooses the next root.
+    decode   the root alone, committed at once, with its draft extend; chooses the next root.
+    tokens   of a prefill row; 1 on the others (a window is as wide as its drafts made it)
     root     the root to use after a decode row or a last prefill chunk; None: the target's own argmax.
     """
 
@@ -88,8 +97,10 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Commit(Event, frozen=True):
-    """State, KV and draft KV of the verified requests now stand at the accepted length.
+    """State, KV and draft KV of the verified requests (all of them) now stand at the accepted length.
 
+    The state is that of the path's last node, the new root its bonus, and the draft extend takes in the rows of all
+    accepted nodes. Equal to decoding the accepted tokens one by one.
     accepted  one path per request; None: the engine's own greedy acceptance.
     """
 
@@ -101,7 +112,7 @@ class Commit(Event, frozen=True):
 
 
 class SetNumSteps(Event, frozen=True, tag="set_num_steps"):
-    """`num_steps` is in force from here; it must be a candidate (0 is always legal)."""
+    """`num_steps` is in force from here (every request between rounds); a candidate, or 0, which is always legal."""
 
     num_steps: int
 
@@ -110,7 +121,7 @@ class SetNumSteps(Event, frozen=True, tag="set_num_steps"):
 
 
 class Save(Event, frozen=True):
-    """Keep a copy of the request's logical state under `name`."""
+    """Keep a copy of the request's logical state (between rounds) under `name`, which is not yet in use."""
 
     request: str
     name: str
@@ -120,7 +131,7 @@ class Save(Event, frozen=True):
 
 
 class Load(Event, frozen=True):
-    """Give an admitted request, of which nothing ran yet, the state kept under `name` (same prompt)."""
+    """Give an admitted request, of which nothing ran yet, the state kept under `name` (same prompt), as a copy."""
 
     request: str
     name: str
@@ -130,7 +141,7 @@ class Load(Event, frozen=True):
 
 
 class Preempt(Event, frozen=True):
-    """Take the slot and the pages away; the logical state is kept aside."""
+    """Take the slot and the pages away (between rounds); the logical state is kept aside, `state` still tells it."""
 
     request: str
 
@@ -148,7 +159,7 @@ class Resume(Event, frozen=True):
 
 
 class Finish(Event, frozen=True):
-    """The request is over (between rounds); slot and pages are free."""
+    """The request is over (between rounds, its root known); slot and pages are free."""
 
     request: str
 
@@ -157,7 +168,7 @@ class Finish(Event, frozen=True):
 
 
 class Abort(Event, frozen=True):
-    """The request is over, wherever it stood: in its prompt, after a draft, after a verify."""
+    """The request is over, wherever it stood: in its prompt, after a draft, after a verify, preempted."""
 
     request: str
 
@@ -179,7 +190,11 @@ AnyEvent = (
 
 @dataclass(frozen=True)
 class Drafted:
-    """drafts [B, n] int64: the tokens in use; own [B, n] int64: the head's argmax at each place."""
+    """drafts [B, n] int64: the tokens in use; own [B, n] int64: the head's argmax at each place.
+
+    own is what the head says behind the drafts in use before that place; -1 without a head. Trees of one batch may
+    differ in size: n is then the largest, and shorter rows end in -1.
+    """
 
     drafts: torch.Tensor
     own: torch.Tensor
@@ -204,7 +219,7 @@ class Committed:
 
     num_correct_drafts [B]         accepted drafts, bonus excluded
     accept_lens [B]                num_correct_drafts + 1
-    accept_index [B, width]        nodes on the accepted path, root first, -1 padded; width = window length
+    accept_index [B, width]        nodes on the accepted path, root first, -1 padded; width = the longest window
     last_correct_step_indices [B]  the node whose state is committed
     bonus [B]                      the next root
     own_num_correct_drafts [B], own_bonus [B]   what this side's own greedy acceptance says, forced or not
@@ -226,15 +241,17 @@ Answer = Drafted | Forwarded | Committed
 class RequestState:
     """The logical state of a request, in the one canonical layout; a copy, never a view.
 
+    Between a verify and its commit everything stands as before the verify, except `conv` and `state`, which belong to
+    nobody then: an engine may hold anything there, and they are not compared. (Drafts and windows are in none of it.)
+
     length      committed tokens, L
     root        the root token, or None while the prompt is unfinished
-    proposal    draft 1 as draft extend proposes it (argmax), or None without a draft head or root
+    proposal    draft 1 as draft extend proposes it (argmax), or None while there is no root, or no draft head in use
     proposal_hidden [D]  the head's y behind it
     conv        GDN layer -> [C, W-1], oldest first (zeros before the first token)
     state       GDN layer -> [HV, K, V]
     keys, values              attention layer -> [L, kv_heads, head_dim]
-    draft_keys, draft_values  MTP layer -> [draft_length, kv_heads, head_dim]; draft_length is L once the
-                              prompt's next token is known, that is at every event boundary
+    draft_keys, draft_values  MTP layer -> [L, kv_heads, head_dim]: after every event as long as the target's
     """
 
     length: int
@@ -267,7 +284,10 @@ class Capacity:
 
 
 class Engine(Protocol):
-    """One method per event. Illegal events (see `instep.trace.legal`) are the caller's fault."""
+    """One method per event, and three questions (`next_num_steps` and `state` change nothing).
+
+    The rules of the step count stand in `contract.adaptive`, the order of slots and pages in `Capacity`.
+    """
 
     def admit(self, request: str, prompt: tuple[int, ...]) -> None: ...
     def draft(

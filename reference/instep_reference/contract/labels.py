@@ -8,7 +8,8 @@ with Python integers (`instep_reference.ledger`), the optimized side with tensor
                 all modulo 2**64, shifts logical
   code(place)   crc32 of "family.layer.component" in ascii; family is "trunk" for the stage trunk and
                 "draft" for extend and chain; layer as in `Place` (STAGE_LEVEL and AFTER_LAYERS included)
-  expand(l, n)  element j of n is l + j*SPREAD modulo 2**64, j over the flattened canonical layout
+  expand(l, n)  element j of n is l + j*SPREAD modulo 2**64, j over the flattened canonical layout; the label 0
+                stands for nothing and expands to n zeros, so that fresh memory reads as 0
   read(x)       l = x[0];  l + sum_j (x[j] - expand(l)[j]) * (2*j + 1): the label of an intact row, and a
                 number that nobody expects when any element is out of place
 

@@ -84,6 +84,7 @@ class Place(NamedTuple):
 
 
 See = Callable[[Place, torch.Tensor], torch.Tensor]
+At = Callable[[str, torch.Tensor], torch.Tensor]  # the same with stage and layer filled in
 
 
 def unseen(place: Place, tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,9 @@ class Vanilla:
 
     chained  layer i reads the y of layer i - 1 while i < num_steps; otherwise, and beyond, the target's rows.
     All layers run in every extend, so that every cache is as long as the target's whatever the step count.
-    Inside a prompt, tokens that are not known yet are filled with picks too, as behind the root.
+    Inside a prompt, tokens that are not known yet are filled with picks too, as behind the root. So the last i rows
+    that layer i takes in each time may stand on guesses, and stay so: what these layers remember depends on where
+    chunks and rounds ended (and, when chained, on the step count), unlike everything else in a request's state.
     """
 
     chained: bool = True
