@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-export OMP_NUM_THREADS ?= 2
+export OMP_NUM_THREADS ?= 1
 
 .PHONY: replay test check fast lint types perf fixtures clean
 

@@ -6,6 +6,7 @@ Leaves out: running its two commands; CI does.
 from __future__ import annotations
 
 import pytest
+
 from support.readme import README, SECTIONS, rendered, section
 
 

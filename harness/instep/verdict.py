@@ -88,11 +88,12 @@ class Skipped:
 
 @dataclass
 class Verdict:
-    """The fold over a run's comparisons."""
+    """The fold over a run's comparisons. Where the subject computed nothing, agreement about slots is no pass."""
 
     compared: list[Comparison] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     events: int = 0
+    served: bool = True  # False: nothing was asked of the subject that it computes
 
     def add(self, results: Iterable[Comparison | Skipped]) -> list[Comparison]:
         """Take results in; give back those that disagree."""
@@ -119,6 +120,6 @@ class Verdict:
     def exit(self) -> Exit:
         if self.findings:
             return Exit.DIVERGED
-        if not self.elements:
+        if not (self.elements and self.served):
             return Exit.INCONCLUSIVE
         return Exit.AGREED

@@ -15,6 +15,8 @@ from instep_reference.contract.errors import BadInput
 
 def write_whole(files: Mapping[Path, bytes]) -> None:
     """Write every file aside first, beside the first one; then put all in their places, in the order given."""
+    for path in files:
+        writable(path)
     folder = next(iter(files)).parent
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".whole-") as aside:
@@ -25,3 +27,12 @@ def write_whole(files: Mapping[Path, bytes]) -> None:
                 os.replace(temporary, path)
     except OSError as error:
         raise BadInput(str(folder), found=error.strerror, expected="a folder that can be written") from None
+
+
+def writable(path: Path) -> None:
+    """Refuse a place where no file can be put: asked before work is done, and again before it is written."""
+    if path.is_dir():
+        raise BadInput(str(path), found="a folder", expected="the name of a file")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        found = "a folder that cannot be written" if path.parent.is_dir() else "no such folder"
+        raise BadInput(str(path.parent), found=found, expected="a folder that can be written")

@@ -55,9 +55,37 @@ def test_no_such_trace(instep, tmp_path):
     assert "No such file" in complaint(instep("replay", tmp_path / "none.jsonl"))
 
 
-def test_a_cut_trace(instep, trace):
-    trace.path.write_bytes(trace.path.read_bytes()[:-200])
-    assert "the trace was cut" in replayed(instep, trace)
+def test_a_trace_cut_anywhere(instep, trace):
+    """At every end of a line, before it, and in the middle of every line."""
+    text, end = trace.path.read_bytes(), 0
+    for line in text.splitlines(keepends=True):
+        for cut in (end, end + len(line) // 2, end + len(line) - 1):
+            trace.path.write_bytes(text[:cut])
+            said = replayed(instep, trace)
+            assert "the trace was cut" in said or "found nothing, expected a header" in said, (cut, said)
+        end += len(line)
+
+
+def test_tensors_cut_anywhere(instep, trace):
+    stored = beside(trace.path).read_bytes()
+    for cut in (0, 7, 8, 100, len(stored) // 2, len(stored) - 1):
+        beside(trace.path).write_bytes(stored[:cut])
+        assert "safetensors" in replayed(instep, trace)
+
+
+def test_bytes_that_are_no_text(instep, trace):
+    text = trace.path.read_bytes()
+    trace.path.write_bytes(text[:300] + b"\xff\xfe" + text[302:])
+    assert "not UTF-8" in replayed(instep, trace)
+
+
+def test_folders_and_nothing_where_files_should_be(instep, trace):
+    assert "directory" in complaint(instep("replay", trace.path.parent))
+    assert "expected a header" in complaint(instep("replay", "/dev/null"))
+    beside(trace.path).unlink()
+    assert "the tensors of the trace beside it" in replayed(instep, trace)
+    beside(trace.path).mkdir()
+    assert "the tensors of the trace beside it" in replayed(instep, trace)
 
 
 def test_an_edited_trace(instep, trace):
@@ -136,6 +164,54 @@ def test_a_window_wider_than_the_pool(instep, trace, changes):
     assert "the widest window" in replayed(instep, trace)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"slots": (0, 1)}, "capacity.slots"), ({"slots": (1, 1)}, "capacity.slots"), ({"slots": ()}, "capacity.slots"),
+        ({"pages": (1, 1, 2, 3)}, "capacity.pages"), ({"page_size": 0}, "capacity.page_size"),
+        ({"slots": (10**12, 1)}, "fit into the memory"), ({"slots": (10**18, 1)}, "fit into the memory"),
+        ({"page_size": 10**15}, "fit into the memory"), ({"pages": (10**12, *range(1, 9))}, "fit into the memory"),
+    ],
+)
+def test_impossible_room(instep, trace, changes, said):
+    room = msgspec.structs.replace(trace.header.capacity, **changes)
+    seal(trace.path, lines_of(msgspec.structs.replace(trace.header, capacity=room), list(trace.events)))
+    assert said in replayed(instep, trace)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (f'"vocab":{VOCAB}', '"vocab":1000', "checkpoint.vocab"), ('"mtp_layers":1', '"mtp_layers":0', "mtp_layers"),
+        ('"page_size":8', f'"page_size":{10**40}', "fit into the memory"), ('"lag":0', '"lag":0.5', "lag"),
+        ('"lag":0', '"lag":0,"more":1', "unknown field"), ('"until":null', '"until":-5', "at least 0"),
+    ],
+)
+def test_a_header_that_cannot_be(instep, trace, old, new, said):
+    first, *others = lines_of(trace.header, list(trace.events))
+    assert old.encode() in first
+    seal(trace.path, [first.replace(old.encode(), new.encode(), 1), *others])
+    assert said in replayed(instep, trace)
+
+
+def test_a_header_without_a_plan(instep, trace):
+    seal(trace.path, lines_of(msgspec.structs.replace(trace.header, replay=()), list(trace.events)))
+    assert "or --ops to name it" in complaint(instep("replay", trace.path))
+    assert instep("replay", trace.path, "--ops", "ledger").code == 0
+
+
+def test_prompts_beside_the_trace_that_are_not_its_own(instep, trace):
+    stored = load_file(beside(trace.path))
+    stored["prompt.0"] = stored["prompt.0"] + 1
+    save_file(stored, beside(trace.path), {"trace_sha256": trace.sha256})
+    assert "prompt.0: found other tokens" in replayed(instep, trace)
+
+
+def test_a_request_that_is_admitted_twice(instep, trace):
+    seal(trace.path, lines_of(trace.header, [trace.events[0], *trace.events]))
+    assert "line 3: request: found \"a\", expected a name that no live request has" in replayed(instep, trace)
+
+
 def test_candidates_that_do_not_follow_from_the_adaptive_file(instep, trace):
     header = msgspec.structs.replace(trace.header, candidates=(1, 2, 3))
     seal(trace.path, lines_of(header, list(trace.events)))
@@ -154,8 +230,14 @@ def test_options_that_do_not_exist(instep, trace, words, said):
 
 
 def test_a_result_that_cannot_be_written(instep, trace):
-    where = trace.path.parent / "no" / "folder" / "out.json"
-    assert "a folder that can be written" in complaint(instep("replay", trace.path, "--ops", "ledger", "--json", where))
+    """Refused before anything is run."""
+    folder = trace.path.parent
+    for where, said in (
+        (folder / "no" / "folder" / "out.json", "a folder that can be written"), (folder, "the name of a file"),
+        (trace.path / "out.json", "a folder that can be written"),
+    ):  # fmt: skip
+        ran = instep("replay", trace.path, "--ops", "ledger", "--json", where)
+        assert said in complaint(ran) and not ran.out
 
 
 def test_record_refuses_a_bad_policy_and_writes_nothing(instep, trace, tmp_path):
@@ -165,4 +247,13 @@ def test_record_refuses_a_bad_policy_and_writes_nothing(instep, trace, tmp_path)
     words = ("--checkpoint", trace.path.parent / "model", "--prompts", tmp_path / "prompts.json",
              "--policy", tmp_path / "policy.json", "--out", tmp_path / "new.jsonl")
     assert "prompt[2]: found token 999" in complaint(instep("record", *words))
+    (tmp_path / "prompts.json").write_text('[{"name": "few", "tokens": [1]}, {"name": "few", "tokens": [2]}]')
+    assert "a name of its own" in complaint(instep("record", *words))
+    (tmp_path / "prompts.json").write_bytes(b'[{"name": "\xff"}]')
+    assert "not UTF-8" in complaint(instep("record", *words))
+    for field, value in (("arrivals", ()), ("rounds", 0), ("accept", (-1,))):
+        changed = msgspec.structs.replace(told, **{field: value})
+        (tmp_path / "policy.json").write_bytes(msgspec.json.encode(changed))
+        assert f"policy.json: {field}" in complaint(instep("record", *words))
+    assert "the name of a file" in complaint(instep("record", *words[:-1], tmp_path))
     assert not list(tmp_path.glob("new*"))

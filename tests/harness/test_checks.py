@@ -12,6 +12,7 @@ import torch
 
 from instep.checks import for_labels, for_numbers
 from instep.checks.identity import Window, greedy
+from instep.checks.measure import Spot, measured
 from instep.observe.oracle import Oracle
 from instep.observe.rows import shares
 from instep.verdict import Exit, Tier
@@ -259,7 +260,7 @@ def test_a_label_in_the_wrong_place_is_said_with_its_row_or_its_count(labelled):
     )  # fmt: skip
     first = m.first(m.judge(stale, for_labels()))
     assert (first.event, first.place, first.request) == (at, Place("trunk", 1, "state"), name)
-    assert first.diagnosis == "holds the state after 0 tokens; 3 were accepted"
+    assert first.diagnosis == "holds the state from before the step; 3 were accepted"
     hidden = Place("trunk", 2, "hidden")
     swapped = m.spoiled(labelled, at - 1, lambda moment: m.with_rows(moment, hidden, lambda rows: rows.flip(0)))
     first = m.first(m.judge(swapped, for_labels()))
@@ -270,3 +271,16 @@ def test_greedy_acceptance_walks_down_a_tree():
     window = Window(tokens=(5, 7, 9, 3), parents=(-1, 0, 0, 2), picks=(9, 1, 3, 8))
     assert greedy(window) == (2, 8)
     assert greedy(replace(window, picks=(4, 1, 3, 8))) == (0, 4)
+
+
+def test_a_yardstick_that_overflows_allows_nothing_and_an_exact_block_hides_no_other():
+    spot = Spot("derived", Tier.DERIVED, 0, "forward", Place("trunk", 0, "v"), "a", 1)
+    truth = torch.rand(4, 2, 32, dtype=torch.float64) + 1
+    drawn = torch.stack([truth, truth])
+    drawn[1, :, 1] = torch.inf
+    subject = truth.float()
+    subject[:, 1] *= 1.5
+    result = measured(spot, subject, truth, drawn)
+    assert not result.agrees and result.head == 1 and "overflows" in result.diagnosis
+    assert measured(spot, truth, truth, drawn[:1]).agrees
+    assert not measured(spot, torch.full_like(subject, torch.nan), truth, drawn[:1]).agrees

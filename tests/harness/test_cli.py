@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import datetime
 
 import msgspec
 import pytest
@@ -51,14 +52,27 @@ def test_a_divergence_exits_1_with_the_message_and_the_command(instep, trace):
     assert again.code == 1 and "layer 0 gated" in again.out
 
 
-def test_nothing_compared_is_inconclusive(instep, trace):
-    assert instep("replay", trace.path, "--ops", "plain", "--until", "3", "--layer", "55").code == 3
+@pytest.mark.parametrize("words", [("--until", "3", "--layer", "55"), ("--until", "0"), ("--until", "1")])
+@pytest.mark.parametrize("ops", [(), ("--ops", "plain"), ("--ops", "ledger")])
+def test_nothing_compared_or_computed_is_inconclusive(instep, trace, ops, words):
+    ran = instep("replay", trace.path, *ops, *words)
+    assert ran.code == 3 and "inconclusive" in ran.out
+    assert ": nothing was compared" in ran.out or ": nothing was computed" in ran.out
+
+
+def test_the_tool_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "instep", "--help"], capture_output=True, text=True, check=True)
+    assert "replay" in done.stdout
 
 
 def test_the_result_file_has_what_is_needed_to_trust_it(instep, trace, tmp_path):
     instep("replay", trace.path, "--ops", "plain", "--json", tmp_path / "r.json", "--commit", "abc123")
     result = json.loads((tmp_path / "r.json").read_text())
     run = result["runs"][0]
+    assert result["command"].startswith("instep replay") and result["command"].endswith("--commit abc123")
+    assert datetime.fromisoformat(result["date"]).tzinfo is not None
+    assert result["machine"]["system"].split()[0] in ("Linux", "Darwin")
+    assert "Linux-" not in result["machine"]["system"]
     assert result["commit"] == "abc123" and result["machine"]["torch"] and result["machine"]["device"] == "cpu"
     assert run["elements"] > 0 and run["calls"]["gdn"] > 0 and len(run["served"]["instep_optimized"]) == 64
     assert run["exit"] == result["exit"] == 0 and run["findings"] == []

@@ -46,7 +46,7 @@ def stored(state, width, noise, seed=1):
 
 
 def looked(found, of, width, noise):
-    return look(found, of, [stored(of.right, width, noise, seed) for seed in (5, 6, 7)])
+    return look(found, of, torch.stack([stored(of.right, width, noise, seed) for seed in (5, 6, 7)]))
 
 
 @WIDTHS
@@ -184,7 +184,6 @@ def test_a_commit_that_did_nothing_is_named(run):
     finding = spoil(run, 2, lambda commit, name, right: commit.subject.before[name].state[1])
     assert "holds the state from before the step; 3 were accepted" in finding.diagnosis
     assert finding.worst == pytest.approx(1.0, abs=1e-3)
-    assert "(projection 1.0000, limit 0.5)" in finding.diagnosis
 
 
 def test_a_stale_tile_after_a_commit_is_named_with_head_and_columns(run):

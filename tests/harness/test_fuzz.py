@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from instep.fuzz.campaign import Settings, campaign
+from instep.fuzz import machine
+from instep.fuzz.campaign import Result, Settings, campaign
 from instep.verdict import Exit
 from support.checkpoints import write
 from support.planting import Fault, planted, run
 
 SEED = "1"
+SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
 
 # The commit reads snapshots with a row stride of the current window instead of the pool's: right while the widest
 # step count is in force, wrong from the first switch down on, for every row but the first.
@@ -33,6 +35,11 @@ CALLER_STRIDE = Fault(
 )
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("model"), **SMALL)
+
+
 def divergence(output: str) -> list[str]:
     """Where and what, as the message says it; the command below names another path."""
     lines = output.splitlines()
@@ -40,14 +47,17 @@ def divergence(output: str) -> list[str]:
     return lines[begin : begin + 3]
 
 
-def test_the_caller_stride_is_found_and_its_trace_shows_it(tmp_path: Path) -> None:
-    checkpoint, folder = write(tmp_path / "model"), planted(tmp_path, CALLER_STRIDE)
-    found = run(folder, "fuzz", "--checkpoint", str(checkpoint), "--ops", "ledger", "--examples", "400",
-                "--seed", SEED, "--out", str(tmp_path / "found"))
+@pytest.mark.slow
+def test_the_caller_stride_is_found_and_its_trace_shows_it(model: Path, tmp_path: Path) -> None:
+    folder = planted(tmp_path, CALLER_STRIDE)
+    found = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--examples", "400",
+                "--seed", SEED, "--shrink", "4", "--out", str(tmp_path / "found"))
     assert found.returncode == Exit.DIVERGED, found.stdout + found.stderr
     trace = tmp_path / "found" / f"fuzz-ledger-{SEED}.jsonl"
     told = re.search(r"found in run (\d+), shrunk to (\d+) events", found.stdout)
-    assert told is not None and int(told[1]) <= 400 and int(told[2]) <= 12, found.stdout
+    assert told is not None, found.stdout
+    assert int(told[1]) <= 400, f"found in run {told[1]}, which is beyond 400"
+    assert int(told[2]) <= 15, f"the smallest run has {told[2]} events"
     assert str(trace) in found.stdout
 
     again = run(folder, "replay", str(trace))
@@ -59,21 +69,60 @@ def test_the_caller_stride_is_found_and_its_trace_shows_it(tmp_path: Path) -> No
     assert clean.returncode == Exit.AGREED, clean.stdout + clean.stderr
 
 
-@pytest.mark.parametrize(("ops", "examples"), [("ledger", 45), ("plain", 15)])
-def test_nothing_is_found_without_a_fault(ops: str, examples: int, tmp_path: Path) -> None:
-    result = campaign(Settings(ops, write(tmp_path / "model"), examples, int(SEED), tmp_path / "found"))
-    assert result.exit == Exit.AGREED and result.found is None
+def test_a_few_runs_agree_and_are_counted(model: Path, tmp_path: Path) -> None:
+    result = nothing_found(model, tmp_path, "ledger", 5)
+    assert result.coverage.counts()["several requests in one forward"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ops", "examples"), [("ledger", 60), ("plain", 12)])
+def test_nothing_is_found_without_a_fault(ops: str, examples: int, model: Path, tmp_path: Path) -> None:
+    counts = nothing_found(model, tmp_path, ops, examples).coverage.counts()
+    for condition in ("several requests in one forward", "accepted: ragged", "a verify after a switch"):
+        assert counts[condition] > 0, condition
+
+
+def nothing_found(model: Path, tmp_path: Path, ops: str, examples: int) -> Result:
+    result = campaign(Settings(ops, model, examples, int(SEED), tmp_path / "found"))
+    assert result.exit == Exit.AGREED, None if result.found is None else result.found.verdict.findings[0]
     assert result.examples >= examples and result.elements > 0
     assert not (tmp_path / "found").exists()
-    for condition in ("several requests in one forward", "accepted: ragged", "a verify after a switch"):
-        assert result.coverage.counts()[condition] > 0, condition
+    return result
 
 
-def test_no_time_is_inconclusive_and_bad_input_one_line(tmp_path: Path) -> None:
-    checkpoint, folder = write(tmp_path / "model"), planted(tmp_path)
-    none = run(folder, "fuzz", "--checkpoint", str(checkpoint), "--ops", "ledger", "--minutes", "0")
+@pytest.mark.slow
+def test_a_clock_ends_it_no_time_is_inconclusive_and_bad_input_one_line(model: Path, tmp_path: Path) -> None:
+    folder = planted(tmp_path)
+    none = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--minutes", "0")
     assert none.returncode == Exit.INCONCLUSIVE, none.stdout + none.stderr
     assert "nothing was compared" in none.stdout
+    assert not (folder / "fuzz").exists() and not (folder / ".hypothesis").exists()
+    some = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--minutes", "0.03")
+    assert some.returncode == Exit.AGREED and "nothing found" in some.stdout, some.stdout + some.stderr
     wrong = run(folder, "fuzz", "--checkpoint", str(tmp_path / "nowhere"))
     assert wrong.returncode == Exit.BAD_INPUT
     assert len(wrong.stderr.splitlines()) == 1 and "nowhere" in wrong.stderr
+
+
+@pytest.mark.slow
+def test_a_harness_that_fails_is_not_a_finding(model: Path, tmp_path: Path) -> None:
+    counting = "self.elements += verdict.elements"
+    broken = Fault("instep/fuzz/example.py", counting, 'raise RuntimeError("a broken check")')
+    folder = planted(tmp_path, broken)
+    done = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--examples", "20")
+    assert done.returncode == Exit.HARNESS_FAILED, done.stdout + done.stderr
+    assert "a broken check" in done.stderr and not (folder / "fuzz").exists()
+
+
+def test_a_drawer_that_fails_ends_it_at_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypothesis would shrink its error, too, for minutes."""
+    calls = []
+
+    def commit(*given: object) -> None:
+        calls.append(given)
+        raise RuntimeError("a broken drawer")
+
+    monkeypatch.setattr(machine.draw, "commit", commit)
+    with pytest.raises(RuntimeError, match="a broken drawer"):
+        campaign(Settings("ledger", model, 50, int(SEED), tmp_path / "found"))
+    assert len(calls) == 1

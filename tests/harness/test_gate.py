@@ -18,8 +18,9 @@ from rich.console import Console
 from instep.perf import told
 from instep.perf.arm import Source
 from instep.perf.clock import CLOCKS
-from instep.perf.gate import ARMS, ORDERS, Report, Setting, gate, judge
+from instep.perf.gate import ARMS, ORDERS, gate, judge
 from instep.perf.pairs import FEWEST_PAIRS, Say
+from instep.perf.setting import Report, Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput, InstepError
 from support.checkpoints import write
@@ -51,16 +52,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(before: str | Path, after: str | Path, model: Path, folder: Path) -> Report:
-    return gate(Setting(str(before), str(after), model, ("verify",), allowed=ALLOWED, batch=2), folder)
+    return gate(Setting(str(before), str(after), model, ("verify",), allowed=ALLOWED, batch=2, rounds=1), folder)
 
 
 @pytest.mark.slow
 def test_a_against_a_is_silent(model: Path, tmp_path: Path) -> None:
     """As a user runs it: a name against the checkout that the name is served from."""
     file = tmp_path / "gate.json"
-    command = ["gate", "plain", str(TOP), "--allowed", str(ALLOWED), "--batch", "2", "--json", str(file)]
+    small = ["--batch", "2", "--rounds", "1", "--checkpoint", str(model)]
+    command = ["gate", "plain", str(TOP), "--allowed", str(ALLOWED), *small, "--json", str(file)]
     done = subprocess.run(
-        [sys.executable, "-P", "-c", "from instep.cli import main; main()", *command, "--checkpoint", str(model)],
+        [sys.executable, "-P", "-c", "from instep.cli import main; main()", *command],
         capture_output=True, text=True, check=False, env={"PYTHONPATH": ":".join(sys.path), "COLUMNS": "150"},
     )
     assert done.returncode == Exit.AGREED, done.stdout + done.stderr
@@ -117,6 +119,25 @@ def test_a_tree_that_builds_no_engine_is_bad_input(model: Path, tmp_path: Path) 
         run("plain", planted(tmp_path, broken), model, tmp_path)
 
 
+def test_a_silent_arm_is_given_up(model: Path, tmp_path: Path) -> None:
+    """Whatever keeps it from answering: the gate waits for nobody without end."""
+    setting = Setting("plain", "plain", model, batch=2, patience_s=0.05)
+    with pytest.raises(BadInput, match=r"BEFORE plain: .*no answer to `build` within 0.05 s"):
+        gate(setting, tmp_path)
+
+
+@pytest.mark.slow
+def test_an_arm_that_ends_while_it_is_timed_is_refused(model: Path, tmp_path: Path) -> None:
+    mortal = Fault(
+        "instep_optimized/engine.py", TRUNK,
+        "        self.served = getattr(self, 'served', 0) + 1\n"
+        f"        assert self.served < 40, 'tired'\n{TRUNK}",
+    )
+    report = run("plain", planted(tmp_path, mortal), model, tmp_path)
+    assert report.exit is Exit.DIVERGED and report.judged == []
+    assert "failed while it was timed: AssertionError: tired" in report.refused
+
+
 @pytest.mark.parametrize("name", ["ledger", "nobody", "instep:nobody"])
 def test_what_cannot_be_timed_is_bad_input(name: str) -> None:
     with pytest.raises(InstepError, match=name):
@@ -163,6 +184,7 @@ def test_the_verdict_on_samples_that_are_too_few_or_too_noisy() -> None:
 @pytest.mark.parametrize(("options", "expected"), [
     ({"cases": ("decode",)}, "--case"), ({"cases": ()}, "--case"), ({"pairs": 0}, "--pairs"),
     ({"allowed": 3.0}, "--allowed"), ({"device": "tpu"}, "--device"), ({"batch": 0}, "--batch"),
+    ({"patience_s": 0.0}, "--patience"),
 ])
 def test_a_setting_without_sense_is_bad_input(options: dict[str, object], expected: str) -> None:
     with pytest.raises(BadInput, match=expected):

@@ -153,7 +153,7 @@ def test_room_is_counted_over_all_rows():
     assert "33 tokens" in refusal(law, e.Forward((e.Row("a", "prefill", 33),)))
     few = msgspec.structs.replace(header().capacity, pages=(1, 2))
     law = law_after(e.Admit("a", tuple(range(20))), capacity=few)
-    assert "1 pages too few" in refusal(law, e.Forward((e.Row("a", "prefill", 17),)))
+    assert "pages too few by 1" in refusal(law, e.Forward((e.Row("a", "prefill", 17),)))
 
 
 def test_everything_that_is_said_to_be_legal_is_accepted():

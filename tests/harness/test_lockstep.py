@@ -10,6 +10,8 @@ from itertools import pairwise
 
 import pytest
 
+from instep.checks.base import exact
+from instep.checks.identity import LENGTH
 from instep.observe.moment import Moment
 from instep.rig.lockstep import Lockstep
 from instep.rig.rig import Rig
@@ -62,6 +64,17 @@ def test_until_and_layers_bound_what_is_judged(trace):
     layers = {compared.place.layer for compared in rig.run(until=4, layers=[1]).verdict.compared}
     assert layers == {1}
     assert rig.run(until=4, layers=[77]).verdict.exit is Exit.INCONCLUSIVE
+
+
+def test_a_wrong_owner_is_told_whatever_layer_is_judged(trace):
+    class Wrong:
+        name, tier = "identity", Tier.IDENTITY
+
+        def __call__(self, moment):
+            yield exact(self, moment, LENGTH, 3, 4, "length is {}")
+
+    first = Rig(trace, ops="ledger", checks=lambda plan: (Wrong(),)).run(layers=[1]).verdict.findings[0]
+    assert first.diagnosis == "length is 3; expected 4"
 
 
 def test_no_checks_is_no_pass(trace):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from instep.observe.oracle import Oracle
-from instep.observe.replay import Replay
+from instep.observe.piece import Piece
 from instep.observe.rows import paths, rows, shares
 from instep.verdict import Skipped
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward
@@ -26,50 +26,57 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def replays(run):
+def pieces(run):
     oracle = oracle_of(run[0])
-    return [(moment, [r for r in oracle.at(moment) if isinstance(r, Replay)]) for moment in run[1]]
+    return [(moment, [r for r in oracle.at(moment) if isinstance(r, Piece)]) for moment in run[1]]
 
 
 def oracle_of(opened):
     return Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)
 
 
-def test_every_place_of_the_subject_is_computed_again(replays):
+def test_every_place_of_the_subject_is_computed_again(pieces):
     """All but the picks, which are choices, and judged as such."""
-    for moment, found in replays:
-        covered = {place for replay in found for place in replay.truth.places}
+    for moment, found in pieces:
+        covered = {place for piece in found for place in piece.truth.places}
         assert covered == {place for place in moment.subject.places if place.component != "pick"}
 
 
-def test_the_truth_is_fp64_and_stands_where_the_free_running_truth_does(replays):
-    for moment, found in replays:
-        for replay in found:
-            for place, tensor in replay.truth.places.items():
+def test_the_truth_is_fp64_and_stands_where_the_free_running_truth_does(pieces):
+    for moment, found in pieces:
+        for piece in found:
+            for place, tensor in piece.truth.places.items():
                 assert tensor.dtype == torch.float64
-                torch.testing.assert_close(tensor, rows(moment.truth, place, replay.share), rtol=1e-3, atol=1e-4)
+                torch.testing.assert_close(tensor, rows(moment.truth, place, piece.share), rtol=1e-3, atol=1e-4)
 
 
-def test_states_are_restarted_for_prefill_decode_and_commit_and_never_for_a_verify(replays):
-    written = {replay.share.kind for _, found in replays for replay in found if replay.writes_state}
+def test_states_are_restarted_for_prefill_decode_and_commit_and_never_for_a_verify(pieces):
+    written = {piece.share.kind for _, found in pieces for piece in found if piece.writes_state}
     assert written == {"prefill", "decode", "commit"}
-    for moment, found in replays:
-        for replay in found:
-            if replay.writes_state:
-                right = moment.truth.after[replay.request].state[replay.layer]
-                torch.testing.assert_close(replay.truth.state, right, rtol=1e-3, atol=1e-5)
-                assert len(replay.yardsticks) >= 5
+    for moment, found in pieces:
+        for piece in found:
+            if piece.writes_state:
+                right = moment.truth.after[piece.request].state[piece.layer]
+                torch.testing.assert_close(piece.truth.state, right, rtol=1e-3, atol=1e-5)
+                assert len(piece.yardsticks.state) >= 4
 
 
-def test_prefill_has_a_chunked_yardstick_beside_the_recurrent_ones(replays):
+def test_prefill_has_a_chunked_yardstick_beside_the_recurrent_ones(pieces):
     chunk = next(
-        replay for _, found in replays for replay in found if replay.share.kind == "prefill" and replay.folding)
-    forms = [set(place.component for place in run.places) for run in chunk.yardsticks]
-    assert forms.count({"core"}) == 2
+        piece for _, found in pieces for piece in found if piece.share.kind == "prefill" and piece.folding)
+    drawn = {place.component: len(tensor) for place, tensor in chunk.yardsticks.places.items()}
+    assert drawn.pop("core") == len(chunk.yardsticks.state) == drawn["gated"] + 2
+    assert len(set(drawn.values())) == 1
     right = chunk.truth.state
-    for run in chunk.yardsticks:
-        error = (run.state - right).norm() / right.norm()
+    for state in chunk.yardsticks.state:
+        error = (state - right).norm() / right.norm()
         assert 0 < error < 1e-5
+
+
+def test_few_rows_are_drawn_more_often_than_many(pieces):
+    found = [piece for _, several in pieces for piece in several if piece.share.kind != "commit"]
+    assert {len(next(iter(p.yardsticks.places.values()))) for p in found if p.share.count == 1} == {16}
+    assert all(not p.truth.places.keys() ^ p.yardsticks.places.keys() for p in found)
 
 
 def test_a_lie_about_the_past_is_carried_on_and_not_blamed_again(run):
@@ -86,7 +93,7 @@ def test_a_lie_about_the_past_is_carried_on_and_not_blamed_again(run):
         if isinstance(admitted.event, Admit):
             oracle.at(admitted), other.at(admitted)
     place = Place("trunk", 0, "core")
-    said = [next(r for r in o.at(x) if isinstance(r, Replay) and place in r.truth.places).truth.places[place]
+    said = [next(r for r in o.at(x) if isinstance(r, Piece) and place in r.truth.places).truth.places[place]
             for o, x in ((oracle, moment), (other, wrong))]  # fmt: skip
     assert not torch.allclose(*said, rtol=0.1)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from instep.verdict import Exit
 from support.planting import TOP, Fault, planted, run
 
@@ -96,8 +97,10 @@ STALE_TILE = Fault(
 )
 
 CASES = (
-    Case("off-by-one commit", "plain", OFF_BY_ONE, a_draft_is_accepted, "conv", "holds the state after 1 token; 2 were"),
-    Case("off-by-one commit", "ledger", OFF_BY_ONE, a_draft_is_accepted, "conv", "holds the state after 1 token"),
+    Case("off-by-one commit", "plain", OFF_BY_ONE, a_draft_is_accepted, "conv",
+         "holds the state after 1 token; 2 were accepted"),
+    Case("off-by-one commit", "ledger", OFF_BY_ONE, a_draft_is_accepted, "conv",
+         "holds the state after 1 token; 2 were accepted"),
     Case("stride from the current step count", "plain", CALLER_STRIDE, a_window_behind_the_first_row, "conv",
          "changed in snapshot_conv row 0, which this event may not write"),
     Case("stride from the current step count", "ledger", CALLER_STRIDE, a_window_behind_the_first_row, "conv",

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from instep.cli.record import make
-from instep.trace.policy import Arrival, Policy
 from instep.trace.header import Room
+from instep.trace.policy import Arrival, Policy
 from support.checkpoints import write
 from support.planting import Fault, planted
 
@@ -59,6 +59,7 @@ def test_each_trace_is_an_item_per_op_set(home: Path) -> None:
     assert "2 passed" in done.stdout and "test_own" not in done.stdout
 
 
+@pytest.mark.slow
 def test_other_paths_and_settings_add_to_each_other(home: Path) -> None:
     both = session(home, "test_own.py", "--instep-traces=traces/short.jsonl", "--instep-ops", "ledger", "-v")
     assert "2 passed" in both.stdout and "test_own.py::test_own" in both.stdout, both.stdout + both.stderr
@@ -68,11 +69,13 @@ def test_other_paths_and_settings_add_to_each_other(home: Path) -> None:
     assert "1 passed" in session(home).stdout
 
 
+@pytest.mark.slow
 def test_without_op_sets_the_trace_decides(home: Path) -> None:
     done = session(home, "--instep-traces", "traces", "-v")
     assert "short.jsonl::plan PASSED" in done.stdout and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_failure_is_the_message_and_no_stack(home: Path, tmp_path: Path) -> None:
     folder = planted(tmp_path, OFF_BY_ONE)
     done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", roots=str(folder))
@@ -82,20 +85,21 @@ def test_a_failure_is_the_message_and_no_stack(home: Path, tmp_path: Path) -> No
     assert "Traceback" not in done.stdout and "lockstep.py" not in done.stdout
 
 
+@pytest.mark.slow
 def test_what_compares_nothing_fails(home: Path, tmp_path: Path) -> None:
     blind = Fault("instep/checks/__init__.py", "return (Identity(), Labels(), Bytes())", "return ()")
     done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", roots=str(planted(tmp_path, blind)))
     assert done.returncode == 1 and "INCONCLUSIVE" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line(home: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(b"".join((home / "traces" / "short.jsonl").read_bytes().splitlines(keepends=True)[:3]))
-    done = session(home, "--instep-traces", str(cut))
-    assert done.returncode == 1 and "the trace was cut" in done.stdout and "Traceback" not in done.stdout, done.stdout
+    done = session(home, "--instep-traces", str(cut), "--instep-traces", "traces", "--instep-checkpoint", str(tmp_path))
+    assert done.returncode == 1 and "2 failed" in done.stdout and "Traceback" not in done.stdout, done.stdout
+    assert "the trace was cut" in done.stdout and "config.json" in done.stdout, done.stdout
     empty = session(home, "--instep-traces", str(home / "model"))
     assert empty.returncode == 4 and "no trace (*.jsonl)" in empty.stderr
     nowhere = session(home, "--instep-traces", "elsewhere")
     assert nowhere.returncode == 4 and "is not there" in nowhere.stderr and "Traceback" not in nowhere.stderr
-    other = session(home, "--instep-traces", "traces", "--instep-checkpoint", str(tmp_path))
-    assert other.returncode == 1 and "Traceback" not in other.stdout, other.stdout

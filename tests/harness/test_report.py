@@ -63,6 +63,14 @@ def test_the_message_names_everything_that_is_known():
     ]
 
 
+def test_what_a_number_measures_is_called_by_its_name():
+    for check, tier, said in (
+        ("undecidable", Tier.DIRECTED, "(part 0.6, limit 0.5;"), ("ties", Tier.DECISIONS, "(ties 0.6, limit 0.5;"),
+        ("directed", Tier.DIRECTED, "(projection 0.6000, limit 0.5;"), ("derived", Tier.DERIVED, "(error 0.6,"),
+    ):  # fmt: skip
+        assert said in divergence(outcome(comparison(check=check, tier=tier, worst=0.6)))
+
+
 def test_the_first_finding_in_data_flow_comes_first_and_others_are_counted():
     late = comparison(worst=1.0, place=Place("trunk", 3, "hidden"), tier=Tier.DERIVED)
     early = comparison(worst=1.0, place=Place("trunk", 3, "qkv"), tier=Tier.DERIVED)

@@ -16,6 +16,7 @@ import torch
 from instep.checks import Check
 from instep.observe.memory import UNWATCHED
 from instep.observe.moment import Moment, Side
+from instep.observe.reorder import Reordered
 from instep.rig.lockstep import expect
 from instep.rig.sides import Seat, rounding, wide
 from instep.trace.drive import drive
@@ -93,6 +94,7 @@ def run(
 
     truth = numbers("truth", torch.float64, lambda place, tensor: tensor)
     rounded = numbers("rounded", wide(activation), rounding(rounds))
+    rounded.arithmetic = Reordered(torch.Generator().manual_seed(0))
     subject = numbers("subject", wide(activation), reordered(rounds, seed))
     return [
         replace(moment, subject=_stored(moment.subject, rounds))

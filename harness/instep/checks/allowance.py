@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-# T2, T3. An error may be this many times the error that the yardstick makes on the same block. Subject and
-# yardstick round at the same places in another order, so their errors are two draws from one distribution. For
-# blocks of 32 numbers and more the norm of a draw scatters by under 15%, and the largest of n draws by under a
-# factor of 2; 3 leaves room for products whose summation order differs (a blocked sum against a running one).
+# T2, T3. An error may be this many times the error that the yardstick makes on the same block. The yardstick's draws
+# stand for the worst order of summation (`observe/reorder.py`), a subject's own order errs as much or less. So both
+# errors are normal with at most the same deviation: the norm of a block of 32 numbers scatters by 1/sqrt(2 * 32) = 12%,
+# 3 is out of reach. Where a block hangs on one number, the largest of 16 draws is exceeded 3 times by 1 in 31 000.
 YARDSTICK_FACTOR = 3.0
 
 # T2, T3. Added in units of the last place (`finfo.eps`) of the stored dtype: one rounding of either side into
@@ -22,12 +22,12 @@ ULPS = 4.0
 SCALE_FLOOR = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
 
 # Blocks smaller than this are judged together: the norm of fewer than 32 draws is no measurement (see above).
-# (What the yardstick's variants are is their maker's business: `observe/replay.py`.)
 SMALLEST_BLOCK = 32
 
-# T3. What another summation order moves a row by, in units in the last place, and every layer anew: a running sum of
-# n = 256 terms ends eps/2 * sqrt(n / 3) = 4.6 eps off. One rounded run, early on, has not shown as much by then.
-SUM_ERROR = 4.0
+# T3. How often the rounded run is drawn again before an error counts: of 8 draws the largest is exceeded 3 times by one
+# honest error in 1100, even where all of it hangs on one number; of one draw by one in 5.
+# A draw that is 3 * 100 times too small is no luck (1 in 500, at the worst): such an error is called wrong at once.
+REDRAWS, LUCK = 7, 100.0
 
 # T3. The truth's own error: fp64 agrees with itself in another order within this (the reference's properties).
 TRUTH_ERROR = 1e-12

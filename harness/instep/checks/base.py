@@ -43,6 +43,17 @@ def exact(
     )  # fmt: skip
 
 
+def counted(count: int, what: str = "token") -> str:
+    """1 token, 2 tokens"""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def held(what: str, count: int, right: int, verb: str) -> str:
+    """holds the state after 2 tokens; 3 were accepted"""
+    after = f"after {counted(count)}" if count else "from before the step"
+    return f"holds the {what} {after}; {right} {'was' if right == 1 else 'were'} {verb}"
+
+
 def slot_of(moment: Moment, request: str | None) -> int | None:
     """The slot that the trace gives a request, after the event or, when it has left, before."""
     expected = moment.expected

@@ -18,7 +18,7 @@ from ..observe.memory import Trespass, bits
 from ..observe.moment import Moment
 from ..observe.rows import Share, rows, shares
 from ..verdict import Comparison, Skipped, Tier
-from .base import slot_of
+from .base import counted, held, slot_of
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
 CACHES = (
@@ -90,8 +90,8 @@ class Bytes:
             self.name, self.tier, moment.index, moment.kind, Place(stage, trespass.layer, component),
             elements=trespass.bytes, worst=float(trespass.bytes), allowed=0.0, request=owners.get(trespass.unit),
             slot=trespass.unit if trespass.by == "slot" else None,
-            diagnosis=f"{trespass.bytes} bytes changed in {where}{trespass.region} {trespass.by} {trespass.unit}, "
-            f"which this event may not write",
+            diagnosis=f"{counted(trespass.bytes, 'byte')} changed in {where}{trespass.region} {trespass.by} "
+            f"{trespass.unit}, which this event may not write",
         )  # fmt: skip
 
     def _ran(self, moment: Moment, share: Share) -> Iterator[Comparison]:
@@ -143,7 +143,8 @@ class Bytes:
         counts = [n for n in range(len(fed) + 1) if torch.equal(bits(shifted(before, fed[:n])), bits(found))]
         if not counts:
             return result
-        return replace(result, diagnosis=f"holds the window after {counts[0]} tokens; {len(nodes)} were accepted")
+        verb = "accepted" if share.kind == "commit" else "given"
+        return replace(result, diagnosis=held("window", counts[0], len(nodes), verb))
 
     def _kept_aside(self, moment: Moment) -> Iterator[Comparison]:
         """What is preempted or saved comes back bit by bit."""

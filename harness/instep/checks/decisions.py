@@ -5,7 +5,7 @@ Leaves out: forced choices, which are given (T0 compares them).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -17,6 +17,7 @@ from ..observe.rows import Share, parted, rows, shares
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import MARGIN_ERRORS, TIES_ALWAYS, TIES_CAP, allowed
 from .base import exact, slot_of
+from .propagated import carried, family
 
 
 class Decisions:
@@ -27,9 +28,11 @@ class Decisions:
 
     def __init__(self) -> None:
         self.made = self.ties = 0
+        self.noise: Mapping[tuple[str, bool], float] = {}  # what the rounded run is off by in this event
         self.tied: set[str] = set()  # requests with a tie within the window in flight
 
     def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+        self.noise = carried(moment)
         for place in moment.truth.places:
             if place.component == "pick":
                 yield from self._picks(moment, place)
@@ -37,7 +40,7 @@ class Decisions:
             yield from self._accepted(moment, moment.event)
         if self.ties > max(TIES_ALWAYS, TIES_CAP * self.made):
             yield Comparison(
-                self.name, self.tier, moment.index, moment.kind, Place("trunk", AFTER_LAYERS, "pick"),
+                "ties", self.tier, moment.index, moment.kind, Place("trunk", AFTER_LAYERS, "pick"),
                 elements=self.made, worst=float(self.ties), allowed=max(TIES_ALWAYS, TIES_CAP * self.made),
                 undecided=self.ties, diagnosis=f"{self.ties} of {self.made} choices so far were ties: too many",
             )  # fmt: skip
@@ -63,7 +66,8 @@ class Decisions:
             return exact(self, moment, place, own.tolist(), largest.tolist(), says, share.request)
         differs = own != right
         margin = (logits.gather(1, right[:, None]) - logits.gather(1, own[:, None]))[:, 0]
-        worst = torch.where(differs, margin / (MARGIN_ERRORS * _logit_error(moment, place, share, logits)), 0.0)
+        granted = logits.abs().amax(-1) * allowed(torch.tensor(self.noise[family(place, share)]), seen.dtype)
+        worst = torch.where(differs, margin / (MARGIN_ERRORS * granted), 0.0)
         ties = int((differs & (worst <= 1)).sum())
         self.made, self.ties = self.made + share.asked, self.ties + ties
         if ties and share.kind == "verify":
@@ -89,13 +93,3 @@ class Decisions:
             )
             yield exact(self, moment, place, found, expected, "own (accepted drafts, bonus) are {}", name)
         self.tied = set()
-
-
-def _logit_error(moment: Moment, place: Place, share: Share, truth: torch.Tensor) -> torch.Tensor:
-    """What T3 grants the largest logit error of each row: absolute, [rows]."""
-    size = truth.abs().amax(-1)
-    rounded = None if moment.rounded is None else rows(moment.rounded, place._replace(component="logits"), share)
-    found = rows(moment.subject, place._replace(component="logits"), share)
-    assert found is not None
-    yardstick = torch.zeros_like(size) if rounded is None else (rounded - truth).abs().amax(-1) / size
-    return size * allowed(yardstick, found.dtype)

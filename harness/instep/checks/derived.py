@@ -12,7 +12,7 @@ import torch
 
 from ..observe.moment import Moment
 from ..observe.oracle import Oracle
-from ..observe.replay import Replay
+from ..observe.piece import Piece
 from ..observe.rows import rows
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import NEAR
@@ -30,37 +30,36 @@ class Derived:
         self.oracle = oracle
 
     def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        for replay in self.oracle.at(moment):
-            if isinstance(replay, Skipped):
-                yield replay
+        for piece in self.oracle.at(moment):
+            if isinstance(piece, Skipped):
+                yield piece
             else:
-                yield from self._places(moment, replay)
-                if replay.writes_state:
-                    yield from self._state(moment, replay)
+                yield from self._places(moment, piece)
+                if piece.writes_state:
+                    yield from self._state(moment, piece)
 
-    def _places(self, moment: Moment, replay: Replay) -> Iterator[Comparison]:
-        for place, truth in replay.truth.places.items():
-            yardsticks = [run.places[place] for run in replay.yardsticks if place in run.places]
-            found = rows(moment.subject, place, replay.share)
-            result = measured(self._spot(moment, replay, place.component), found, truth, yardsticks)
-            yield result if result.agrees or found is None else self._named(result, replay, found, truth)
+    def _places(self, moment: Moment, piece: Piece) -> Iterator[Comparison]:
+        for place, truth in piece.truth.places.items():
+            found = rows(moment.subject, place, piece.share)
+            result = measured(self._spot(moment, piece, place.component), found, truth, piece.yardsticks.places[place])
+            yield result if result.agrees or found is None else self._named(result, piece, found, truth)
 
-    def _named(self, result: Comparison, replay: Replay, found: torch.Tensor, truth: torch.Tensor) -> Comparison:
+    def _named(self, result: Comparison, piece: Piece, found: torch.Tensor, truth: torch.Tensor) -> Comparison:
         """The known mistake whose result stands near what was found, before the bare size of the error."""
-        for sentence, work in replay.wrongs if found.shape == truth.shape else ():
+        for sentence, work in piece.wrongs if found.shape == truth.shape else ():
             wrong = self.oracle.runner.true(work).places[result.place]
             away = torch.linalg.vector_norm(found.to(wrong) - wrong)
             if away <= NEAR * torch.linalg.vector_norm(truth - wrong):
                 return replace(result, diagnosis=f"{sentence}; {result.diagnosis}")
         return result
 
-    def _state(self, moment: Moment, replay: Replay) -> Iterator[Comparison]:
-        if replay.truth.state is not None:
-            yardsticks = [run.state for run in replay.yardsticks if run.state is not None]
-            found = moment.subject.after[replay.request].state.get(replay.layer)
-            yield measured(self._spot(moment, replay, "state"), found, replay.truth.state, yardsticks)
+    def _state(self, moment: Moment, piece: Piece) -> Iterator[Comparison]:
+        truth, drawn = piece.truth.state, piece.yardsticks.state
+        if truth is not None and drawn is not None:
+            found = moment.subject.after[piece.request].state.get(piece.layer)
+            yield measured(self._spot(moment, piece, "state"), found, truth, drawn)
 
-    def _spot(self, moment: Moment, replay: Replay, component: str) -> Spot:
-        slot = slot_of(moment, replay.request)
-        place = replay.place(component)
-        return Spot(self.name, self.tier, moment.index, moment.kind, place, replay.request, slot)
+    def _spot(self, moment: Moment, piece: Piece, component: str) -> Spot:
+        slot = slot_of(moment, piece.request)
+        place = piece.place(component)
+        return Spot(self.name, self.tier, moment.index, moment.kind, place, piece.request, slot)

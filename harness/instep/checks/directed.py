@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ..observe.moment import Moment
 from ..observe.oracle import Oracle
-from ..observe.replay import Replay
+from ..observe.piece import Piece
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import COLUMNS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
 from .base import slot_of
@@ -33,32 +33,31 @@ class Directed:
         self.oracle = oracle
 
     def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        replays = [replay for replay in self.oracle.at(moment) if isinstance(replay, Replay) and replay.writes_state]
+        pieces = [piece for piece in self.oracle.at(moment) if isinstance(piece, Piece) and piece.writes_state]
         undecided = pairs = 0
-        for replay in replays:
-            found = moment.subject.after[replay.request].state.get(replay.layer)
-            if found is None or replay.truth.state is None or found.shape != replay.truth.state.shape:
+        for piece in pieces:
+            found = moment.subject.after[piece.request].state.get(piece.layer)
+            right, drawn = piece.truth.state, piece.yardsticks.state
+            if found is None or right is None or drawn is None or found.shape != right.shape:
                 continue  # T2 reports it
-            honest = [run.state for run in replay.yardsticks if run.state is not None]
-            looked = look(found.cpu(), scene_of(replay, replays), honest)
+            looked = look(found.cpu(), scene_of(piece, pieces), drawn)
             undecided, pairs = undecided + looked.undecided, pairs + looked.pairs
-            yield self._comparison(moment, replay, found, looked)
-        if pairs:
+            yield self._comparison(moment, piece, found, looked)
+        if undecided > UNDECIDED_CAP * pairs:
             yield Comparison(
-                self.name, self.tier, moment.index, moment.kind, replays[-1].place("state"), elements=pairs,
+                "undecidable", self.tier, moment.index, moment.kind, pieces[-1].place("state"), elements=pairs,
                 worst=undecided / pairs, allowed=UNDECIDED_CAP, undecided=undecided,
                 diagnosis=f"{undecided} of {pairs} wrong states could not be told from the right one",
             )  # fmt: skip
 
-    def _comparison(self, moment: Moment, replay: Replay, found: torch.Tensor, looked: Looked) -> Comparison:
+    def _comparison(self, moment: Moment, piece: Piece, found: torch.Tensor, looked: Looked) -> Comparison:
         begin = looked.group * COLUMNS
-        said = f"{looked.diagnosis} (projection {looked.worst:.4f}, limit {PROJECTION_LIMIT})"
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, replay.place("state"), elements=found.numel(),
+            self.name, self.tier, moment.index, moment.kind, piece.place("state"), elements=found.numel(),
             blocks=looked.blocks, undecided=looked.undecided, worst=looked.worst, allowed=PROJECTION_LIMIT,
-            request=replay.request, slot=slot_of(moment, replay.request), head=looked.head,
+            request=piece.request, slot=slot_of(moment, piece.request), head=looked.head,
             columns=(begin, min(begin + COLUMNS, found.shape[2]) - 1),
-            diagnosis=said if looked.diagnosis else "",
+            diagnosis=looked.diagnosis,
         )  # fmt: skip
 
 
@@ -78,19 +77,19 @@ class Looked:
     diagnosis: str
 
 
-def look(found: torch.Tensor, scene: Scene, yardsticks: Sequence[torch.Tensor]) -> Looked:
+def look(found: torch.Tensor, scene: Scene, yardsticks: torch.Tensor) -> Looked:
     """Project the error on every wrong state's difference, block by block.
 
         alpha_h = <x - o, o_h - o> / |o_h - o|^2         0: right; 1: wrong in the way of h
 
     Its standard error is that of an error of the yardstick's size in no particular direction, or, when larger,
-    the yardstick's own projection. Shapes:  found x [HV, K, V], as are the yardsticks.
+    the yardstick's own projection. Shapes:  found x [HV, K, V]   yardsticks [draws, HV, K, V]
     """
     right = scene.right
     wrong = wrong_states(scene)
     towards = grouped(torch.stack([w.state for w in wrong]) - right)  # [hypotheses, HV, groups, K * 8]
     error = grouped(found.to(right.dtype) - right)
-    honest = torch.stack([grouped(y.to(right.dtype) - right) for y in yardsticks])
+    honest = grouped(yardsticks.to(right.dtype) - right)
     length = towards.square().sum(-1)
     alpha = (error * towards).sum(-1) / length
     drawn = _spread(honest, grouped(right), torch.finfo(found.dtype).eps) / length.sqrt()
@@ -120,18 +119,18 @@ def grouped(state: torch.Tensor) -> torch.Tensor:
     return tiles.movedim(-2, -3).reshape(*state.shape[:-2], -1, key_dim * COLUMNS)
 
 
-def scene_of(replay: Replay, replays: Sequence[Replay]) -> Scene:
+def scene_of(piece: Piece, pieces: Sequence[Piece]) -> Scene:
     """What may have gone wrong here: this request's tokens, and what the others hold in the same layer."""
-    folding = replay.folding
+    folding = piece.folding
     assert folding is not None
     others = list(folding.others)
-    for other in replays:
-        if other.layer == replay.layer and other.request != replay.request and other.truth.state is not None:
+    for other in pieces:
+        if other.layer == piece.layer and other.request != piece.request and other.truth.state is not None:
             others.append((f'of request "{other.request}"', other.truth.state))
     k, v, log_decay, beta = (folding.tokens.of(name) for name in ("k", "v", "log_decay", "beta"))
     return Scene(
         folding.base, k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, folding.count,
-        "accepted" if replay.share.kind == "commit" else "given", folding.previous, others,
+        "accepted" if piece.share.kind == "commit" else "given", folding.previous, others,
     )  # fmt: skip
 
 

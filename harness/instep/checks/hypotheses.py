@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from .base import held
+
 EVERY_COUNT_UP_TO = 16  # windows up to this long are tried after each of their tokens; longer ones are prompts
 
 
@@ -96,8 +98,7 @@ def step(
 def _count(scene: Scene, count: int) -> list[Wrong]:
     if count == scene.count or count not in scene.counts():
         return []
-    held = f"after {count} token{'s' if count > 1 else ''}" if count else "from before the step"
-    return [Wrong(f"holds the state {held}; {scene.count} were {scene.verb}", scene.after(count))]
+    return [Wrong(held("state", count, scene.count, scene.verb), scene.after(count))]
 
 
 def one_less(scene: Scene) -> list[Wrong]:

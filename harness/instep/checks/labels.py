@@ -16,7 +16,7 @@ from instep_reference.contract.place import Place
 from ..observe.moment import Moment
 from ..observe.rows import ASKED, Share, shares
 from ..verdict import Comparison, Tier
-from .base import slot_of
+from .base import held, slot_of
 
 MASK = (1 << 64) - 1
 MEMORY = ("conv", "state", "keys", "values", "draft_keys", "draft_values")
@@ -81,10 +81,10 @@ class Labels:
         chain = self.flights.get((name, layer), []) if field == "state" else []
         if first in chain:
             taken = chain.index(int(right.flatten()[0]) & MASK)
-            return f"holds the state after {chain.index(first)} tokens; {taken} were accepted"
+            return held("state", chain.index(first), taken, "accepted")
         for other, state in moment.truth.after.items():
-            held = getattr(state, field).get(layer)
-            if other != name and held is not None and held.shape == found.shape and torch.equal(held, found.cpu()):
+            its = getattr(state, field).get(layer)
+            if other != name and its is not None and its.shape == found.shape and torch.equal(its, found.cpu()):
                 return f'holds what belongs to request "{other}"'
         return "holds labels that nobody should hold here" if found.any() else "is empty"
 

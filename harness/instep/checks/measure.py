@@ -5,6 +5,7 @@ Leaves out: where the three tensors come from, and the constants (`allowance.py`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class Spot:
 
 
 def measured(
-    spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor, yardsticks: Sequence[torch.Tensor],
+    spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor, yardsticks: Sequence[torch.Tensor] | torch.Tensor,
     noise_floor: float = 0.0,
 ) -> Comparison:
     """One comparison over the blocks of a tensor, reporting the block that stands nearest to its limit or beyond.
@@ -45,6 +46,7 @@ def measured(
         e_x = |x - o| / max(|o|, floor)  <=  3 e_r + 4 ulp      for the norm, and for the largest element
 
     Shapes:  subject x, truth o and every yardstick r alike; blocks are heads where the component has them.
+    yardsticks: one after another, or stacked.
     noise_floor: e_r is at least this.
     """
     wrong = unlike(spot, subject, truth)
@@ -53,10 +55,13 @@ def measured(
     assert subject is not None
     x, o = blocks(spot.place.component, subject), blocks(spot.place.component, truth)
     error = relative_error(x, o)  # [2, blocks]: norm, largest element
-    honest = torch.stack([blocks(spot.place.component, r) for r in yardsticks])
+    drawn = yardsticks if isinstance(yardsticks, torch.Tensor) else torch.stack(list(yardsticks))
+    honest = blocks(spot.place.component, drawn, many=True)
     yardstick = relative_error(honest, o).amax(1).clamp_min(noise_floor)
     limit = allowed(yardstick, subject.dtype)
-    metric, block = divmod(int((error / limit).argmax()), x.shape[0])  # argmax takes a NaN for the largest
+    limit = torch.where(limit.isfinite(), limit, 0.0)  # a yardstick that overflows allows nothing
+    parts = torch.where(error == 0, 0.0, error / limit)
+    metric, block = divmod(int(parts.argmax()), x.shape[0])  # argmax takes a NaN for the largest
     worst, most, noise = (float(t[metric, block]) for t in (error, limit, yardstick))
     return Comparison(
         spot.check, spot.tier, spot.event, spot.kind, spot.place, elements=x.numel(), blocks=x.shape[0],
@@ -65,13 +70,17 @@ def measured(
     )  # fmt: skip
 
 
-def blocks(component: str, tensor: torch.Tensor) -> torch.Tensor:
-    """[blocks, elements] in fp64: one block per head, or one in all where a head has too few numbers to judge."""
-    axis = HEAD_AXIS.get(component)
+def blocks(component: str, tensor: torch.Tensor, *, many: bool = False) -> torch.Tensor:
+    """[blocks, elements] in fp64: one block per head, or one in all where a head has too few numbers to judge.
+
+    many: the tensor has a further axis in front, and the answer too.
+    """
+    axis, lead = HEAD_AXIS.get(component), int(many)
     tensor = tensor.to("cpu", torch.float64)
-    if axis is not None and tensor.numel() >= SMALLEST_BLOCK * tensor.shape[axis]:
-        return tensor.movedim(axis, 0).flatten(1)
-    return tensor.reshape(1, -1)
+    elements = math.prod(tensor.shape[lead:])
+    if axis is not None and elements >= SMALLEST_BLOCK * tensor.shape[axis + lead]:
+        return tensor.movedim(axis + lead, lead).flatten(lead + 1)
+    return tensor.reshape(*tensor.shape[:lead], 1, -1)
 
 
 def relative_error(x: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
@@ -99,6 +108,8 @@ def unlike(spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor) -> Com
 def _sentence(metric: str, worst: float, most: float, noise: float) -> str:
     if worst != worst:
         return "holds a number that is not finite"
+    if not math.isfinite(noise):
+        return f"relative error {worst:.2e} by the {metric}, where the yardstick itself overflows"
     rounding = most - YARDSTICK_FACTOR * noise
     smallest = f"would pass at {(worst - rounding) / noise:.3g} times that" if noise else "no factor would pass"
     return f"relative error {worst:.2e} by the {metric}; the yardstick errs by {noise:.1e} ({smallest})"

@@ -41,9 +41,9 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print the findings
 
 def findings() -> dict[str, str | None]:
     """What there is -> its version or kind; None for what is missing."""
-    from ..report.machine import installed
+    from ..report.machine import installed, system
 
-    found: dict[str, str | None] = {"python": platform.python_version(), "system": platform.platform(terse=True)}
+    found: dict[str, str | None] = {"python": platform.python_version(), "system": system()}
     for package in NEEDED_FOR:
         here = importlib.util.find_spec(package) is not None
         found[package] = installed(package) or "here, version unknown" if here else None

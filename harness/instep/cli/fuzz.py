@@ -6,6 +6,7 @@ Leaves out: drawing, shrinking and counting (`instep.fuzz`).
 from __future__ import annotations
 
 import random
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,14 +53,18 @@ def fuzz(
 
 
 def _run(settings: Settings) -> Result:
+    from hypothesis.configuration import set_hypothesis_home_dir
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from ..fuzz.campaign import campaign
 
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} runs"), TimeElapsedColumn())
     total = None if settings.examples == ENDLESS else settings.examples
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, bar:
+        set_hypothesis_home_dir(scratch)  # it leaves nothing in the user's folder
         task = bar.add_task(rf"fuzz \[{settings.ops}], seed {settings.seed}", total=total)
         return campaign(settings, lambda examples: bar.update(task, completed=examples))
 
@@ -85,8 +90,6 @@ def _show(result: Result, console: Console) -> None:
         f"{result.elements:,} elements compared",
     ):
         console.print(Text(line), soft_wrap=True)
-    if result.carried:
-        console.print(Text(f"{result.carried:,} rows carried errors above T3's allowance while every layer agreed (T2)"))
     if result.found is None:
         console.print(Text("nothing found" if result.elements else "inconclusive: nothing was compared"))
         return

@@ -26,6 +26,8 @@ def gate(
     rounds: Annotated[int, typer.Option(help="Rounds of the course, which is checked, then timed.")] = 2,
     num_steps: Annotated[int, typer.Option(help="Drafts a round: the window is one wider.", min=1)] = 3,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    patience: Annotated[float, typer.Option(help="Seconds after which a silent arm is given up.")] = 600.0,
+    keep: Annotated[Path | None, typer.Option(help="A folder for the course, a trace, and the arms' logs.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
 ) -> None:
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
@@ -33,20 +35,22 @@ def gate(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from ..perf import told
-    from ..perf.gate import Setting
     from ..perf.gate import gate as run
+    from ..perf.setting import Setting
 
     setting = Setting(
         before, after, checkpoint, tuple(dict.fromkeys(case)) if case else ("verify", "commit"), pairs, allowed, ops,
-        device, dtype, batch, rounds, num_steps, seed,
+        device, dtype, batch, rounds, num_steps, seed, patience,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
-        tempfile.TemporaryDirectory(prefix="instep-gate-") as folder,
+        tempfile.TemporaryDirectory(prefix="instep-gate-") as aside,
         Progress(*columns, console=Console(stderr=True), transient=True) as bar,
     ):
         task = bar.add_task("gate", total=None)
-        report = run(setting, Path(folder), lambda what, done, of: bar.update(
+        folder = keep or Path(aside)
+        folder.mkdir(parents=True, exist_ok=True)
+        report = run(setting, folder, lambda what, done, of: bar.update(
             task, description=what, completed=done, total=of
         ))
     if json is not None:

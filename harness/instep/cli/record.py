@@ -22,15 +22,19 @@ def record(
     policy: Annotated[Path, typer.Option(help="JSON policy: arrivals, chunks, step counts, acceptance, moments.")],
     out: Annotated[Path, typer.Option(help="The trace to write; its tensors go beside it.")],
     dtype: Annotated[str, typer.Option(help="The width in which the reference decides.")] = "float64",
-    num_steps: Annotated[int | None, typer.Option(help="Instead of the policy's initial step count.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Instead of the policy's most rounds.")] = None,
+    num_steps: Annotated[int | None, typer.Option(help="Instead of the policy's initial step count.", min=0)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Instead of the policy's most rounds.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the policy's seed.")] = None,
 ) -> None:
     """Record a trace with the reference; both files are written, or none."""
     from msgspec.structs import replace
 
+    from ..trace.file import beside
     from ..trace.policy import read_policy, read_prompts
+    from ..whole import writable
 
+    for file in (out, beside(out)):
+        writable(file)
     chosen = {"num_steps": num_steps, "rounds": rounds, "seed": seed}
     told = replace(read_policy(policy), **{name: value for name, value in chosen.items() if value is not None})
     trace = make(checkpoint, read_prompts(prompts), told, out, dtype)

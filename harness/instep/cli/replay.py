@@ -31,12 +31,19 @@ def replay(
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
     from rich.console import Console
 
+    from instep_reference.contract.errors import BadInput
+
     from ..report import data, terminal
     from ..trace.file import read
+    from ..whole import writable
 
     _refuse(device, layout)
+    if json is not None:
+        writable(json)
     loaded = read(trace)
     runs = [(name, until) for name in ops] if ops else _planned(loaded, until)
+    if not runs:
+        raise BadInput(f"{trace.name} line 1: replay", found="no op set", expected="one, or --ops to name it")
     outcomes = [_run(loaded, name, last, checkpoint, device, dtype, layout, layer) for name, last in runs]
     if json is not None:
         data.write(json, outcomes, commit=commit)

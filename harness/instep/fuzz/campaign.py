@@ -33,6 +33,7 @@ from .example import Diverged, Example
 from .machine import Machine
 
 EVENTS = 16  # rules per run; a rule is up to three events
+SEEDS_APART = 10**6  # between the batches of neighbouring seeds
 BATCH = 100  # examples between two looks at the clock, and between two seeds
 SHRINK_S = 60.0  # of shrinking; what is smallest by then is kept
 # The controller's numbers, short, so that its wishes change within a run.
@@ -58,7 +59,6 @@ class Settings:
 class Result:
     """What a campaign came to. found: the trace of the smallest failing run and what replaying it said.
 
-    carried  comparisons of T3 that were above their allowance, but not enough to count (`example.CARRIED`)
     refused  kind of event -> how often the law refused what was drawn (no page left, mostly)
     """
 
@@ -67,7 +67,6 @@ class Result:
     examples: int = 0
     events: int = 0
     elements: int = 0
-    carried: int = 0
     seconds: float = 0.0
     refused: Counter[str] = field(default_factory=Counter)
     found: Outcome | None = None
@@ -88,7 +87,7 @@ def campaign(settings: Settings, progress: Progress | None = None) -> Result:
     """Draw runs until one fails, or all were drawn, or the time is over."""
     host = _Host(settings, progress or (lambda examples: None))
     for number in range(-(-settings.examples // BATCH)):
-        _batch(host, min(BATCH, settings.examples - number * BATCH), settings.seed + number)
+        _batch(host, min(BATCH, settings.examples - number * BATCH), settings.seed * SEEDS_APART + number)
         if host.smallest is not None or host.over:
             break
     host.result.seconds = time.monotonic() - host.begun
@@ -109,10 +108,13 @@ def _batch(host: _Host, examples: int, seed: int) -> None:
     def machine() -> Machine:
         return Machine(host)
 
+    factory: Any = machine  # Hypothesis takes anything that makes a machine, and is typed for classes alone
     try:
-        run_state_machine_as_test(machine, settings=told)  # type: ignore[no-untyped-call]
-    except Exception:  # a failing example, alone or in a group, or one that shrinking cut short
-        if host.smallest is None:
+        run_state_machine_as_test(factory, settings=told)
+    except Exception:  # a failing example, alone or in a group, or the surprise that nothing runs once time is over
+        if host.broken is not None:
+            raise host.broken from None
+        if host.smallest is None and not host.over:
             raise
 
 
@@ -127,6 +129,7 @@ class _Host:
         self.edges = tuple(sorted({1, 2, width - 1, width} - {0}))
         self.result = Result(settings)
         self.smallest: Example | None = None
+        self.broken: Exception | None = None  # the harness, a side or a check failed: no divergence, and the end
         self.begun = time.monotonic()
         self.until = float("inf") if settings.seconds is None else self.begun + settings.seconds
 
@@ -153,7 +156,11 @@ class _Host:
             self.result.examples += 1
             self.progress(self.result.examples)
             self.result.coverage.begin()
-        return Example(Plan(self.opened, header.room(), steps[0], file, ops), header)
+        try:
+            return Example(Plan(self.opened, header.room(), steps[0], file, ops), header)
+        except Exception as error:
+            self.stop(error)
+            raise
 
     def serve(self, example: Example, event: Any) -> None:
         """Serve it, unless the time is over; keep the example when it is the smallest that failed."""
@@ -161,7 +168,7 @@ class _Host:
             return
         book = example.law.book
         before = replace(book, live=dict(book.live))
-        elements, carried = example.elements, example.carried
+        elements = example.elements
         try:
             example.serve(event)
         except Diverged:
@@ -170,16 +177,22 @@ class _Host:
             if self.smallest is None or example.size < self.smallest.size:
                 self.smallest = example
             raise
+        except Exception as error:
+            self.stop(error)
+            raise
         finally:
             if self.smallest is None:
                 self.result.events += 1
                 self.result.elements += example.elements - elements
-                self.result.carried += example.carried - carried
         if self.smallest is None:
             self.result.coverage.note(before, event, example.law.book)
 
     def refused(self, event: Any) -> None:
         self.result.refused[str(event.__struct_config__.tag)] += 1
+
+    def stop(self, error: Exception) -> None:
+        """The harness, a side or a check failed: no finding, and the end."""
+        self.broken, self.until = error, time.monotonic()
 
 
 def _kept(example: Example, settings: Settings) -> Outcome:

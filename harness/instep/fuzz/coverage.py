@@ -16,7 +16,11 @@ from ..trace.book import Book, Phase
 
 @dataclass
 class Past:
-    """What a run has to remember: what was accepted last, slots that had an owner, slots lost, and who is to catch up."""
+    """What a run has to remember.
+
+    accepted  drafts accepted last; owned: slots that had an owner; lost: slots that a preemption took
+    behind    requests that decoded while there were no steps; switched: the step count changed
+    """
 
     accepted: dict[str, int] = field(default_factory=dict)
     owned: set[int] = field(default_factory=set)

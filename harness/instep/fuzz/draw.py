@@ -54,7 +54,7 @@ def admit(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
     """A new request, or one with the prompt of a saved state; names are used again once they are free."""
     name = next(name for name in map(_named, range(len(law.book.live) + 1)) if name not in law.book.live)
     kept = [standing.prompt for standing in law.book.saved.values()]
-    if kept and draw(st.booleans()):
+    if bool(kept) and draw(st.booleans()):
         return e.Admit(name, draw(st.sampled_from(kept)))
     return e.Admit(name, _tokens(draw, law, _size(draw, law, edges)))
 

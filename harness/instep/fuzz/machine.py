@@ -32,6 +32,8 @@ class Host(Protocol):
 
     def refused(self, event: Any) -> None: ...
 
+    def stop(self, error: Exception) -> None: ...
+
 
 def legal(*kinds: str) -> Callable[[Any], Any]:
     """Enable a rule when one of these kinds of event or row may come next."""
@@ -57,9 +59,12 @@ class Machine(RuleBasedStateMachine):
     @legal("admit")
     @rule(data=st.data())
     def enter(self, data: Any) -> None:
-        """Admitted, and as a rule given a saved state or run at once, beside whatever else is there."""
+        """Admitted, and as often as not given a saved state or run at once, beside whatever else is there."""
         if self._do(draw.admit, data) and data.draw(st.booleans()):
-            self._do(draw.load if self._may("load") else draw.forward, data)
+            if self._may("load"):
+                self._do(draw.load, data)
+            elif self._may("prefill"):  # not while a window waits for its commit
+                self._do(draw.forward, data)
 
     @legal("prefill", "verify", "decode")
     @rule(data=st.data())
@@ -103,6 +108,11 @@ class Machine(RuleBasedStateMachine):
         kinds = [kind for kind in draw.UPKEEP if self._may(kind)]
         self._do(draw.UPKEEP[data.draw(st.sampled_from(kinds))], data)
 
+    @precondition(lambda self: self.example is None)
+    @rule()
+    def over(self) -> None:
+        """The time is over, and nothing runs any more."""
+
     def _may(self, kind: str) -> bool:
         return self.example is not None and kind in self.example.law.legal()
 
@@ -110,7 +120,11 @@ class Machine(RuleBasedStateMachine):
         """Draw an event and serve it, unless the law refuses it; whether it was served."""
         if self.example is None:
             return False
-        event = drawer(data.draw, self.example.law, self.host.edges)
+        try:
+            event = drawer(data.draw, self.example.law, self.host.edges)
+        except Exception as error:  # the drawer is at fault, and nobody else: no finding, and nothing to shrink
+            self.host.stop(error)
+            raise
         try:
             self.example.law.check(event)
         except BadInput:

@@ -5,7 +5,7 @@ Leaves out: how it was gathered (`rig/lockstep.py`) and what is made of it (`che
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +52,8 @@ class Expected:
 @dataclass(frozen=True)
 class Moment:
     """subject: the engine under test. truth: the reference in fp64, or the ledger of labels when the subject
-    moves labels. rounded: the reference in the declared width with its rounding points; None for labels."""
+    moves labels. rounded: the reference in the declared width with its rounding points; None for labels.
+    redrawn: the rounded run up to here once more, as another draw (see `rig/sides.py`), by its number; costly."""
 
     index: int
     event: Event
@@ -63,6 +64,7 @@ class Moment:
     changes: Changes  # which bytes of the subject's pools changed where they must not
     subject_slots: Mapping[str, int]
     subject_pages: Mapping[str, list[int]]
+    redrawn: Callable[[int], Side] | None = None
 
     @property
     def kind(self) -> str:

@@ -25,7 +25,7 @@ from instep_reference.weights import DraftWeights, Weights
 
 from ..verdict import Skipped
 from .moment import Moment
-from .replay import Flight, Folding, Replay, Runner, Work
+from .piece import Flight, Folding, Piece, Runner, Work
 from .rows import Share, paths, rows, shares
 
 
@@ -40,15 +40,15 @@ class Oracle:
         self.flights: dict[str, Flight] = {}
         self.trees: set[str] = set()
         self.previous: dict[str, RequestState] = {}
-        self._answered: tuple[Moment, list[Replay | Skipped]] | None = None
+        self._answered: tuple[Moment, list[Piece | Skipped]] | None = None
 
-    def at(self, moment: Moment) -> list[Replay | Skipped]:
+    def at(self, moment: Moment) -> list[Piece | Skipped]:
         """Everything that this event computed, computed again; asked twice, it answers from memory."""
         if self._answered is None or self._answered[0] is not moment:
-            self._answered = (moment, list(self._replays(moment)))
+            self._answered = (moment, list(self._pieces(moment)))
         return self._answered[1]
 
-    def _replays(self, moment: Moment) -> Iterator[Replay | Skipped]:
+    def _pieces(self, moment: Moment) -> Iterator[Piece | Skipped]:
         event = moment.event
         if isinstance(event, Admit):
             self.prompts[event.request] = event.prompt
@@ -76,15 +76,15 @@ class Oracle:
 
     # -- the target --------------------------------------------------------------------------------------
 
-    def _trunk(self, moment: Moment, share: Share) -> Iterator[Replay | Skipped]:
+    def _trunk(self, moment: Moment, share: Share) -> Iterator[Piece | Skipped]:
         name, side = share.request, moment.subject
         before = side.before[name]
         if share.kind == "verify" and name in self.trees:
             yield Skipped("oracle", moment.index, f'the window of request "{name}" is a tree')
             return
         tokens = self._tokens(moment, share)
-        yield self._replay(share, "trunk", STAGE_LEVEL, lambda w, see: _embedded(w, tokens, "trunk", see))
-        layers: dict[int, Replay] = {}
+        yield self._piece(share, "trunk", STAGE_LEVEL, lambda w, see: _embedded(w, tokens, "trunk", see))
+        layers: dict[int, Piece] = {}
         for layer, kind in enumerate(self.config.layer_kinds):
             place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
             hidden = rows(side, place, share)
@@ -92,11 +92,11 @@ class Oracle:
                 continue  # T0 has said so
             work = self._layer(hidden, before, layer, kind == "gdn", share.start)
             base = _base(before, layer, share.start) if kind == "gdn" else None
-            replay = self._replay(share, "trunk", layer, work, base if share.kind == "prefill" else None)
+            piece = self._piece(share, "trunk", layer, work, base if share.kind == "prefill" else None)
             if base is not None:
-                replay = replace(replay, folding=self._folding(moment, replay, base, share.count))
-            layers[layer] = replay
-            yield replay
+                piece = replace(piece, folding=self._folding(moment, piece, base, share.count))
+            layers[layer] = piece
+            yield piece
         yield from self._answers(moment, share, "trunk", len(self.config.layer_kinds) - 1)
         if share.kind == "verify":
             final = rows(side, Place("trunk", AFTER_LAYERS, "final"), share)
@@ -123,7 +123,7 @@ class Oracle:
 
         return work
 
-    def _answers(self, moment: Moment, share: Share, stage: str, last: int) -> Iterator[Replay]:
+    def _answers(self, moment: Moment, share: Share, stage: str, last: int) -> Iterator[Piece]:
         """The final norm, and logits where they are asked for."""
         hidden = rows(moment.subject, Place(stage, last, "hidden"), share)
         final = rows(moment.subject, Place(stage, AFTER_LAYERS, "final"), share)
@@ -134,24 +134,24 @@ class Oracle:
             norm = weights.final_norm if stage == "trunk" else _draft(weights).norm
             see(Place(stage, AFTER_LAYERS, "final"), rms_norm(hidden.to(weights.embedding), norm, self.config.eps))
 
-        yield self._replay(share, stage, AFTER_LAYERS, normed)
+        yield self._piece(share, stage, AFTER_LAYERS, normed)
         if share.asked:
             read = final[-share.asked :]
 
             def scored(weights: Weights, see: See) -> None:
                 trunk.logits(weights, read.to(weights.embedding), see, stage)
 
-            yield self._replay(share, stage, AFTER_LAYERS, scored)
+            yield self._piece(share, stage, AFTER_LAYERS, scored)
 
     # -- the commit --------------------------------------------------------------------------------------
 
-    def _commit(self, moment: Moment, share: Share, flight: Flight) -> Iterator[Replay | Skipped]:
+    def _commit(self, moment: Moment, share: Share, flight: Flight) -> Iterator[Piece | Skipped]:
         """The state at the accepted length, restarted from before the verify."""
         name = share.request
         for verified in flight.layers.values():
             if verified.folding is not None:
                 folding = self._folding(moment, verified, verified.folding.base, share.count)
-                yield verified.committed(share, folding, self.rounds.get("state"))
+                yield replace(self.runner.fold(verified, folding, share.nodes), share=share)
         self.previous[name] = flight.before
         if self.config.mtp_layers == 1 and flight.final is not None:
             event = cast(Commit, moment.event)
@@ -161,7 +161,7 @@ class Oracle:
 
     # -- the draft head ----------------------------------------------------------------------------------
 
-    def _extend(self, moment: Moment, share: Share) -> Iterator[Replay | Skipped]:
+    def _extend(self, moment: Moment, share: Share) -> Iterator[Piece | Skipped]:
         name = share.request
         share_of_trunk = next(other for other in shares(moment, "trunk") if other.request == name)
         hidden = rows(moment.subject, Place("trunk", AFTER_LAYERS, "final"), share_of_trunk)
@@ -175,7 +175,7 @@ class Oracle:
         others.append(("reads the target's rows shifted by one", hidden.roll(1, 0)))
         yield from self._head(moment, share, "extend", tokens, hidden, moment.subject.before[name], others)
 
-    def _chains(self, moment: Moment) -> Iterator[Replay]:
+    def _chains(self, moment: Moment) -> Iterator[Piece]:
         """Step i reads draft i and the head's own y of the step before."""
         answer = moment.subject.answer
         assert isinstance(answer, Drafted)
@@ -194,7 +194,7 @@ class Oracle:
     def _head(
         self, moment: Moment, share: Share, stage: str, tokens: list[int], hidden: torch.Tensor, before: RequestState,
         others: Sequence[tuple[str, torch.Tensor]] = (),
-    ) -> Iterator[Replay]:
+    ) -> Iterator[Piece]:
         """Row p pairs hidden p with token p + 1; one MTP layer; the keys before are the subject's own.
 
         others: hidden rows that a known mistake would read instead, and the sentence that says so.
@@ -203,7 +203,7 @@ class Oracle:
         if len(tokens) != share.count or hidden.shape[0] != share.count:
             return
         wrongs = tuple((says, _reading(tokens, rows, stage)) for says, rows in others)
-        yield replace(self._replay(share, stage, STAGE_LEVEL, _reading(tokens, hidden, stage)), wrongs=wrongs)
+        yield replace(self._piece(share, stage, STAGE_LEVEL, _reading(tokens, hidden, stage)), wrongs=wrongs)
         fused = rows(side, Place(stage, STAGE_LEVEL, "fused"), share)
         if fused is None or fused.shape[0] != share.count:
             return
@@ -224,26 +224,26 @@ class Oracle:
             config = weights.config.drafter()
             trunk.layer(config, _draft(weights).layers[0], 0, stage, fused.to(like), memory, positions, see)
 
-        yield self._replay(share, stage, 0, work)
+        yield self._piece(share, stage, 0, work)
         yield from self._answers(moment, share, stage, 0)
 
     # -- both --------------------------------------------------------------------------------------------
 
-    def _replay(
+    def _piece(
         self, share: Share, stage: str, layer: int, work: Work, base: torch.Tensor | None = None
-    ) -> Replay:
-        truth, yardsticks = self.runner(work, base)
-        return Replay(share, stage, layer, truth, yardsticks)
+    ) -> Piece:
+        truth, yardsticks = self.runner(work, share.count, base)
+        return Piece(share, stage, layer, truth, yardsticks)
 
-    def _folding(self, moment: Moment, replay: Replay, base: torch.Tensor, count: int) -> Folding:
-        layer, name = replay.layer, replay.request
+    def _folding(self, moment: Moment, piece: Piece, base: torch.Tensor, count: int) -> Folding:
+        layer, name = piece.layer, piece.request
         previous = self.previous.get(name)
         others = [
             (f'of request "{other}"', state.state[layer].to(base))
             for other, state in moment.subject.before.items()
             if other != name and layer in state.state
         ]
-        return Folding(base, count, None if previous is None else previous.state[layer].to(base), others, replay.truth)
+        return Folding(base, count, None if previous is None else previous.state[layer].to(base), others, piece.truth)
 
     def _tokens(self, moment: Moment, share: Share) -> list[int]:
         if share.kind == "verify":

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from select import select
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from .cases import Shown
 
 PACKAGES = {"instep_reference": "reference", "instep_optimized": "optimized", "instep": "harness"}
 PERF = Path(__file__).resolve().parent
+GRACE_S = 5.0  # for an arm to end, once the gate has hung up
 
 # Brings up the worker: the gate's `perf` folder stands in for that of the tree, everything else is the tree's.
 START = f"""
@@ -75,15 +77,15 @@ def _computes(ops: str) -> None:
 
 
 class ArmFailed(Exception):
-    """The arm raised, or its process ended."""
+    """The arm raised, its process ended, or it did not answer in time."""
 
 
 class Arm:
     """A worker process. `tell` and `hear` are the halves of `ask`, so that arms may work side by side while nothing
-    is timed. Use as a context: the process ends with it."""
+    is timed. Use as a context: the process ends with it, and after `patience_s` without an answer."""
 
-    def __init__(self, source: Source, log: Path) -> None:
-        self.source, self._log = source, log
+    def __init__(self, source: Source, log: Path, patience_s: float) -> None:
+        self.source, self._log, self._patience_s, self._asked = source, log, patience_s, ""
         self._errors = log.open("w")
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", START], env=_environment(source), text=True,
@@ -94,15 +96,13 @@ class Arm:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        if any(raised):  # nobody waits for what it is doing
+            self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):  # it had ended before; `hear` has said so
                     pipe.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._ended()
         self._errors.close()
 
     def ask(self, do: str, **given: Any) -> dict[str, Any]:
@@ -111,6 +111,7 @@ class Arm:
 
     def tell(self, do: str, **given: Any) -> None:
         assert self._process.stdin is not None
+        self._asked = do
         try:
             self._process.stdin.write(msgspec.json.encode({"do": do, **given}).decode() + "\n")
             self._process.stdin.flush()
@@ -119,6 +120,10 @@ class Arm:
 
     def hear(self) -> dict[str, Any]:
         assert self._process.stdout is not None
+        # An answer is one line, so nothing of it is left in the buffer of `readline`, into which select cannot look.
+        if not select([self._process.stdout], [], [], self._patience_s)[0]:
+            self._process.kill()
+            raise ArmFailed(f"no answer to `{self._asked}` within {self._patience_s:g} s (--patience)")
         line = self._process.stdout.readline()
         if not line:
             raise ArmFailed(self._last_words())
@@ -150,9 +155,17 @@ class Arm:
         return Shown(states, answer["acceptance"])
 
     def _last_words(self) -> str:
-        self._process.wait()
+        code = self._ended()
         said = self._log.read_text(errors="replace").strip().splitlines()
-        return f"its process ended ({self._process.returncode}): {said[-1] if said else 'without a word'}"
+        return f"its process ended ({code}): {said[-1] if said else 'without a word'}"
+
+    def _ended(self) -> int:
+        """Its exit status; it has a moment to end by itself."""
+        try:
+            return self._process.wait(timeout=GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
 
 
 def _environment(source: Source) -> dict[str, str]:

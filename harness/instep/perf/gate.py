@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
@@ -24,10 +22,11 @@ from instep_reference.contract.errors import BadInput
 from ..rig.sides import Plan
 from ..verdict import Exit, Verdict
 from .arm import Arm, ArmFailed, Source
-from .cases import CASES, Shown
+from .cases import Shown
 from .clock import CLOCKS, judged
 from .course import Course, lay
-from .pairs import FEWEST_PAIRS, Ratio, Samples, Say, Spread, ratio, resolves, say
+from .pairs import Samples, Spread, ratio, resolves, say
+from .setting import Judged, Report, Setting
 from .yardstick import Yardstick
 
 ARMS = ("before", "after", "again")
@@ -44,80 +43,6 @@ MOST_TIMES = 4  # so many times the wanted pairs are taken at most
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What is asked. `pairs`: how many at least; `allowed`: 0.03 is 3%; `course`: batch, rounds, drafts a round."""
-
-    before: str
-    after: str
-    checkpoint: Path
-    cases: tuple[str, ...] = tuple(CASES)
-    pairs: int = FEWEST_PAIRS
-    allowed: float = 0.03
-    ops: str = "plain"
-    device: str = "cpu"
-    dtype: str = "float32"
-    batch: int = 4
-    rounds: int = 2
-    num_steps: int = 3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, found, right, expected in (
-            ("--case", self.cases, bool(self.cases) and set(self.cases) <= set(CASES), f"some of {', '.join(CASES)}"),
-            ("--pairs", self.pairs, self.pairs > 0, "at least 1"),
-            ("--allowed", self.allowed, 0 < self.allowed < 1, "a part between 0 and 1, as 0.03"),
-            ("--batch", self.batch, self.batch > 0, "at least 1"),
-            ("--device", self.device, _there(self.device), "cpu, or cuda where `instep doctor` shows a device"),
-            ("--rounds", self.rounds, self.rounds > 0, "at least 1"),
-        ):
-            if not right:
-                raise BadInput(name, found=found, expected=expected)
-
-
-@dataclass(frozen=True)
-class Judged:
-    """One case by one clock. Spreads in seconds per event."""
-
-    case: str
-    clock: str
-    before: Spread
-    after: Spread
-    change: Ratio
-    same: Ratio
-    says: Say
-
-
-@dataclass
-class Report:
-    """What came of it. `refused`: why an arm was not timed; then nothing was.
-
-    served      arm -> package -> digest of the source;  acceptance: arm -> accepted drafts a window as it says itself
-    elements    numbers compared with the gate's own reference, before and after timing;  laps: of the course a sample
-    """
-
-    setting: Setting
-    refused: str = ""
-    judged: list[Judged] = field(default_factory=list)
-    served: dict[str, dict[str, str]] = field(default_factory=dict)
-    acceptance: dict[str, float] = field(default_factory=dict)
-    reference_acceptance: float = 0.0
-    elements: int = 0
-    laps: int = 0
-
-    def says(self, case: str) -> Say:
-        """Either clock may find a case slower; it has held if one that resolves the allowed slow-down says so."""
-        found = {one.says for one in self.judged if one.case == case}
-        return next((word for word in (Say.SLOWER, Say.HELD) if word in found), Say.NOISY)
-
-    @property
-    def exit(self) -> Exit:
-        found = {self.says(case) for case in self.setting.cases}
-        if self.refused or Say.SLOWER in found:
-            return Exit.DIVERGED
-        return Exit.INCONCLUSIVE if Say.NOISY in found else Exit.AGREED
-
-
 def gate(setting: Setting, folder: Path, progress: Progress = lambda what, done, of: None) -> Report:
     """Check both arms, then time them; `folder` is for what passes between the processes."""
     report = Report(setting)
@@ -129,14 +54,18 @@ def gate(setting: Setting, folder: Path, progress: Progress = lambda what, done,
         batch=setting.batch, rounds=setting.rounds, num_steps=setting.num_steps,
     )
     with ExitStack() as stack:
-        arms = _started(stack, {name: found[name] for name in ("before", "after")}, course, report, folder)
+        # All three from the start, and all through the same: a process that did less is faster by a percent or two.
+        arms = _started(stack, found, course, report, folder)
         yardsticks = _yardsticks(setting, course, found)
         report.reference_acceptance = yardsticks["before"].truth.acceptance
         report.refused = _checked(arms) or _shown(arms, yardsticks, folder, report)
         if report.refused:
             return report
-        arms |= _started(stack, {"again": found["again"]}, course, report, folder)
-        samples = _timed(arms, setting, report, progress)
+        try:
+            samples = _timed(arms, setting, report, progress)
+        except ArmFailed as failed:
+            report.refused = str(failed)
+            return report
         report.refused = _shown(arms, yardsticks, folder, report)
     if not report.refused:
         report.judged = judge(setting, samples, report.laps * setting.rounds)
@@ -159,17 +88,15 @@ def judge(setting: Setting, samples: Mapping[str, Samples], events: int) -> list
     return found
 
 
-def _there(device: str) -> bool:
-    kind = device.partition(":")[0]
-    return kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())
-
-
 def _started(
     stack: ExitStack, sources: Mapping[str, Source], course: Course, report: Report, folder: Path
 ) -> dict[str, Arm]:
     """Arms, each with its engine built; side by side, for nothing is timed yet."""
     setting = report.setting
-    arms = {name: stack.enter_context(Arm(source, folder / f"{name}.log")) for name, source in sources.items()}
+    arms = {
+        name: stack.enter_context(Arm(source, folder / f"{name}.log", setting.patience_s))
+        for name, source in sources.items()
+    }
     for arm in arms.values():
         arm.tell(
             "build", trace=str(course.trace.path), checkpoint=str(setting.checkpoint), ops=arm.source.ops,
@@ -194,7 +121,7 @@ def _yardsticks(setting: Setting, course: Course, sources: Mapping[str, Source])
 
 
 def _checked(arms: Mapping[str, Arm]) -> str:
-    """Both arms replay the course with every check after every event; why one is refused, or nothing."""
+    """The arms replay the course with every check after every event; why one is refused, or nothing."""
     for arm in arms.values():
         arm.tell("check")
     for name, arm in arms.items():
@@ -203,7 +130,9 @@ def _checked(arms: Mapping[str, Arm]) -> str:
         except ArmFailed as failed:
             return f"{name} ({arm.source.said}) failed in its checks: {failed}"
         if answer["exit"] != Exit.AGREED:
-            return f"{name} ({arm.source.said}) does not pass\n{answer['message'] or 'nothing was compared'}"
+            # Without the last line, which replays it here: an arm is served from elsewhere.
+            message = answer["message"].rpartition("\n")[0] or "  nothing was compared"
+            return f"{name} ({arm.source.said}) does not pass\n{message}"
     return ""
 
 
@@ -254,7 +183,10 @@ def _calibrated(arms: Mapping[str, Arm], setting: Setting) -> int:
 
 
 def _sample(arm: Arm, laps: int, cases: Sequence[str]) -> list[list[float]]:
-    seconds = arm.ask("time", laps=laps)["seconds"]
+    try:
+        seconds = arm.ask("time", laps=laps)["seconds"]
+    except ArmFailed as failed:
+        raise ArmFailed(f"{arm.source.said} failed while it was timed: {failed}") from None
     return [seconds[case] for case in cases]
 
 

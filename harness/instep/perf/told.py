@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..whole import write_whole
 from .fingerprint import fingerprint
-from .gate import Report
 from .pairs import Ratio, Say, Spread
+from .setting import Report
 
 SCHEMA = 1
 STYLES = {Say.HELD: "green", Say.SLOWER: "red", Say.NOISY: "yellow"}
@@ -27,7 +28,8 @@ def show(report: Report, console: Console) -> None:
     """Everything on the terminal; a refusal stands alone, without a figure."""
     setting = report.setting
     if report.refused:
-        console.print(Text(f"REFUSED  {report.refused}\n  nothing is timed of what does not pass"), soft_wrap=True)
+        said = f"REFUSED  {report.refused}\n  nothing is timed of what does not pass; --keep FOLDER keeps the trace"
+        console.print(Text(said), soft_wrap=True)
         return
     console.print(_table(report))
     for case in setting.cases:
@@ -58,19 +60,18 @@ def result(report: Report) -> dict[str, Any]:
 
 
 def _table(report: Report) -> Table:
-    setting = report.setting
-    work = f"batch {setting.batch}, window {setting.num_steps + 1}: medians ± IQR"
-    table = Table(title=f"{setting.after} against {setting.before}, {work}", title_justify="left", title_style="bold")
+    """Medians with their interquartile range, and ratios with their interval; under 80 columns."""
+    setting, pairs = report.setting, report.judged[0].change.pairs
+    work = f"batch {setting.batch}, window {setting.num_steps + 1}, {pairs} pairs"
+    title = f"{setting.after} against {setting.before}: {work}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("case", "clock"):
-        table.add_column(name)
-    for name in ("before, ms", "after, ms", "after / before", "A/A", "pairs"):
-        table.add_column(name, justify="right")
-    table.add_column("says")
+        table.add_column(name, no_wrap=True)
+    for name in ("before, ms", "after, ms", "after / before", "A/A"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one in report.judged:
-        table.add_row(
-            one.case, one.clock, _spread(one.before), _spread(one.after), _ratio(one.change), _ratio(one.same),
-            str(one.change.pairs), Text(one.says.value, style=STYLES[one.says]),
-        )
+        change = Text(f"{one.change.value:.3f} ({_interval(one.change)})", style=STYLES[one.says])
+        table.add_row(one.case, one.clock, _spread(one.before), _spread(one.after), change, _interval(one.same))
     return table
 
 
@@ -84,7 +85,7 @@ def _sentence(report: Report, case: str) -> str:
             f"({worst.clock}); {allowed} is allowed"
         )
     noisy = [one for one in clocks if one.says is Say.NOISY]
-    apart = ", ".join(f"{one.clock} {one.same.low:.3f} to {one.same.high:.3f}" for one in noisy)
+    apart = ", ".join(f"{one.clock} {_interval(one.same)}" for one in noisy)
     if says is Say.NOISY:
         return f"{case}: inconclusive: before against itself gives {apart}; {allowed} cannot be seen here"
     waits = f"; too noisy to tell by the other clock ({apart})" if noisy else ""
@@ -92,9 +93,8 @@ def _sentence(report: Report, case: str) -> str:
 
 
 def _spread(spread: Spread) -> str:
-    """The median and the interquartile range."""
-    return f"{spread.median * 1e3:.4g} ± {(spread.upper - spread.lower) * 1e3:.2g}"
+    return f"{spread.median * 1e3:.3g} ±{(spread.upper - spread.lower) * 1e3:.2g}"
 
 
-def _ratio(found: Ratio) -> str:
-    return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})"
+def _interval(found: Ratio) -> str:
+    return f"{found.low:.3f}-{found.high:.3f}"

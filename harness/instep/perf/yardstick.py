@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from instep_optimized.ops.base import Ops
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
+from ..adapters import find
 from ..checks.allowance import TRUTH_ERROR
 from ..checks.measure import Spot, blocks, measured, relative_error
-from ..rig.sides import Plan, seat
+from ..rig.sides import Plan, reference, rounding, rounds, wide
 from ..verdict import Comparison, Tier, Verdict
 from .cases import Shown, Walk
 from .course import Course
@@ -31,11 +33,12 @@ class Yardstick:
     """Truth and rounded reference at the end of a course, for an op set that is set up as in `plan`."""
 
     def __init__(self, plan: Plan, course: Course) -> None:
-        sides = seat(plan)
-        assert sides.rounded is not None, f"{plan.ops} moves labels and computes nothing"
+        found = find(plan.ops)
+        rounded = reference(plan, wide(plan.width))
+        rounded.watch(rounding(rounds(plan, found if isinstance(found, Ops) else None)))
         self.course = course
-        self.truth = Walk(sides.truth.engine, course).show()
-        self.rounded = Walk(sides.rounded.engine, course).show()
+        self.truth = Walk(reference(plan, torch.float64), course).show()
+        self.rounded = Walk(rounded, course).show()
         self.noise = max(self._noise(), TRUTH_ERROR)
         # A tie may send one window of the course another way altogether; more of them are no tie.
         self.band = plan.num_steps / (len(course.rounds) * len(course.prompts))

@@ -7,8 +7,11 @@ digests of source, trace and model, and how much was compared.
 from __future__ import annotations
 
 import math
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +41,10 @@ def result(outcomes: Sequence[Outcome], *, commit: str | None = None) -> dict[st
     return {
         "schema": SCHEMA,
         "exit": int(worst(outcomes)),
-        "machine": machine(outcomes[0].plan.device),
+        "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "instep"), *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
+        "machine": machine(outcomes[0].plan.device),
         "trace": str(outcomes[0].trace.name),
         "runs": [_run(outcome) for outcome in outcomes],
     }

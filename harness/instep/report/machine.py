@@ -12,9 +12,15 @@ from importlib.metadata import PackageNotFoundError, version
 def machine(device: str) -> dict[str, str | None]:
     """Versions and device; what is not here is None."""
     return {
-        "python": platform.python_version(), "system": platform.platform(terse=True), "device": device,
+        "python": platform.python_version(), "system": system(), "device": device,
         "device_name": _name(device), **{package: installed(package) for package in ("torch", "triton", "instep")},
     }
+
+
+def system() -> str:
+    """Linux x86_64, glibc 2.39: not the build of a kernel, which says nothing about a result."""
+    library = " ".join(filter(None, platform.libc_ver()))
+    return f"{platform.system()} {platform.machine()}" + (f", {library}" if library else "")
 
 
 def installed(package: str) -> str | None:

@@ -33,6 +33,8 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     """Everything about these runs of one trace."""
     console.print(_runs(outcomes))
     for outcome in outcomes:
+        if outcome.verdict.exit is Exit.INCONCLUSIVE:
+            console.print(Text(f"{outcome.plan.ops}: {_why_nothing(outcome)}"))
         _skips(outcome, console)
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
@@ -61,6 +63,12 @@ def _run(outcome: Outcome) -> list[Text]:
         Text(f"{outcome.verdict.events} of {outcome.of} events"),
         *(Text(f"{side} {seconds:.1f} s", style="dim") for side, seconds in outcome.seconds.items()),
     ]
+
+
+def _why_nothing(outcome: Outcome) -> str:
+    if outcome.verdict.served:
+        return "nothing was compared; does the model have the layers that were asked for?"
+    return "nothing was computed: up to here there are only admissions and the like"
 
 
 @dataclass(frozen=True)

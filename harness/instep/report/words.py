@@ -25,6 +25,7 @@ MEASURES = {
     Tier.IDENTITY: "differing", Tier.BITWISE: "differing bytes", Tier.DERIVED: "error", Tier.DIRECTED: "projection",
     Tier.PROPAGATED: "error", Tier.DECISIONS: "margin",
 }
+COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # checks that measure something else
 
 
 def divergence(outcome: Outcome) -> str:
@@ -32,7 +33,9 @@ def divergence(outcome: Outcome) -> str:
     first, *others = outcome.verdict.findings
     subject = f"optimized[{outcome.plan.ops}] against reference"
     lines = [f"DIVERGED  {outcome.name}, {subject}", f"  {where(first)}"]
-    numbers = f"{MEASURES[first.tier]} {first.worst:.4g}, limit {first.allowed:.4g}"
+    measure = COUNTS.get(first.check, MEASURES[first.tier])
+    worst = f"{first.worst:.4f}" if measure == "projection" else f"{first.worst:.4g}"
+    numbers = f"{measure} {worst}, limit {first.allowed:.4g}"
     diagnosis = first.diagnosis or "differs from the reference"
     lines.append(f"  {diagnosis}          ({numbers}; {first.tier.value} {first.check})")
     if others:

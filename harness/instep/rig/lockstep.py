@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from instep_reference.contract.engine import Event
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ..checks.base import Check
-from ..observe.moment import Expected, Moment
+from ..observe.moment import Expected, Moment, Side
 from ..trace.book import Book
 from ..trace.file import Trace
 from ..trace.legal import Law
@@ -64,7 +65,16 @@ class Lockstep:
             raise Refused(error, self.sides.subject.tape.last) from error
         self.seconds["subject"] += time.perf_counter() - begun
         expected = expect(before, self.law.book)
-        return Moment(index, event, expected, subject, truth, rounded, changes, slots, pages)
+        redrawn = partial(self._redrawn, index) if self.sides.rounded_draw else None
+        return Moment(index, event, expected, subject, truth, rounded, changes, slots, pages, redrawn)
+
+    def _redrawn(self, last: int, draw: int) -> Side:
+        """The rounded run from the start up to this event, as another draw. Every choice stands in the trace."""
+        assert self.sides.rounded_draw is not None
+        seat = self.sides.rounded_draw(draw)
+        for event in self.trace.events[:last]:
+            seat.step(event, ())
+        return seat.step(self.trace.events[last], ())
 
 
 def expect(before: Book, after: Book) -> Expected:
@@ -87,7 +97,7 @@ def run(
     progress: Progress | None = None,
 ) -> Verdict:
     """Go on until the first event that disagrees, the event `until`, or the end."""
-    verdict, wanted = Verdict(), None if layers is None else frozenset(layers)
+    verdict, wanted = Verdict(served=False), None if layers is None else frozenset(layers)
     last = len(lockstep.trace.events) - 1 if until is None else min(until, len(lockstep.trace.events) - 1)
     while lockstep.next <= last:
         index, event = lockstep.next, lockstep.trace.events[lockstep.next]
@@ -97,6 +107,7 @@ def run(
         except Refused as refused:
             verdict.add([_refusal(index, event, refused)])
             return verdict
+        verdict.served |= bool(moment.subject.places)
         results = [result for check in checks for result in check(moment)]
         if verdict.add(result for result in results if _wanted(result, wanted)):
             return verdict
@@ -106,7 +117,11 @@ def run(
 
 
 def _wanted(result: Comparison | Skipped, layers: frozenset[int] | None) -> bool:
-    return layers is None or isinstance(result, Skipped) or result.place.layer in layers
+    """Whatever layers are judged, a wrong owner, length or root belongs to none and is told."""
+    if layers is None or isinstance(result, Skipped):
+        return True
+    nowhere = result.tier is Tier.IDENTITY and result.place.layer in (STAGE_LEVEL, AFTER_LAYERS)
+    return result.place.layer in layers or (nowhere and not result.agrees)
 
 
 def _refusal(index: int, event: Event, refused: Refused) -> Comparison:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from instep_optimized.layout import StateLayout
 from instep_reference.contract.checkpoint import Checkpoint
@@ -26,7 +28,7 @@ from ..verdict import Verdict
 from .history import History
 from .lockstep import Lockstep, Progress, run
 from .remembered import Remembered
-from .sides import Plan, candidates, moves_labels, rounds, seat, wide
+from .sides import Plan, Sides, candidates, moves_labels, rounds, seat, wide
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")
 
@@ -77,13 +79,7 @@ class Rig:
         """Replay from the start, up to and including event `until`; `layers` keeps the findings of these alone."""
         sides = seat(self.plan)
         lockstep = Lockstep(self.trace, sides)
-        if self.checks is not None:
-            chosen = self.checks(self.plan)
-        elif moves_labels(sides.ops):
-            chosen = for_labels()
-        else:
-            oracle = Oracle(self.plan.checkpoint, rounds(self.plan, sides.ops), wide(self.plan.width))
-            chosen = (Remembered(self.trace.recorded), *for_numbers(oracle))
+        chosen = checks_for(self.plan, sides, self.trace.recorded) if self.checks is None else self.checks(self.plan)
         verdict = run(lockstep, chosen, until=until, layers=layers, progress=progress)
         ran = self.trace.events[: lockstep.next]
         return Outcome(
@@ -91,6 +87,17 @@ class Rig:
             History.of(self.trace.header, ran, lockstep.law.book), len(self.trace.events), dict(lockstep.seconds),
             dict(sides.calls), served(),
         )
+
+
+def checks_for(plan: Plan, sides: Sides, remembered: Mapping[str, torch.Tensor] | None = None) -> tuple[Check, ...]:
+    """Every check that has a meaning for these sides; checks remember their run, so each run has its own.
+
+    remembered: what a recorded trace's reference answered, if there is one.
+    """
+    if moves_labels(sides.ops):
+        return for_labels()
+    checks = for_numbers(Oracle(plan.checkpoint, rounds(plan, sides.ops), wide(plan.width)))
+    return checks if remembered is None else (Remembered(remembered), *checks)
 
 
 def served() -> dict[str, str]:

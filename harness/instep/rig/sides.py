@@ -2,15 +2,18 @@
 
 Leaves out: running them in step (`lockstep.py`).
     truth    the reference in fp64, or for labels the ledger of a right engine
-    rounded  the reference in the declared width, rounded where the subject's op set declares it; not for labels
+    rounded  the reference in the declared width, rounded where the subject's op set declares it, its sums in another
+             order (so that its error is a draw from what an honest engine's may be); not for labels
     subject  the optimized engine with an op set, or somebody else's engine
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -32,6 +35,7 @@ from instep_reference.weights import Weights
 from ..adapters import Subject, find
 from ..observe.memory import Watch
 from ..observe.moment import Side
+from ..observe.reorder import Reordered
 from ..observe.tape import Tape
 
 WIDTHS = {
@@ -72,13 +76,15 @@ class Seat:
 
     name: str
     engine: _Seen
+    arithmetic: AbstractContextManager[Any] = field(default_factory=nullcontext)
     tape: Tape = field(default_factory=Tape)
     states: dict[str, RequestState] = field(default_factory=dict)
 
-    def step(self, event: Event, live: Mapping[str, object]) -> Side:
+    def step(self, event: Event, live: Iterable[str]) -> Side:
         """Serve one event; `live`: the requests that are there afterwards."""
         before = self.states
-        answer = on_host(event.on(self.engine))
+        with self.arithmetic:
+            answer = on_host(event.on(self.engine))
         places = self.tape.take()
         self.states = {name: on_host(self.engine.state(name)) for name in live}
         return Side(self.name, answer, places, before, self.states, self.engine.next_num_steps())
@@ -95,6 +101,7 @@ class Sides:
     shown: Subject
     ops: Ops | None
     calls: Counter[str]
+    rounded_draw: Callable[[int], Seat] | None = None  # the rounded run from its start, as another draw
 
 
 def seat(plan: Plan) -> Sides:
@@ -103,9 +110,10 @@ def seat(plan: Plan) -> Sides:
     if isinstance(found, Ops):
         options = Options(device=plan.device, activation=plan.width, state=_state_width(plan.width), layout=plan.layout)
         counted = around(found, unseen, _counting(calls))
-        subject: Subject = OptimizedEngine(
-            plan.checkpoint, counted, options, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive
-        )
+        with _enough_memory(plan.capacity):
+            subject: Subject = OptimizedEngine(
+                plan.checkpoint, counted, options, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive
+            )
     else:
         subject = found(
             plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive, device=plan.device,
@@ -114,15 +122,30 @@ def seat(plan: Plan) -> Sides:
     ops = found if isinstance(found, Ops) else None
     if moves_labels(ops):
         truth: _Seen = LedgerEngine(plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive)
-        rounded = None
+        rounded = draw = None
     else:
         truth = reference(plan, torch.float64)
-        rounded = Seat("rounded", reference(plan, wide(plan.width)))
-        _watch(rounded, rounding(rounds(plan, ops)))
-    sides = Sides(Seat(plan.ops, subject), Seat("truth", truth), rounded, Watch(subject), subject, ops, calls)
+        draw = partial(_rounded, plan, ops)
+        rounded = draw(0)
+    sides = Sides(Seat(plan.ops, subject), Seat("truth", truth), rounded, Watch(subject), subject, ops, calls, draw)
     _watch(sides.subject, unseen)
     _watch(sides.truth, unseen)
     return sides
+
+
+@contextmanager
+def _enough_memory(capacity: Capacity) -> Iterator[None]:
+    """Pools that do not fit are the fault of whoever asked for them: a trace with slots that no machine has."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, TypeError) as error:
+        signs = ("allocate memory", "out of memory", "verflow")  # how torch says it, in three places
+        if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in signs):
+            raise
+        raise BadInput(
+            "capacity", found=f"slots up to {max(capacity.slots)}, pages up to {max(capacity.pages)} of "
+            f"{capacity.page_size} tokens", expected="pools that fit into the memory of this machine",
+        ) from None
 
 
 def moves_labels(ops: Ops | None) -> bool:
@@ -134,6 +157,13 @@ def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     """The reference in some width; on the CPU, whatever the subject runs on."""
     weights = Weights.of(plan.checkpoint, dtype, torch.device("cpu"))
     return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive)
+
+
+def _rounded(plan: Plan, ops: Ops | None, draw: int) -> Seat:
+    """One draw of the reference in the declared width."""
+    seat = Seat("rounded", reference(plan, wide(plan.width)), Reordered(torch.Generator().manual_seed(draw)))
+    _watch(seat, rounding(rounds(plan, ops)))
+    return seat
 
 
 def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int, ...], tuple[str, ...]]:

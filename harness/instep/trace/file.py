@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from instep_reference.contract.engine import AnyEvent
+from instep_reference.contract.engine import Admit, AnyEvent
 from instep_reference.contract.errors import BadInput
 
 from ..whole import write_whole
@@ -73,13 +73,18 @@ def read(path: Path) -> Trace:
         raise BadInput(str(path), found=error.strerror, expected="a readable trace") from None
     if not lines:
         raise BadInput(f"{path.name} line 1", found="nothing", expected="a header")
+    if not lines[-1].endswith(b"\n"):
+        raise BadInput(f"{path.name} line {len(lines)}", found="no end of the line", expected="a whole line",
+                       hint="the trace was cut")
     header = _header(path.name, lines[0])
     footer, sha256 = _footer(path.name, lines), hashlib.sha256(b"".join(lines[:-1])).hexdigest()
     recorded = _recorded(path, footer.sha256)
-    if footer.sha256 != sha256 or footer.events != len(lines) - 2:
+    if footer.sha256 != sha256 or footer.events != len(lines) - 2 or len(recorded[CHECKSUMS]) != len(lines) - 1:
         raise _edited(path.name, lines, recorded[CHECKSUMS])
     events = tuple(_decode(line, AnyEvent, f"{path.name} line {n}") for n, line in enumerate(lines[1:-1], start=2))
-    return Trace(path, header, events, recorded, sha256)
+    trace = Trace(path, header, events, recorded, sha256)
+    _same_prompts(trace)
+    return trace
 
 
 def write(path: Path, header: Header, events: Sequence[AnyEvent], recorded: Mapping[str, torch.Tensor]) -> Trace:
@@ -135,6 +140,17 @@ def _recorded(path: Path, sha256: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def _same_prompts(trace: Trace) -> None:
+    """The prompts beside the trace are those that it admits."""
+    for index, event in enumerate(trace.events):
+        prompt = trace.recorded.get(f"prompt.{index}")
+        if isinstance(event, Admit) and prompt is not None and prompt.tolist() != list(event.prompt):
+            raise BadInput(
+                f"{beside(trace.path).name}: prompt.{index}", found="other tokens",
+                expected=f"the prompt of {trace.where(index)}", hint="the trace was edited",
+            )
+
+
 def _edited(name: str, lines: list[bytes], checksums: torch.Tensor) -> BadInput:
     """Name the first line that is not the recorded one."""
     known = checksums.tolist()
@@ -146,13 +162,20 @@ def _edited(name: str, lines: list[bytes], checksums: torch.Tensor) -> BadInput:
                     hint="the trace was cut")
 
 
+def uncapitalised(text: str) -> str:
+    """A message of the decoder within a sentence; an abbreviation stays one."""
+    return text if text[:2].isupper() else text[0].lower() + text[1:]
+
+
 def _decode(line: bytes, kind: Any, where: str) -> Any:
     """Decode one line; an error names the field and both sides of the disagreement."""
     try:
         return msgspec.json.decode(line, type=kind)
+    except UnicodeDecodeError:
+        raise BadInput(where, found="bytes that are not UTF-8", expected="a line of JSON") from None
     except msgspec.DecodeError as error:
         text, _, place = str(error).partition(" - at `$")
         field = where + (f": {place.rstrip('`').lstrip('.')}" if place else "")
         told = re.fullmatch(r"Expected (.*), got (.*)", text)
-        expected, found = told.groups() if told else (f"schema {SCHEMA}", text[0].lower() + text[1:])
+        expected, found = told.groups() if told else (f"a line of schema {SCHEMA}", uncapitalised(text))
         raise BadInput(field, found=found, expected=expected) from None

@@ -48,6 +48,12 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"{field}: checkpoint.{name}", found=f"{found[:12]}.. in {directory}",
                     expected=f"{expected[:12]}..", hint="the trace was recorded with another checkpoint",
                 )
+        for name, says, is_so in (
+            ("vocab", self.vocab, checkpoint.config.vocab),
+            ("mtp_layers", self.mtp_layers, checkpoint.config.mtp_layers),
+        ):
+            if says != is_so:
+                raise BadInput(f"{field}: checkpoint.{name}", found=says, expected=f"{is_so}, as in {directory}")
 
 
 class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,6 +119,8 @@ def sound(header: Header, field: str) -> None:
         ("capacity.max_tokens", room.max_tokens, room.max_tokens >= widest, f"at least {widest}, the widest window"),
         ("capacity.pages", f"room for {len(room.pages) * room.page_size} tokens",
          len(room.pages) * room.page_size >= widest, f"at least {widest}, the widest window"),
+        ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),
+         "last events of at least 0"),
         ("lag", header.lag, header.lag >= 0, "at least 0"),
         ("stop", header.stop, header.stop is None or 0 <= header.stop < header.checkpoint.vocab,
          f"a token below {header.checkpoint.vocab}"),

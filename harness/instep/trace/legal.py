@@ -98,7 +98,7 @@ class Law:
 
     def _pages(self, field: str, positions: dict[str, int]) -> None:
         if missing := self.book.pages_missing(positions):
-            self._no(field, f"{missing} pages too few", f"room within {len(self.book.capacity.pages)} pages")
+            self._no(field, f"pages too few by {missing}", f"room within {len(self.book.capacity.pages)} pages")
 
     def _nothing_in_flight(self, field: str) -> None:
         if flying := self.book.in_phase(Phase.VERIFIED):

@@ -12,6 +12,7 @@ import msgspec
 
 from instep_reference.contract.errors import BadInput
 
+from .file import uncapitalised
 from .header import Part, Room
 
 
@@ -85,9 +86,19 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"o
 
 def read_policy(path: Path) -> Policy:
     policy: Policy = _read(path, Policy)
+    rules: list[tuple[str, object, int, int]] = [
+        ("arrivals", "none", len(policy.arrivals), 1), ("rounds", policy.rounds, policy.rounds, 1),
+        ("accept", policy.accept, min(policy.accept, default=0), 0),
+    ]
     for index, arrival in enumerate(policy.arrivals):
-        if arrival.chunks and min(arrival.chunks) < 1:
-            raise BadInput(f"{path.name}: arrivals[{index}].chunks", found=arrival.chunks, expected="at least 1 each")
+        at = f"arrivals[{index}]"
+        rules += [
+            (f"{at}.chunks", arrival.chunks, min(arrival.chunks, default=1), 1),
+            (f"{at}.max_new", arrival.max_new, arrival.max_new, 1), (f"{at}.arrive", arrival.arrive, arrival.arrive, 0),
+        ]
+    for field, found, smallest, least in rules:
+        if smallest < least:
+            raise BadInput(f"{path.name}: {field}", found=found, expected=f"at least {least}")
     if policy.controller and policy.steps:
         raise BadInput(f"{path.name}: steps", found="a schedule and a controller", expected="one of them")
     return policy
@@ -97,6 +108,8 @@ def read_prompts(path: Path) -> dict[str, tuple[int, ...]]:
     """Prompts by name, as tokens."""
     prompts: dict[str, tuple[int, ...]] = {}
     for index, prompt in enumerate(_read(path, tuple[Prompt, ...])):
+        if prompt.name in prompts:
+            raise BadInput(f"{path.name}: [{index}].name", found=f'"{prompt.name}" again', expected="a name of its own")
         if (prompt.text is None) == (prompt.tokens is None):
             raise BadInput(f"{path.name}: [{index}]", found="text and tokens" if prompt.text else "neither",
                            expected="either text or tokens")
@@ -113,8 +126,10 @@ def _read(path: Path, kind: Any) -> Any:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise BadInput(str(path), found=error.strerror, expected="a readable file") from None
+    except UnicodeDecodeError:
+        raise BadInput(str(path), found="bytes that are not UTF-8", expected="JSON") from None
     except msgspec.DecodeError as error:
         text, _, place = str(error).partition(" - at `$")
         field = path.name + (f": {place.rstrip('`').lstrip('.')}" if place else "")
         expected = "the fields of a policy or of prompts"
-        raise BadInput(field, found=text[0].lower() + text[1:], expected=expected) from None
+        raise BadInput(field, found=uncapitalised(text), expected=expected) from None

@@ -1,0 +1,187 @@
+"""One piece of the reference run again on the same bits: once in fp64, and many times as it is declared.
+
+Leaves out: which piece, and on which bits (`oracle.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from instep_reference import gdn
+from instep_reference.chunked import recur_in_chunks
+from instep_reference.contract.engine import RequestState
+from instep_reference.contract.place import Place, See
+from instep_reference.weights import Weights
+
+from .reorder import Reordered
+from .rows import Share
+
+# A piece of the reference: given weights in some width, it shows its places, and returns the state it left, if any.
+Work = Callable[[Weights, See], torch.Tensor | None]
+
+# How often a piece is drawn. The error of a block is measured by the largest of its draws. Where it hangs on one number
+# (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one honest error in
+# 31 000, of 4 draws by one in 93. Over many rows such numbers average out, and fewer draws do.
+DRAWS, FEWEST_DRAWS, ROWS_DRAWN = 16, 4, 64
+CHUNKS = (16, 64)  # tokens to a chunk of the second declared form of the delta rule
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run showed, and the state [HV, K, V] that it left; of several draws, with the draws as first axis."""
+
+    places: Mapping[Place, torch.Tensor]
+    state: torch.Tensor | None = None
+
+    def of(self, component: str) -> torch.Tensor:
+        return next(tensor for place, tensor in self.places.items() if place.component == component)
+
+
+@dataclass(frozen=True)
+class Folding:
+    """A state and the tokens folded into it: base [HV, K, V] in fp64, and the first `count` tokens.
+
+    tokens    the truth's run over the whole window, which shows what each token folds in
+    previous  the state before the step before this one; others: whose, and what they hold
+    """
+
+    base: torch.Tensor
+    count: int
+    previous: torch.Tensor | None
+    others: Sequence[tuple[str, torch.Tensor]]
+    tokens: Run
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of one event and request, computed again.
+
+    yardsticks  the declared forms, drawn several times
+    wrongs      what a known mistake would have computed, to name a failure: a sentence, and the piece on other rows
+    """
+
+    share: Share
+    stage: str
+    layer: int
+    truth: Run
+    yardsticks: Run
+    folding: Folding | None = None
+    wrongs: tuple[tuple[str, Work], ...] = ()
+
+    @property
+    def request(self) -> str:
+        return self.share.request
+
+    @property
+    def writes_state(self) -> bool:
+        return self.folding is not None and self.share.kind != "verify"
+
+    def place(self, component: str) -> Place:
+        return Place(self.stage, self.layer, component)
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A verified window that is not committed: everything that a commit goes back to."""
+
+    before: RequestState
+    layers: Mapping[int, Piece]
+    final: torch.Tensor | None
+    window: tuple[int, ...]
+
+
+@dataclass
+class Runner:
+    """Runs a piece in fp64, and in the declared width: rounded at the declared points, summed in any order."""
+
+    truth: Weights
+    rounded: Weights
+    rounds: Mapping[str, torch.dtype]
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+
+    def __call__(self, work: Work, rows: int, base: torch.Tensor | None = None) -> tuple[Run, Run]:
+        """Truth, and the draws. `base`: the state before a prefill chunk, whose delta rule has a second form."""
+        drawn = self._drawn(work, min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_DRAWN // rows))))
+        return self.true(work), drawn if base is None else self._in_chunks(drawn, base)
+
+    def true(self, work: Work) -> Run:
+        """Only the fp64 run."""
+        places: dict[Place, torch.Tensor] = {}
+        return Run(places, work(self.truth, _recording(places, lambda place, tensor: tensor)))
+
+    def fold(self, piece: Piece, folding: Folding, nodes: Sequence[int]) -> Piece:
+        """The piece after a commit: only the tokens at the accepted nodes are folded in."""
+        truth = fold(piece.truth, folding.base, nodes)
+        with Reordered(self.generator):
+            drawn = fold(piece.yardsticks, folding.base, nodes)
+        runs = Run({}, truth[0]), Run({}, _stored(drawn, self.rounds.get("state")))
+        return replace(piece, truth=runs[0], yardsticks=runs[1], folding=folding)
+
+    def _drawn(self, work: Work, draws: int) -> Run:
+        """All draws at once, as a further axis; one by one where rows choose experts, which no axis can follow."""
+
+        def draw(_: torch.Tensor) -> tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]:
+            places: dict[Place, torch.Tensor] = {}
+            state = work(self.rounded, _recording(places, self._round))
+            return places, () if state is None else (_stored(state, self.rounds.get("state")),)
+
+        with Reordered(self.generator):
+            if self.rounded.config.experts:
+                places, state = _stacked([draw(torch.empty(0)) for _ in range(draws)])
+            else:
+                places, state = torch.func.vmap(draw, randomness="different")(torch.empty(draws))
+        return Run(places, *state)
+
+    def _in_chunks(self, drawn: Run, base: torch.Tensor) -> Run:
+        """The read-out and the state in their second form too; downstream of them the first one stands."""
+        place = next(place for place in drawn.places if place.component == "core")
+        q, k, v, log_decay, erase, write = (part[:1] for part in _rule_inputs(drawn))
+        forms = [recur_in_chunks(q, k, v, log_decay, erase, write, base.to(k)[None], chunk) for chunk in CHUNKS]
+        cores = [drawn.places[place], *(self._round(place, core) for core, _ in forms)]
+        assert drawn.state is not None, "a layer with a delta rule leaves a state"
+        states = [drawn.state, *(_stored(state, self.rounds.get("state")) for _, state in forms)]
+        return Run({**drawn.places, place: torch.cat(cores)}, torch.cat(states))
+
+    def _round(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        return _stored(tensor, self.rounds.get(place.component))
+
+
+def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
+    """The states [draws, HV, K, V] after the tokens at `nodes` of a run were folded into `base`, token by token."""
+    q, k, v, log_decay, erase, write = (part[:, list(nodes)] for part in _rule_inputs(run))
+    return gdn.recur(q, k, v, log_decay, erase, write, base.to(k).expand(len(k), *base.shape))[1]
+
+
+def _rule_inputs(run: Run) -> tuple[torch.Tensor, ...]:
+    """q, k, v, log_decay, erase, write, draws first, heads repeated: value head h reads key head h // r."""
+    q, k, v, log_decay, beta = (run.of(name) for name in ("q", "k", "v", "log_decay", "beta"))
+    if v.dim() == 3:
+        q, k, v, log_decay, beta = (x[None] for x in (q, k, v, log_decay, beta))
+    repeats = v.shape[2] // k.shape[2]
+    q, k = (x.repeat_interleave(repeats, dim=2) for x in (q, k))
+    return q, k, v, log_decay[..., None], beta[..., None], beta[..., None]
+
+
+def _recording(places: dict[Place, torch.Tensor], see: See) -> See:
+    def record(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        places[place] = see(place, tensor)
+        return places[place]
+
+    return record
+
+
+_Shown = tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+def _stacked(shown: Sequence[_Shown]) -> _Shown:
+    """The places and the state of several draws, draws first."""
+    places = {place: torch.stack([one[place] for one, _ in shown]) for place in shown[0][0]}
+    return places, tuple(torch.stack(each) for each in zip(*(state for _, state in shown), strict=True))
+
+
+def _stored(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Rounded to how it is stored, in the width that it came in."""
+    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype).to(tensor.dtype)

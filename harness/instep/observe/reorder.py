@@ -1,0 +1,87 @@
+"""The arithmetic of a width as another honest implementation may do it: sums in any order, functions to 2 ulp.
+
+Monte Carlo arithmetic (Parker 1997) at the level of tensor operations: inside `Reordered` every sum is moved by a draw
+from the error that a running sum in some order makes, every inexact function by a draw from the error that vendors'
+libraries state, while sums and products of two numbers round as they do. Leaves out: which piece is run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+# One rounding to nearest moves a number by a uniform draw within half a unit in the last place. Over mantissas m that
+# are spread as 1/m, its root mean square is eps / sqrt(12) * sqrt(mean of 1/m^2) = 0.289 * 0.736 eps.
+ROUNDING = math.sqrt(0.375 / math.log(2) / 12)
+
+# Uniform within so many units: what CUDA's and most vectorised libraries state for fp32 exp, log, rsqrt, sin and cos.
+FUNCTION_ULPS = 2.0
+
+# How torch calls what the reference uses. Functions that are neither here nor in REDUCTIONS are taken to be exact, or
+# one rounding, which torch makes as everybody does; a test lists them.
+FUNCTIONS = frozenset({"exp", "rsqrt", "sigmoid", "silu", "softplus", "sin", "cos", "pow", "__rpow__"})
+REDUCTIONS = frozenset({"matmul", "einsum", "sum", "mean", "softmax"})
+
+
+class Reordered(TorchFunctionMode):
+    """While it is entered, sums and functions come out as they might elsewhere; every call is a draw of its own."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given, name = kwargs or {}, func.__name__
+        if name == "softmax":
+            return self._softmax(args[0], *args[1:], **given)
+        out = func(*args, **given)
+        if name in FUNCTIONS:
+            return self._evaluated(out)
+        if name in REDUCTIONS and out.is_floating_point():
+            return self._summed(out, *_terms(func, name, out, args, given))
+        return out
+
+    def _evaluated(self, out: torch.Tensor) -> torch.Tensor:
+        drawn = 2 * torch.rand(out.shape, generator=self.generator, dtype=out.dtype) - 1
+        return out * (1 + FUNCTION_ULPS * torch.finfo(out.dtype).eps * drawn.to(out.device))
+
+    def _summed(self, out: torch.Tensor, terms: int, squares: torch.Tensor) -> torch.Tensor:
+        """A sum s of n terms, by one of all running orders: its partial sums s_k are each rounded.
+
+        For terms in random order s_k has mean k/n s and variance k (n-k) / n (n-1) (q - s^2/n), q the sum of the
+        squares of the terms. So the squares of all partial sums sum up to n (s^2/3 + q/6) for n not too small, and
+        every one of them brings a rounding of its own size. Blocked and pairwise sums round fewer partial sums.
+        """
+        if terms < 2:
+            return out
+        deviation = ROUNDING * torch.finfo(out.dtype).eps * (terms * (out * out / 3 + squares / 6)).sqrt()
+        drawn = torch.randn(out.shape, generator=self.generator, dtype=out.dtype)
+        return out + deviation * drawn.to(out.device)
+
+    def _softmax(self, scores: torch.Tensor, dim: int) -> torch.Tensor:
+        weights = self._evaluated((scores - scores.amax(dim, keepdim=True)).exp())
+        total = weights.sum(dim, keepdim=True)
+        squares = weights.square().sum(dim, keepdim=True)
+        return weights / self._summed(total, weights.shape[dim], squares)
+
+
+def _terms(
+    func: Callable[..., Any], name: str, out: torch.Tensor, args: Sequence[Any], given: dict[str, Any]
+) -> tuple[int, torch.Tensor]:
+    """How many terms each element of a sum has, and the sum of their squares."""
+    if name == "matmul":
+        return args[0].shape[-1], func(args[0].square(), args[1].square())
+    if name == "einsum":
+        equation, left, right = args
+        sizes = dict(zip("".join(equation.partition("->")[0].split(",")), (*left.shape, *right.shape), strict=True))
+        summed = [size for axis, size in sizes.items() if axis not in equation.partition("->")[2]]
+        return math.prod(summed), torch.einsum(equation, left.square(), right.square())
+    terms = args[0].numel() // max(out.numel(), 1)
+    squares = torch.sum(args[0].square(), *args[1:], **given)
+    return terms, squares if name == "sum" else squares / terms**2

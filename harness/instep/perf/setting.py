@@ -1,0 +1,99 @@
+"""What a gate is asked, and what it answers.
+
+Leaves out: how the answer is found (`gate.py`), and how it is told (`told.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from instep_reference.contract.errors import BadInput
+
+from ..verdict import Exit
+from .cases import CASES
+from .pairs import FEWEST_PAIRS, Ratio, Say, Spread
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is asked. `pairs`: how many at least; `allowed`: 0.03 is 3%; `batch`, `rounds`, `num_steps`: the course;
+    `patience_s`: how long an arm may be silent, which holds for its checks, too."""
+
+    before: str
+    after: str
+    checkpoint: Path
+    cases: tuple[str, ...] = tuple(CASES)
+    pairs: int = FEWEST_PAIRS
+    allowed: float = 0.03
+    ops: str = "plain"
+    device: str = "cpu"
+    dtype: str = "float32"
+    batch: int = 4
+    rounds: int = 2
+    num_steps: int = 3
+    seed: int = 0
+    patience_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name, found, right, expected in (
+            ("--case", self.cases, bool(self.cases) and set(self.cases) <= set(CASES), f"some of {', '.join(CASES)}"),
+            ("--pairs", self.pairs, self.pairs > 0, "at least 1"),
+            ("--allowed", self.allowed, 0 < self.allowed < 1, "a part between 0 and 1, as 0.03"),
+            ("--batch", self.batch, self.batch > 0, "at least 1"),
+            ("--device", self.device, _there(self.device), "cpu, or cuda where `instep doctor` shows a device"),
+            ("--rounds", self.rounds, self.rounds > 0, "at least 1"),
+            ("--patience", self.patience_s, self.patience_s > 0, "some seconds"),
+        ):
+            if not right:
+                raise BadInput(name, found=found, expected=expected)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One case by one clock. Spreads in seconds per event."""
+
+    case: str
+    clock: str
+    before: Spread
+    after: Spread
+    change: Ratio
+    same: Ratio
+    says: Say
+
+
+@dataclass
+class Report:
+    """What came of it. `refused`: why an arm was not timed; then nothing was.
+
+    served      arm -> package -> digest of the source;  acceptance: arm -> accepted drafts a window as it says itself
+    elements    numbers compared with the gate's own reference, before and after timing;  laps: of the course a sample
+    """
+
+    setting: Setting
+    refused: str = ""
+    judged: list[Judged] = field(default_factory=list)
+    served: dict[str, dict[str, str]] = field(default_factory=dict)
+    acceptance: dict[str, float] = field(default_factory=dict)
+    reference_acceptance: float = 0.0
+    elements: int = 0
+    laps: int = 0
+
+    def says(self, case: str) -> Say:
+        """Either clock may find a case slower; it has held if one that resolves the allowed slow-down says so."""
+        found = {one.says for one in self.judged if one.case == case}
+        return next((word for word in (Say.SLOWER, Say.HELD) if word in found), Say.NOISY)
+
+    @property
+    def exit(self) -> Exit:
+        found = {self.says(case) for case in self.setting.cases}
+        if self.refused or Say.SLOWER in found:
+            return Exit.DIVERGED
+        return Exit.INCONCLUSIVE if Say.NOISY in found else Exit.AGREED
+
+
+def _there(device: str) -> bool:
+    kind = device.partition(":")[0]
+    return kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())

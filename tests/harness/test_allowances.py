@@ -1,0 +1,130 @@
+"""The allowances bite and do not cry wolf: right engines that sum otherwise pass with room, small slips are found.
+
+Leaves out: faults of addresses and schedules (`test_planted.py`), and the long table (`python -m support.honest`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from instep.checks.propagated import Propagated
+from instep.observe.moment import Moment
+from instep.observe.reorder import FUNCTIONS, REDUCTIONS, Reordered
+from instep.rig.lockstep import Lockstep
+from instep.rig.rig import Rig
+from instep.rig.sides import seat
+from instep.trace.file import read
+from instep.verdict import Exit, Tier
+from instep_reference import trunk
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Commit
+from instep_reference.contract.place import Place
+from instep_reference.weights import Weights
+from support.checkpoints import write as write_checkpoint
+from support.honest import FORMS, TRACE, headrooms
+from support.traces import recorded
+
+HIDDEN = Place("extend", 0, "hidden")
+
+# One rounding or none, whoever computes it: what the reference calls beside sums and inexact functions.
+EXACT = {
+    "__get__", "__getitem__", "__len__", "add", "any", "arange", "as_tensor", "cat", "div", "flatten", "masked_fill",
+    "mul", "neg", "nonzero", "ones", "repeat_interleave", "reshape", "scatter", "split", "stack", "sub", "to", "tolist",
+    "topk", "triu", "unbind", "zeros_like",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_another_order_of_summation_passes_with_room(form, tmp_path):
+    """On the trained model up to the first commit, and on a small random one in full."""
+    for trace, until in ((TRACE, 5), (recorded(tmp_path).path, None)):
+        code, worst = headrooms(f"support.honest:{form}_7", until, trace)
+        assert code == Exit.AGREED
+        assert worst["T2"] < 0.7 and worst["T3"] < 0.7, worst
+
+
+@pytest.mark.parametrize(
+    ("slip", "component"),
+    [
+        ("EPS_ON_THE_MEAN", "q"), ("SCALE_OFF", "attended"), ("THETA_OFF", "query"),
+        ("NARROW_BETA_IN_SNAPSHOTS", "state"), ("LOUD_TILE_OF_QKV", "qkv"), ("LOUD_TILE_OF_Z", "z"),
+        ("LOUD_TILE_OF_MIXER", "mixer"), ("LOUD_TILE_OF_FUSED", "fused"), ("CAST_BEFORE_THE_WEIGHT", "gated"),
+    ],
+)
+def test_a_small_slip_is_found_where_it_is_made(slip, component):
+    findings = Rig(read(TRACE), ops=f"support.slips:{slip}").run(until=6).verdict.findings
+    derived = [finding for finding in findings if finding.tier is Tier.DERIVED]
+    assert derived and findings[0].place.component == derived[0].place.component == component
+
+
+def test_an_unlucky_draw_of_the_whole_run_is_drawn_again_and_an_error_is_not_excused(tmp_path):
+    trace = recorded(tmp_path)
+    lockstep = Lockstep(trace, seat(Rig(trace, ops="plain").plan))
+    moment = next(m for m in (lockstep.step() for _ in trace.events) if isinstance(m.event, Commit))
+    again = moment.redrawn(1)
+    assert again.places.keys() == moment.rounded.places.keys()
+    assert not torch.equal(again.places[HIDDEN], moment.rounded.places[HIDDEN])
+    lucky = replace(moment, rounded=moment.truth)  # a draw without any error
+
+    def disagreeing(part: float, moment: Moment) -> set[Place]:
+        rows = {**moment.subject.places, HIDDEN: moment.subject.places[HIDDEN] * (1 + part)}
+        off = replace(moment, subject=replace(moment.subject, places=rows))
+        return {one.place for one in Propagated()(off) if not one.agrees}
+
+    assert disagreeing(1e-6, replace(lucky, redrawn=None)) == {HIDDEN}
+    assert disagreeing(1e-6, lucky) == set()
+    assert disagreeing(2e-5, lucky) == disagreeing(1e-2, lucky) == {HIDDEN}
+
+
+def test_the_deviation_of_a_sum_is_that_of_running_sums():
+    """Against sums that are really formed one term after another, with and without a large sum to carry."""
+    draws, generator = 4000, torch.Generator().manual_seed(3)
+    for terms, mean in ((16, 0.0), (64, 0.0), (256, 0.0), (64, 3.0), (256, 1.0)):
+        each = torch.randn(draws, terms, generator=generator) + mean
+        running = torch.zeros(draws)
+        for term in each.unbind(1):
+            running = running + term
+        real = (running.double() - each.double().sum(1)).square().mean().sqrt()
+        with Reordered(generator):
+            told = (each.sum(1).double() - each.sum(1).double()).square().mean().sqrt() / math.sqrt(2)
+        assert 0.8 < float(told / real) < 1.25, (terms, mean, float(told), float(real))
+
+
+def test_every_kind_of_sum_is_moved_and_nothing_else(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(8, 64, generator=generator), torch.rand(8, 64, generator=generator)
+    sums = {
+        "matmul": lambda: x @ y.T, "einsum": lambda: torch.einsum("td,ld->tl", x, y), "sum": lambda: x.sum(-1),
+        "mean": lambda: x.mean(-1, keepdim=True), "softmax": lambda: x.softmax(-1),
+        "exp": lambda: x.exp(), "rsqrt": lambda: x.rsqrt(), "pow": lambda: 1e7**-x,
+    }  # fmt: skip
+    for name, work in sums.items():
+        with Reordered(generator):
+            once, again = work(), work()
+        off = ((once - work()).norm() / work().norm()).item()
+        assert once.shape == work().shape and 1e-8 < off < 1e-6, (name, off)
+        assert not torch.equal(once, again), name
+    with Reordered(generator):
+        assert torch.equal(x + y, torch.add(x, y)) and torch.equal(x[:, :1].sum(-1), x[:, 0])
+
+
+@pytest.mark.parametrize("family", ["dense", "next", "moe"])
+def test_the_reference_calls_nothing_of_which_it_is_not_known_how_it_errs(family, tmp_path):
+    opened = Checkpoint.open(write_checkpoint(tmp_path, family))
+    weights, called = Weights.of(opened, torch.float32), set()
+
+    class Listed(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            called.add(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    memories = trunk.empty_memories(weights)
+    with Listed():
+        final, _ = trunk.advance(weights, [1, 2, 3, 4], memories, 0)
+        trunk.logits(weights, final)
+    assert called - FUNCTIONS - REDUCTIONS <= EXACT, called - FUNCTIONS - REDUCTIONS - EXACT

@@ -1,0 +1,90 @@
+"""The coverage report says which conditions a run met: a run made by hand meets exactly those that it was made for.
+
+Leaves out: whether a campaign meets them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from instep.fuzz.coverage import Coverage
+from instep.trace.header import SCHEMA, Header, Model, Part, Room
+from instep.trace.legal import Law
+from instep_reference.contract import engine as e
+
+HEADER = Header(
+    schema=SCHEMA, name="by hand", claim="", checkpoint=Model(".", "", "", 64, 1),
+    capacity=Room((2, 1, 4), tuple(range(1, 31)), 4, 96), num_steps=2, candidates=(1, 2, 3), adaptive=None, lag=0,
+    seed=0, stop=None, replay=(Part("ledger"),), created={},
+)
+ALWAYS = {"slots in no order"}  # of this room
+
+
+def met(*events: e.AnyEvent) -> set[str]:
+    """What the last of these events met."""
+    law, coverage, known = Law(HEADER), Coverage(), {}
+    for event in events:
+        before = replace(law.book, live=dict(law.book.live))
+        law.apply(event)
+        known = dict(coverage.counts())
+        coverage.note(before, event, law.book)
+    return {name for name, count in coverage.counts().items() if count > known[name]} - ALWAYS
+
+
+def path(count: int) -> e.Path:
+    return e.Path(tuple(range(1, count + 1)), 9)
+
+
+ENTERED = (
+    e.Admit("a", (1, 2, 3)), e.Admit("b", (4,)),
+    e.Forward((e.Row("a", "prefill", 3, 5), e.Row("b", "prefill", 1, 6))),
+)
+VERIFIED = (
+    *ENTERED, e.Draft(("a", "b"), ((7, 7), (8, 8))), e.Forward((e.Row("b", "verify"), e.Row("a", "verify"))),
+)
+
+
+def test_a_forward_is_seen_with_its_chunks_and_order() -> None:
+    assert met(*ENTERED) == {
+        "several requests in one forward", "batch order is not slot order", "a chunk of 1", "a chunk of 3",
+        "a last chunk as long as a window",
+    }
+    assert met(*VERIFIED) == {"several requests in one forward"}
+
+
+def test_accepted_counts_are_told_apart() -> None:
+    requests = ("a", "b")
+    assert met(*VERIFIED, e.Commit(requests, (path(0), path(0)))) == {"accepted: none"}
+    assert met(*VERIFIED, e.Commit(requests, (path(2), path(2)))) == {"accepted: all"}
+    assert met(*VERIFIED, e.Commit(requests, (path(2), path(1)))) == {"accepted: ragged"}
+    plain = e.Forward((e.Row("a", "decode", root=3),))
+    assert met(*VERIFIED, e.Commit(requests, (path(2), path(0))), plain) == {"a plain step after several accepted"}
+    assert met(*VERIFIED, e.Commit(requests, (path(0), path(2))), plain) == set()
+
+
+def test_step_counts_and_what_comes_after_them() -> None:
+    down, up, none, back = (e.SetNumSteps(n) for n in (1, 3, 0, 2))
+    assert met(*ENTERED, down) == {"steps down"}
+    assert met(*ENTERED, up) == {"steps up"}
+    assert met(*ENTERED, none) == {"steps to 0"}
+    assert met(*ENTERED, none, back) == {"steps back from 0"}
+    behind = (none, e.Forward((e.Row("a", "decode", root=3),)), back, e.Draft(("a",), ((1, 1),)))
+    assert met(*ENTERED, *behind) == {"drafts after plain steps at 0"}
+    assert met(*ENTERED, *behind, e.Forward((e.Row("a", "verify"),))) == {"a verify after a switch"}
+
+
+def test_coming_and_going() -> None:
+    assert met(*ENTERED, e.Preempt("a")) == {"preempted"}
+    assert met(*ENTERED, e.Preempt("a"), e.Resume("a")) == set()
+    taken = (e.Preempt("a"), e.Admit("c", (1,)), e.Resume("a"))
+    assert met(*ENTERED, *taken) == {"resumed in another slot", "every slot taken"}
+    assert met(*ENTERED, e.Save("a", "kept")) == {"saved"}
+    assert met(*ENTERED, e.Save("a", "kept"), e.Admit("c", (1, 2, 3)), e.Load("c", "kept")) >= {"loaded"}
+    assert met(*ENTERED, e.Finish("b")) == {"finished"}
+    assert met(*ENTERED, e.Finish("b"), e.Admit("c", (1,))) == {"a slot used again"}
+    assert met(e.Admit("a", (1,)), e.Abort("a")) == {"aborted in its prompt"}
+    assert met(*VERIFIED[:-1], e.Abort("a")) == {"aborted after a draft"}
+    assert met(*VERIFIED, e.Abort("a")) == {"aborted after a verify"}
+    assert met(e.Idle()) == {"idle"}
+
+

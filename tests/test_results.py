@@ -1,0 +1,51 @@
+"""The committed results of a GPU still speak for the code beside them.
+
+Leaves out: making them (`tests/on_gpu.sh`).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[1]
+RESULTS = sorted((TOP / "fixtures" / "results").glob("replay-*.json"))
+NATIVE = [path for path in RESULTS if "h200" in path.name]
+
+# What runs natively. A result may be this much older than the newest change to it: CI has no GPU.
+SPOKEN_FOR = ("optimized/instep_optimized/kernels", "optimized/instep_optimized/ops/triton.py")
+OLDEST = timedelta(days=14)
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
+def test_a_committed_result_is_a_whole_run_that_agreed(path: Path) -> None:
+    result: dict[str, Any] = json.loads(path.read_text())
+    assert result["exit"] == 0 and result["commit"] and result["command"] and result["date"]
+    trace = (TOP / "fixtures" / "traces" / result["trace"]).read_text().splitlines()
+    for run in result["runs"]:
+        assert run["of"] == len(trace) - 2, "the trace has been recorded again since"
+        assert run["elements"] > 0 and not run["findings"]
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=lambda path: path.name)
+def test_a_native_result_is_not_older_than_the_kernels_allow(path: Path) -> None:
+    result: dict[str, Any] = json.loads(path.read_text())
+    assert result["machine"]["device"] == "cuda" and result["runs"][0]["ops"] == "triton"
+    assert result["runs"][0]["events"] == result["runs"][0]["of"], "not the whole trace"
+    done = subprocess.run(
+        ["git", "log", "-1", "--format=%ct", "--", *SPOKEN_FOR], cwd=TOP, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout.strip(), f"no history to tell the kernels' age by: {done.stderr}"
+    changed = datetime.fromtimestamp(int(done.stdout), UTC)
+    measured = datetime.fromisoformat(result["date"])
+    measured = measured if measured.tzinfo else measured.replace(tzinfo=UTC)
+    assert changed - measured < OLDEST, "the kernels have changed: run tests/on_gpu.sh again"
+
+
+def test_there_are_native_results() -> None:
+    assert NATIVE
