@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: replay test check fast lint types perf fixtures clean
+.PHONY: replay test check fast lint types perf clean
 
 replay: $(READY)  ## the main job: the trained model, every event, both sides
 	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
 
-test: $(READY)  ## every test
-	$(BIN)/python -m pytest -q
+test: $(READY)  ## every test, and every recorded trace through two op sets
+	$(BIN)/python -m pytest -q tests
+	$(BIN)/python -m pytest -q --instep-traces fixtures/traces --instep-ops ledger --instep-ops plain
 
 check: lint types fast  ## what must hold before every commit, under a minute
 
@@ -22,7 +23,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 fast: $(READY)
-	$(BIN)/python -m pytest -q -m "not slow and not gpu" tests/test_house.py tests/reference tests/harness --ignore=tests/reference/oracle
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" tests/test_house.py tests/reference tests/harness
 
 perf: $(READY)  ## the benchmarks; a speed counts only where the states were checked
 	$(BIN)/python -m pytest -q tests/perf --benchmark-enable

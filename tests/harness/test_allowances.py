@@ -29,6 +29,8 @@ from support.checkpoints import write as write_checkpoint
 from support.honest import FORMS, TRACE, headrooms
 from support.traces import recorded
 
+pytestmark = pytest.mark.slow  # whole traces, in several orders of summation
+
 HIDDEN = Place("extend", 0, "hidden")
 
 # One rounding or none, whoever computes it: what the reference calls beside sums and inexact functions.

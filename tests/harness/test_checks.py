@@ -20,6 +20,8 @@ from instep_reference.contract.engine import Admit, Commit, Committed, Draft, Fo
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import moments as m
 
+pytestmark = pytest.mark.slow  # whole runs in several widths
+
 FINAL = Place("trunk", AFTER_LAYERS, "final")
 
 

@@ -17,6 +17,7 @@ from instep.cli import main
 from instep.trace.file import Trace, read
 from support.traces import policy, recorded
 
+pytestmark = pytest.mark.slow  # whole commands
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory) -> Trace:

@@ -17,6 +17,8 @@ import pytest
 from instep.verdict import Exit
 from support.planting import TOP, Fault, planted, run
 
+pytestmark = pytest.mark.slow  # every case replays in a process of its own
+
 TRACE = TOP / "fixtures" / "traces" / "adaptive.jsonl"
 
 
@@ -125,6 +127,12 @@ def test_a_planted_fault_is_found_and_named_at_its_first_event(case: Case, tmp_p
     assert (found[0]["head"], found[0]["columns"]) == (case.head, case.columns) or case.head is None
     assert "DIVERGED" in done.stdout and f"--until {first(case)}" in done.stdout
     assert result["served"] != replayed_source(), "the planted source must have served"
+
+
+def test_the_readme_shows_what_a_stale_tile_gives(tmp_path: Path) -> None:
+    _, result = replayed(planted(tmp_path, STALE_TILE), "plain", tmp_path)
+    shown = result["message"].replace(f"{TOP}/", "")
+    assert shown in (TOP / "README.md").read_text()
 
 
 def test_the_copy_without_a_fault_is_clean(tmp_path: Path) -> None:

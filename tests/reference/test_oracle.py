@@ -20,6 +20,8 @@ from instep_reference.weights import GdnWeights, Weights
 from support import parity, parity_table
 from support.parity import CASES, DTYPES, HEADS
 
+pytestmark = pytest.mark.slow  # imports transformers
+
 NAMES = [case.name for case in (*CASES, *HEADS)]
 MARGIN = 1.0001  # one ten-thousandth more: far below anything that a norm over a layer would show in bf16
 
