@@ -24,18 +24,19 @@ def parity() -> str:
 
 
 def replay() -> str:
-    """One line per run and tier of the committed results."""
-    lines = ["| run | events | tier | compared | elements | worst headroom |", "|---|---|---|---|---|---|"]
+    """One line per run of the committed results; headrooms are the worst part of an allowance that was used."""
+    tiers = ("T2", "T2d", "T3")
+    lines = ["| run | where | events | blocks | elements | T0, T1 | " + " | ".join(tiers) + " |", "|---" * 9 + "|"]
     for file in sorted(RESULTS.glob("replay-*.json")):
         result = json.loads(file.read_text())
         for run in result["runs"]:
-            name = f"`{run['ops']}`, {run['dtype']}, {_machine(result['machine'])}"
-            for tier in run["tiers"]:
-                headroom = "exact" if tier["headroom"] in (None, 0, 0.0) else f"{float(tier['headroom']):.2f}"
-                cells = (name, f"{run['events']} of {run['of']}", tier["tier"], f"{tier['blocks']:,} blocks",
-                         f"{tier['elements']:,}", headroom)  # fmt: skip
-                lines.append("| " + " | ".join(cells) + " |")
-                name = ""
+            used = {tier["tier"]: tier["headroom"] for tier in run["tiers"]}
+            cells = (
+                f"`{run['ops']}` {run['dtype'] if 'T2' in used else 'labels'}, {run['layout']}", _machine(result["machine"]),
+                f"{run['events']} of {run['of']}", f"{sum(tier['blocks'] for tier in run['tiers']):,}",
+                f"{run['elements']:,}", "exact", *(f"{used[tier]:.2f}" if tier in used else "" for tier in tiers),
+            )  # fmt: skip
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -41,13 +41,21 @@ def result(outcomes: Sequence[Outcome], *, commit: str | None = None) -> dict[st
     return {
         "schema": SCHEMA,
         "exit": int(worst(outcomes)),
-        "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "instep"), *sys.argv[1:]]),
+        "command": _command(sys.argv),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
         "machine": machine(outcomes[0].plan.device),
         "trace": str(outcomes[0].trace.name),
         "runs": [_run(outcome) for outcome in outcomes],
     }
+
+
+def _command(argv: Sequence[str]) -> str:
+    """As it was typed, but for where the result goes."""
+    words = [Path(argv[0]).name.replace("__main__.py", "instep"), *argv[1:]]
+    if "--json" in words[:-1]:
+        del words[words.index("--json") : words.index("--json") + 2]
+    return shlex.join(words)
 
 
 def worst(outcomes: Sequence[Outcome]) -> Exit:
