@@ -31,8 +31,9 @@ def replay() -> str:
         result = json.loads(file.read_text())
         for run in result["runs"]:
             used = {tier["tier"]: tier["headroom"] for tier in run["tiers"]}
+            kind = run["dtype"] if "T2" in used else "labels"
             cells = (
-                f"`{run['ops']}` {run['dtype'] if 'T2' in used else 'labels'}, {run['layout']}", _machine(result["machine"]),
+                f"`{run['ops']}` {kind}, {run['layout']}", _machine(result["machine"]),
                 f"{run['events']} of {run['of']}", f"{sum(tier['blocks'] for tier in run['tiers']):,}",
                 f"{run['elements']:,}", "exact", *(f"{used[tier]:.2f}" if tier in used else "" for tier in tiers),
             )  # fmt: skip
