@@ -1,7 +1,8 @@
-"""`instep gate` from end to end on a small model: silent on A against A, finds 20%, refuses what is wrong.
+"""`instep gate` from end to end on a small model: silent on A against A, finds twice the time, refuses what is wrong.
 
-Leaves out: the statistics on known samples (`test_gate_pairs.py`). The machine of a test is shared, and a few percent
-are not always to be seen on it; so 10% is allowed here, which leaves a planted 20% as much beyond it as is below it.
+Leaves out: the statistics on known samples (`test_gate_pairs.py`; 20% are found there). The machine of a test is
+shared and was seen to blur a true 20% to 14%; so what is planted here stands far beyond the 10% that are allowed, and
+A against A may be called inconclusive, but never slower.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
 
 TRUNK = "        final = self._trunk(self._ops, pack(spans, self._memory), self._round.commit)\n"
 FORWARD = "    def forward(self, rows: tuple[Row, ...]) -> Forwarded:\n"
-# Goes on computing for a fifth of the time that the event took: 20% of the whole case, whatever the machine does.
+# Goes on computing for as long again as the event took, on the clock of the process: whatever the machine does.
 SLOWER_FORWARD = Fault(
     "instep_optimized/engine.py", FORWARD,
     f"{FORWARD}"
     "        import time\n"
     "        begun = time.process_time()\n"
     "        answer = self._forward(rows)\n"
-    "        until = begun + 1.2 * (time.process_time() - begun)\n"
+    "        until = begun + 2 * (time.process_time() - begun)\n"
     "        while time.process_time() < until:\n"
     "            pass\n"
     "        return answer\n\n"
@@ -69,10 +70,11 @@ def test_a_against_a_is_silent(model: Path, tmp_path: Path) -> None:
         [sys.executable, "-P", "-c", "from instep.cli import main; main()", *command],
         capture_output=True, text=True, check=False, env={"PYTHONPATH": ":".join(sys.path), "COLUMNS": "150"},
     )
-    assert done.returncode == Exit.AGREED, done.stdout + done.stderr
-    assert "verify: no slow-down beyond 10%" in done.stdout and "commit: no slow-down beyond 10%" in done.stdout
+    assert done.returncode in (Exit.AGREED, Exit.INCONCLUSIVE), done.stdout + done.stderr
     found = json.loads(file.read_text())
-    assert (found["exit"], found["refused"]) == (0, None)
+    assert (found["exit"], found["refused"]) == (done.returncode, None)
+    for one in found["judged"]:
+        assert f"{one['case']}: " in done.stdout
     assert {one["says"] for one in found["judged"]} <= {"held", "inconclusive"}
     assert all(one["change"]["pairs"] >= FEWEST_PAIRS for one in found["judged"])
     assert found["served"]["before"] == found["served"]["after"]
@@ -82,7 +84,7 @@ def test_a_against_a_is_silent(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_percent_are_found(model: Path, tmp_path: Path) -> None:
+def test_twice_the_time_is_found(model: Path, tmp_path: Path) -> None:
     report = run("plain", planted(tmp_path, SLOWER_FORWARD), model, tmp_path)
     assert report.exit is Exit.DIVERGED, text(report)
     assert report.says("verify") is Say.SLOWER
