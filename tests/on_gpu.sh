@@ -1,15 +1,37 @@
 #!/usr/bin/env bash
-# What only a GPU can show, in one go: the tests marked gpu, the recorded trace natively, the kernels' figures.
-# Usage: tests/on_gpu.sh FOLDER COMMIT    writes replay-*.json, gpu-tests.txt and kernels.txt into FOLDER
-set -euo pipefail
+# What only a GPU can show: the tests marked gpu and the recorded trace natively, side by side; then the figures, alone
+# on the card. Usage: tests/on_gpu.sh FOLDER COMMIT [check|time]    writes *.json and *.txt into FOLDER
+set -uo pipefail
 cd "$(dirname "$0")/.."
-out=$1 commit=$2
-export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}reference:optimized:harness:tests PYTHONUNBUFFERED=1
+out=$1 commit=$2 part=${3:-all} failed=$(mktemp -d)
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}reference:optimized:harness:tests PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2
 mkdir -p "$out"
 
-run() { python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" "$@"; }
-run --ops triton --json "$out/replay-h200-fp32.json" | tee "$out/replay.txt"
-run --ops triton --dtype bfloat16 --json "$out/replay-h200-bf16.json" | tee -a "$out/replay.txt"
-run --ops triton --layout KV --ops ledger --ops plain --json "$out/others.json" | tee -a "$out/replay.txt"
-python3 -m pytest -q -m gpu tests/optimized | tee "$out/gpu-tests.txt"
-python3 tests/perf/kernels_gpu.py | tee "$out/kernels.txt"
+task() {  # name, seconds, command: its output in FOLDER/name.txt
+  local name=$1 limit=$2 begun=$SECONDS
+  shift 2
+  timeout "$limit" "$@" >"$out/$name.txt" 2>&1 || { echo "FAILED ($?) $name" >"$failed/$name"; tail -n 40 "$out/$name.txt"; }
+  echo "$name: $((SECONDS - begun)) s"
+}
+replay() { local name=$1; shift; task "$name" 140 python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" --json "$out/$name.json" "$@"; }
+tests() { local name=$1; shift; task "$name" 140 python3 -m pytest -q -p no:cacheprovider -m gpu "$@"; }
+
+if [ "$part" != time ]; then
+  replay replay-h200-fp32 --ops triton &
+  replay replay-h200-bf16 --ops triton --dtype bfloat16 &
+  replay replay-h200-kv --ops triton --layout KV --strategy snapshot --conv widened &
+  tests tests-kernels tests/optimized/test_kernels*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py &
+  tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_graphs.py &
+  tests tests-engine tests/optimized/test_engine_*.py tests/optimized/test_vanilla.py tests/optimized/test_mixed_steps.py tests/harness/test_mixed_steps.py &
+  tests tests-invariant tests/optimized/test_invariant*.py &
+  task shapes-h200 140 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-h200.json" --commit "$commit" &
+  wait
+fi
+if [ "$part" != check ]; then
+  task kernels-h200 40 python3 tests/perf/kernels_gpu.py
+  task strategies-h200 50 python3 tests/perf/strategies_gpu.py --json "$out/strategies-h200.json" --commit "$commit"
+  task invariant-h200 40 python3 tests/perf/invariant_gpu.py
+  task effect-h200 120 python3 tests/perf/adaptive_effect.py --layers 32 --graphs --checked 60 --judged 0 13 30 --out "$out/effect-h200.json" --commit "$commit"
+fi
+cat "$failed"/* 2>/dev/null
+[ -z "$(ls -A "$failed")" ]

@@ -27,7 +27,7 @@ ALLOWED = {
     "instep": ("instep", "instep_optimized", "instep_reference"),
 }
 # Modules that may bring an engine into being; every other harness module is handed one.
-BUILDS_ENGINES = {"instep.rig.sides"}
+BUILDS_ENGINES = {"instep.rig.sides", "instep.rig.alone", "instep.rig.large"}
 ENGINE_MODULES = ("instep_optimized.engine", "instep_reference.engine", "instep_reference.ledger")
 # Nothing in the contract computes: these are the only torch names it may use.
 CONTRACT_TORCH_NAMES = {"Tensor", "dtype", "device", "float32", "float16", "bfloat16", "float64", "isfinite"}

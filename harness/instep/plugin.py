@@ -17,6 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from .rig.rig import Outcome
     from .trace.file import Trace
+    from .trace.header import Part
 
 TRACE = ".jsonl"
 PLAN = "plan"  # name of the item that runs what the trace's own header plans
@@ -38,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="op set, engine or module:attribute, an item each; may be repeated. Left out: the trace's own plan.",
     )
     group.addoption("--instep-checkpoint", metavar="DIR", help="the model; left out: where each trace says")
+    group.addoption("--instep-strategy", metavar="NAME", help="how the engine commits states; left out: its default")
+    group.addoption("--instep-conv", metavar="NAME", help="how it commits conv windows; left out: its default")
     group.addoption("--instep-device", default="cpu", metavar="DEVICE", help="cpu (the default) or cuda")
 
 
@@ -79,7 +82,7 @@ class TraceItem(pytest.Item):
         from .verdict import Exit
 
         trace = read(self.path)
-        outcomes = [self._outcome(trace, ops, until) for ops, until in self._runs(trace)]
+        outcomes = [self._outcome(trace, part) for part in self._runs(trace)]
         for outcome in outcomes:
             self.user_properties.append((f"instep_elements[{outcome.plan.ops}]", outcome.verdict.elements))
         diverged = [divergence(outcome) for outcome in outcomes if outcome.verdict.findings]
@@ -101,17 +104,21 @@ class TraceItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         return self.path, None, f"{self.path.name}[{self.name}]"
 
-    def _runs(self, trace: Trace) -> Iterable[tuple[str, int | None]]:
-        if self.name != PLAN:
-            return ((self.name, None),)
-        return tuple((part.ops, part.until) for part in trace.header.replay)
+    def _runs(self, trace: Trace) -> Iterable[Part]:
+        from .trace.header import Part
 
-    def _outcome(self, trace: Trace, ops: str, until: int | None) -> Outcome:
+        return trace.header.replay if self.name == PLAN else (Part(self.name),)
+
+    def _outcome(self, trace: Trace, part: Part) -> Outcome:
         from .rig.rig import Rig
+        from .rig.strategies import chosen
 
         given = self.config.getoption("instep_checkpoint")
         checkpoint = None if given is None else self.config.invocation_params.dir / given
-        return Rig(trace, checkpoint, ops=ops, device=self.config.getoption("instep_device")).run(until=until)
+        option = self.config.getoption
+        strategy, conv = option("instep_strategy") or part.strategy, option("instep_conv") or part.conv
+        named = chosen(strategy=strategy, conv=conv)
+        return Rig(trace, checkpoint, ops=part.ops, device=option("instep_device"), **named).run(until=part.until)
 
 
 def _folders(config: pytest.Config) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""The rows of an event as device tensors, packed in batch order, made once per launch.
+"""The rows of a launch as device tensors, packed in batch order; lengths and pages are looked up on the device.
 
 Leaves out: which memory an op reads or writes for them (`commit/`), and the model (`model/`).
 """
@@ -14,33 +14,42 @@ import torch
 
 from .layout import Pages
 from .memory import Memory
+from .memory.board import sent
+from .ops.base import Ops, Placed
 
 Kind = Literal["prefill", "verify", "decode", "draft"]
+COLUMNS = 5  # whole numbers per request of a packed launch
 FORWARD_KINDS: tuple[Kind, ...] = ("prefill", "verify", "decode")
-COLUMNS = 5  # tensors that a group has per request
+
+
+@dataclass(frozen=True)
+class Who:
+    """The requests of a launch, [B] int64 each on the device, in batch order.
+
+    slots  their slots, -1: an idle row that pads a bucket;  rows: their batch rows in the verify
+    begin  first packed row;  count: how many
+    """
+
+    slots: torch.Tensor
+    rows: torch.Tensor
+    begin: torch.Tensor
+    count: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Span:
-    """One request's rows of a launch: `tokens` [count] int64 on the device, from position `before` on.
-
-    row  its number in the batch: the snapshot row of a verify window
-    """
+    """One request's rows of a launch, as the host plans them. row: its number in the batch, of a verify window."""
 
     request: str
     kind: Kind
-    tokens: torch.Tensor
-    before: int
+    count: int
     row: int = -1
-
-    @property
-    def count(self) -> int:
-        return self.tokens.shape[0]
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
 class Group:
-    """The spans of one kind, whose state memory moves the same way; all [B] on the device, in batch order."""
+    """The requests of one kind, whose state memory moves the same way; all [B] on the device, in batch order."""
 
     kind: Kind
     begin: torch.Tensor
@@ -48,14 +57,15 @@ class Group:
     most: int
     slots: torch.Tensor
     rows: torch.Tensor
+    before: torch.Tensor
     fresh: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A packed launch of N rows for B requests. Names as in `Pages` and `Part`.
+    """A packed launch of N rows for B requests. Names as in `Pages`, `Placed` and `Part`.
 
-    tokens, positions, locations [N] int64;  begin, count, before [B];  table [B, width], -1 padded
+    tokens, positions, locations [N];  begin, count, before, last [B];  table [B, pages]: all int64
     """
 
     tokens: torch.Tensor
@@ -64,70 +74,52 @@ class Batch:
     begin: torch.Tensor
     count: torch.Tensor
     before: torch.Tensor
+    last: torch.Tensor
     table: torch.Tensor
     most: int
-    reach: int
     groups: tuple[Group, ...]
 
     def pages(self, keys: torch.Tensor, values: torch.Tensor) -> Pages:
         """The paged KV of one layer for these rows."""
-        return Pages(
-            keys, values, self.table, self.begin, self.count, self.before, most=self.most, reach=self.reach
-        )
+        return Pages(keys, values, self.table, self.begin, self.count, self.before, most=self.most)
 
 
-def pack(spans: Sequence[Span], memory: Memory) -> Batch:
+def windows(
+    ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, kind: Kind, width: int, shift: int = 0
+) -> Batch:
+    """Requests with `width` packed rows each, of which the first `who.count` are theirs: ops and views only.
+
+    shift: how far behind the committed tokens the first row stands.
+    """
+    placed = _placed(ops, memory, who, tokens, shift)
+    group = Group(
+        kind, who.begin, placed.count, width, who.slots, who.rows, placed.before, memory.none_fresh[: len(who.slots)]
+    )
+    return _batch(ops, memory, who, tokens, placed, width, (group,) if kind in FORWARD_KINDS else ())
+
+
+def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) -> Batch:
     """Pack spans in their order; kinds may be mixed as they come."""
     begins = begins_of(spans)
-    lists = [memory.pages.of(span.request) for span in spans]
-    width = max(map(len, lists))
     kinds = [kind for kind in FORWARD_KINDS if any(span.kind == kind for span in spans)]
     mine = [[(begin, span) for begin, span in zip(begins, spans, strict=True) if span.kind == kind] for kind in kinds]
-    positions, locations, begin, count, before, table, *grouped = sent(
-        [
-            [at for span in spans for at in range(span.before, span.before + span.count)],
-            [at for span in spans for at in memory.pages.locations(span.request, span.before, span.count)],
-            begins,
-            [span.count for span in spans],
-            [span.before for span in spans],
-            [page for pages in lists for page in pages + [-1] * (width - len(pages))],
-            *(column for members in mine for column in _columns(members, memory)),
-        ],
-        spans[0].tokens.device,
+    lists = [_columns(list(zip(begins, spans, strict=True)), memory), *(_columns(members, memory) for members in mine)]
+    flat = sent([column for columns in lists for column in columns], tokens.device)
+    (*whole, _), *parts = (flat[begin : begin + COLUMNS] for begin in range(0, len(flat), COLUMNS))
+    who = Who(*whole)
+    groups = tuple(
+        Group(
+            kind, begin, count, max(span.count for _, span in members), slots, rows,
+            ops.select(x=memory.board.length, index=slots), fresh.bool(),
+        )
+        for kind, members, (slots, rows, begin, count, fresh) in zip(kinds, mine, parts, strict=True)
     )
-    return Batch(
-        tokens=torch.cat([span.tokens for span in spans]),
-        positions=positions,
-        locations=locations,
-        begin=begin,
-        count=count,
-        before=before,
-        table=table.view(len(spans), width),
-        most=max(span.count for span in spans),
-        reach=max(span.before + span.count for span in spans),
-        groups=tuple(
-            _group(kind, members, grouped[COLUMNS * number : COLUMNS * (number + 1)])
-            for number, (kind, members) in enumerate(zip(kinds, mine, strict=True))
-        ),
-    )
-
-
-def sent(lists: Sequence[Sequence[int]], device: torch.device) -> list[torch.Tensor]:
-    """Whole numbers as int64 tensors on the device, all of them in one transfer: each one would wait for the device.
-
-    Every list starts on 16 bytes, as an allocation of its own would: a kernel sees the same alignment either way.
-    """
-    flat: list[int] = []
-    begins = []
-    for numbers in lists:
-        begins.append(len(flat))
-        flat += [*numbers, *[0] * (len(numbers) % 2)]
-    block = torch.tensor(flat, dtype=torch.int64, device=device)
-    return [block[begin : begin + len(numbers)] for begin, numbers in zip(begins, lists, strict=True)]
+    placed = _placed(ops, memory, who, tokens, 0)
+    return _batch(ops, memory, who, tokens, placed, max(span.count for span in spans), groups)
 
 
 def ints(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int64, device=device)
+    return sent([list(numbers)], device)[0]
 
 
 def begins_of(spans: Sequence[Span]) -> list[int]:
@@ -135,17 +127,29 @@ def begins_of(spans: Sequence[Span]) -> list[int]:
     return [0, *accumulate(span.count for span in spans)][: len(spans)]
 
 
-def _columns(members: Sequence[tuple[int, Span]], memory: Memory) -> tuple[list[int], ...]:
-    """What a group says per request, in the order of `_group`."""
-    return (
-        [begin for begin, _ in members],
-        [span.count for _, span in members],
-        [memory.slots.of(span.request) for _, span in members],
-        [span.row for _, span in members],
-        [int(span.before == 0) for _, span in members],
+def _placed(ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, shift: int) -> Placed:
+    return ops.place_rows(
+        slots=who.slots, begin=who.begin, count=who.count, rows=len(tokens), length=memory.board.length,
+        table=memory.board.table, page_size=memory.pages.size, shift=shift,
     )
 
 
-def _group(kind: Kind, members: Sequence[tuple[int, Span]], columns: Sequence[torch.Tensor]) -> Group:
-    begin, count, slots, rows, fresh = columns
-    return Group(kind, begin, count, max(span.count for _, span in members), slots, rows, fresh.bool())
+def _batch(
+    ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, placed: Placed, most: int, groups: tuple[Group, ...]
+) -> Batch:
+    return Batch(
+        tokens=tokens, positions=placed.positions, locations=placed.locations, begin=who.begin, count=placed.count,
+        before=placed.before, last=placed.last, table=ops.select(x=memory.board.table, index=who.slots), most=most,
+        groups=groups,
+    )
+
+
+def _columns(members: Sequence[tuple[int, Span]], memory: Memory) -> tuple[list[int], ...]:
+    """Per request, in the order of `Who`; then whether it is fresh."""
+    return (
+        [memory.slots.of(span.request) for _, span in members],
+        [span.row for _, span in members],
+        [begin for begin, _ in members],
+        [span.count for _, span in members],
+        [int(span.fresh) for _, span in members],
+    )

@@ -1,13 +1,14 @@
 """The optimized engine: one method per event. It routes; what is computed stands behind the ops.
 
-Leaves out: arithmetic (`ops/`), addresses (`commit/`, `batch.py`), the model (`model/`, `draft/`) and everything that
-hangs on the step count (`round.py`).
+Leaves out: arithmetic (`ops/`), addresses (`commit/`, `batch.py`), the model (`model/`, `draft/`), and the bodies of
+the events: `round.py` for whatever hangs on the step count, `mixed.py` for forwards of several kinds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -24,66 +25,54 @@ from instep_reference.contract.engine import (
     RequestState,
     Row,
 )
-from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
+from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.place import See
 
-from . import footprint
+from . import footprint, mixed
 from .adaptive import Controller
-from .batch import Span, begins_of, ints, pack
-from .commit import STRATEGIES
+from .arriving import Arriving, Roots
+from .batch import ints
+from .build import built
+from .captured import prepared
 from .commit.base import changes
-from .draft import DRAFTERS
-from .draft.extend import Advance, extend
-from .landing import land
-from .memory import Memory
-from .memory.budget import Sizes, check_room, demands
+from .landing import answered, forced_paths, nothing
 from .memory.saved import Kept, copied, read, write
-from .model.trunk import STAGE, Trunk
-from .ops.around import around
+from .mixed import planned
 from .ops.base import Ops
 from .options import Options, check
-from .request import Flight, Request, logical, roots
-from .round import Round
-from .rows import asked, asked_rows, shifted, spans_of
-from .weights import Stored
+from .request import Request, logical
+from .round import IDLE, Body, inputs_of
+from .seen import watched
+
+NO_OPINION = -1  # `own` of a model that has no draft head
 
 
 class OptimizedEngine:
-    """Implements `Engine`, `Inspectable` and `Watched` of the contract. `messages`: what was changed on the way in."""
+    """Implements `Engine`, `Inspectable` and `Watched` of the contract. `messages`: what was changed on the way in.
+
+    Between a draft and its commit nothing here waits for the device: lengths, windows, roots and counts stand on the
+    board. What the host needs to know arrives later, and is waited for when it is asked for.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, *, num_steps: int,
         adaptive: AdaptiveFile | None = None,
     ) -> None:
         config = checkpoint.config
-        check(options, config)
-        self._device = torch.device(options.device)
+        self._device, self._options = torch.device(options.device), options
         self._base = self._ops = ops
         self._capacity, self._vocab = capacity, config.vocab
         self._controller = Controller(num_steps, adaptive)
+        check(options, config, self._controller.candidates[-1])
         self.messages = tuple(self._controller.messages)
-        widest = self._controller.candidates[-1] + 1
-        check_room(capacity, widest)
-        sizes = Sizes(ops.types(options.activation, options.state), options.layout, capacity, widest)
-        strategy = STRATEGIES[options.strategy]
-        self._memory = Memory(
-            demands(config, sizes) + strategy.demands(config, sizes), capacity,
-            guarded=options.guarded, poison=options.poison, device=self._device,
-        )
-        stored = Stored(checkpoint.tensors, options.activation, self._device)
-        self._trunk = Trunk.of(stored, config, self._memory)
-        self._drafter = (
-            DRAFTERS[config.model_type, options.drafter](stored, config, self._trunk.head, self._memory)
-            if config.mtp_layers else None
-        )
-        self._rounds = {
-            steps: Round(steps, strategy.make(self._memory, steps + 1), len(capacity.slots), self._device)
-            for steps in self._controller.candidates
-        }
+        self._model, self._rounds = built(checkpoint, ops, options, capacity, self._controller.candidates)
+        self._memory = self._model.memory
         self._round = self._rounds[num_steps]
         self._requests: dict[str, Request] = {}
         self._preempted: dict[str, tuple[Request, Kept]] = {}
         self._saved: dict[str, tuple[Request, Kept]] = {}
+        self._graphs = prepared(ops, self._rounds.values(), self._device) if options.graphs else None
+        self._untold: list[Arriving] = []  # accepted counts that the controller has not heard of
 
     # Events
 
@@ -92,7 +81,7 @@ class OptimizedEngine:
         if wrong or not prompt:
             found = f"token {wrong[0]}" if wrong else "no token"
             raise BadInput(f"prompt of {request!r}", found=found, expected=f"tokens from 0 to {self._vocab - 1}")
-        self._memory.claim(request)
+        self._claim(request, 0)
         self._requests[request] = Request(request, prompt, ints(prompt, self._device))
 
     def draft(
@@ -101,63 +90,62 @@ class OptimizedEngine:
     ) -> Drafted:
         if parents is not None and any(list(tree) != list(range(len(tree))) for tree in parents):
             raise Unsupported("drafts that form a tree: this engine verifies chains")
-        if self._drafter is None and picks is None:
+        if self._model.drafter is None and picks is None:
             raise Unsupported("this model has no draft head: drafts must be given")
-        drafted = [self._requests[name] for name in requests]
-        if not drafted or not self._round.num_steps:
-            empty = torch.zeros(len(drafted), self._round.num_steps, dtype=torch.int64, device=self._device)
+        drafted, steps = self._named(requests), self._round.num_steps
+        if not drafted or not steps:
+            empty = torch.zeros(len(drafted), steps, dtype=torch.int64, device=self._device)
             return Drafted(empty, empty.clone())
-        self._memory.pages.grow(footprint.draft_wants(requests, self._requests, self._round.num_steps))
-        return self._round.draft(self._ops, self._drafter, self._memory, drafted, picks)
+        self._memory.grow(footprint.draft_wants(requests, self._requests, steps))
+        forced = [[-1] * steps] * len(drafted) if picks is None else picks
+        said = torch.stack(self._run("draft", self._round.draft, drafted, 1, forced), dim=1)
+        for request in drafted:
+            request.drafts = steps
+        drafts, own = said[:, :steps].contiguous(), said[:, steps:].contiguous()
+        return Drafted(drafts, own if self._model.drafter is not None else torch.full_like(drafts, NO_OPINION))
 
     def forward(self, rows: tuple[Row, ...]) -> Forwarded:
         if not rows:
             return Forwarded({}, {})
-        self._make_room(rows)
-        spans = spans_of(rows, self._requests)
-        final = self._trunk(self._ops, pack(spans, self._memory), self._round.commit)
-        counts = [asked(span, self._requests[span.request]) for span in spans]
-        picks = self._picks(spans, final)
-        advances: list[Advance] = []
-        for row, span, begin, pick in zip(rows, spans, begins_of(spans), torch.split(picks, counts), strict=True):
-            request, hidden = self._requests[row.request], final[begin : begin + span.count]
-            if row.kind == "verify":
-                request.flight = Flight(span.tokens, pick, hidden, span.row)
-                continue
-            request.length += span.count
-            if len(pick):
-                request.root = pick if row.root is None else ints([row.root], self._device)
-            advances.append(Advance(request, span.before, shifted(span, request), hidden))
-        self._extend(advances)
+        requests = self._named([row.request for row in rows])
+        footprint.check_tokens(rows, self._requests, self._capacity)
+        self._memory.grow(footprint.forward_wants(rows, self._requests))
+        plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
+        kinds, at, roots = {row.kind for row in rows}, self._round, None
+        if kinds == {"verify"}:
+            own = self._run("verify", at.verify, requests, at.width).picks.flatten()
+        elif kinds == {"decode"}:
+            own, roots = self._run("decode", at.decode, requests, 1, [[p.forced] for p in plan])
+        else:
+            own, roots = mixed.forward(self._ops, self._model, at.strategy, plan, at.num_steps)
+        said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
+        for p in plan:
+            p.ran()
         self._controller.decoded(sum(row.kind == "decode" for row in rows))
-        # A copy: what the caller does with an answer changes nothing here.
-        said = zip(rows, torch.split(picks.clone(), counts), strict=True)
-        own = {row.request: pick for row, pick in said if len(pick)}
-        return Forwarded(roots([advance.request for advance in advances]), own)
+        rooted = [p.request.name for p in plan if p.rooted]
+        return Forwarded(Roots(rooted, roots), {p.request.name: picks for p, picks in said if p.asked})
 
     def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
-        landed = [self._requests[name] for name in requests]
-        answer = land(self._ops, self._round.commit, self._memory, landed, accepted, self._device)
-        # The one host read of a commit: how many tokens each request advances.
-        counts = answer.num_correct_drafts.tolist()
-        advances, chosen = [], answer.bonus.clone()
-        for number, (request, count) in enumerate(zip(landed, counts, strict=True)):
-            flight = request.flight
-            assert flight is not None
-            bonus = chosen[number : number + 1]
-            tokens = torch.cat([flight.tokens[1 : count + 1], bonus])
-            advances.append(Advance(request, request.length, tokens, flight.final[: count + 1]))
-            request.length += count + 1
-            request.root, request.drafts, request.flight = bonus, None, None
-        self._extend(advances)
-        self._controller.committed(counts)
-        return answer
+        landed = self._named(requests)
+        if not landed:
+            return nothing(self._device)
+        self._catch_up()
+        at, forced = self._round, forced_paths(accepted, len(landed))
+        answer = self._run("commit", at.commit, landed, at.width, forced, [request.row for request in landed])
+        counts = Arriving(answer.accept_lens)
+        for number, request in enumerate(landed):
+            request.length.owe(counts, number, at.width)
+            request.drafts, request.row = 0, None
+        self._untold.append(counts)
+        return answered(answer)
 
     def set_num_steps(self, num_steps: int) -> None:
+        self._catch_up()
         self._controller.set(num_steps)
         self._round = self._rounds[num_steps]
 
     def next_num_steps(self) -> int:
+        self._catch_up()
         return self._controller.wish()
 
     def save(self, request: str, name: str) -> None:
@@ -175,7 +163,7 @@ class OptimizedEngine:
 
     def resume(self, request: str) -> None:
         kept, memory = self._preempted[request]
-        self._memory.claim(request, kept.length)
+        self._claim(request, kept.length.exact)
         self._restore(kept, memory)
         del self._preempted[request]
 
@@ -202,10 +190,10 @@ class OptimizedEngine:
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
         saved, preempted = (
-            {name: kept.length for name, (kept, _) in aside.items()} for aside in (self._saved, self._preempted)
+            {name: kept.length.exact for name, (kept, _) in aside.items()} for aside in (self._saved, self._preempted)
         )
         touches = footprint.touches(event, self._requests, saved, preempted, self._round.num_steps, self._memory)
-        found = changes(self._round.commit.may, touches)
+        found = changes(self._round.strategy.may, touches) | changes(footprint.BOARD, touches)
         return {name: units for name, units in found.items() if name in self._memory.pools}
 
     def slots(self) -> dict[str, int]:
@@ -215,34 +203,52 @@ class OptimizedEngine:
         return self._memory.pages.owned()
 
     def watch(self, see: See) -> None:
-        self._ops = around(self._base, see)
+        self._ops = watched(self._base, see)
 
     # Between the events
 
-    def _make_room(self, rows: Sequence[Row]) -> None:
-        tokens = footprint.tokens_of(rows, self._requests)
-        if tokens > self._capacity.max_tokens:
-            raise OutOfCapacity(f"a forward of {tokens} tokens; there is room for {self._capacity.max_tokens}")
-        self._memory.pages.grow(footprint.forward_wants(rows, self._requests))
+    def _run(
+        self, kind: str, body: Body, requests: Sequence[Request], width: int, forced: Sequence[Sequence[int]] = (),
+        rows: Sequence[int | None] | None = None,
+    ) -> Any:
+        """Serve one event by its body, on what the host has to say about it; held in a graph, if nobody watches."""
+        slots = [self._memory.slots.of(request.name) for request in requests]
+        numbers = range(len(slots)) if rows is None else rows
+        inputs = inputs_of(slots, numbers, width, forced, self._device)
+        if self._graphs is None or self._ops is not self._base:
+            return body(self._ops, inputs)
+        return self._graphs.run((kind, self._round.num_steps), self._ops, body, inputs, IDLE)
 
-    def _picks(self, spans: Sequence[Span], final: torch.Tensor) -> torch.Tensor:
-        """The target's argmax at every row that is asked for, in batch order."""
-        index = ints(asked_rows(spans, self._requests), self._device)
-        return self._trunk.head.pick(self._ops, self._ops.select(x=final, index=index), STAGE) if len(index) else index
+    def _named(self, names: Sequence[str]) -> list[Request]:
+        """Requests in batch order, their lengths exact unless rounds overlap."""
+        requests = [self._requests[name] for name in names]
+        for request in requests if not self._options.overlap else ():
+            _ = request.length.exact
+        return requests
 
-    def _extend(self, advances: Sequence[Advance]) -> None:
-        if self._drafter is not None:
-            extend(self._ops, self._drafter, self._memory, advances)
+    def _catch_up(self) -> None:
+        """Tell the controller the counts of the rounds before."""
+        for counts in self._untold:
+            self._controller.committed([count - 1 for count in counts.list()])
+        self._untold.clear()
+
+    def _claim(self, name: str, positions: int) -> None:
+        self._memory.claim(name, positions)
+        self._round.strategy.claim(self._memory.slots.of(name))
 
     def _kept(self, name: str) -> tuple[Request, Kept]:
         """The logical state of a request as copies; a round in flight is not part of it."""
-        request = self._requests[name]
-        return replace(request, drafts=None, flight=None), read(self._memory, name, request.length)
+        request = self._requests[name].between_rounds()
+        length = request.length.exact
+        conv, state = self._round.strategy.peek(self._base, self._memory.slots.of(name), length)
+        return request, read(self._memory, name, length, conv, state)
 
     def _restore(self, kept: Request, memory: Kept) -> None:
-        self._memory.pages.grow([(kept.name, kept.length)])
-        write(self._memory, kept.name, kept.length, memory)
-        self._requests[kept.name] = replace(kept)
+        name, length = kept.name, kept.length.exact
+        self._memory.grow([(name, length)])
+        write(self._memory, name, length, memory)
+        self._round.strategy.restore(self._memory.slots.of(name), length, memory.conv, memory.state)
+        self._requests[name] = kept.between_rounds()
 
     def _end(self, name: str) -> None:
         self._memory.release(name)

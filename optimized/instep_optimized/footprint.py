@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from instep_reference.contract.engine import (
     Abort,
+    Admit,
+    Capacity,
     Commit,
     Draft,
     Event,
@@ -19,34 +21,50 @@ from instep_reference.contract.engine import (
     Resume,
     Row,
 )
+from instep_reference.contract.errors import OutOfCapacity
 
-from .commit.base import Deed, Touch
+from .commit.base import Deed, Table, Touch
 from .memory import Memory
+from .memory.board import NAMES
 from .request import Request
 
 Requests = Mapping[str, Request]
+# What each deed may write of a slot's line on the board, whatever the strategy.
+_LINE: dict[Deed, tuple[str, ...]] = {
+    "claim": ("length", "table"),
+    "prefill": ("length", "table", "window", "proposals", "proposed"),
+    "verify": ("table", "picks", "final"),
+    "decode": ("length", "table", "window", "proposals", "proposed"),
+    "draft": ("table", "window"),
+    "commit": ("length", "window", "proposals", "proposed"),
+    "release": NAMES,
+    "restore": ("length", "table", "window", "proposals", "proposed"),
+}
+BOARD: Table = {deed: dict.fromkeys(names, "slot") for deed, names in _LINE.items()}
 Wants = list[tuple[str, int]]
 
 
 def width_of(row: Row, request: Request) -> int:
     """How many tokens a row carries."""
     if row.kind == "verify":
-        return 1 + (0 if request.drafts is None else request.drafts.shape[0])
+        return 1 + request.drafts
     return row.tokens if row.kind == "prefill" else 1
 
 
-def tokens_of(rows: Sequence[Row], requests: Requests) -> int:
-    """How many tokens a forward carries."""
-    return sum(width_of(row, requests[row.request]) for row in rows)
+def check_tokens(rows: Sequence[Row], requests: Requests, capacity: Capacity) -> None:
+    """Refuse a forward that carries more tokens than there is room for."""
+    tokens = sum(width_of(row, requests[row.request]) for row in rows)
+    if tokens > capacity.max_tokens:
+        raise OutOfCapacity(f"a forward of {tokens} tokens; there is room for {capacity.max_tokens}")
 
 
 def forward_wants(rows: Sequence[Row], requests: Requests) -> Wants:
     """(request, positions) that a forward needs pages for."""
-    return [(row.request, requests[row.request].length + width_of(row, requests[row.request])) for row in rows]
+    return [(row.request, requests[row.request].length.most + width_of(row, requests[row.request])) for row in rows]
 
 
 def draft_wants(names: Sequence[str], requests: Requests, num_steps: int) -> Wants:
-    return [(name, requests[name].length + num_steps) for name in names]
+    return [(name, requests[name].length.most + num_steps) for name in names]
 
 
 def touches(
@@ -56,10 +74,12 @@ def touches(
     slots, pages = memory.slots, memory.pages
 
     def touch(deed: Deed, name: str, lists: Mapping[str, list[int]], count: int, row: int = -1) -> Touch:
-        written = frozenset(pages.covering(lists[name], live[name].length, count))
+        written = frozenset(pages.covering(lists[name], live[name].length.exact, count))
         return Touch(deed, slots.of(name), row, written)
 
     match event:
+        case Admit():
+            return [Touch("claim", slots.first())]
         case Forward():
             lists = pages.grown(forward_wants(event.rows, live))
             return [
@@ -71,8 +91,7 @@ def touches(
             return [touch("draft", name, lists, max(0, num_steps - 1)) for name in event.requests]
         case Commit():
             lists = pages.owned()
-            flights = {name: live[name].flight for name in event.requests}
-            return [touch("commit", name, lists, flight.width) for name, flight in flights.items() if flight]
+            return [touch("commit", name, lists, 1 + live[name].drafts) for name in event.requests]
         case Finish() | Abort() | Preempt():
             owner = event.request
             if owner not in slots.owned():
@@ -82,6 +101,6 @@ def touches(
             kept = saved[event.name] if isinstance(event, Load) else preempted[event.request]
             slot = slots.of(event.request) if isinstance(event, Load) else slots.first()
             grown = pages.grown([(event.request, kept)])[event.request]
-            return [Touch("restore", slot, written=frozenset(pages.covering(grown, 0, kept)))]
+            return [Touch("claim", slot), Touch("restore", slot, written=frozenset(pages.covering(grown, 0, kept)))]
         case _:
             return []

@@ -1,6 +1,6 @@
-"""Landing verified windows: greedy acceptance, or forced paths in its place, and the commit of state memory.
+"""Windows between their verify and their commit: what is kept of them on the board, and what a commit answers.
 
-Leaves out: draft extend and the requests' lengths (`engine.py`), and which units move (`commit/`). Chains only.
+Leaves out: which units of state memory move (`commit/`). Chains only.
 """
 
 from __future__ import annotations
@@ -8,59 +8,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from instep_reference.contract.engine import Committed, Path
 from instep_reference.contract.errors import Unsupported
 
-from .batch import ints, sent
-from .commit.base import Commit, Landing
-from .memory import Memory
+from .memory.board import Board
 from .ops.base import Acceptance, Ops
-from .request import Flight, Request
 
 
-def land(
-    ops: Ops, commit: Commit, memory: Memory, requests: Sequence[Request], accepted: Sequence[Path] | None,
-    device: torch.device,
-) -> Committed:
-    """Accept, write forced paths into what the accept op gave, and commit conv windows and states."""
-    flights = [_flight(request) for request in requests]
-    if not flights:
-        none = ints((), device)
-        return Committed(none, none, none.view(0, 0), none, none, none, none)
-    result = ops.accept(
-        window=pad_sequence([flight.tokens for flight in flights], batch_first=True),
-        picks=pad_sequence([flight.picks for flight in flights], batch_first=True),
-        count=ints([flight.width for flight in flights], device),
-    )
-    own_count, own_bonus = result.num_correct_drafts.clone(), result.bonus.clone()
-    if accepted is not None:
-        _force(result, accepted)
-    rows, slots = sent(
-        [[flight.row for flight in flights], [memory.slots.of(request.name) for request in requests]], device
-    )
-    commit.commit(ops, Landing(rows, slots, result.last_correct_step_indices))
-    return Committed(**result._asdict(), own_num_correct_drafts=own_count, own_bonus=own_bonus)
+def keep_window(
+    ops: Ops, board: Board, slots: torch.Tensor, picks: torch.Tensor, final: torch.Tensor, width: int
+) -> None:
+    """picks [B * width] and final [B * width, D] of verified windows onto the board; ops and views only."""
+    count = len(slots)
+    ops.store_rows(rows=picks.view(count, width), pool=board.picks[:, None, :width], locations=slots)
+    ops.store_rows(rows=final.view(count, width, -1), pool=board.final[:, None, :width], locations=slots)
 
 
-def _flight(request: Request) -> Flight:
-    assert request.flight is not None, f"request {request.name!r} was not verified"
-    return request.flight
-
-
-def _force(result: Acceptance, accepted: Sequence[Path]) -> None:
-    """Overwrite the engine's own answer in its own buffers: nothing downstream knows the difference."""
+def forced_paths(accepted: Sequence[Path] | None, requests: int) -> list[list[int]]:
+    """(accepted drafts, bonus) of every request, -1 where the engine accepts by itself."""
+    if accepted is None:
+        return [[-1, -1]] * requests
     for path in accepted:
         if path.nodes != tuple(range(1, len(path.nodes) + 1)):
             raise Unsupported(f"accepted nodes {path.nodes}: this engine verifies chains, whose paths are 1, 2, ...")
-    width, counts = result.accept_index.shape[1], [len(path.nodes) for path in accepted]
-    index = [node for path in accepted for node in (0, *path.nodes, *[-1] * (width - len(path.nodes) - 1))]
-    correct, lens, bonus, nodes = sent(
-        [counts, [count + 1 for count in counts], [path.bonus for path in accepted], index], result.bonus.device
-    )
-    result.num_correct_drafts.copy_(correct)
-    result.accept_lens.copy_(lens)
-    result.last_correct_step_indices.copy_(correct)
-    result.bonus.copy_(bonus)
-    result.accept_index.copy_(nodes.view(-1, width))
+    return [[len(path.nodes), path.bonus] for path in accepted]
+
+
+def answered(landed: Acceptance) -> Committed:
+    """Copies: the next commit may write the same tensors."""
+    return Committed(**{name: x.clone() for name, x in landed._asdict().items() if name != "tokens"})
+
+
+def nothing(device: torch.device) -> Committed:
+    """The answer to a commit of nobody."""
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    return Committed(none, none, none.view(0, 0), none, none, none, none)

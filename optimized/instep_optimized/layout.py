@@ -30,6 +30,38 @@ class Address:
 
 
 @dataclass(frozen=True)
+class Ring:
+    """What the delta rule consumed, kept per request by position, so that it can be run again with the same bits.
+
+    k            [units, size, H, K];  v [units, size, HV, V];  log_decay, beta [units, size, HV]; strides the pool's
+                 own; dtype exactly the precision in which it is consumed
+    units        [B] int64, the unit of each request; -1: nothing is run again, nothing is kept
+    begin        [B] int64, the entry (0 .. size-1) of the first token to run again
+    pending      [B] int64, how many to run again, taken as 0 .. size; the j-th stands in entry (begin + j) % size
+    keep         [B] int64, the entry of row 0 of this launch; row t goes to (keep + t) % size; -1: rows are not kept
+
+    An entry is its token's position modulo the size, so rows of a window never fall on pending entries as long as
+    pending + window <= size: programs of other heads may still read those while this one writes. A token's v is read by
+    the program alone that writes it, after all that is pending: so v may have fewer entries, a divisor of the size that
+    holds a window, and an entry is taken modulo their number.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    log_decay: torch.Tensor
+    beta: torch.Tensor
+    units: torch.Tensor
+    begin: torch.Tensor
+    pending: torch.Tensor
+    keep: torch.Tensor
+
+    @property
+    def size(self) -> int:
+        """Entries per unit."""
+        return self.k.shape[1]
+
+
+@dataclass(frozen=True)
 class Part:
     """Some requests of a packed batch whose memory moves the same way.
 
@@ -41,6 +73,10 @@ class Part:
     fresh   [B] bool: nothing came before; `read` must not be read, zeros are meant
     store   where the memory after the last row goes; None: nowhere
     each    where the memory after every row t goes (column t); None: nowhere
+    ring    of "window" parts of the delta rule: kept tokens to run again first, and where these rows are kept
+    settled where the memory goes that is run again, before row 0; None: nowhere
+
+    A request with no rows but pending tokens is a fold: it runs again and stores. With neither, it does nothing.
     """
 
     form: Literal["chunk", "window"]
@@ -51,6 +87,11 @@ class Part:
     fresh: torch.Tensor
     store: Address | None = None
     each: Address | None = None
+    ring: Ring | None = None
+    settled: Address | None = None
+
+    def __post_init__(self) -> None:
+        assert self.form == "window" or (self.ring is None and self.settled is None), "a prefill chunk has no ring"
 
 
 @dataclass(frozen=True)
@@ -63,7 +104,6 @@ class Pages:
     before        [B] int64: positions in memory before the first of these rows;
                   row j of request b sees positions 0 .. before[b] + j
     most          the largest count, on the host
-    reach         the largest before + count, on the host
     """
 
     keys: torch.Tensor
@@ -73,4 +113,3 @@ class Pages:
     count: torch.Tensor
     before: torch.Tensor
     most: int
-    reach: int

@@ -14,7 +14,7 @@ import torch
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 
-from .commit import STRATEGIES
+from .commit import CONV_FORMS, STRATEGIES
 from .draft import DRAFTERS
 from .layout import StateLayout
 
@@ -27,9 +27,12 @@ class Options:
     activation  dtype of hidden rows, KV and conv windows, as far as the op set follows it
     state       dtype in which the recurrent state is stored
     layout      physical order of a state block: VK (K contiguous) or KV (V contiguous)
-    strategy    how rejected drafts are undone; a name of `commit.STRATEGIES`
+    strategy    how rejected drafts are undone in the states; a name of `commit.STRATEGIES`
+    conv        the same in the conv windows; a name of `commit.CONV_FORMS`
     drafter     how drafts are made; with the model type a key of `draft.DRAFTERS`
     guarded     red zones between units, so that a pitch is never the packed size
+    graphs      draft, verify, decode and commit are held in graphs, captured at the start for every step count
+    overlap     a round may be launched before the counts of the round before are known: pages for the worst case
     poison      what fresh and freed units are filled with; None: fresh units are zeros, freed ones are left as they are
     """
 
@@ -37,41 +40,54 @@ class Options:
     activation: torch.dtype = torch.float32
     state: torch.dtype = torch.float32
     layout: StateLayout = "VK"
-    strategy: str = "snapshot"
+    strategy: str = "rerun"
+    conv: str = "windows"
     drafter: str = "eagle"
     guarded: bool = True
     poison: float | None = math.nan
+    overlap: bool = False
+    graphs: bool = False
 
 
-Rule = Callable[[Options, ModelConfig], bool]
+Rule = Callable[[Options, ModelConfig, int], bool]
 
-# (is it refused, why), one line each.
+# (is it refused, why), one line each; n: the most drafts that a round may have.
 REFUSED: tuple[tuple[Rule, str], ...] = (
-    (lambda o, c: o.strategy not in STRATEGIES, f"this commit strategy is not here; known: {', '.join(STRATEGIES)}"),
-    (lambda o, c: o.layout not in ("VK", "KV"), "a state layout is VK or KV"),
-    (lambda o, c: o.activation not in FLOATS, "activations are float64, float32, bfloat16 or float16"),
-    (lambda o, c: o.state not in FLOATS, "a state is stored in float64, float32, bfloat16 or float16"),
+    (lambda o, c, n: o.strategy not in STRATEGIES, f"this commit strategy is not here; known: {', '.join(STRATEGIES)}"),
+    (lambda o, c, n: o.conv not in CONV_FORMS, f"this form of conv window is not here; known: {', '.join(CONV_FORMS)}"),
+    (lambda o, c, n: o.layout not in ("VK", "KV"), "a state layout is VK or KV"),
+    (lambda o, c, n: o.activation not in FLOATS, "activations are float64, float32, bfloat16 or float16"),
+    (lambda o, c, n: o.state not in FLOATS, "a state is stored in float64, float32, bfloat16 or float16"),
     (
-        lambda o, c: torch.device(o.device).type == "cuda" and not torch.cuda.is_available(),
+        lambda o, c, n: torch.device(o.device).type == "cuda" and not torch.cuda.is_available(),
         "there is no CUDA device here",
     ),
     (
-        lambda o, c: o.activation is torch.float64 and o.state is not torch.float64,
+        lambda o, c, n: o.activation is torch.float64 and o.state is not torch.float64,
         "float64 activations with a narrower state: nothing would be left of the width",
     ),
     (
-        lambda o, c: bool(c.mtp_layers) and (c.model_type, o.drafter) not in DRAFTERS,
+        lambda o, c, n: o.strategy == "lazy_rerun" and o.state in (torch.bfloat16, torch.float16),
+        "lazy_rerun with a state narrower than float32: where it is rounded would depend on the schedule",
+    ),
+    (
+        lambda o, c, n: bool(c.mtp_layers) and (c.model_type, o.drafter) not in DRAFTERS,
         "this drafter is not here for this model type",
     ),
     (
-        lambda o, c: o.drafter == "eagle" and c.mtp_layers > 1,
+        lambda o, c, n: o.drafter == "eagle" and c.mtp_layers > 1,
         "the eagle drafter runs one MTP layer again and again; this model has several",
+    ),
+    (
+        lambda o, c, n: o.drafter == "vanilla" and 0 < c.mtp_layers < n,
+        "the vanilla drafter has one MTP layer per draft, so no more drafts than layers",
     ),
 )
 
 
-def check(options: Options, config: ModelConfig) -> None:
-    """Refuse what this side does not serve, before anything is allocated."""
+def check(options: Options, config: ModelConfig, steps: int) -> None:
+    """Refuse what this side does not serve, before anything is allocated. steps: the most drafts of a round."""
     for refused, why in REFUSED:
-        if refused(options, config):
-            raise Unsupported(f"{why} ({options}, model type {config.model_type!r}, {config.mtp_layers} MTP layers)")
+        if refused(options, config, steps):
+            model = f"model type {config.model_type!r}, {config.mtp_layers} MTP layers, up to {steps} drafts"
+            raise Unsupported(f"{why} ({options}, {model})")

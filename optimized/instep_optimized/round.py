@@ -1,77 +1,167 @@
 """Everything that hangs on the step count, in one object: prebuilt per candidate, switched by one assignment.
 
-Leaves out: the choice of a step count (`adaptive.py`) and draft extend, which does not depend on it.
+Leaves out: the choice of a step count (`adaptive.py`), and forwards of several kinds (`mixed.py`). Each event here is
+a *body*: ops and views only, on tensors that stand on the device, so that it is run as it is or held in a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
-from instep_reference.contract.engine import Drafted
+from .batch import Batch, Who, windows
+from .commit.base import Landing
+from .commit.pair import Commit
+from .draft.base import Asked
+from .landing import keep_window
+from .memory.board import sent
+from .model import Model
+from .model.trunk import STAGE
+from .ops.base import Acceptance, Ops
 
-from .batch import Span, pack
-from .commit.base import Commit
-from .draft.base import Drafter
-from .memory import Memory
-from .ops.base import Ops
-from .request import Request
 
-NO_OPINION = -1  # `own` of a model that has no draft head
+class Inputs(NamedTuple):
+    """What the host says about the B requests of an event, int64 on the device; the rest stands on the board.
 
-
-class Round:
-    """One candidate: `num_steps`, the window's `width`, the commit strategy for it, and the chain's buffers.
-
-    drafts, own [n, rows] int64: step i of a chain writes line i, and the next step reads it there; forced drafts are
-    written into the same places, so that nothing downstream knows the difference.
+    slots, rows, begin [B]  as in `Who`;  width [B]: its packed rows
+    forced [B, k]           choices that are made for the engine, -1: its own. draft: every draft; decode: the
+                            root; commit: accepted drafts, bonus; verify: none
     """
 
-    def __init__(self, num_steps: int, commit: Commit, rows: int, device: torch.device) -> None:
-        self.num_steps, self.width, self.commit = num_steps, num_steps + 1, commit
-        self._drafts = torch.zeros(num_steps, rows, dtype=torch.int64, device=device)
-        self._own = torch.zeros_like(self._drafts)
+    slots: torch.Tensor
+    rows: torch.Tensor
+    begin: torch.Tensor
+    width: torch.Tensor
+    forced: torch.Tensor
 
-    def draft(
-        self, ops: Ops, drafter: Drafter | None, memory: Memory, requests: Sequence[Request],
-        picks: Sequence[Sequence[int]] | None,
-    ) -> Drafted:
-        """n drafts per request: draft 1 is extend's proposal, each further one a forward of the chain.
+    def who(self) -> Who:
+        return Who(self.slots, self.rows, self.begin, self.width)
 
-        Without a draft head they are what `picks` gives.
-        """
-        own, drafts = self._own[:, : len(requests)], self._drafts[:, : len(requests)]
-        forced = None if picks is None else torch.tensor(picks, dtype=torch.int64, device=own.device).T
-        own.fill_(NO_OPINION)
+
+def inputs_of(
+    slots: Sequence[int], rows: Iterable[int | None], width: int, forced: Sequence[Sequence[int]], device: torch.device
+) -> Inputs:
+    """From the host's numbers, in one transfer; every request has `width` packed rows."""
+    number = range(len(slots))
+    flat = [choice for choices in forced for choice in choices]
+    at, row, begin, each, choices = sent([
+        list(slots), [-1 if row is None else row for row in rows], [n * width for n in number],
+        [width] * len(slots), flat,
+    ], device)
+    return Inputs(at, row, begin, each, choices.view(len(slots), len(flat) // max(1, len(slots))))
+
+
+IDLE = Inputs(-1, -1, 0, 0, -1)  # type: ignore[arg-type]  # what a row that pads a bucket says
+
+
+class Verified(NamedTuple):
+    """picks [B, T]: the target's argmax at every node."""
+
+    picks: torch.Tensor
+
+
+class Decoded(NamedTuple):
+    """own, root [B]: the target's argmax, and the root in force."""
+
+    own: torch.Tensor
+    root: torch.Tensor
+
+
+Body = Callable[[Ops, Inputs], tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One candidate: `num_steps` drafts a round, and the commit strategy for its window."""
+
+    num_steps: int
+    strategy: Commit
+    model: Model
+
+    @property
+    def width(self) -> int:
+        return self.num_steps + 1
+
+    # Bodies
+
+    def draft(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """The drafts in use, one [B] per step, then the head's own, one [B] per step if there is a head."""
+        drafter = self.model.drafter
+        if drafter is None:
+            drafts = tuple(inputs.forced[:, step] for step in range(self.num_steps))
+            for step, draft in enumerate(drafts):
+                self._note(ops, draft, inputs.slots, step + 1)
+            return drafts
+
+        def use(own: torch.Tensor, step: int) -> torch.Tensor:
+            draft = ops.choose(own=own, forced=inputs.forced[:, step])
+            self._note(ops, draft, inputs.slots, step + 1)
+            return draft
+
+        return drafter.draft(ops, self.model.memory, inputs.who(), use, self.num_steps)
+
+    def verify(self, ops: Ops, inputs: Inputs) -> Verified:
+        """The window of every request: its picks and final rows wait on the board for the commit."""
+        board, (count, width) = self.model.memory.board, (len(inputs.slots), self.width)
+        tokens = ops.select(x=board.window[:, :width], index=inputs.slots).view(count * width)
+        batch = windows(ops, self.model.memory, inputs.who(), tokens, "verify", width)
+        final = self._forward(ops, batch)
+        picks = self.model.trunk.head.pick(ops, final, STAGE)
+        keep_window(ops, board, inputs.slots, picks, final, width)
+        return Verified(picks.view(count, width))
+
+    def decode(self, ops: Ops, inputs: Inputs) -> Decoded:
+        """The root alone, committed at once, with its draft extend."""
+        memory = self.model.memory
+        root = ops.select(x=memory.board.window[:, 0], index=inputs.slots)
+        batch = windows(ops, memory, inputs.who(), root, "decode", 1)
+        final = self._forward(ops, batch)
+        own = self.model.trunk.head.pick(ops, final, STAGE)
+        chosen = ops.choose(own=own, forced=inputs.forced[:, 0])
+        self._note(ops, chosen, inputs.slots, 0)
+        self._extend(ops, inputs.who(), chosen, final, 1)
+        ops.advance(length=memory.board.length, slots=inputs.slots, by=batch.count)
+        return Decoded(own, chosen)
+
+    def commit(self, ops: Ops, inputs: Inputs) -> Acceptance:
+        """Accept, make the accepted node's memory the request's own, extend the draft head, and move on."""
+        board, (count, width) = self.model.memory.board, (len(inputs.slots), self.width)
+        landed = ops.accept(
+            window=ops.select(x=board.window[:, :width], index=inputs.slots),
+            picks=ops.select(x=board.picks[:, :width], index=inputs.slots),
+            count=inputs.width, forced_correct=inputs.forced[:, 0], forced_bonus=inputs.forced[:, 1],
+        )
+        self.strategy.commit(ops, Landing(
+            inputs.rows, inputs.slots, landed.last_correct_step_indices, landed.accept_lens,
+            ops.select(x=board.length, index=inputs.slots),
+        ))
+        self._note(ops, landed.bonus, inputs.slots, 0)
+        if self.model.drafter is not None:
+            final = ops.select(x=board.final[:, :width], index=inputs.slots).flatten(0, 1)
+            who = replace(inputs.who(), count=landed.accept_lens)
+            self._extend(ops, who, landed.tokens.view(count * width), final, width)
+        ops.advance(length=board.length, slots=inputs.slots, by=landed.accept_lens)
+        return landed
+
+    # Parts of them
+
+    def _forward(self, ops: Ops, batch: Batch) -> torch.Tensor:
+        bound = self.strategy.bind(ops, batch)
+        final = self.model.trunk(ops, batch, bound)
+        bound.ran(ops)
+        return final
+
+    def _extend(self, ops: Ops, who: Who, tokens: torch.Tensor, final: torch.Tensor, width: int) -> None:
+        """Draft extend over rows that are committed, if there is a head; everybody's root is known."""
+        memory, drafter = self.model.memory, self.model.drafter
         if drafter is not None:
-            self._chain(ops, drafter, memory, requests, drafts, own, forced)
-        else:
-            drafts.copy_(_present(forced))
-        # Copies: the next draft event writes the same buffers, also while these drafts wait to be verified.
-        chains, *answers = (lines.T.clone(memory_format=torch.contiguous_format) for lines in (drafts, drafts, own))
-        for request, chain in zip(requests, chains, strict=True):
-            request.drafts = chain
-        return Drafted(*answers)
+            batch = windows(ops, memory, who, tokens, "draft", width)
+            asked = (Asked(batch.last, who.slots),) * drafter.layers
+            drafter.extend(ops, memory, batch, final, asked, self.num_steps)
 
-    def _chain(
-        self, ops: Ops, drafter: Drafter, memory: Memory, requests: Sequence[Request], drafts: torch.Tensor,
-        own: torch.Tensor, forced: torch.Tensor | None,
-    ) -> None:
-        own[0] = torch.cat([_present(request.proposal) for request in requests])
-        drafts[0] = own[0] if forced is None else forced[0]
-        hidden = torch.cat([_present(request.proposal_hidden) for request in requests])
-        for step in range(1, self.num_steps):
-            spans = [
-                Span(request.name, "draft", drafts[step - 1, number : number + 1], request.length - 1 + step)
-                for number, request in enumerate(requests)
-            ]
-            stage = f"chain.{step}"
-            hidden = drafter.rows(ops, hidden, pack(spans, memory), stage)
-            own[step] = drafter.pick(ops, hidden, stage)
-            drafts[step] = own[step] if forced is None else forced[step]
-
-
-def _present(tensor: torch.Tensor | None) -> torch.Tensor:
-    assert tensor is not None, "a chain starts from the proposal of draft extend, which needs a root, or from picks"
-    return tensor
+    def _note(self, ops: Ops, tokens: torch.Tensor, slots: torch.Tensor, column: int) -> None:
+        """tokens [B] into a column of the slots' windows: the root into column 0, draft j into column j."""
+        ops.store_rows(rows=tokens, pool=self.model.memory.board.window[:, column : column + 1], locations=slots)

@@ -143,13 +143,14 @@ class LabelModel:
 
 
 class LedgerEngine(Rounds[Labels, Memory, KvLabels]):
-    """The reference's rounds over labels; needs a configuration and no weights."""
+    """The reference's rounds over labels; needs a configuration and no weights. `mode`: which drafter, by name."""
 
     def __init__(
-        self, config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None, see: See = unseen
+        self, config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
+        see: See = unseen,
     ) -> None:
         super().__init__(
-            LabelModel(config), drafter(config, "eagle"), num_steps=num_steps, adaptive=adaptive, see=see)
+            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, see=see)
 
 
 @dataclass(frozen=True)

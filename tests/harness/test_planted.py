@@ -50,10 +50,6 @@ def a_window_behind_the_first_row(event: Mapping[str, Any], num_steps: int) -> b
     return event["event"] == "forward" and any(row["kind"] == "verify" for row in event["rows"][1:])
 
 
-def a_window_of_more_than_two(event: Mapping[str, Any], num_steps: int) -> bool:
-    return event["event"] == "forward" and num_steps > 1 and any(row["kind"] == "verify" for row in event["rows"])
-
-
 def a_chain_of_three(event: Mapping[str, Any], num_steps: int) -> bool:
     return event["event"] == "draft" and num_steps > 2
 
@@ -63,9 +59,9 @@ def a_prefill(event: Mapping[str, Any], num_steps: int) -> bool:
 
 
 OFF_BY_ONE = Fault(
-    "instep_optimized/landing.py",
-    "Landing(rows, slots, result.last_correct_step_indices)",
-    "Landing(rows, slots, (result.last_correct_step_indices - 1).clamp(min=0))",
+    "instep_optimized/round.py",
+    "inputs.rows, inputs.slots, landed.last_correct_step_indices,",
+    "inputs.rows, inputs.slots, (landed.last_correct_step_indices - 1).clamp(min=0),",
 )
 # The write path takes its row stride from the width in force; the read path has the pool's own.
 CALLER_STRIDE = Fault(
@@ -75,12 +71,12 @@ CALLER_STRIDE = Fault(
     " *self.snapshots.stride()[1:])), group.rows) if verify else None,",
 )
 FIRST_STEPS_POOL = Fault(
-    "instep_optimized/engine.py", "widest = self._controller.candidates[-1] + 1", "widest = num_steps + 1",
+    "instep_optimized/build.py", "max(candidates) + 1", "candidates[1] + 1",
 )
 NOT_CHAINED = Fault(
-    "instep_optimized/round.py",
-    "hidden = drafter.rows(ops, hidden, pack(spans, memory), stage)\n            own[step] = drafter.pick(ops, hidden,",
-    "y = drafter.rows(ops, hidden, pack(spans, memory), stage)\n            own[step] = drafter.pick(ops, y,",
+    "instep_optimized/draft/eagle.py",
+    "hidden = self.mtp.rows(ops, hidden, batch, stage)\n            own.append(self.mtp.pick(ops, hidden,",
+    "y = self.mtp.rows(ops, hidden, batch, stage)\n            own.append(self.mtp.pick(ops, y,",
 )
 # Prefill stores [K, V] rows where every other path reads [V, K].
 TRANSPOSED = Fault(
@@ -107,8 +103,8 @@ CASES = (
          "changed in snapshot_conv row 0, which this event may not write"),
     Case("stride from the current step count", "ledger", CALLER_STRIDE, a_window_behind_the_first_row, "conv",
          "changed in snapshot_conv row 0, which this event may not write"),
-    Case("pool sized for the first step count", "plain", FIRST_STEPS_POOL, a_window_of_more_than_two, "a",
-         "out of bounds"),
+    Case("pool sized for the first step count", "plain", FIRST_STEPS_POOL, a_chain_of_three, "pick",
+         "raised", "chain.1"),
     Case("hidden state not chained", "plain", NOT_CHAINED, a_chain_of_three, "joined",
          "reads the head's row of step 0, not of step 1", "chain.2"),
     Case("hidden state not chained", "ledger", NOT_CHAINED, a_chain_of_three, "joined", "row 0 is wrong", "chain.2"),
@@ -144,9 +140,12 @@ def test_the_copy_without_a_fault_is_clean(tmp_path: Path) -> None:
 
 
 def replayed(folder: Path, ops: str, tmp_path: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Replay the trace with that folder's packages; the process, and its one run in the result file."""
+    """Replay the trace with that folder's packages; the process, and its one run in the result file.
+
+    Under `snapshot`, against which these faults were written; those of other strategies have tests of their own.
+    """
     file = tmp_path / "result.json"
-    done = run(folder, "replay", str(TRACE), "--ops", ops, "--json", str(file))
+    done = run(folder, "replay", str(TRACE), "--ops", ops, "--strategy", "snapshot", "--json", str(file))
     assert file.exists(), done.stderr
     return done, json.loads(file.read_text())["runs"][0]
 

@@ -33,7 +33,7 @@ PART = Part(
 )
 PAGES = Pages(
     keys=torch.zeros(4, 2, 1, 4), values=torch.zeros(4, 2, 1, 4), table=torch.tensor([[2, 1], [3, -1]]),
-    begin=torch.tensor([0, 2]), count=torch.tensor([2, 1]), before=torch.tensor([2, 0]), most=2, reach=4,
+    begin=torch.tensor([0, 2]), count=torch.tensor([2, 1]), before=torch.tensor([2, 0]), most=2,
 )
 
 
@@ -97,7 +97,6 @@ def test_a_part_that_breaks_a_clause_is_named(part: Part, sentence: str) -> None
         (replace(PAGES, table=torch.tensor([[2, 0], [3, -1]])), "names page 0"),
         (replace(PAGES, table=torch.tensor([[2, 4], [3, -1]])), "table run from -1 to 4"),
         (replace(PAGES, table=torch.tensor([[2, -1], [3, -1]])), "more positions than its pages hold"),
-        (replace(PAGES, reach=3), "reach is 3, the longest request has 4"),
     ],
 )
 def test_a_page_table_that_breaks_a_clause_is_named(pages: Pages, sentence: str) -> None:

@@ -10,57 +10,64 @@ import math
 import pytest
 import torch
 
-from instep_optimized.batch import Batch, Span, pack, sent
-from instep_optimized.commit import STRATEGIES
-from instep_optimized.commit.base import Landing, Touch, changes
-from instep_optimized.commit.snapshot import MAY_CHANGE, Snapshot
+from instep_optimized import commit as strategies
+from instep_optimized.batch import Batch
+from instep_optimized.commit.base import Landing, Table, Touch, changes
+from instep_optimized.commit.pair import Commit
+from instep_optimized.commit.snapshot import Snapshot
+from instep_optimized.commit.windows import Windows
 from instep_optimized.layout import StateLayout
 from instep_optimized.memory import Memory
+from instep_optimized.memory.board import sent
 from instep_optimized.memory.budget import Sizes, demands
 from instep_optimized.ops.base import Types
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from support.checkpoints import config_of
+from support.packing import Rows, packed
 
 CAPACITY = Capacity(slots=(5, 2, 4), pages=tuple(range(1, 20)), page_size=4, max_tokens=64)
 WIDEST = 8
 
 
+CONFIG = ModelConfig.from_dict(config_of())
+PAIR = ("snapshot", "windows")
+
+
+def sizes(layout: StateLayout = "VK") -> Sizes:
+    return Sizes(Types(torch.float32, torch.float32, torch.float32, torch.float32), layout, CAPACITY, WIDEST)
+
+
 def memory(layout: StateLayout = "VK") -> Memory:
-    config = ModelConfig.from_dict(config_of())
-    types = Types(torch.float32, torch.float32, torch.float32, torch.float32)
-    sizes = Sizes(types, layout, CAPACITY, WIDEST)
-    wanted = demands(config, sizes) + STRATEGIES["snapshot"].demands(config, sizes)
+    wanted = demands(CONFIG, sizes(layout)) + strategies.demands(CONFIG, sizes(layout), *PAIR)
     return Memory(wanted, CAPACITY, guarded=True, poison=math.nan, device=torch.device("cpu"))
+
+
+def made(subject: Memory, width: int) -> Commit:
+    return strategies.make(CONFIG, sizes(), subject, width, *PAIR)
 
 
 def batch(subject: Memory) -> Batch:
     """Rows in mixed order: a verify of "a", a first chunk of "b", a decode of "c"."""
     for name in "abc":
         subject.slots.take(name)
-    subject.pages.grow([("a", 12), ("b", 5), ("c", 7)])
-    tokens = torch.arange(9)
-    return pack(
-        [
-            Span("a", "verify", tokens[:3], before=9, row=0),
-            Span("b", "prefill", tokens[3:8], before=0, row=1),
-            Span("c", "decode", tokens[8:], before=6, row=2),
-        ],
-        subject,
-    )
+    subject.board.table[:] = -1
+    subject.grow([("a", 12), ("b", 5), ("c", 7)])
+    rows = (Rows("a", "verify", 3, before=9, row=0), Rows("b", "prefill", 5, before=0), Rows("c", "decode", 1, before=6))
+    return packed(subject, rows, torch.arange(9))
 
 
 def test_rows_stay_packed_in_batch_order_and_parts_name_them() -> None:
     subject = memory()
-    packed = batch(subject)
-    assert packed.tokens.tolist() == list(range(9))
-    assert packed.positions.tolist() == [9, 10, 11, 0, 1, 2, 3, 4, 6]
-    assert packed.locations.tolist() == [13, 14, 15, 16, 17, 18, 19, 20, 30]
-    assert packed.table.tolist() == [[1, 2, 3], [4, 5, -1], [6, 7, -1]]
-    assert (packed.begin.tolist(), packed.count.tolist(), packed.before.tolist()) == ([0, 3, 8], [3, 5, 1], [9, 0, 6])
-    assert (packed.most, packed.reach) == (5, 12)
-    assert [(group.kind, group.begin.tolist()) for group in packed.groups] == [
+    launch = batch(subject)
+    assert launch.tokens.tolist() == list(range(9))
+    assert launch.positions.tolist() == [9, 10, 11, 0, 1, 2, 3, 4, 6]
+    assert launch.locations.tolist() == [13, 14, 15, 16, 17, 18, 19, 20, 30]
+    assert launch.table.tolist() == [[*own, *[-1] * (19 - len(own))] for own in ((1, 2, 3), (4, 5), (6, 7))]
+    assert (launch.begin.tolist(), launch.count.tolist(), launch.before.tolist()) == ([0, 3, 8], [3, 5, 1], [9, 0, 6])
+    assert launch.most == 5
+    assert [(group.kind, group.begin.tolist()) for group in launch.groups] == [
         ("prefill", [3]), ("verify", [0]), ("decode", [8]),
     ]
 
@@ -76,8 +83,8 @@ def test_numbers_go_to_the_device_together_and_each_list_is_aligned() -> None:
 
 def test_verify_keeps_every_position_by_row_and_stores_nothing_others_store_by_slot() -> None:
     subject = memory()
-    strategy, packed = Snapshot(subject, width=4), batch(subject)
-    for parts in (strategy.conv(0, packed), strategy.state(0, packed)):
+    bound = made(subject, 4).bind(PLAIN, batch(subject))
+    for parts in (bound.conv(0), bound.state(0)):
         chunk, window, decode = parts
         assert (chunk.form, window.form, decode.form) == ("chunk", "window", "window")
         assert chunk.store is not None and chunk.each is None and chunk.fresh.tolist() == [True]
@@ -90,8 +97,8 @@ def test_verify_keeps_every_position_by_row_and_stores_nothing_others_store_by_s
 
 def test_a_narrower_window_keeps_the_strides_of_the_widest() -> None:
     subject = memory()
-    packed = batch(subject)
-    narrow, wide = (Snapshot(subject, width).state(0, packed)[1].each for width in (2, WIDEST))
+    launch = batch(subject)
+    narrow, wide = (made(subject, width).bind(PLAIN, launch).state(0)[1].each for width in (2, WIDEST))
     assert narrow is not None and wide is not None
     assert (narrow.pool.shape[1], wide.pool.shape[1]) == (2, WIDEST)
     assert narrow.pool.stride() == wide.pool.stride()
@@ -106,8 +113,8 @@ def test_a_commit_moves_the_column_of_a_row_to_a_slot_and_nothing_else(layout: S
         if not region.name.endswith("_ends"):
             region.units.copy_(torch.randn(region.units.shape, generator=generator))
     before = {(r.name, r.layer): r.units.clone() for r in subject.regions()}
-    landing = Landing(rows=torch.tensor([1, 0]), slots=torch.tensor([2, 4]), nodes=torch.tensor([3, 0]))
-    Snapshot(subject, width=4).commit(PLAIN, landing)
+    rows, slots, nodes, lens = (torch.tensor(numbers) for numbers in ([1, 0], [2, 4], [3, 0], [4, 1]))
+    made(subject, 4).commit(PLAIN, Landing(rows, slots, nodes, lens, before=torch.tensor([9, 5])))
     for region in subject.regions():
         expected = before[region.name, region.layer].clone()
         if region.name in ("conv", "state"):
@@ -117,17 +124,19 @@ def test_a_commit_moves_the_column_of_a_row_to_a_slot_and_nothing_else(layout: S
 
 
 def test_the_table_names_real_regions_and_is_printed() -> None:
-    names = {region.name for region in memory().regions()}
-    assert {region for regions in MAY_CHANGE.values() for region in regions} <= names
-    text = Snapshot.__doc__
-    assert text is not None
-    for deed, regions in MAY_CHANGE.items():
-        line = next(line for line in text.splitlines() if line.split()[:1] == [deed])
-        assert all(f"{region} ({which})" in line for region, which in regions.items())
+    subject = memory()
+    names = {region.name for region in subject.regions()}
+    assert {region for regions in made(subject, 4).may.values() for region in regions} <= names
+    for text, table in ((Snapshot.__doc__, Snapshot.may), (Windows.__doc__, Windows.may)):
+        assert text is not None
+        for deed, regions in table.items():
+            line = next(line for line in text.splitlines() if line.split()[:1] == [deed])
+            assert all(f"{region} ({which})" in line for region, which in regions.items())
 
 
 def test_the_table_is_read_for_actual_units() -> None:
-    found = changes(MAY_CHANGE, [
+    table: Table = made(memory(), 4).may
+    found = changes(table, [
         Touch("verify", slot=5, row=0, written=frozenset({3})), Touch("decode", slot=4, row=1, written=frozenset({7})),
     ])
     assert found == {

@@ -51,12 +51,14 @@ def engine(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"strategy": "columns"}, "commit strategy"),
+        ({"strategy": "replay"}, "commit strategy"),
+        ({"conv": "narrow"}, "form of conv window"),
+        ({"strategy": "lazy_rerun", "state": torch.bfloat16}, "depend on the schedule"),
         ({"layout": "KKV"}, "VK or KV"),
         ({"activation": torch.int32}, "activations are"),
         ({"state": torch.int64}, "a state is stored in"),
         ({"activation": torch.float64}, "narrower state"),
-        ({"drafter": "vanilla"}, "drafter is not here"),
+        ({"drafter": "medusa"}, "drafter is not here"),
         pytest.param(
             {"device": "cuda"}, "no CUDA device",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here"),
@@ -95,7 +97,8 @@ def test_a_room_in_which_nothing_could_run_is_refused(
 
 def test_pools_are_sized_for_the_largest_candidate_of_any_bracket(checkpoint: Checkpoint) -> None:
     file = AdaptiveFile(by_batch={1: Bracket(candidate_steps=(1,)), 4: Bracket(candidate_steps=(2, 9))})
-    subject = OptimizedEngine(checkpoint, load("plain"), Options(), CAPACITY, num_steps=1, adaptive=file)
+    told = Options(strategy="snapshot")
+    subject = OptimizedEngine(checkpoint, load("plain"), told, CAPACITY, num_steps=1, adaptive=file)
     snapshots = {region.name: region.units.shape[1] for region in subject.regions() if region.by == "row"}
     assert snapshots["snapshot_state"] == snapshots["snapshot_conv"] == 10
     assert subject.messages == ("the initial step count 1 was added to the candidates of batch size 4",)

@@ -1,6 +1,6 @@
 """Between two ops the model takes views only: no arithmetic, no copy, no allocation, no read of a value.
 
-Leaves out: what is assembled before a launch (`batch.py`, `rows.py`, `extend.py`, `round.py`): a graph's inputs. What
+Leaves out: what is assembled before a launch (`mixed.py`, `inputs_of`): a graph's inputs. What
 is tested here is what a graph will hold, so a loose call would be recorded, or missed, on somebody's behalf.
 """
 
@@ -18,11 +18,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import instep_optimized
+from instep_optimized import commit as strategies
 from instep_optimized import load
-from instep_optimized.batch import Batch, Span, pack
-from instep_optimized.commit.base import Commit, Landing
-from instep_optimized.commit.snapshot import SNAPSHOT
-from instep_optimized.draft.eagle import Eagle
+from instep_optimized.batch import Batch
+from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_optimized.commit.base import Landing
+from instep_optimized.commit.pair import Commit
+from instep_optimized.draft import MODES
+from instep_optimized.draft.base import Asked, Drafter
 from instep_optimized.memory import Memory
 from instep_optimized.memory.budget import Sizes, demands
 from instep_optimized.model.trunk import STAGE, Trunk
@@ -33,11 +36,13 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.place import unseen
 from support.checkpoints import Kind, config_of, draw
+from support.packing import Rows, packed
 
 CAPACITY = Capacity(slots=(5, 2, 4), pages=tuple(range(1, 20)), page_size=4, max_tokens=64)
 WIDEST = 4
+SLOTS = torch.tensor(CAPACITY.slots)
 ROOT = Path(instep_optimized.__file__).parent
-ONLY_OPS = sorted((ROOT / "draft" / "eagle.py", *(ROOT / "model").glob("*.py"), *(ROOT / "commit").glob("*.py")))
+ONLY_OPS = sorted(path for part in ("commit", "draft", "model") for path in (ROOT / part).glob("*.py"))
 
 
 class Loose(TorchDispatchMode):
@@ -71,55 +76,82 @@ class Launch:
     """A model over its memory, and a batch of all kinds for it."""
 
     trunk: Trunk
-    drafter: Eagle
+    drafter: Drafter
+    memory: Memory
     commit: Commit
     batch: Batch
     extended: Batch
 
     def __call__(self, ops: Ops) -> None:
-        final = self.trunk(ops, self.batch, self.commit)
+        bound = self.commit.bind(ops, self.batch)
+        final = self.trunk(ops, self.batch, bound)
+        bound.ran(ops)
         self.trunk.head.pick(ops, final, STAGE)
-        self.drafter.pick(ops, self.drafter.rows(ops, final, self.extended, "extend"), "extend")
+        asked = (Asked(self.extended.last, SLOTS),) * self.drafter.layers
+        self.drafter.extend(ops, self.memory, self.extended, final, asked, num_steps=2)
 
 
-def launch(kind: Kind, ops: Ops) -> Launch:
+def launch(
+    kind: Kind, ops: Ops, strategy: str = "rerun", conv: str = "windows", mode: str = "eagle", layers: int = 1
+) -> Launch:
     """A verify of "a", a first chunk of "b" and a decode of "c"; extend over the same rows."""
-    config = ModelConfig.from_dict(config_of(kind, num_hidden_layers=2, full_attention_interval=2))
+    config = ModelConfig.from_dict(
+        config_of(kind, num_hidden_layers=2, full_attention_interval=2, mtp_num_hidden_layers=layers)
+    )
     sizes = Sizes(ops.types(torch.float32, torch.float32), "VK", CAPACITY, WIDEST)
-    wanted = demands(config, sizes) + SNAPSHOT.demands(config, sizes)
+    wanted = demands(config, sizes) + strategies.demands(config, sizes, strategy, conv)
     memory = Memory(wanted, CAPACITY, guarded=True, poison=math.nan, device=torch.device("cpu"))
     stored = Stored(draw(config, 0), torch.float32, torch.device("cpu"))
     trunk = Trunk.of(stored, config, memory)
     for name, positions in (("a", 12), ("b", 5), ("c", 7)):
         memory.claim(name, positions)
-    tokens = torch.arange(9)
-    spans = [
-        Span("a", "verify", tokens[:3], before=9, row=0),
-        Span("b", "prefill", tokens[3:8], before=0, row=1),
-        Span("c", "decode", tokens[8:], before=6, row=2),
+    rows = [
+        Rows("a", "verify", 3, before=9, row=0), Rows("b", "prefill", 5, before=0), Rows("c", "decode", 1, before=6),
     ]
-    drafter = Eagle.of(stored, config, trunk.head, memory)
-    extended = pack([replace(span, kind="draft") for span in spans], memory)
-    return Launch(trunk, drafter, SNAPSHOT.make(memory, WIDEST), pack(spans, memory), extended)
+    batch, extended = (
+        packed(memory, kinds, torch.arange(9)) for kinds in (rows, [replace(each, kind="draft") for each in rows])
+    )
+    drafter = MODES[mode](stored, config, trunk.head, memory)
+    commit = strategies.make(config, sizes, memory, WIDEST, strategy, conv)
+    for slot in memory.slots.owned().values():
+        commit.claim(slot)
+    return Launch(trunk, drafter, memory, commit, batch, extended)
 
 
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
 @pytest.mark.parametrize("kind", ["dense", "next", "moe"])
 def test_a_forward_and_a_draft_are_ops_and_views(kind: Kind, ops: str) -> None:
-    subject, loose = launch(kind, load(ops)), Loose(load(ops))
+    nothing_is_loose(launch(kind, load(ops)), load(ops))
+
+
+@pytest.mark.parametrize("ops", ["plain", "ledger"])
+def test_so_they_are_with_a_head_of_several_layers(ops: str) -> None:
+    nothing_is_loose(launch("dense", load(ops), mode="vanilla", layers=3), load(ops))
+
+
+@pytest.mark.parametrize("pair", [("snapshot", "widened"), ("columns", "widened"), ("lazy_rerun", "windows")])
+def test_so_they_are_under_every_strategy(pair: tuple[str, str]) -> None:
+    nothing_is_loose(launch("dense", load("plain"), *pair), load("plain"))
+
+
+def nothing_is_loose(subject: Launch, ops: Ops) -> None:
+    loose = Loose(ops)
     with loose:
         subject(loose.ops)
     assert loose.found == []
     assert loose.served > 40
 
 
-def test_a_commit_is_ops_and_views() -> None:
-    subject, loose = launch("dense", load("plain")), Loose(load("plain"))
-    landing = Landing(rows=torch.tensor([0]), slots=torch.tensor([5]), nodes=torch.tensor([2]))
+@pytest.mark.parametrize("conv", CONV_FORMS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_commit_is_ops_and_views(strategy: str, conv: str) -> None:
+    subject, loose = launch("dense", load("plain"), strategy, conv), Loose(load("plain"))
+    rows, slots, nodes, lens, before = (torch.tensor([number]) for number in (0, 5, 2, 3, 9))
     with loose:
-        subject.commit.commit(loose.ops, landing)
+        subject.commit.commit(loose.ops, Landing(rows, slots, nodes, lens, before))
     assert loose.found == []
-    assert loose.served == 2  # one GDN layer: conv window and state
+    # One GDN layer: a window or a mark for the conv; a state, a mark or nothing at all for the state.
+    assert loose.served == 1 + (0 if strategy.endswith("rerun") else 1)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +167,7 @@ def test_a_commit_is_ops_and_views() -> None:
 def test_a_loose_call_is_caught_and_named(wrong: Callable[[torch.Tensor], torch.Tensor], named: str) -> None:
     subject, loose = launch("dense", load("plain")), Loose(load("plain"))
     first, *others = subject.trunk.layers
-    layers = (lambda ops, hidden, batch, commit: first(ops, wrong(hidden), batch, commit), *others)
+    layers = (lambda ops, hidden, batch, bound: first(ops, wrong(hidden), batch, bound), *others)
     with loose:
         replace(subject, trunk=replace(subject.trunk, layers=layers))(loose.ops)
     assert named in loose.found

@@ -192,8 +192,11 @@ def test_accept_is_the_loop_over_every_small_window() -> None:
     drafts = list(itertools.product(range(2), repeat=width - 1))
     window = torch.tensor([[0, *d] for d in drafts for _ in range(2**width)])
     picks = torch.tensor([list(p) for _ in drafts for p in itertools.product(range(2), repeat=width)])
+    own = torch.full((len(window),), -1)
     for count in range(width + 1):
-        answer = PLAIN.accept(window=window, picks=picks, count=torch.full((len(window),), count))
+        answer = PLAIN.accept(
+            window=window, picks=picks, count=torch.full((len(window),), count), forced_correct=own, forced_bonus=own
+        )
         assert all(field.dtype == torch.int64 for field in answer)
         for b, (nodes, said) in enumerate(zip(window.tolist(), picks.tolist(), strict=True)):
             right = 0
@@ -201,8 +204,9 @@ def test_accept_is_the_loop_over_every_small_window() -> None:
                 right += 1
             wanted = (right, right + 1, list(range(right + 1)), right, said[right]) if count else (0, 0, [], 0, 0)
             path = wanted[2] + [-1] * (width - len(wanted[2]))
+            tokens = [*nodes[1 : right + 1], said[right], *[0] * (width - right - 1)] if count else [0] * width
             got = tuple(field[b].tolist() for field in answer)
-            assert got == (wanted[0], wanted[1], path, wanted[3], wanted[4])
+            assert got == (wanted[0], wanted[1], path, *wanted[3:], wanted[0], wanted[4], tokens)
 
 
 def test_every_component_has_a_declared_width() -> None:

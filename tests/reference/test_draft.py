@@ -41,9 +41,10 @@ class Embedded:
         self.fed: list[torch.Tensor] = []
 
     def __call__(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
-        if place == Place("extend", STAGE_LEVEL, "embedding"):
+        extends = place.stage.partition(".")[0] == "extend" and place.layer == STAGE_LEVEL
+        if extends and place.component == "embedding":
             self.embedding.append(tensor)
-        if place == Place("extend", STAGE_LEVEL, "post_normed"):
+        if extends and place.component == "post_normed":
             self.fed.append(tensor)
         return tensor
 
@@ -153,7 +154,7 @@ def test_layer_i_reads_the_layer_before_only_when_told_and_within_the_steps(
     tape = Embedded()
 
     def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
-        if place == Place("extend", AFTER_LAYERS, "final"):
+        if place.component == "final" and place.stage == ("extend", "extend.1", "extend.2")[len(finals) % 3]:
             finals.append(tensor)
         return tape(place, tensor)
 

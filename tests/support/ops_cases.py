@@ -10,11 +10,12 @@ Leaves out: how a case is built and judged (`ops_case.py`: `serve`, `agree`, `st
 from __future__ import annotations
 
 from .ops_case import Case, Outcome, agree, serve, strays
+from .ops_index_cases import INDEX
 from .ops_paged_cases import ATTEND, MOVEMENT
 from .ops_recurrent_cases import CONV, GDN
 from .ops_row_cases import EXACT_ROWS, ROWS
 
-CASES: list[Case] = [*EXACT_ROWS, *ROWS, *CONV, *GDN, *MOVEMENT, *ATTEND]
+CASES: list[Case] = [*EXACT_ROWS, *ROWS, *INDEX, *CONV, *GDN, *MOVEMENT, *ATTEND]
 
-__all__ = ["ATTEND", "CASES", "CONV", "EXACT_ROWS", "GDN", "MOVEMENT", "ROWS", "Case", "Outcome", "agree", "serve",
-           "strays"]
+__all__ = ["ATTEND", "CASES", "CONV", "EXACT_ROWS", "GDN", "INDEX", "MOVEMENT", "ROWS", "Case", "Outcome", "agree",
+           "serve", "strays"]

@@ -64,7 +64,6 @@ def attend_case(seed: int, reading: Reading, dtype: torch.dtype) -> Callable[[st
             count=draw.ints(reading.count),
             before=draw.ints(reading.before),
             most=max(reading.count, default=0),
-            reach=reach,
         )
         query = draw.normal(row + 1, reading.heads, reading.head_dim, dtype=dtype)
         return Call({"query": query, "pages": pages, "to": at("attended")}, pools)

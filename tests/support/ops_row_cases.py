@@ -134,12 +134,19 @@ def accept(draw: Draw, dtype: torch.dtype) -> Inputs:
     picks = [[1, 2, 3, 4], [5, 2, 3, 4], [1, 2, 7, 4], [6, 0, 0, 0], [1, 2, 3, 4], [1, 2, 3, 4]]
     count = (4, 4, 4, 1, 0, 2)
     flat = [draw.ints([x for row in rows for x in row]).view(-1, 4) for rows in (window, picks)]
-    return {"window": flat[0], "picks": flat[1], "count": draw.ints(count)}
+    own = draw.ints([-1] * len(count))
+    return {"window": flat[0], "picks": flat[1], "count": draw.ints(count), "forced_correct": own, "forced_bonus": own}
+
+
+def accept_forced(draw: Draw, dtype: torch.dtype) -> Inputs:
+    """Shorter and longer than our own, beyond the window, an idle request, a bonus alone, and nothing."""
+    correct, bonus = draw.ints((0, 3, 1, 5, 2, -1)), draw.ints((-1, 77, 0, 8, 5, 6))
+    return {**accept(draw, dtype), "forced_correct": correct, "forced_bonus": bonus}
 
 
 def accept_none(draw: Draw, dtype: torch.dtype) -> Inputs:
-    empty = draw.ints(()).view(0, 4)
-    return {"window": empty, "picks": empty, "count": draw.ints(())}
+    empty, none = draw.ints(()).view(0, 4), draw.ints(())
+    return {"window": empty, "picks": empty, "count": none, "forced_correct": none, "forced_bonus": none}
 
 
 def empty_rows(make: Make, *names: str) -> Make:
@@ -191,4 +198,5 @@ EXACT_ROWS = [
     row_case("pick", "empty", empty_rows(pick, "logits"), FP32, 605, exact=True),
     row_case("accept", "ragged", accept, FP32, 606, exact=True),
     row_case("accept", "empty", accept_none, FP32, 607, exact=True),
+    row_case("accept", "forced", accept_forced, FP32, 608, exact=True),
 ]

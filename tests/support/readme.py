@@ -33,7 +33,7 @@ def replay() -> str:
             used = {tier["tier"]: tier["headroom"] for tier in run["tiers"]}
             kind = run["dtype"] if "T2" in used else "labels"
             cells = (
-                f"`{run['ops']}` {kind}, {run['layout']}", _machine(result["machine"]),
+                f"`{run['ops']}` {kind}, {run['layout']}, {run['strategy']}", _machine(result["machine"]),
                 f"{run['events']} of {run['of']}", f"{sum(tier['blocks'] for tier in run['tiers']):,}",
                 f"{run['elements']:,}", "exact", *(f"{used[tier]:.2f}" if tier in used else "" for tier in tiers),
             )  # fmt: skip
@@ -53,7 +53,53 @@ def tiny() -> str:
     return "\n".join(["| measured | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"replay": replay, "parity": parity, "tiny": tiny}
+def strategies() -> str:
+    """Bytes per request and layer, and microseconds of one verify with its commit, per layer, by batch."""
+    found = _read("strategies-h200.json")["rows"]
+    batches = sorted({row["batch"] for row in found})
+    head = ["strategy", "conv form", "MiB a request", *(f"B = {batch}" for batch in batches), "states, of 2·S", "exact"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for strategy, conv in dict.fromkeys((row["strategy"], row["conv"]) for row in found):
+        rows = {row["batch"]: row for row in found if (row["strategy"], row["conv"]) == (strategy, conv)}
+        widest = rows[batches[-1]]
+        held = sum(size for kind, size in widest["bytes"].items() if kind != "page") / 2**20
+        times = [f"{rows[batch]['us_per_layer']:.1f} ±{rows[batch]['spread']:.1f}" for batch in batches]
+        exact = "bit by bit" if all(row["exact"] for row in rows.values()) else "NO"
+        ratio = f"{widest['state_us'] / widest['floor_us']:.2f}"
+        cells = (f"`{strategy}`", f"`{conv}`", f"{held:.2f}", *times, ratio, exact)
+        lines.append("| " + " | ".join(cells) + " |")
+    floors = ", ".join(f"{row['floor_us']:.1f}" for row in found[: len(batches)])
+    return "\n".join([*lines, "", f"2·S at the copy speed of that run takes {floors} µs."])
+
+
+def shapes() -> str:
+    """The real shapes, checked after every event."""
+    lines = ["| model | strategy | events | states under T2d | numbers compared | T0, T1 | T2d |", "|---" * 7 + "|"]
+    for run in _read("shapes-h200.json")["runs"]:
+        tiers = {tier["tier"]: tier for tier in run["tiers"]}
+        lines.append(
+            f"| {run['name']} | `{run['strategy']}` | {run['events']} of {run['of']} "
+            f"| {tiers['T2d']['blocks']:,} blocks | {run['elements']:,} | exact | {tiers['T2d']['headroom']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def effect() -> str:
+    """The controller against each fixed step count."""
+    found = _read("effect-h200.json")
+    lines = ["| step counts | accepted a window | tokens/s | ms a round | latency of a request, s |", "|---" * 5 + "|"]
+    for name, arm in found["arms"].items():
+        counts = "controller: " + ", ".join(arm["steps"]) if name == "adaptive" else name
+        lines.append(
+            f"| {counts} | {arm['accepted']:.2f} | {arm['tokens_per_s']:.0f} | {arm['round_ms']:.2f} "
+            f"| {arm['latency_s']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "shapes": shapes, "effect": effect,
+}
 
 
 def rendered(text: str) -> str:
@@ -69,6 +115,11 @@ def rendered(text: str) -> str:
 def section(name: str) -> str:
     """What stands in the README under a name."""
     return next(found[2] for found in SECTION.finditer(README.read_text()) if found[1] == name)
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return found
 
 
 def _machine(machine: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ class Directed:
             right, drawn = piece.truth.state, piece.yardsticks.state
             if found is None or right is None or drawn is None or found.shape != right.shape:
                 continue  # T2 reports it
-            looked = look(found.cpu(), scene_of(piece, pieces), drawn)
+            looked = look(found.to(right.device), scene_of(piece, pieces), drawn)
             undecided, pairs = undecided + looked.undecided, pairs + looked.pairs
             yield self._comparison(moment, piece, found, looked)
         if undecided > UNDECIDED_CAP * pairs:

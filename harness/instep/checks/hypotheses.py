@@ -140,6 +140,13 @@ def previous_step(scene: Scene) -> list[Wrong]:
     return [Wrong("holds the state from before the previous step", scene.previous)]
 
 
+def previous_step_lost(scene: Scene) -> list[Wrong]:
+    """The tokens of the step before were not run again, or not from the right state."""
+    if scene.previous is None:
+        return []
+    return [Wrong("lacks the tokens of the previous step", scene.fold(scene.previous))]
+
+
 def zero(scene: Scene) -> list[Wrong]:
     return [Wrong("is all zero", torch.zeros_like(scene.base))]
 
@@ -196,8 +203,9 @@ def _other_layout_back(state: torch.Tensor) -> torch.Tensor:
 
 
 BANK: tuple[Callable[[Scene], list[Wrong]], ...] = (
-    one_less, one_more, column_zero, all_drafts, no_commit, another_count, another_slot, previous_step, zero,
-    began_at_zero, transposed, began_transposed, last_decay_dropped, last_decay_doubled, stale_gate, stale_k,
+    one_less, one_more, column_zero, all_drafts, no_commit, another_count, another_slot, previous_step,
+    previous_step_lost, zero, began_at_zero, transposed, began_transposed, last_decay_dropped, last_decay_doubled,
+    stale_gate, stale_k,
 )  # fmt: skip
 
 

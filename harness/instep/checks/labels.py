@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from instep_reference.contract.engine import Forward, RequestState
+from instep_reference.contract.engine import Commit, Forward, RequestState
 from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D
 from instep_reference.contract.place import Place
 
@@ -30,6 +30,7 @@ class Labels:
 
     def __init__(self) -> None:
         self.flights: dict[tuple[str, int], list[int]] = {}  # what a state is after 0, 1, .. tokens of a window
+        self.verified: set[str] = set()  # and not committed: conv windows and states belong to nobody
 
     def __call__(self, moment: Moment) -> Iterator[Comparison]:
         for place, truth in moment.truth.places.items():
@@ -37,9 +38,12 @@ class Labels:
                 yield self._rows(moment, place, truth)
         if isinstance(moment.event, Forward):
             self._remember(moment)
-        in_flight = {s.request for s in shares(moment, "trunk") if s.kind == "verify"}
+        self.verified |= {s.request for s in shares(moment, "trunk") if s.kind == "verify"}
+        if isinstance(moment.event, Commit):
+            self.verified -= set(moment.event.requests)
+        self.verified &= moment.truth.after.keys()
         for name, state in moment.truth.after.items():
-            yield from self._memory(moment, name, state, name in in_flight)
+            yield from self._memory(moment, name, state, name in self.verified)
 
     def _rows(self, moment: Moment, place: Place, truth: torch.Tensor) -> Comparison:
         found = moment.subject.places.get(place)
@@ -56,7 +60,7 @@ class Labels:
         subject = moment.subject.after.get(name)
         for field in MEMORY:
             if in_flight and field in ("conv", "state"):
-                continue  # between verify and commit they belong to nobody
+                continue
             stage = "extend" if field.startswith("draft") else "trunk"
             for layer, right in getattr(truth, field).items():
                 if not right.numel():

@@ -16,6 +16,8 @@ COMMANDS: tuple[str, ...] = (
     "doctor",
     "fuzz",
     "gate",
+    "generate",
+    "memory",
     "record",
     "replay",
 )

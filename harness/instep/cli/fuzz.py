@@ -30,21 +30,25 @@ def fuzz(
     minutes: Annotated[float | None, typer.Option(help="The most time, shared by the op sets.", min=0.0)] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same runs; left out: any.", min=0)] = None,
     shrink: Annotated[float, typer.Option(help="Seconds for making a finding small.", min=0.0)] = 60.0,
+    strategy: Annotated[str | None, typer.Option(help="How states are committed; left out: drawn by run.")] = None,
+    conv: Annotated[str | None, typer.Option(help="The same for conv windows.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the trace of what is found.")] = Path("fuzz"),
 ) -> None:
     """Draw legal events until the sides part; exit 0: they never did, 1: divergence, 3: nothing compared."""
     from rich.console import Console
 
     from ..fuzz.campaign import Settings
+    from ..rig.strategies import chosen
     from ..verdict import Exit
 
+    pinned = chosen(strategy=strategy, conv=conv)
     names = tuple(dict.fromkeys(ops or ("ledger", "plain")))
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     count = examples or (ENDLESS if minutes is not None else EXAMPLES)
     seconds = None if minutes is None else 60 * minutes / len(names)
     console, worst = Console(), Exit.AGREED
     for name in names:
-        result = _run(Settings(name, checkpoint, count, start, out, seconds, shrink))
+        result = _run(Settings(name, checkpoint, count, start, out, seconds, shrink, pinned))
         _show(result, console)
         worst = result.exit if worst is Exit.AGREED else worst
         if result.exit is Exit.DIVERGED:

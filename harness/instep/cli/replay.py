@@ -6,13 +6,14 @@ Leaves out: how (`instep.rig`) and the words (`instep.report`).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from ..rig.rig import Outcome
     from ..trace.file import Trace
+    from ..trace.header import Part
 
 
 def replay(
@@ -22,6 +23,9 @@ def replay(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Activations: float32, bfloat16, float16 or float64.")] = "float32",
     layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
+    strategy: Annotated[str | None, typer.Option(help="How states are committed: snapshot, columns, rerun or "
+                                                      "lazy_rerun.")] = None,
+    conv: Annotated[str | None, typer.Option(help="How conv windows are committed: windows or widened.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.")] = None,
@@ -34,27 +38,36 @@ def replay(
     from instep_reference.contract.errors import BadInput
 
     from ..report import data, terminal
+    from ..rig.strategies import chosen
     from ..trace.file import read
+    from ..trace.header import Part
     from ..whole import writable
 
     _refuse(device, layout)
     if json is not None:
         writable(json)
     loaded = read(trace)
-    runs = [(name, until) for name in ops] if ops else _planned(loaded, until)
+    runs = [Part(name, until) for name in ops] if ops else _planned(loaded, until)
     if not runs:
         raise BadInput(f"{trace.name} line 1: replay", found="no op set", expected="one, or --ops to name it")
-    outcomes = [_run(loaded, name, last, checkpoint, device, dtype, layout, layer) for name, last in runs]
+    given = {"device": device, "dtype": dtype, "layout": layout}
+    outcomes = [
+        _run(loaded, run, checkpoint, given | chosen(strategy=strategy or run.strategy, conv=conv or run.conv), layer)
+        for run in runs
+    ]
     if json is not None:
         data.write(json, outcomes, commit=commit)
     terminal.show(outcomes, Console())
     raise typer.Exit(int(data.worst(outcomes)))
 
 
-def _planned(trace: Trace, until: int | None) -> list[tuple[str, int | None]]:
+def _planned(trace: Trace, until: int | None) -> list[Part]:
     """The header's plan, cut at `until`."""
+    from msgspec.structs import replace
+
     return [
-        (part.ops, min((n for n in (part.until, until) if n is not None), default=None)) for part in trace.header.replay
+        replace(part, until=min((n for n in (part.until, until) if n is not None), default=None))
+        for part in trace.header.replay
     ]
 
 
@@ -72,15 +85,15 @@ def _refuse(device: str, layout: str) -> None:
 
 
 def _run(
-    trace: Trace, ops: str, until: int | None, checkpoint: Path | None, device: str, dtype: str, layout: str,
-    layers: list[int] | None,
+    trace: Trace, part: Part, checkpoint: Path | None, given: dict[str, Any], layers: list[int] | None
 ) -> Outcome:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from ..rig.rig import Rig
 
-    rig = Rig(trace, checkpoint, ops=ops, device=device, dtype=dtype, layout="KV" if layout == "KV" else "VK")
+    ops, until = part.ops, part.until
+    rig = Rig(trace, checkpoint, ops=ops, **given)
     total = len(trace.events) if until is None else min(until + 1, len(trace.events))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ..report.machine import installed
 from ..rig.rig import Outcome, Rig
 from ..rig.sides import Plan
 from ..rig.sides import candidates as resolved
+from ..rig.strategies import chosen
 from ..trace.file import read
 from ..trace.header import SCHEMA, Header, Model, Part
 from ..verdict import Exit
@@ -44,7 +45,10 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is run: op set, model, how many runs, for how long (None: no clock), and where a finding goes."""
+    """What is run: op set, model, how many runs, for how long (None: no clock), and where a finding goes.
+
+    pinned  strategy and conv, as far as they are not drawn
+    """
 
     ops: str
     checkpoint: Path
@@ -53,6 +57,7 @@ class Settings:
     out: Path
     seconds: float | None = None
     shrink_s: float = SHRINK_S
+    pinned: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -140,6 +145,7 @@ class _Host:
     def begin(self, choose: draw.Draw) -> Example | None:
         """Both sides anew, in a room that is drawn; None once the time is over."""
         room, steps = draw.room(choose), draw.candidates(choose)
+        pair = draw.strategies(choose, self.settings.pinned)
         if self.over:
             return None
         adaptive = {"candidate_steps": sorted(steps), **HASTY}
@@ -149,7 +155,8 @@ class _Host:
             schema=SCHEMA, name=f"fuzz-{ops}-{seed}",
             claim=f"`instep fuzz --ops {ops} --seed {seed}`: no sequence of legal events makes the sides part.",
             checkpoint=self.model, capacity=room, num_steps=steps[0], candidates=resolved(steps[0], file)[0],
-            adaptive=adaptive, lag=0, seed=seed, stop=None, replay=(Part(ops),),
+            adaptive=adaptive, lag=0, seed=seed, stop=None,
+            replay=(Part(ops, **pair),),
             created={name: installed(name) or "from source" for name in ("instep", "torch", "hypothesis")},
         )
         if self.smallest is None:
@@ -157,7 +164,7 @@ class _Host:
             self.progress(self.result.examples)
             self.result.coverage.begin()
         try:
-            return Example(Plan(self.opened, header.room(), steps[0], file, ops), header)
+            return Example(Plan(self.opened, header.room(), steps[0], file, ops, **pair), header)
         except Exception as error:
             self.stop(error)
             raise
@@ -202,7 +209,9 @@ def _kept(example: Example, settings: Settings) -> Outcome:
     near = os.path.relpath(settings.checkpoint.resolve(), path.parent.resolve())
     model = with_fields(example.header.checkpoint, near=near)
     example.write(path, with_fields(example.header, checkpoint=model))
-    outcome = Rig(read(path), settings.checkpoint, ops=settings.ops).run()
+    (part,) = example.header.replay
+    pair = chosen(strategy=part.strategy, conv=part.conv)
+    outcome = Rig(read(path), settings.checkpoint, ops=settings.ops, **pair).run()
     if outcome.verdict.exit is not Exit.DIVERGED:
         raise NotReproduced(f"{path}: a drawn run of these {len(example.events)} events diverged; replayed, it agrees")
     return outcome

@@ -6,14 +6,15 @@ rule about it is written a second time. Every choice is drawn: picks, roots, acc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from instep_reference.contract import engine as e
 
+from ..rig.strategies import KNOWN
 from ..trace.book import Standing
 from ..trace.header import Room
 from ..trace.legal import Law
@@ -48,6 +49,13 @@ def room(draw: Draw) -> Room:
 def candidates(draw: Draw) -> tuple[int, ...]:
     """Two or three step counts; the first one is in force at first."""
     return tuple(draw(st.lists(st.sampled_from(STEPS), min_size=2, max_size=3, unique=True)))
+
+
+def strategies(draw: Draw, pinned: Mapping[str, str]) -> dict[str, Any]:
+    """How states and conv windows are committed, as keywords; what is pinned is not drawn."""
+    return {
+        field: pinned[field] if field in pinned else draw(st.sampled_from(names)) for field, names in KNOWN.items()
+    }
 
 
 def admit(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:

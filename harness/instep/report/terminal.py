@@ -61,6 +61,7 @@ def _run(outcome: Outcome) -> list[Text]:
     return [
         Text.assemble(f"{outcome.plan.ops} ", (word, style)),
         Text(f"{outcome.verdict.events} of {outcome.of} events"),
+        Text(f"{outcome.plan.strategy}, {outcome.plan.conv}", style="dim"),
         *(Text(f"{side} {seconds:.1f} s", style="dim") for side, seconds in outcome.seconds.items()),
     ]
 

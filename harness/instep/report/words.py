@@ -74,6 +74,7 @@ def command(outcome: Outcome, found: Comparison) -> str:
         words.append(f"--layer {found.place.layer}")
     for option, value, usual in (
         ("--device", plan.device, "cpu"), ("--dtype", plan.dtype, "float32"), ("--layout", plan.layout, "VK"),
+        ("--strategy", plan.strategy, "rerun"), ("--conv", plan.conv, "windows"),
     ):
         if value != usual:
             words.append(f"{option} {value}")

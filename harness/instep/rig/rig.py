@@ -28,7 +28,7 @@ from ..verdict import Verdict
 from .history import History
 from .lockstep import Lockstep, Progress, run
 from .remembered import Remembered
-from .sides import Plan, Sides, candidates, moves_labels, rounds, seat, wide
+from .sides import DEFAULTS, Plan, Sides, candidates, moves_labels, rounds, seat, wide
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")
 
@@ -59,7 +59,8 @@ class Rig:
 
     def __init__(
         self, trace: Trace, checkpoint: Path | None = None, *, ops: str = "plain", device: str = "cpu",
-        dtype: str = "float32", layout: StateLayout = "VK", checks: Callable[[Plan], Sequence[Check]] | None = None,
+        dtype: str = "float32", layout: StateLayout = "VK", strategy: str = DEFAULTS.strategy,
+        conv: str = DEFAULTS.conv, checks: Callable[[Plan], Sequence[Check]] | None = None,
     ) -> None:
         self.trace, header = verified(trace), trace.header
         self.elsewhere = checkpoint
@@ -70,7 +71,7 @@ class Rig:
         known, _ = candidates(header.num_steps, adaptive)
         if set(header.candidates) != set(known):
             raise BadInput(f"{trace.path.name} line 1: candidates", found=header.candidates, expected=known)
-        self.plan = Plan(opened, header.room(), header.num_steps, adaptive, ops, device, dtype, layout)
+        self.plan = Plan(opened, header.room(), header.num_steps, adaptive, ops, device, dtype, layout, strategy, conv)
         self.checks = checks
 
     def run(

@@ -38,6 +38,7 @@ from ..observe.moment import Side
 from ..observe.reorder import Reordered
 from ..observe.tape import Tape
 
+DEFAULTS = Options()  # where no strategy is named
 WIDTHS = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }
@@ -45,7 +46,10 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run: the model, the room, the step counts, and how the subject is set up."""
+    """What is run: the model, the room, the step counts, and how the subject is set up.
+
+    strategy, conv  names of the optimized engine's commit strategies; an engine of somebody else has its own
+    """
 
     checkpoint: Checkpoint
     capacity: Capacity
@@ -55,6 +59,8 @@ class Plan:
     device: str = "cpu"
     dtype: str = "float32"
     layout: StateLayout = "VK"
+    strategy: str = DEFAULTS.strategy
+    conv: str = DEFAULTS.conv
 
     @property
     def width(self) -> torch.dtype:
@@ -108,7 +114,10 @@ def seat(plan: Plan) -> Sides:
     """Build all sides of a plan."""
     found, calls = find(plan.ops), Counter[str]()
     if isinstance(found, Ops):
-        options = Options(device=plan.device, activation=plan.width, state=_state_width(plan.width), layout=plan.layout)
+        options = Options(
+            device=plan.device, activation=plan.width, state=_state_width(plan.width), layout=plan.layout,
+            strategy=plan.strategy, conv=plan.conv,
+        )
         counted = around(found, unseen, _counting(calls))
         with _enough_memory(plan.capacity):
             subject: Subject = OptimizedEngine(

@@ -81,9 +81,11 @@ class Book:
         """Hand out pages, request by request in the order given; lists grow and are never trimmed."""
         for name, count in positions:
             standing = self.live[name]
+            more = self._pages_for(count) - len(standing.pages)
+            if more <= 0:  # the most frequent case: a round stays on its page
+                continue
             taken = {page for other in self.live.values() for page in other.pages}
             free = [page for page in self.capacity.pages if page not in taken]
-            more = max(self._pages_for(count) - len(standing.pages), 0)
             self.change(name, pages=(*standing.pages, *free[:more]))
 
     def change(self, name: str, **fields: object) -> None:

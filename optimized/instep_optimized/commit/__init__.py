@@ -1,11 +1,35 @@
-"""Commit strategies by name: a line here and a file beside it.
+"""Commit strategies by name, states and conv windows apart: a line here and a file beside it.
 
 Leaves out: their contents; see `base.py` for what a strategy is.
 """
 
 from __future__ import annotations
 
-from .base import Strategy
-from .snapshot import SNAPSHOT
+from instep_reference.contract.config import ModelConfig
 
-STRATEGIES: dict[str, Strategy] = {"snapshot": SNAPSHOT}
+from ..memory import Memory
+from ..memory.budget import Sizes
+from ..memory.pool import Demand
+from .base import Strategy
+from .columns import COLUMNS
+from .lazy_rerun import LAZY_RERUN
+from .pair import Commit
+from .rerun import RERUN
+from .snapshot import SNAPSHOT
+from .widened import WIDENED
+from .windows import WINDOWS
+
+STRATEGIES: dict[str, Strategy] = {
+    "snapshot": SNAPSHOT, "columns": COLUMNS, "rerun": RERUN, "lazy_rerun": LAZY_RERUN,
+}
+CONV_FORMS: dict[str, Strategy] = {"windows": WINDOWS, "widened": WIDENED}
+
+
+def demands(config: ModelConfig, sizes: Sizes, strategy: str, conv: str) -> tuple[Demand, ...]:
+    """The pools of a pair: states, conv windows, and what it keeps beside them."""
+    return CONV_FORMS[conv].demands(config, sizes) + STRATEGIES[strategy].demands(config, sizes)
+
+
+def make(config: ModelConfig, sizes: Sizes, memory: Memory, width: int, strategy: str, conv: str) -> Commit:
+    """A pair for windows of at most `width` tokens."""
+    return Commit(*(keeper.make(config, sizes, memory, width) for keeper in (CONV_FORMS[conv], STRATEGIES[strategy])))

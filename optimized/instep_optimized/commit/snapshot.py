@@ -5,6 +5,8 @@ Leaves out: tree windows. Traffic per layer and request: (T + 3) states; other s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from instep_reference.contract.config import ModelConfig
@@ -12,34 +14,19 @@ from instep_reference.contract.config import ModelConfig
 from ..batch import Batch, Group
 from ..layout import Address, Part
 from ..memory import Memory
-from ..memory.budget import Sizes, conv_window, of_kind, state_block
-from ..memory.pool import Demand, Pool
+from ..memory.budget import Component, Sizes, snapshots, units
+from ..memory.pool import Demand
 from ..ops.base import Ops
-from .base import DRAFT_KV, KV, Landing, Strategy, Table, printed
-
-MAY_CHANGE: Table = {
-    "prefill": {"conv": "slot", "state": "slot", **KV, **DRAFT_KV},
-    "verify": {"snapshot_conv": "row", "snapshot_state": "row", **KV},
-    "decode": {"conv": "slot", "state": "slot", **KV, **DRAFT_KV},
-    "draft": {**DRAFT_KV},
-    "commit": {"conv": "slot", "state": "slot", **DRAFT_KV},
-    "release": {
-        "conv": "slot", "state": "slot", "keys": "owned", "values": "owned",
-        "draft_keys": "owned", "draft_values": "owned",
-    },
-    "restore": {"conv": "slot", "state": "slot", **KV, **DRAFT_KV},
-}
+from .base import Held, Landing, Strategy, Table, printed
 
 
-def snapshot_demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
-    """A conv window and a state per position of the widest window, for as many rows as a batch can have: one per slot
-    that is ever handed out."""
-    layers, rows = of_kind(config, "gdn"), len(sizes.capacity.slots)
-    conv, state = (sizes.widest, *conv_window(config)), (sizes.widest, *state_block(config))
-    return (
-        Demand("snapshot_conv", "row", layers, rows, conv, sizes.types.conv),
-        Demand("snapshot_state", "row", layers, rows, state, sizes.types.state, transposed=sizes.transposed),
-    )
+def may_change(component: Component) -> Table:
+    """What each event may write, per component: the slot, or the snapshot row of a window."""
+    slot: Table = {deed: {component: "slot"} for deed in ("prefill", "decode", "commit", "release", "restore")}
+    return {**slot, "verify": {f"snapshot_{component}": "row"}}
+
+
+MAY_CHANGE = may_change("state")
 
 
 class Snapshot:
@@ -48,44 +35,56 @@ class Snapshot:
     Rows are packed by BATCH ROW of the verify forward; the commit's destination is a SLOT.
 
     Between verify and commit the slot still holds the state before the window: verify stores nothing there.
-    Positions from the window's length on are not written. What an event may change (units in brackets;
-    "written": the KV pages of the positions that it writes, of which rejected ones stay garbage):
+    Positions from the window's length on are not written. What an event may change (units in brackets):
 {printed(MAY_CHANGE)}
     """
 
+    component: Component = "state"
     may = MAY_CHANGE
 
-    def __init__(self, memory: Memory, width: int) -> None:
-        self._layers = memory.layers("state")
-        self._conv = {layer: _Pair.of(memory["conv"], memory["snapshot_conv"], layer, width) for layer in self._layers}
-        self._state = {
-            layer: _Pair.of(memory["state"], memory["snapshot_state"], layer, width) for layer in self._layers
+    def __init__(self, config: ModelConfig, sizes: Sizes, memory: Memory, width: int) -> None:
+        slots, rows = memory[self.component], memory[f"snapshot_{self.component}"]
+        self._pairs = {
+            layer: _Pair(slots.units(layer), rows.units(layer)[:, :width]) for layer in memory.layers(self.component)
         }
 
-    def conv(self, layer: int, batch: Batch) -> tuple[Part, ...]:
-        return tuple(self._conv[layer].part(group) for group in batch.groups)
+    @classmethod
+    def demands(cls, config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
+        return units(cls.component, config, sizes), snapshots(cls.component, config, sizes)
 
-    def state(self, layer: int, batch: Batch) -> tuple[Part, ...]:
-        return tuple(self._state[layer].part(group) for group in batch.groups)
+    def bind(self, ops: Ops, batch: Batch) -> Held:
+        return Held(lambda layer: tuple(self._pairs[layer].part(group) for group in batch.groups))
 
     def commit(self, ops: Ops, landing: Landing) -> None:
-        for layer in self._layers:
-            for pair in (self._conv[layer], self._state[layer]):
-                ops.move(
-                    source=Address(pair.snapshots, landing.rows, landing.nodes),
-                    target=Address(pair.slots, landing.slots),
-                )
+        for pair in self._pairs.values():
+            ops.move(
+                source=Address(pair.snapshots, landing.rows, landing.nodes),
+                target=Address(pair.slots, landing.slots),
+            )
+
+    def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
+        return {layer: taken(pair.slots[slot], length) for layer, pair in self._pairs.items()}
+
+    def restore(self, slot: int, length: int, units: Mapping[int, torch.Tensor]) -> None:
+        if length:
+            for layer, pair in self._pairs.items():
+                pair.slots[slot] = units[layer]
+
+    def claim(self, slot: int) -> None:
+        """There is nothing to write: no mark is kept, and a first chunk does not read its slot."""
+
+
+def taken(unit: torch.Tensor, length: int) -> torch.Tensor:
+    """A copy of a unit in logical order; zeros before the first token, whatever a slot holds by then."""
+    copy = unit.new_zeros(unit.shape)
+    return copy.copy_(unit) if length else copy
 
 
 class _Pair:
-    """One component of one layer: its slots, and its snapshots as far as the width goes."""
+    """One layer: its slots, and its snapshots as far as the width goes."""
 
     def __init__(self, slots: torch.Tensor, snapshots: torch.Tensor) -> None:
         self.slots, self.snapshots = slots, snapshots
-
-    @classmethod
-    def of(cls, slots: Pool, snapshots: Pool, layer: int, width: int) -> _Pair:
-        return cls(slots.units(layer), snapshots.units(layer)[:, :width])
 
     def part(self, group: Group) -> Part:
         """Verify keeps every position's state by row; prefill and decode store the last one in the slot."""
@@ -103,4 +102,4 @@ class _Pair:
         )
 
 
-SNAPSHOT = Strategy(snapshot_demands, Snapshot)
+SNAPSHOT = Strategy(Snapshot.demands, Snapshot)

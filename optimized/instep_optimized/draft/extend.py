@@ -1,49 +1,33 @@
-"""Draft extend: the draft head runs over positions that became committed, with the target's final hidden rows.
+"""What every draft extend ends in: tokens are picked behind the last rows, and kept on the board as proposals.
 
-Leaves out: chains (`round.py`). It runs whatever the step count is, so the draft KV never falls behind.
+Leaves out: the rows themselves (`mtp.py`), and what becomes of a pick beside that (the drafters).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 
-from ..batch import Span, begins_of, ints, pack
-from ..memory import Memory
+from ..memory.board import Board
 from ..ops.base import Ops
-from ..request import Request
-from .base import Drafter
-
-STAGE = "extend"
+from .base import Asked
+from .mtp import MtpLayer
 
 
-@dataclass(frozen=True)
-class Advance:
-    """Rows `before` .. of a request: tokens [count] one place further on, hidden [count, D] the target's."""
-
-    request: Request
-    before: int
-    tokens: torch.Tensor
-    hidden: torch.Tensor
+def stage_of(layer: int) -> str:
+    """The stage in which an MTP layer runs its extend; the first one's is the draft extend itself."""
+    return f"extend.{layer}" if layer else "extend"
 
 
-def extend(ops: Ops, drafter: Drafter, memory: Memory, advances: Sequence[Advance]) -> None:
-    """Write the draft KV of these rows; where the root is known, the last row already proposes draft 1."""
-    if not advances:
-        return
-    spans = [Span(advance.request.name, "draft", advance.tokens, advance.before) for advance in advances]
-    y = drafter.rows(ops, torch.cat([advance.hidden for advance in advances]), pack(spans, memory), STAGE)
-    rooted = [
-        (advance.request, begin + span.count - 1)
-        for advance, span, begin in zip(advances, spans, begins_of(spans), strict=True)
-        if advance.request.root is not None
-    ]
-    if not rooted:
-        return
-    last = ops.select(x=y, index=ints([row for _, row in rooted], y.device))
-    picks = drafter.pick(ops, last, STAGE)
-    for number, (request, _) in enumerate(rooted):
-        request.proposal = picks[number : number + 1]
-        request.proposal_hidden = last[number : number + 1]
+def propose(ops: Ops, board: Board, layer: MtpLayer, number: int, y: torch.Tensor, asked: Asked) -> torch.Tensor:
+    """y [N, D] of MTP layer `number` -> its picks [M], which are draft `number` + 1 of everyone whose root is known.
+
+    The first layer's y behind it is kept too.
+    """
+    if not len(asked.last):
+        return asked.last
+    rows = ops.select(x=y, index=asked.last)
+    picks = layer.pick(ops, rows, stage_of(number))
+    ops.store_rows(rows=picks, pool=board.proposals[:, number : number + 1], locations=asked.slots)
+    if not number:
+        ops.store_rows(rows=rows, pool=board.proposed[:, None], locations=asked.slots)
+    return picks

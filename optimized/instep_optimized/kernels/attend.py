@@ -15,6 +15,7 @@ import triton.language as tl
 from instep_reference.contract.place import Place
 
 from ..layout import Pages
+from .dot import dot
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
 SMALLEST_DOT = 16
@@ -28,21 +29,33 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
 
     Scores and sums in fp32 (fp32 inputs: products too, `ieee`); probabilities are cast to the values' dtype.
     """
+    group, size = query.shape[1] // pages.keys.shape[2], query.element_size()
+    most = tile(QUERIES.get(size, 32), 128)
+    queries = max(SMALLEST_DOT, min(power_of_2(pages.most * group), most))
+    return read(query, pages, queries, tile(POSITIONS.get(size, 32), 128), WARPS, STAGES, alone=False)
+
+
+def read(
+    query: torch.Tensor, pages: Pages, queries: int, positions: int, warps: int, stages: int, *, alone: bool
+) -> torch.Tensor:
+    """Attention with tiles of `queries` rows (tokens times grouped heads) and `positions` positions from position 0.
+
+    alone: a row's bits are its own, whatever rows share its tile (`invariant/attend.py`).
+    """
     assert query.stride(2) == pages.keys.stride(3) == pages.values.stride(3) == 1, "heads are contiguous"
     heads, width = query.shape[1:]
     kv_heads, page_size = pages.keys.shape[2], pages.keys.shape[1]
-    group, size = heads // kv_heads, query.element_size()
+    group = heads // kv_heads
+    queries = max(queries, power_of_2(group))
     attended = torch.zeros_like(query, memory_format=torch.contiguous_format)
-    most = tile(QUERIES.get(size, 32), 128)
-    queries = max(SMALLEST_DOT, power_of_2(group), min(power_of_2(pages.most * group), most))
     launch(
         _attend, (ceil_div(pages.most, queries // group), kv_heads, pages.begin.numel()),
         query, query.stride(0), query.stride(1), attended, attended.stride(0), attended.stride(1),
         pages.keys, *pages.keys.stride()[:3], pages.values, *pages.values.stride()[:3],
         pages.table, pages.table.stride(0), pages.begin, pages.count, pages.before,
         page_size, group, queries // group, width, width**-0.5,
-        MT=queries, NT=tile(POSITIONS.get(size, 32), 128), DT=max(power_of_2(width), SMALLEST_DOT), WIDEN=INTERPRETED,
-        warps=WARPS, stages=STAGES,
+        MT=queries, NT=positions, DT=max(power_of_2(width), SMALLEST_DOT), WIDEN=INTERPRETED,
+        ALONE=alone, ORDERED=alone and INTERPRETED, warps=warps, stages=stages,
     )  # fmt: skip
     return attended
 
@@ -53,10 +66,12 @@ def _attend(
     keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
     table, table_row, begin, count, before, page_size, group, tokens, width, scale,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
+    ALONE: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """`tokens` rows of one request for the `group` query heads of one KV head. Grid (row tiles, KV heads, B).
 
-    WIDEN: operands of products are widened to fp32, exactly; the interpreter multiplies the bit patterns of bf16.
+    WIDEN, ORDERED: see `dot`. ALONE: a step that lies behind a row's last position, and is there for the sake of
+    later rows, leaves the row as it is, whatever those positions hold.
     """
     request, kv_head = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, rows = tl.program_id(0).to(tl.int64) * tokens, tl.load(count + request)
@@ -85,7 +100,7 @@ def _attend(
             keys + (page * keys_page + entry * keys_entry + kv_head * keys_head)[:, None] + d[None, :],
             mask=there, other=0.0,
         )  # fmt: skip
-        score = dot(queries, tl.trans(key), WIDEN) * scale
+        score = dot(queries, tl.trans(key), WIDEN, ORDERED) * scale
         score = tl.where(mapped[None, :] & (at[None, :] <= last[:, None]), score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, axis=1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep -inf - -inf out
@@ -95,20 +110,17 @@ def _attend(
             values + (page * values_page + entry * values_entry + kv_head * values_head)[:, None] + d[None, :],
             mask=there, other=0.0,
         )  # fmt: skip
-        mean = mean * kept[:, None] + dot(weight.to(value.dtype), value, WIDEN)
-        total = total * kept + tl.sum(weight, axis=1)
-        best = higher
+        new_mean = mean * kept[:, None] + dot(weight.to(value.dtype), value, WIDEN, ORDERED)
+        new_total = total * kept + tl.sum(weight, axis=1)
+        if ALONE:
+            reached = start <= last
+            mean = tl.where(reached[:, None], new_mean, mean)
+            total, best = tl.where(reached, new_total, total), tl.where(reached, higher, best)
+        else:
+            mean, total, best = new_mean, new_total, higher
 
     mean = mean / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(
         attended + (row * attended_row + head * attended_head)[:, None] + d[None, :],
         mean.to(attended.dtype.element_ty), mask=inside,
     )  # fmt: skip
-
-
-@triton.jit
-def dot(x, y, WIDEN: tl.constexpr):
-    """x y, accumulated in fp32; fp32 operands are not rounded."""
-    if WIDEN:
-        x, y = x.to(tl.float32), y.to(tl.float32)
-    return tl.dot(x, y, input_precision="ieee")

@@ -1,4 +1,4 @@
-"""The gated delta rule for one token: the one device function that decode, verify and later re-runs share.
+"""The gated delta rule for one token: the one device function that decode, verify, re-runs and folds share.
 
 Leaves out: where states come from and go to (`window.py`), and chunks (`chunk.py`).
 """
@@ -13,20 +13,25 @@ import triton.language as tl
 
 
 @triton.jit
-def step(state, q, k, v, decay, beta):
-    """One token on a tile of V rows of one head's memory.
+def absorb(state, k, v, log_decay, beta):
+    """One token into a tile of V rows of one head's memory.
 
-        S <- decay S;   u = beta (v - S k);   S <- S + u k^T;   o = S q        (S here is [V, K])
+        S <- exp(log_decay) S;   u = beta (v - S k);   S <- S + u k^T        (S here is [V, K])
 
-    Shapes:  state [VT, KT] fp32; q, k [KT]; v [VT]; decay, beta scalars; padding of K and V is zero.
-             -> state, o [VT]
-    Units:   decay = exp(log_decay) within [0, 1]; q already scaled.
+    Shapes:  state [VT, KT] fp32; k [KT]; v [VT]; log_decay, beta scalars; padding of K and V is zero.  -> state
+    Units:   log_decay in nats, at most 0.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form, V first: rows of V never meet, so a program
              may own any number of them. Differs: the update is one fused multiply-add, said explicitly, and the
              decay is multiplied in before anything is read (carrying it aside would round differently).
     """
-    state = state * decay
+    state = state * tl.exp(log_decay)
     recalled = tl.sum(state * k[None, :], axis=1)
     update = beta * (v - recalled)
-    state = tl.fma(tl.broadcast_to(update[:, None], state.shape), tl.broadcast_to(k[None, :], state.shape), state)
+    return tl.fma(tl.broadcast_to(update[:, None], state.shape), tl.broadcast_to(k[None, :], state.shape), state)
+
+
+@triton.jit
+def step(state, q, k, v, log_decay, beta):
+    """`absorb`, then what the memory answers to q [KT] (already scaled): o = S q.  -> state, o [VT]"""
+    state = absorb(state, k, v, log_decay, beta)
     return state, tl.sum(state * q[None, :], axis=1)

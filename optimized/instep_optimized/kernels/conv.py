@@ -32,11 +32,12 @@ def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: 
     columns = min(power_of_2(channels), tile(CHANNELS, 512))
     for part in parts:
         rows = min(power_of_2(part.most), tile(ROWS, 64))
+        each, each_units, _, *each_steps = flat(part.each, 2, part.read)  # row t is its column
         launch(
             _conv, (ceil_div(part.most, rows), ceil_div(channels, columns), part.begin.numel()),
             x, x.stride(0), mixed, mixed.stride(0), weight, weight.stride(0), part.begin, part.count, part.fresh,
             *flat(part.read, 2, part.read), *flat(part.store, 2, part.read), given(part.store),
-            *flat(part.each, 2, part.read), given(part.each), channels,
+            each, each_units, *each_steps, given(part.each), channels,
             W=width, WT=power_of_2(width), RT=rows, CT=columns,
         )  # fmt: skip
     return mixed
@@ -47,7 +48,7 @@ def _conv(
     x, x_row, mixed, mixed_row, weight, weight_row, begin, count, fresh,
     read, read_units, read_columns, read_unit, read_column, read_c, read_w,
     store, store_units, store_columns, store_unit, store_column, store_c, store_w, has_store,
-    each, each_units, each_columns, each_unit, each_column, each_c, each_w, has_each,
+    each, each_units, each_unit, each_column, each_c, each_w, has_each,
     channels,
     W: tl.constexpr, WT: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip

@@ -8,19 +8,38 @@ Leaves out: grouping rows by expert (a prefill reads an expert's weights once pe
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import triton
 import triton.language as tl
 
 from instep_reference.contract.place import Place
 
-from ..ops.base import ExpertWeights
+from ..ops.base import ExpertWeights, LmHead, Mlp
 from . import products
 from .runtime import ceil_div, launch, power_of_2, tile
 
 
+class Dense(Protocol):
+    """Whose products serve the shared expert; a module of kernels is one."""
+
+    @property
+    def mlp(self) -> Mlp: ...
+    @property
+    def lm_head(self) -> LmHead: ...
+
+
 def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
     """`Moe` of the seam: router, softmax and all products in fp32, one cast at the end; no host reads."""
+    return mix(x, weights, top_k, norm_topk, products, to)
+
+
+def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, dense: Dense, to: Place) -> torch.Tensor:
+    """Route every row, run its experts, add the shared expert, whose products are `dense.mlp` and `dense.lm_head`.
+
+    Every program here serves one row with tiles that only the weights size: what is a row's own but for `dense`.
+    """
     rows, width = x.shape
     experts, inner = weights.router.shape[0], weights.down.shape[2]
     chosen = x.new_empty(rows, top_k, dtype=torch.int64)
@@ -35,7 +54,7 @@ def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool,
         _up, (ceil_div(inner, tall), top_k, rows), x, x.stride(0), weights.gate_up, *weights.gate_up.stride(),
         chosen, middle, inner, width, IT=tall, DT=wide,
     )  # fmt: skip
-    shared, opening = _shared(x, weights, to)
+    shared, opening = _shared(x, weights, dense, to)
     out = x.new_empty(rows, width)
     tall, wide = min(power_of_2(width), tile(16, 128)), min(power_of_2(inner), tile(256, 512))
     launch(
@@ -45,12 +64,12 @@ def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool,
     return out
 
 
-def _shared(x: torch.Tensor, weights: ExpertWeights, to: Place) -> tuple[torch.Tensor, torch.Tensor]:
+def _shared(x: torch.Tensor, weights: ExpertWeights, dense: Dense, to: Place) -> tuple[torch.Tensor, torch.Tensor]:
     """The shared expert's rows and the logit of its gate; without one, stand-ins that are not read."""
     if weights.shared_gate_up is None or weights.shared_down is None or weights.shared_gate is None:
         return x, x
-    rows = products.mlp(x=x, gate_up=weights.shared_gate_up, down=weights.shared_down, to=to)
-    return rows, products.lm_head(x=x, weight=weights.shared_gate, to=to)
+    rows = dense.mlp(x=x, gate_up=weights.shared_gate_up, down=weights.shared_down, to=to)
+    return rows, dense.lm_head(x=x, weight=weights.shared_gate, to=to)
 
 
 @triton.jit
@@ -74,12 +93,13 @@ def _route(
     left, total = tl.where(e < experts, likely, -1.0), 0.0
     for i in tl.static_range(TOP):
         most = tl.max(left, axis=0)
-        expert = tl.min(tl.where(left == most, e, ET), axis=0)
+        expert = tl.minimum(tl.min(tl.where(left == most, e, ET), axis=0), experts - 1)  # a row of NaN has no most
         tl.store(chosen + row * TOP + i, expert.to(tl.int64))
         tl.store(share + row * TOP + i, most)
         left = tl.where(e == expert, -1.0, left)
         total += most
     if NORM:
+        tl.debug_barrier()  # the choices are read again by other warps than the one that wrote them
         i, left = tl.arange(0, ET), tl.where((left < 0.0) & (e < experts), likely / total, 0.0)
         for n in tl.static_range(TOP):
             tl.store(share + row * TOP + n, tl.sum(tl.where(i == tl.load(chosen + row * TOP + n), left, 0.0), axis=0))

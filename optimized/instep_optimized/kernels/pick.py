@@ -30,17 +30,22 @@ def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:
     return picked
 
 
-def accept(*, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor) -> Acceptance:
+def accept(
+    *, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor, forced_correct: torch.Tensor,
+    forced_bonus: torch.Tensor,
+) -> Acceptance:
     """`Accept` of the seam: a draft is right while each one before it was, and it equals the pick one place before."""
+    assert count.is_contiguous(), "the windows' lengths are contiguous"
     requests, width = window.shape
-    correct, lens, last, bonus = (window.new_empty(requests) for _ in range(4))
-    index = window.new_empty(requests, width)
+    correct, lens, last, bonus, own, own_bonus = (window.new_empty(requests) for _ in range(6))
+    index, tokens = (window.new_empty(requests, width) for _ in range(2))
     tall = tile(16, 16)
     launch(
         _accept, (ceil_div(requests, tall),), window, *window.stride(), picks, *picks.stride(), count,
-        correct, lens, index, last, bonus, requests, width, RT=tall, CT=power_of_2(width),
+        forced_correct, forced_correct.stride(0), forced_bonus, forced_bonus.stride(0),
+        correct, lens, index, last, bonus, own, own_bonus, tokens, requests, width, RT=tall, CT=power_of_2(width),
     )  # fmt: skip
-    return Acceptance(correct, lens, index, last, bonus)
+    return Acceptance(correct, lens, index, last, bonus, own, own_bonus, tokens)
 
 
 @triton.jit
@@ -65,24 +70,38 @@ def _pick(logits, logits_row, picked, rows, width, RT: tl.constexpr, CT: tl.cons
 @triton.jit
 def _accept(
     window, window_row, window_column, picks, picks_row, picks_column, count,
-    correct, lens, index, last, bonus, requests, width,
+    forced_correct, correct_step, forced_bonus, bonus_step,
+    correct, lens, index, last, bonus, own, own_bonus, tokens, requests, width,
     RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
+    """RT requests. Grid (request tiles)."""
     request, t = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
     live = request < requests
     nodes = tl.load(count + request, mask=live, other=0)
-    drafted = live[:, None] & (t >= 1)[None, :] & (t[None, :] < nodes[:, None])
-    draft = tl.load(window + request[:, None] * window_row + t[None, :] * window_column, mask=drafted, other=0)
-    before = picks + request[:, None] * picks_row + (t - 1)[None, :] * picks_column
-    right = drafted & (draft == tl.load(before, mask=drafted, other=0))
-    wrong = tl.where(right | (t == 0)[None, :], CT, t[None, :])
-    correct_drafts = tl.maximum(tl.minimum(tl.min(wrong, axis=1), nodes.to(tl.int32)) - 1, 0).to(tl.int64)
     busy = live & (nodes > 0)
-    tl.store(correct + request, correct_drafts, mask=live)
-    tl.store(lens + request, tl.where(busy, correct_drafts + 1, 0), mask=live)
-    tl.store(last + request, correct_drafts, mask=live)
-    said = tl.load(picks + request * picks_row + correct_drafts * picks_column, mask=busy, other=0)
-    tl.store(bonus + request, said, mask=live)
-    on_path = busy[:, None] & (t[None, :] <= correct_drafts[:, None])
-    path = tl.where(on_path, t[None, :], -1).to(tl.int64)
-    tl.store(index + request[:, None] * width + t[None, :], path, mask=live[:, None] & (t < width)[None, :])
+    drafts = window + request[:, None] * window_row
+    said = picks + request * picks_row
+    drafted = live[:, None] & (t >= 1)[None, :] & (t[None, :] < nodes[:, None])
+    draft = tl.load(drafts + t[None, :] * window_column, mask=drafted, other=0)
+    before = tl.load(said[:, None] + (t - 1)[None, :] * picks_column, mask=drafted, other=0)
+    wrong = tl.where((drafted & (draft == before)) | (t == 0)[None, :], CT, t[None, :])
+    most = tl.maximum(nodes - 1, 0)
+    ours = tl.minimum(tl.maximum(tl.min(wrong, axis=1).to(tl.int64) - 1, 0), most)
+    tl.store(own + request, ours, mask=live)
+    tl.store(own_bonus + request, tl.load(said + ours * picks_column, mask=busy, other=0), mask=live)
+    forced = tl.load(forced_correct + request * correct_step, mask=live, other=-1)
+    in_force = tl.where(forced >= 0, tl.minimum(forced, most), ours)
+    tl.store(correct + request, in_force, mask=live)
+    tl.store(last + request, in_force, mask=live)
+    tl.store(lens + request, tl.where(busy, in_force + 1, 0), mask=live)
+    named = tl.load(forced_bonus + request * bonus_step, mask=live, other=-1)
+    reached = tl.load(said + in_force * picks_column, mask=busy, other=0)
+    root = tl.where(busy, tl.where(named >= 0, named, reached), 0)
+    tl.store(bonus + request, root, mask=live)
+    on_path = busy[:, None] & (t[None, :] <= in_force[:, None])
+    accepted = busy[:, None] & (t[None, :] < in_force[:, None])
+    inside = live[:, None] & (t < width)[None, :]
+    at = request[:, None] * width + t[None, :]
+    tl.store(index + at, tl.where(on_path, t[None, :], -1).to(tl.int64), mask=inside)
+    taken = tl.load(drafts + (t + 1)[None, :] * window_column, mask=accepted, other=0)
+    tl.store(tokens + at, tl.where(on_path & (t[None, :] == in_force[:, None]), root[:, None], taken), mask=inside)

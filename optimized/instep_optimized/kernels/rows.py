@@ -18,6 +18,7 @@ from .move import BITS
 from .runtime import ceil_div, launch, power_of_2, tile
 
 COLUMNS = 1024  # per program
+AXES = 2  # of a stored row, at most: [kv_heads, head_dim]
 
 
 def select(*, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -43,13 +44,13 @@ def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
 
 
 def store_rows(*, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor) -> None:
-    """`StoreRows` of the seam: rows [N, kv_heads, head_dim] into pool [pages, page_size, kv_heads, head_dim]."""
-    assert rows.dtype == pool.dtype and rows.stride(2) == pool.stride(3) == 1, "equal dtypes, contiguous entries"
-    heads, width = rows.shape[1:]
+    """`StoreRows` of the seam: rows [N, ...] into pool [pages, page_size, ...], up to two axes behind."""
+    assert rows.dtype == pool.dtype and rows.shape[1:] == pool.shape[2:], "equal dtypes, equal rows"
     bits = BITS[rows.element_size()]
+    here, there = (x.view(bits)[(..., *[None] * (AXES - len(rows.shape[1:])))] for x in (rows, pool))
     _launch(
-        _scatter, rows.shape[0], heads * width, rows.view(bits), rows.stride(0), rows.stride(1), locations,
-        pool.view(bits), pool.stride(0), pool.stride(1), pool.stride(2), pool.shape[1], width,
+        _scatter, rows.shape[0], here.shape[1] * here.shape[2], here, *here.stride(), locations,
+        there, *there.stride(), there.shape[1], here.shape[2],
     )  # fmt: skip
 
 
@@ -85,14 +86,14 @@ def _copy(x, x_row, out, out_row, rows, width, RT: tl.constexpr, CT: tl.constexp
 
 @triton.jit
 def _scatter(
-    x, x_row, x_head, locations, pool, pool_page, pool_entry, pool_head, page_size, width_of_head,
-    rows, width, RT: tl.constexpr, CT: tl.constexpr,
+    x, x_row, x_head, x_inner, locations, pool, pool_page, pool_entry, pool_head, pool_inner,
+    page_size, width_of_head, rows, width, RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.program_id(1) * CT + tl.arange(0, CT)
     head, inner = at // width_of_head, at % width_of_head
     place = tl.load(locations + row, mask=row < rows, other=-1)
     inside = (place >= 0)[:, None] & (at < width)[None, :]
-    bits = tl.load(x + row[:, None] * x_row + (head * x_head + inner)[None, :], mask=inside)
+    bits = tl.load(x + row[:, None] * x_row + (head * x_head + inner * x_inner)[None, :], mask=inside)
     entry = (place // page_size) * pool_page + (place % page_size) * pool_entry
-    tl.store(pool + entry[:, None] + (head * pool_head + inner)[None, :], bits, mask=inside)
+    tl.store(pool + entry[:, None] + (head * pool_head + inner * pool_inner)[None, :], bits, mask=inside)

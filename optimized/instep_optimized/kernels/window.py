@@ -1,4 +1,4 @@
-"""The gated delta rule token by token: decode and verify, one kernel, snapshots per position where asked.
+"""The gated delta rule token by token: kept tokens run again, then decode or verify rows, one kernel for all.
 
 Leaves out: prefill chunks (`chunk.py`) and the choice of addresses (the commit strategy's).
 """
@@ -17,7 +17,7 @@ import triton.language as tl
 from ..layout import Part
 from ..ops.base import GdnInputs
 from .address import flat, given
-from .body import step
+from .body import absorb, step
 from .runtime import ceil_div, launch, power_of_2, tile
 
 VALUE_ROWS = 8  # rows of V per program on a GPU (LOG.md): the occupancy knob, pinned because bits depend on it
@@ -25,13 +25,15 @@ WARPS = 2
 
 
 def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
-    """Run one part's rows through their states; write `core` [N, HV, V] and the memory that the part names.
+    """Run one part's kept tokens and rows through their states; write `core` [N, HV, V] and what the part names.
 
     Every part runs the same compiled code: absent addresses and counts are run-time values, so a window of T
-    tokens gives the bits of T one-token decodes (fp32 state; a narrower one is rounded where it is stored).
+    tokens, or T tokens run again, give the bits of T one-token decodes (fp32 state; a narrower one is rounded
+    where it is stored, and once between what is run again and row 0).
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     rows = min(power_of_2(values), tile(VALUE_ROWS, 64))
+    each, each_units, _, *each_steps = flat(part.each, 3, part.read)  # row t is its column
     launch(
         _window,
         (ceil_div(values, rows), heads, part.begin.numel()),
@@ -39,7 +41,9 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         part.begin, part.count, part.fresh,
         *flat(part.read, 3, part.read),
         *flat(part.store, 3, part.read), given(part.store),
-        *flat(part.each, 3, part.read), given(part.each),
+        *flat(part.settled, 3, part.read), given(part.settled),
+        each, each_units, *each_steps, given(part.each),
+        *_ring(inputs, part),
         values, keys, heads // inputs.k.shape[1],
         VT=rows, KT=power_of_2(keys), warps=WARPS,
     )  # fmt: skip
@@ -54,52 +58,113 @@ def _rows(inputs: GdnInputs, core: torch.Tensor) -> tuple[Any, ...]:
     return tuple(flattened)
 
 
-@triton.jit(do_not_specialize=["has_store", "has_each"])
+def _ring(inputs: GdnInputs, part: Part) -> tuple[Any, ...]:
+    """k, v, log_decay, beta as (pool, unit step, entry step, head step); units, begin, pending, keep; sizes; a flag.
+
+    Where there is none, the rows stand in for it with their own steps, so that the kernel compiles to the same code.
+    """
+    ring = part.ring
+    if ring is None:
+        pools = tuple(y for x in inputs[1:] for y in (x, 0, x.stride(0), x.stride(1)))
+        return (*pools, *(4 * (part.count,)), 1, 1, 0)
+    flattened: list[Any] = []
+    for pool in (ring.k, ring.v, ring.log_decay, ring.beta):
+        assert pool.dim() == 3 or pool.stride(3) == 1, "entries have a contiguous last axis"
+        flattened += [pool, *pool.stride()[:3]]
+    return (*flattened, ring.units, ring.begin, ring.pending, ring.keep, ring.size, ring.v.shape[1], 1)
+
+
+@triton.jit(do_not_specialize=["has_store", "has_settled", "has_each", "ring_size", "ring_v_size", "has_ring"])
 def _window(
     q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, core, core_row, core_head,
     begin, count, fresh,
     read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
     store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
-    each, each_units, each_columns, each_unit, each_column, each_h, each_k, each_v, has_each,
+    settled, settled_units, settled_columns, settled_unit, settled_column, settled_h, settled_k, settled_v, has_settled,
+    each, each_units, each_unit, each_column, each_h, each_k, each_v, has_each,
+    ring_k, ring_k_unit, ring_k_entry, ring_k_head, ring_v, ring_v_unit, ring_v_entry, ring_v_head,
+    ring_decay, ring_decay_unit, ring_decay_entry, ring_decay_head,
+    ring_beta, ring_beta_unit, ring_beta_entry, ring_beta_head,
+    ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_v_size, has_ring,
     V, K, group,
     VT: tl.constexpr, KT: tl.constexpr,
 ):  # fmt: skip
-    """One program: one request, one value head, VT rows of V. Grid (V tiles, HV, B)."""
-    request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
+    """One program: one request, one value head, VT rows of V. Grid (V tiles, HV, B).
+
+    Programs share what they read of the ring, and none waits for another: each entry is written by one of them,
+    and by contract never while it is pending; v is each program's own.
+    """
+    request, stripe, head = tl.program_id(2), tl.program_id(0), tl.program_id(1).to(tl.int64)
     unit, rows = tl.load(read_units + request), tl.load(count + request)
-    if (unit < 0) | (rows <= 0):
+    known = tl.load(fresh + request) == 0
+    kept_by = tl.where(has_ring != 0, tl.load(ring_units + request), -1)
+    asked = tl.minimum(tl.maximum(tl.load(ring_pending + request), 0), ring_size)
+    pending = tl.where(known & (kept_by >= 0), asked, 0)
+    if (unit < 0) | ((rows <= 0) & (pending <= 0)):
         return  # core is zero there already
-    at_v = tl.program_id(0) * VT + tl.arange(0, VT)
+    at_v = stripe * VT + tl.arange(0, VT)
     at_k = tl.arange(0, KT)
-    in_v, in_k = at_v < V, at_k < K
+    in_v, in_k, key_head = at_v < V, at_k < K, head // group
 
     # A condition on the whole tile is a bound of 0 on its rows: nothing is below it.
-    remembers = (at_v < tl.where(tl.load(fresh + request) == 0, V, 0))[:, None] & in_k[None, :]
+    remembers = (at_v < tl.where(known, V, 0))[:, None] & in_k[None, :]
     source = read + unit * read_unit + tl.load(read_columns + request) * read_column + head * read_h
     state = tl.load(source + at_v[:, None] * read_v + at_k[None, :] * read_k, mask=remembers, other=0.0).to(tl.float32)
-    tl.debug_barrier()  # whatever is stored below may be what another warp reads here
 
-    kept_unit = tl.load(each_units + request)
-    keeps = (at_v < tl.where((has_each != 0) & (kept_unit >= 0), V, 0))[:, None] & in_k[None, :]
-    kept = each + kept_unit * each_unit + head * each_h + at_v[:, None] * each_v + at_k[None, :] * each_k
+    kept_k = ring_k + kept_by * ring_k_unit + key_head * ring_k_head + at_k
+    kept_v = ring_v + kept_by * ring_v_unit + head * ring_v_head + at_v
+    kept_decay = ring_decay + kept_by * ring_decay_unit + head * ring_decay_head
+    kept_beta = ring_beta + kept_by * ring_beta_unit + head * ring_beta_head
+    entry = tl.load(ring_begin + request)
+    for _age in range(pending):
+        state = absorb(
+            state,
+            tl.load(kept_k + entry * ring_k_entry, mask=in_k, other=0.0),
+            tl.load(kept_v + (entry % ring_v_size) * ring_v_entry, mask=in_v, other=0.0),
+            tl.load(kept_decay + entry * ring_decay_entry),
+            tl.load(kept_beta + entry * ring_beta_entry),
+        )
+        entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
+    state = state.to(read.dtype.element_ty).to(tl.float32)  # as a store and a load would
+    tl.debug_barrier()  # whatever is stored below may be what another warp reads above
+
+    goal = tl.load(settled_units + request)
+    if (has_settled != 0) & (goal >= 0):
+        target = settled + goal * settled_unit + tl.load(settled_columns + request) * settled_column + head * settled_h
+        target += at_v[:, None] * settled_v + at_k[None, :] * settled_k
+        tl.store(target, state.to(settled.dtype.element_ty), mask=in_v[:, None] & in_k[None, :])
+
+    each_to = tl.load(each_units + request)
+    aside = (at_v < tl.where((has_each != 0) & (each_to >= 0), V, 0))[:, None] & in_k[None, :]
+    column = each + each_to * each_unit + head * each_h + at_v[:, None] * each_v + at_k[None, :] * each_k
+    # v is kept by every stripe, the gates by the first one, k by the first one of the key head's first value head.
+    entry = tl.load(ring_keep + request)
+    keeps = (kept_by >= 0) & (entry >= 0)
+    keeps_k = at_k < tl.where((stripe == 0) & (head % group == 0), K, 0)
 
     row = tl.load(begin + request)
-    key_head = head // group
     for t in range(rows):
-        state, out = step(
-            state,
-            tl.load(q + row * q_row + key_head * q_head + at_k, mask=in_k, other=0.0),
-            tl.load(k + row * k_row + key_head * k_head + at_k, mask=in_k, other=0.0),
-            tl.load(v + row * v_row + head * v_head + at_v, mask=in_v, other=0.0),
-            tl.exp(tl.load(log_decay + row * log_decay_row + head * log_decay_head)),
-            tl.load(beta + row * beta_row + head * beta_head),
-        )
+        key = tl.load(k + row * k_row + key_head * k_head + at_k, mask=in_k, other=0.0)
+        value = tl.load(v + row * v_row + head * v_head + at_v, mask=in_v, other=0.0)
+        decay = tl.load(log_decay + row * log_decay_row + head * log_decay_head)
+        write = tl.load(beta + row * beta_row + head * beta_head)
+        query = tl.load(q + row * q_row + key_head * q_head + at_k, mask=in_k, other=0.0)
+        state, out = step(state, query, key, value, decay, write)
         tl.store(core + row * core_row + head * core_head + at_v, out.to(core.dtype.element_ty), mask=in_v)
-        tl.store(kept + t * each_column, state.to(each.dtype.element_ty), mask=keeps)
+        tl.store(column + t * each_column, state.to(each.dtype.element_ty), mask=aside)
+        if keeps:
+            tl.store(kept_k + entry * ring_k_entry, key.to(ring_k.dtype.element_ty), mask=keeps_k)
+            entry_v = entry % ring_v_size
+            tl.store(kept_v + entry_v * ring_v_entry, value.to(ring_v.dtype.element_ty), mask=in_v)
+            tl.store(kept_decay + entry * ring_decay_entry, decay.to(ring_decay.dtype.element_ty), mask=stripe == 0)
+            tl.store(kept_beta + entry * ring_beta_entry, write.to(ring_beta.dtype.element_ty), mask=stripe == 0)
+        entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
         row += 1
 
+    tl.debug_barrier()  # `settled` and `store` may be the same memory
     goal = tl.load(store_units + request)
     target = store + goal * store_unit + tl.load(store_columns + request) * store_column + head * store_h
     stays = (at_v < tl.where((has_store != 0) & (goal >= 0), V, 0))[:, None] & in_k[None, :]
-    tl.store(target + at_v[:, None] * store_v + at_k[None, :] * store_k, state.to(store.dtype.element_ty), mask=stays)
+    target += at_v[:, None] * store_v + at_k[None, :] * store_k
+    tl.store(target, state.to(store.dtype.element_ty), mask=stays)

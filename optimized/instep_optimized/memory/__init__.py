@@ -5,10 +5,13 @@ Leaves out: what an event writes where (`commit/`) and the copies that are kept 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from instep_reference.contract.engine import Capacity, Region
 
+from .board import Board
 from .pages import PageTable
 from .pool import Demand, Pool
 from .slots import Slots
@@ -25,6 +28,9 @@ class Memory:
         self.pools = {d.name: Pool(d, guarded=guarded, poison=poison, device=device) for d in wanted}
         self.slots = Slots(capacity.slots)
         self.pages = PageTable(capacity.pages, capacity.page_size)
+        self.board = Board.of(self.pools)
+        # For rows that are never their request's first: all that a graph may hold of it.
+        self.none_fresh = torch.zeros(len(capacity.slots), dtype=torch.bool, device=device)
 
     def __getitem__(self, name: str) -> Pool:
         return self.pools[name]
@@ -37,7 +43,13 @@ class Memory:
         """A slot, and pages for that many positions; where either is missing, raise and change nothing."""
         self.slots.first()
         self.pages.grow([(request, positions)])
-        self.slots.take(request)
+        self.board.enter(self.slots.take(request), positions, self.pages.of(request))
+
+    def grow(self, wants: Sequence[tuple[str, int]]) -> None:
+        """Make room for that many positions of each request, or raise and change nothing; the board is told."""
+        self.board.map([
+            (self.slots.of(request), number, page) for request, number, page in self.pages.grow(wants)
+        ])
 
     def release(self, request: str) -> None:
         """Slot and pages are free again, and poisoned: nobody may build on what they held."""

@@ -1,12 +1,14 @@
 """The memory budget: what every pool must hold, in bytes, and what fits.
 
-Leaves out: allocation (`pool.py`), and what a commit strategy needs beside it (`commit/`). Pools are made from these
+Leaves out: allocation (`pool.py`), and which of these a commit strategy asks for (`commit/`). Pools are made from these
 very demands, so a budget and its pools cannot disagree about the widest window: both take it from `widest`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -16,8 +18,12 @@ from instep_reference.contract.errors import BadInput
 
 from ..layout import StateLayout
 from ..ops.base import Types
+from .board import LAYER, NAMES
 from .pool import Demand
 from .slots import check_order
+
+Component = Literal["conv", "state"]  # what a GDN layer keeps of a request
+RING = "ring_"  # begins the name of every ring pool
 
 
 @dataclass(frozen=True)
@@ -46,38 +52,96 @@ def check_room(capacity: Capacity, widest: int) -> None:
 
 
 def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
-    """What every strategy has: the slots' conv windows and states, and KV pages of target and draft layers."""
-    capacity, types = sizes.capacity, sizes.types
-    slots, pages = max(capacity.slots) + 1, max(capacity.pages) + 1
-    gdn, attention = of_kind(config, "gdn"), of_kind(config, "attention")
-    kept = [
-        Demand("conv", "slot", gdn, slots, conv_window(config), types.conv),
-        Demand("state", "slot", gdn, slots, state_block(config), types.state, transposed=sizes.transposed),
-        *_kv("", config, attention, capacity.page_size, pages, types.kv),
-    ]
+    """What every engine has, whatever the strategy: KV pages of target and draft layers, and the board."""
+    capacity, pages = sizes.capacity, max(sizes.capacity.pages) + 1
+    kept = _kv("", config, of_kind(config, "attention"), capacity.page_size, pages, sizes.types.kv)
     if config.mtp_layers:
         drafter = config.drafter()
-        kept += _kv("draft_", drafter, of_kind(drafter, "attention"), capacity.page_size, pages, types.kv)
-    return tuple(kept)
+        kept += _kv("draft_", drafter, of_kind(drafter, "attention"), capacity.page_size, pages, sizes.types.kv)
+    return (*kept, *_board(config, sizes))
+
+
+def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
+    """One line per slot, as `Board` says."""
+    widest, drafts, whole, hidden = sizes.widest, max(1, config.mtp_layers), torch.int64, sizes.types.hidden
+    lines: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict(
+        length=((1,), whole), table=((len(sizes.capacity.pages),), whole), window=((widest,), whole),
+        picks=((widest,), whole), final=((widest, config.hidden), hidden), proposals=((drafts,), whole),
+        proposed=((config.hidden,), hidden),
+    )
+    for name in NAMES:
+        shape, dtype = lines[name]
+        yield Demand(name, "slot", (LAYER,), max(sizes.capacity.slots) + 1, shape, dtype)
+
+
+def units(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
+    """A conv window [C, W-1] or a state [HV, K, V] per slot and GDN layer."""
+    state = component == "state"
+    return Demand(
+        component, "slot", of_kind(config, "gdn"), max(sizes.capacity.slots) + 1,
+        state_block(config) if state else conv_window(config),
+        sizes.types.state if state else sizes.types.conv, transposed=state and sizes.transposed,
+    )
+
+
+def positions(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
+    """The same for every position of the widest window."""
+    one = units(component, config, sizes)
+    return replace(one, shape=(sizes.widest, *one.shape))
+
+
+def snapshots(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
+    """The same by batch row, for as many rows as a batch can have: one per slot that is ever handed out."""
+    each = positions(component, config, sizes)
+    return replace(each, name=f"snapshot_{component}", by="row", units=len(sizes.capacity.slots))
+
+
+def widened(config: ModelConfig, sizes: Sizes) -> Demand:
+    """Conv windows [C, W-1 + widest-1] by slot, in which the window of every position is a piece of one line."""
+    one = units("conv", config, sizes)
+    channels, history = one.shape
+    return replace(one, shape=(channels, history + sizes.widest - 1))
+
+
+def rings(config: ModelConfig, sizes: Sizes, size: int, values: int) -> tuple[Demand, ...]:
+    """What the delta rule consumed, `size` tokens per slot and GDN layer (v: `values`), in the precision consumed."""
+    keys, heads = (config.key_heads, config.key_dim), config.value_heads
+    one = units("state", config, sizes)
+    shapes = {"k": keys, "v": (heads, config.value_dim), "log_decay": (heads,), "beta": (heads,)}
+    plain = replace(one, dtype=sizes.types.consumed, transposed=False)
+    return tuple(
+        replace(plain, name=RING + name, shape=(values if name == "v" else size, *shape))
+        for name, shape in shapes.items()
+    )
+
+
+def mark(name: str, sizes: Sizes) -> Demand:
+    """A whole number per slot that a strategy keeps on the device."""
+    return Demand(name, "slot", (0,), max(sizes.capacity.slots) + 1, (1,), torch.int64)
 
 
 def bytes_per(wanted: tuple[Demand, ...], *, guarded: bool) -> dict[str, int]:
-    """What one more unit costs, over all layers: per slot, per snapshot row, per KV page."""
-    costs = {"slot": 0, "row": 0, "page": 0}
+    """What one more unit costs, over all layers: per slot, rings apart; per slot's rings; per snapshot row and KV page.
+
+    A request has one of each, and as many pages as its tokens need.
+    """
+    costs = {"slot": 0, "ring": 0, "row": 0, "page": 0}
     for demand in wanted:
-        costs[demand.by] += len(demand.layers) * demand.pitch(guarded) * demand.dtype.itemsize
+        kind = "ring" if demand.name.startswith(RING) else demand.by
+        costs[kind] += len(demand.layers) * demand.pitch(guarded) * demand.dtype.itemsize
     return costs
 
 
 def requests_that_fit(total: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:
-    """How many requests of `tokens` tokens fit in `total` bytes, each with its slot, its snapshot row and its pages.
+    """How many requests of `tokens` tokens fit in `total` bytes: each has a slot, rings, a snapshot row and its pages.
 
     The reserved slot and page and the ends of every pool are paid for first.
     """
     costs = bytes_per(wanted, guarded=guarded)
     ends = sum(2 * demand.pitch(guarded) * demand.dtype.itemsize for demand in wanted)
-    each = costs["slot"] + costs["row"] + -(-tokens // page_size) * costs["page"]
-    left = total - ends - costs["slot"] - costs["page"]
+    slot = costs["slot"] + costs["ring"]
+    each = slot + costs["row"] + -(-tokens // page_size) * costs["page"]
+    left = total - ends - slot - costs["page"]
     return max(0, left // each) if each else 0
 
 

@@ -34,9 +34,18 @@ class PageTable:
             free = free[count:]
         return lists
 
-    def grow(self, wants: Iterable[tuple[str, int]]) -> None:
-        """Make room for that many positions of each request, or raise and change nothing."""
-        self._owned.update((request, pages) for request, pages in self.grown(wants).items() if pages)
+    def grow(self, wants: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
+        """Make room for that many positions of each request, or raise and change nothing.
+
+        -> (request, its n-th page, page) for every page that is new.
+        """
+        new = []
+        for request, pages in self.grown(wants).items():
+            had = len(self.of(request))
+            new += [(request, number, page) for number, page in enumerate(pages) if number >= had]
+            if pages:
+                self._owned[request] = pages
+        return new
 
     def release(self, request: str) -> list[int]:
         """The request gives all its pages back; which ones they were."""

@@ -1,21 +1,28 @@
-"""Kept states: a request's logical state read out of the pools, and written back into them.
+"""Kept states: a request's logical state read out of its slot and pages, and written back into them.
 
-Leaves out: when that happens (`engine.py`). Bits are moved, never made: what comes back is what was read.
+Leaves out: when that happens (`engine.py`), and the physical form of conv windows and states (the commit strategy's).
+Bits are moved, never made: what comes back is what was read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
 from . import Memory
 
+PAGED = ("keys", "values", "draft_keys", "draft_values")
+
 
 @dataclass(frozen=True)
 class Kept:
-    """What has an address in memory, as a copy: per layer, in the canonical layout (see `RequestState`)."""
+    """Copies: per layer in the canonical layout (see `RequestState`), and the slot's line of the board.
+
+    root [] int64;  proposal [n] int64 and proposed [D], or None without a draft head
+    """
 
     conv: dict[int, torch.Tensor]
     state: dict[int, torch.Tensor]
@@ -23,47 +30,54 @@ class Kept:
     values: dict[int, torch.Tensor]
     draft_keys: dict[int, torch.Tensor]
     draft_values: dict[int, torch.Tensor]
+    root: torch.Tensor
+    proposal: torch.Tensor | None
+    proposed: torch.Tensor | None
 
 
-def read(memory: Memory, request: str, length: int) -> Kept:
-    """Copies of everything that a request has after `length` tokens. A slot is zeros before the first token,
-    whatever it holds: it was handed out poisoned."""
-    at, slot = _places(memory, request, length), memory.slots.of(request)
+Units = Mapping[int, torch.Tensor]
 
-    def units(name: str) -> dict[int, torch.Tensor]:
-        found = {layer: memory[name].units(layer)[slot] for layer in memory.layers(name)}
-        empty = {layer: torch.zeros_like(unit).contiguous() for layer, unit in found.items()}
-        return {layer: empty[layer].copy_(unit) if length else empty[layer] for layer, unit in found.items()}
+
+def read(memory: Memory, request: str, length: int, conv: Units, state: Units) -> Kept:
+    """Copies of everything that a request has after `length` tokens; conv windows and states come from the commit
+    strategy, which alone knows their physical form."""
+    at, slot, board = _places(memory, request, length), memory.slots.of(request), memory.board
 
     def rows(name: str) -> dict[int, torch.Tensor]:
         return {layer: memory[name].units(layer)[at].contiguous() for layer in memory.layers(name)}
 
+    drafts = bool(memory.layers("draft_keys"))
     return Kept(
-        units("conv"), units("state"), rows("keys"), rows("values"), rows("draft_keys"), rows("draft_values")
+        conv=dict(conv), state=dict(state), keys=rows("keys"), values=rows("values"),
+        draft_keys=rows("draft_keys"), draft_values=rows("draft_values"),
+        root=board.window[slot, 0].clone(),
+        proposal=board.proposals[slot].clone() if drafts else None,
+        proposed=board.proposed[slot].clone() if drafts else None,
     )
 
 
 def copied(kept: Kept) -> Kept:
     """The same bits in memory of their own."""
-    return Kept(*({layer: x.clone() for layer, x in getattr(kept, field.name).items()} for field in fields(kept)))
+    clones: dict[str, Any] = {field.name: _clone(getattr(kept, field.name)) for field in fields(kept)}
+    return Kept(**clones)
 
 
 def write(memory: Memory, request: str, length: int, kept: Kept) -> None:
-    """The reverse of `read`: the request owns a slot and pages for `length` tokens. Nothing to write for no tokens."""
-    if not length:
-        return
-    at, slot = _places(memory, request, length), memory.slots.of(request)
-    by_slot: Mapping[str, dict[int, torch.Tensor]] = {"conv": kept.conv, "state": kept.state}
-    by_page: Mapping[str, dict[int, torch.Tensor]] = {
-        "keys": kept.keys, "values": kept.values,
-        "draft_keys": kept.draft_keys, "draft_values": kept.draft_values,
-    }
-    for name, layers in by_slot.items():
-        for layer, unit in layers.items():
-            memory[name].units(layer)[slot] = unit
-    for name, layers in by_page.items():
-        for layer, rows in layers.items():
+    """The reverse of `read`, conv windows and states excepted. The request owns its slot, and pages for all tokens."""
+    at, slot, board = _places(memory, request, length), memory.slots.of(request), memory.board
+    for name in PAGED:
+        for layer, rows in getattr(kept, name).items():
             memory[name].units(layer)[at] = rows
+    board.length[slot] = length
+    board.window[slot, 0] = kept.root
+    if kept.proposal is not None and kept.proposed is not None:
+        board.proposals[slot], board.proposed[slot] = kept.proposal, kept.proposed
+
+
+def _clone(kept: torch.Tensor | dict[int, torch.Tensor] | None) -> torch.Tensor | dict[int, torch.Tensor] | None:
+    if isinstance(kept, dict):
+        return {layer: x.clone() for layer, x in kept.items()}
+    return None if kept is None else kept.clone()
 
 
 def _places(memory: Memory, request: str, length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,3 +2,22 @@
 
 Leaves out: arithmetic (`ops/`) and addresses (`commit/`, `batch.py`).
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..draft.base import Drafter
+    from ..memory import Memory
+    from .trunk import Trunk
+
+
+@dataclass(frozen=True)
+class Model:
+    """The target, the draft head if there is one, and the memory that both run on."""
+
+    trunk: Trunk
+    drafter: Drafter | None
+    memory: Memory

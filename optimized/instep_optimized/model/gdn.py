@@ -13,8 +13,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import Place
 
 from .. import weights as w
-from ..batch import Batch
-from ..commit.base import Commit
+from ..commit.pair import Bound
 from ..ops.base import Ops
 from .mlp import Half
 
@@ -34,8 +33,8 @@ class GdnLayer:
         norm = stored.take(f"{prefix}.input_layernorm.weight")
         return cls(layer, norm, w.gdn(stored, prefix, config), Half.of(stored, prefix, layer, config), config)
 
-    def __call__(self, ops: Ops, hidden: torch.Tensor, batch: Batch, commit: Commit, stage: str) -> torch.Tensor:
-        """hidden [N, D] -> [N, D]; conv window and state are read and written where `commit` says."""
+    def __call__(self, ops: Ops, hidden: torch.Tensor, bound: Bound, stage: str) -> torch.Tensor:
+        """hidden [N, D] -> [N, D]; conv window and state are read and written where `bound` says."""
 
         def at(component: str) -> Place:
             return Place(stage, self.layer, component)
@@ -47,12 +46,12 @@ class GdnLayer:
         z = ops.linear(x=x, weight=weights.z, shape=wide, to=at("z"))
         b = ops.linear(x=x, weight=weights.b, shape=(heads,), to=at("b"))
         a = ops.linear(x=x, weight=weights.a, shape=(heads,), to=at("a"))
-        mixed = ops.conv(x=qkv, weight=weights.conv, parts=commit.conv(self.layer, batch), to=at("mixed"))
+        mixed = ops.conv(x=qkv, weight=weights.conv, parts=bound.conv(self.layer), to=at("mixed"))
         inputs = ops.gdn_inputs(
             mixed=mixed, a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
             key_dim=config.key_dim, to=tuple(map(at, ("q", "k", "v", "log_decay", "beta"))),
         )
-        core = ops.gdn(inputs=inputs, parts=commit.state(self.layer, batch), dtype=hidden.dtype, to=at("core"))
+        core = ops.gdn(inputs=inputs, parts=bound.state(self.layer), dtype=hidden.dtype, to=at("core"))
         gated = ops.gated_norm(
             core=core, z=z, weight=weights.norm, eps=config.eps, gate=config.output_gate, to=at("gated")
         )

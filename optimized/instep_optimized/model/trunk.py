@@ -15,25 +15,25 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .. import weights as w
 from ..batch import Batch
-from ..commit.base import Commit
+from ..commit.pair import Bound
 from ..memory import Memory
 from ..ops.base import Ops
 from .attention import AttentionLayer
 from .gdn import GdnLayer
 
 STAGE = "trunk"
-Layer = Callable[[Ops, torch.Tensor, Batch, Commit], torch.Tensor]
+Layer = Callable[[Ops, torch.Tensor, Batch, Bound], torch.Tensor]
 
 
 def _gdn(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
     mixer = GdnLayer.of(stored, f"model.layers.{layer}", layer, config)
-    return lambda ops, hidden, batch, commit: mixer(ops, hidden, batch, commit, STAGE)
+    return lambda ops, hidden, batch, bound: mixer(ops, hidden, bound, STAGE)
 
 
 def _attention(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
     pools = memory["keys"].units(layer), memory["values"].units(layer)
     mixer = AttentionLayer.of(stored, f"model.layers.{layer}", layer, config, *pools)
-    return lambda ops, hidden, batch, commit: mixer(ops, hidden, batch, STAGE)
+    return lambda ops, hidden, batch, bound: mixer(ops, hidden, batch, STAGE)
 
 
 KINDS: dict[LayerKind, Callable[[w.Stored, int, ModelConfig, Memory], Layer]] = {"gdn": _gdn, "attention": _attention}
@@ -62,7 +62,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Trunk:
-    """Frozen; the op set, the batch and the commit strategy in force are handed in."""
+    """Frozen; the op set, the batch and the addresses of its memory are handed in."""
 
     head: Head
     layers: tuple[Layer, ...]
@@ -74,9 +74,9 @@ class Trunk:
         layers = tuple(KINDS[kind](stored, layer, config, memory) for layer, kind in enumerate(config.layer_kinds))
         return cls(Head.of(stored, config), layers, stored.take("model.norm.weight"), config.eps)
 
-    def __call__(self, ops: Ops, batch: Batch, commit: Commit) -> torch.Tensor:
+    def __call__(self, ops: Ops, batch: Batch, bound: Bound) -> torch.Tensor:
         """-> final hidden rows [N, D], after the final norm."""
         hidden = self.head.embed(ops, batch.tokens, STAGE)
         for layer in self.layers:
-            hidden = layer(ops, hidden, batch, commit)
+            hidden = layer(ops, hidden, batch, bound)
         return ops.norm(x=hidden, weight=self.norm, eps=self.eps, to=Place(STAGE, AFTER_LAYERS, "final"))

@@ -23,12 +23,13 @@ from ..layout import Address, Pages, Part
 
 
 class Types(NamedTuple):
-    """Storage dtypes of an op set: hidden rows, conv windows, recurrent state, KV."""
+    """Storage dtypes of an op set: hidden rows, conv windows, recurrent state, KV, what the delta rule consumes."""
 
     hidden: torch.dtype
     conv: torch.dtype
     state: torch.dtype
     kv: torch.dtype
+    consumed: torch.dtype = torch.float32
 
 
 class GdnInputs(NamedTuple):
@@ -48,14 +49,42 @@ class AttentionInputs(NamedTuple):
     key: torch.Tensor
 
 
+class Placed(NamedTuple):
+    """All int64: positions, locations [N] of packed rows; before, count [B] of requests; last [B]: their last rows."""
+
+    positions: torch.Tensor
+    locations: torch.Tensor
+    before: torch.Tensor
+    count: torch.Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+    last: torch.Tensor
+
+
+class Ringed(NamedTuple):
+    """All [B] int64. begin, pending, keep: as in `Ring`; settle: the slot that is stored to before row 0, or -1;
+    after: how many tokens are in the state once the rows ran."""
+
+    begin: torch.Tensor
+    pending: torch.Tensor
+    keep: torch.Tensor
+    settle: torch.Tensor
+    after: torch.Tensor
+
+
 class Acceptance(NamedTuple):
-    """All int64: num_correct_drafts, accept_lens, last_correct_step_indices, bonus [B]; accept_index [B, T]."""
+    """All int64. In force: num_correct_drafts, accept_lens, last_correct_step_indices, bonus [B]; accept_index [B, T].
+
+    own_num_correct_drafts, own_bonus [B]: what greedy acceptance says, forced or not. tokens [B, T]: the accepted
+    drafts one place on, then the bonus, 0 behind: what draft extend takes.
+    """
 
     num_correct_drafts: torch.Tensor
     accept_lens: torch.Tensor
     accept_index: torch.Tensor
     last_correct_step_indices: torch.Tensor
     bonus: torch.Tensor
+    own_num_correct_drafts: torch.Tensor
+    own_bonus: torch.Tensor
+    tokens: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -137,6 +166,12 @@ class Gdn(Protocol):
     """The gated delta rule over packed rows; addresses point at states seen as [HV, K, V].
 
     Value head h reads key head h // (HV / H).  -> core [N, HV, V] in `dtype`.
+
+    Per request: read (zeros if fresh); run the ring's pending tokens again; round to the dtype of `read`'s pool, as a
+    store and a load would; store to `settled`; then row by row: core, keep the token in the ring, `each`; `store`.
+    Running again gives the bits that the rows themselves gave. A fresh request runs nothing again, whatever `pending`
+    says. A fold (count 0, pending tokens; N may be 0) stores to `settled` and `store`; with nothing pending either,
+    nothing is read and nothing written. Chunks have no ring.
     """
 
     def __call__(
@@ -166,7 +201,10 @@ class MakeAttentionInputs(Protocol):
 
 
 class StoreRows(Protocol):
-    """rows [N, ...] into pool [pages, page_size, ...] at flat location page * page_size + offset [N]; -1 skips."""
+    """rows [N, ...] into pool [pages, page_size, ...] at flat location page * page_size + offset [N]; -1 skips.
+
+    A pool by slot is one with a page per slot: [slots, 1, ...], where the location is the slot.
+    """
 
     def __call__(self, *, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor) -> None: ...
 
@@ -214,9 +252,70 @@ class Accept(Protocol):
 
     window [B, T] int64: root, drafts (columns from count on are padding); picks [B, T]: the target's argmax
     at each node; count [B]: window length of each request (0: idle, everything 0 and accept_index -1).
+    forced_correct [B] (-1: own) is what is in force instead, at most count - 1; forced_bonus [B] (-1: the pick at
+    the node in force) likewise.
     """
 
-    def __call__(self, *, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor) -> Acceptance: ...
+    def __call__(
+        self, *, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor,
+        forced_correct: torch.Tensor, forced_bonus: torch.Tensor,
+    ) -> Acceptance: ...
+
+
+class PlaceRows(Protocol):
+    """Where packed rows stand: row begin[b] + t, t < count[b], is position length[slots[b]] + shift + t of request b.
+
+    slots, begin, count [B] int64 (slot -1: idle); rows = N, shift: on the host; length: pool view [slots] int64;
+    table: pool view [slots, width] int64, page ids in order, -1 padded. Location: page * page_size + offset, -1 where
+    the table has -1 or ends. A row that nobody covers: position 0, location -1. before = length + shift; idle: 0, 0.
+    last = begin + count - 1; -1 without rows.
+    """
+
+    def __call__(
+        self, *, slots: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, rows: int,
+        length: torch.Tensor, table: torch.Tensor, page_size: int, shift: int,
+    ) -> Placed: ...
+
+
+class Choose(Protocol):
+    """own, forced [B] or [B, T] int64 -> forced where it is not negative, else own."""
+
+    def __call__(self, *, own: torch.Tensor, forced: torch.Tensor) -> torch.Tensor: ...
+
+
+class Advance(Protocol):
+    """length: pool view [slots] int64; slots, by [B] int64: length[slots[b]] += by[b]; a slot of -1 skips."""
+
+    def __call__(self, *, length: torch.Tensor, slots: torch.Tensor, by: torch.Tensor) -> None: ...
+
+
+class Shift(Protocol):
+    """Packed tokens one place on: row begin[b] + t takes row begin[b] + t + 1 of `tokens`, its last row behind[b].
+
+    tokens [N], begin, count, behind [B], all int64 -> [N]; t < count[b]. A row that nobody covers: 0.
+    """
+
+    def __call__(
+        self, *, tokens: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, behind: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+class PlanRing(Protocol):
+    """Which kept tokens a request runs again, where its rows are kept, and how far its state then reaches.
+
+    slots, before, count [B] int64 (slot -1: idle: pending 0, keep and settle -1, begin and after 0); settled: pool view
+    [slots] int64, how many tokens are in the state. On the host: size, entries of a ring; most, the largest count.
+    pending = before - settled within 0 .. size - most; begin = (before - pending) % size.
+
+    spare  None: the rows go into the state (decode, prefill, a fold): keep and settle -1, after = before + count.
+           Else they are kept (verify), keep = before % size, and with more than `spare` tokens pending these are
+           stored: settle = slot, after = before; with fewer settle = -1 and after = before - pending.
+    """
+
+    def __call__(
+        self, *, slots: torch.Tensor, before: torch.Tensor, count: torch.Tensor, settled: torch.Tensor,
+        size: int, most: int, spare: int | None,
+    ) -> Ringed: ...
 
 
 class Move(Protocol):
@@ -228,7 +327,8 @@ class Move(Protocol):
 @dataclass(frozen=True)
 class Ops:
     """An op set. `types(activation, state)` gives its storage dtypes, `rounds(activation, state)` the dtype at
-    which each named component is stored: the declared rounding points that the yardstick follows."""
+    which each named component is stored: the declared rounding points that the yardstick follows. `captures`: its ops
+    never wait for the host, so that a CUDA graph can hold them."""
 
     name: str
     types: Callable[[torch.dtype, torch.dtype], Types]
@@ -252,4 +352,10 @@ class Ops:
     lm_head: LmHead
     pick: Pick
     accept: Accept
+    place_rows: PlaceRows
+    choose: Choose
+    advance: Advance
+    shift: Shift
+    ring: PlanRing
     move: Move
+    captures: bool = False

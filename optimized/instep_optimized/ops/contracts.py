@@ -15,7 +15,7 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from ..layout import Address, Pages, Part
+from ..layout import Address, Pages, Part, Ring
 from .around import Op, Wrapper
 
 Report = Callable[[str], None]
@@ -29,10 +29,10 @@ def contracts(report: Report) -> Wrapper:
         def call(**given: Any) -> Any:
             to = given.get("to")
             where = f"{name} ({to})" if isinstance(to, Place) else name
-            for clause in _before(given):
+            for clause in (*_before(given), *RULES.get(name, _none)(given)):
                 report(f"{where}: {clause}")
             result = op(**given)
-            for clause in _after(given, result):
+            for clause in _after(name, given, result):
                 report(f"{where}: {clause}")
             return result
 
@@ -62,26 +62,107 @@ def _before(given: dict[str, Any]) -> Iterator[str]:
         yield from _address("target", given["target"], reserved=True)
     if "index" in given:
         yield from _within("index", given["index"], rows)
-    if "tokens" in given:
+    if "tokens" in given and "table" in given:
         yield from _within("tokens", given["tokens"], given["table"].shape[0], lowest=0)
 
 
-def _after(given: dict[str, Any], result: Any) -> Iterator[str]:
+def _after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
     """What the call gave: as many rows as were asked for, each result in memory of its own."""
     results = result if isinstance(result, tuple) else (result,)
-    expected = given["index"].shape[0] if "index" in given else _rows(given)
+    expected = [given["index"].shape[0] if "index" in given else _rows(given)] * len(results)
+    if name == "place_rows":  # positions and locations of rows, then what is said of requests
+        expected = [given["rows"], given["rows"], *[given["slots"].shape[0]] * 3]
     inputs = {_memory(tensor) for value in given.values() for tensor in _tensors(value)}
     seen: set[int] = set()
-    for tensor in results:
+    for tensor, due in zip(results, expected, strict=True):
         if not isinstance(tensor, torch.Tensor) or not tensor.numel():
             continue
-        if tensor.shape[0] != expected:
-            yield f"{tensor.shape[0]} rows came back, {expected} are due"
+        if tensor.shape[0] != due:
+            yield f"{tensor.shape[0]} rows came back, {due} are due"
         if _memory(tensor) in inputs:
             yield "a result is a view on an input"
         if _memory(tensor) in seen:
             yield "two results share memory"
         seen.add(_memory(tensor))
+
+
+def _none(given: dict[str, Any]) -> Iterator[str]:
+    return iter(())
+
+
+def _place_rows(given: dict[str, Any]) -> Iterator[str]:
+    """Slots that are busy, their rows, and tables that hold the positions of those rows or nothing."""
+    slots, length, table = given["slots"], given["length"], given["table"]
+    yield from _owned("slots", slots, min(length.shape[0], table.shape[0]))
+    yield from _whole(given, "begin", "count", "length", "table")
+    busy = slots >= 0
+    begin, count = given["begin"][busy], given["count"][busy]
+    yield from _spans(begin, count, int(count.max()) if len(count) else 0, given["rows"])
+    at = length[slots[busy].clamp(0, length.shape[0] - 1)] + given["shift"]
+    if bool(((at < 0) & (count > 0)).any()):
+        yield f"a row would stand at position {int(at.min())}"
+
+
+def _advance(given: dict[str, Any]) -> Iterator[str]:
+    """Lengths of slots that somebody owns never shrink."""
+    yield from _owned("slots", given["slots"], given["length"].shape[0])
+    yield from _whole(given, "length", "by")
+    if bool(((given["by"] < 0) & (given["slots"] >= 0)).any()):
+        yield f"a length would shrink by {-int(given['by'].min())}"
+
+
+def _accept(given: dict[str, Any]) -> Iterator[str]:
+    """Windows of the width that was given, paths within them."""
+    width, count, forced = given["window"].shape[1], given["count"], given["forced_correct"]
+    yield from _within("count", count, width + 1, lowest=0)
+    yield from _whole(given, "window", "picks", "forced_correct", "forced_bonus")
+    if bool((forced >= count.clamp(min=1)).any()):
+        yield "more drafts are forced than the window has"
+
+
+def _plan_ring(given: dict[str, Any]) -> Iterator[str]:
+    """A ring that holds a launch's rows beside what may be pending, for slots that somebody owns."""
+    yield from _owned("slots", given["slots"], given["settled"].shape[0])
+    size, most = given["size"], given["most"]
+    if most > size:
+        yield f"{most} rows do not fit in {size} entries"
+
+
+def _choose(given: dict[str, Any]) -> Iterator[str]:
+    own, forced = given["own"], given["forced"]
+    if own.shape != forced.shape:
+        yield f"own is {tuple(own.shape)}, forced is {tuple(forced.shape)}"
+    yield from _whole(given, "own", "forced")
+
+
+def _shift(given: dict[str, Any]) -> Iterator[str]:
+    """Rows of requests, and one token behind each request's."""
+    begin, count, behind = given["begin"], given["count"], given["behind"]
+    yield from _spans(begin, count, int(count.max()) if len(count) else 0, len(given["tokens"]))
+    yield from _whole(given, "tokens", "begin", "count", "behind")
+    if behind.shape != begin.shape:
+        yield f"{behind.numel()} tokens stand behind {len(begin)} requests"
+
+
+def _whole(given: dict[str, Any], *names: str) -> Iterator[str]:
+    for name in names:
+        if given[name].dtype is not torch.int64:
+            yield f"{name} are {given[name].dtype}, not int64"
+
+
+def _owned(name: str, index: torch.Tensor, size: int) -> Iterator[str]:
+    """Slots of requests: in range, each once, never the reserved one."""
+    yield from _within(name, index, size)
+    yield from _distinct(name, index)
+    if bool((index == 0).any()):
+        yield f"{name} name slot 0, which is reserved"
+
+
+# Ops on whole numbers are judged by name; the others by what they are given.
+RULES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
+    "place_rows": _place_rows, "advance": _advance, "accept": _accept, "choose": _choose,
+    "ring": _plan_ring, "shift": _shift,
+}
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -104,8 +185,10 @@ def _rows(given: dict[str, Any]) -> int:
     """How many rows the call is about: of its first tensor of rows."""
     if "inputs" in given:
         return int(given["inputs"].q.shape[0])
-    for name in ("x", "tokens", "core", "mixed", "query", "projected", "attended", "rows", "logits", "window"):
-        if name in given:
+    for name in (
+        "x", "tokens", "core", "mixed", "query", "projected", "attended", "rows", "logits", "window", "own", "slots"
+    ):
+        if isinstance(given.get(name), torch.Tensor):
             return int(given[name].shape[0])
     return 0
 
@@ -113,27 +196,54 @@ def _rows(given: dict[str, Any]) -> int:
 def _part(part: Part, rows: int) -> Iterator[str]:
     yield from _spans(part.begin, part.count, part.most, rows)
     yield from _address("read", part.read)
-    if part.store is not None:
-        yield from _address("store", part.store, reserved=True)
-        yield from _distinct("store", part.store.units)
+    for name, address in (("store", part.store), ("settled", part.settled)):
+        if address is not None:  # a scratch pool has no unit that is reserved
+            yield from _address(name, address, reserved=_memory(address.pool) == _memory(part.read.pool))
+            yield from _distinct(name, address.units)
     if part.each is not None:
         yield from _address("each", part.each)
         yield from _distinct("each", part.each.units)
         if part.most > part.each.pool.shape[1]:
             yield f"each: {part.most} positions do not fit in {part.each.pool.shape[1]} columns"
+    if part.ring is not None:
+        yield from _ring(part, part.ring)
+
+
+def _ring(part: Part, ring: Ring) -> Iterator[str]:
+    """Pools of one size (v: a divisor), entries within it, and no row kept where a token waits to be run again."""
+    pools = (ring.k, ring.v, ring.log_decay, ring.beta)
+    values = ring.v.shape[1]
+    if len({pool.shape[:2] for pool in (ring.k, *pools[2:])}) > 1 or len(ring.v) != len(ring.k) or ring.size % values:
+        yield f"ring: pools of {', '.join(str(tuple(pool.shape[:2])) for pool in pools)} units and entries"
+    yield from _within("ring units", ring.units, ring.k.shape[0])
+    used = (ring.units >= 0) & (part.read.units >= 0)
+    kept, again = used & (ring.keep >= 0), used & ~part.fresh
+    yield from _distinct("ring", ring.units[kept])
+    if bool((ring.units[kept] == 0).any()):
+        yield "ring is unit 0, which is reserved"
+    yield from _within("ring begin", ring.begin[again & (ring.pending > 0)], ring.size, lowest=0)
+    yield from _within("ring pending", ring.pending[again], ring.size + 1, lowest=0)
+    yield from _within("ring keep", ring.keep[used], ring.size)
+    pending = ring.pending.where(again, 0)
+    ahead = (ring.keep - ring.begin) % ring.size
+    over = kept & (part.count > 0) & (pending > 0)
+    if bool((over & ((ahead < pending) | (ahead + part.count > ring.size))).any()):
+        yield "ring: a row would be kept where a token waits to be run again"
+    if bool((kept & (part.count > values)).any()):
+        yield f"ring: {part.most} rows do not fit in {values} entries"
+    if bool((pending > values).any()):
+        yield f"ring: {int(pending.max())} pending tokens have no {values} entries of v"
 
 
 def _pages(pages: Pages, rows: int) -> Iterator[str]:
     yield from _spans(pages.begin, pages.count, pages.most, rows)
     yield from _within("table", pages.table, pages.keys.shape[0])
-    if bool((pages.table == 0).any()):
+    if bool((pages.table[pages.count > 0] == 0).any()):
         yield "the page table names page 0, which is reserved"
     last = pages.before + pages.count
-    if len(last) and int(last.max()) != pages.reach:
-        yield f"reach is {pages.reach}, the longest request has {int(last.max())} positions"
     size = pages.keys.shape[1]
     held = (pages.table >= 0).sum(dim=1) * size
-    if bool((last > held).any()):
+    if bool((last > held)[pages.count > 0].any()):
         yield "a request has more positions than its pages hold"
 
 
@@ -141,7 +251,7 @@ def _spans(begin: torch.Tensor, count: torch.Tensor, most: int, rows: int) -> It
     """Rows of requests lie within the batch and do not overlap."""
     if not len(begin):
         return
-    if int(count.max()) != most:
+    if int(count.max()) > most:
         yield f"most is {most}, the largest count is {int(count.max())}"
     covered = [row for b, c in zip(begin.tolist(), count.tolist(), strict=True) for row in range(b, b + c)]
     if covered and (min(covered) < 0 or max(covered) >= rows):

@@ -18,15 +18,18 @@ from ..layout import Pages, Part
 from .base import AttentionInputs, ExpertWeights, GdnInputs, Ops, Types
 from .labels import code, expand, mix, read, shift_right
 from .plain.attend import entries
+from .plain.index import advance, choose, place_rows, shift
 from .plain.lanes import Lanes, after, along, before, lanes, scatter
 from .plain.move import move, store_rows
 from .plain.pick import accept, pick
+from .plain.plan import ring
+from .plain.ring import Token, keep, recalled
 from .plain.rows import select
 
 
 def types(activation: torch.dtype, state: torch.dtype) -> Types:
     """Everything holds labels."""
-    return Types(hidden=torch.int64, conv=torch.int64, state=torch.int64, kv=torch.int64)
+    return Types(hidden=torch.int64, conv=torch.int64, state=torch.int64, kv=torch.int64, consumed=torch.int64)
 
 
 def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
@@ -146,27 +149,37 @@ def gdn_inputs(
 
 def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
     """Fold every token into its request's chain; core = mix(mix(chain, q), code). `dtype` is always int64 here."""
-    q, k, v, log_decay, beta = (read(x) for x in inputs)
-    token = mix(mix(mix(k, v), log_decay), beta)
     out = torch.zeros_like(inputs.v)
     for part in parts:
         who = lanes(part)
         if len(who.which):
-            _gdn_part(token[who.rows], q[who.rows], part, who, out, code(to))
+            _gdn_part(inputs, part, who, out, code(to))
     return out
 
 
-def _gdn_part(token: torch.Tensor, q: torch.Tensor, part: Part, who: Lanes, out: torch.Tensor, stamp: int) -> None:
-    """token, q [n, most]: one label per row of each request."""
+def _gdn_part(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, stamp: int) -> None:
     memory = before(part, who, torch.int64)
     chain, block = read(memory), memory.shape[1:]
-    chains = torch.zeros_like(token)
-    for step, alive in enumerate(who.alive):
-        chain[:alive] = mix(chain[:alive], token[:alive, step])
-        chains[:, step] = chain
-        along(part.each, who, step, expand(chain[:alive], *block))
-    scatter(out, who, expand(mix(mix(chains, q), stamp), *out.shape[1:]))
+    for age in range(int(who.again.max()) if part.ring is not None else 0):
+        assert part.ring is not None
+        owing = torch.nonzero(who.again > age)[:, 0]
+        chain[owing] = mix(chain[owing], _folded(recalled(part.ring, who.which[owing], age)))
+    after(part.settled, who, expand(chain, *block))
+    chains = torch.zeros_like(who.rows)
+    for row, alive in enumerate(who.alive):
+        token = Token(*(x[who.rows[:alive, row]] for x in inputs[1:]))
+        chain[:alive] = mix(chain[:alive], _folded(token))
+        chains[:, row] = chain
+        keep(part.ring, who.which[:alive], row, token)
+        along(part.each, who, row, expand(chain[:alive], *block))
+    scatter(out, who, expand(mix(mix(chains, read(inputs.q)[who.rows]), stamp), *out.shape[1:]))
     after(part.store, who, expand(chain, *block))
+
+
+def _folded(token: Token) -> torch.Tensor:
+    """A token as one label: mix(mix(mix(k, v), log_decay), beta)."""
+    k, v, log_decay, beta = (read(x) for x in token)
+    return mix(mix(mix(k, v), log_decay), beta)
 
 
 # ---- attention ------------------------------------------------------------------------------------------------
@@ -223,5 +236,10 @@ LEDGER = Ops(
     lm_head=lm_head,
     pick=pick,
     accept=accept,
+    place_rows=place_rows,
+    choose=choose,
+    advance=advance,
+    shift=shift,
+    ring=ring,
     move=move,
 )

@@ -14,11 +14,13 @@ from instep_reference.contract.place import COMPONENTS
 from ..kernels.attend import attend
 from ..kernels.conv import conv
 from ..kernels.gdn import gdn
+from ..kernels.index import advance, choose, place_rows, shift
 from ..kernels.inputs import gdn_inputs
 from ..kernels.moe import moe
 from ..kernels.move import move
 from ..kernels.norms import gated_norm, norm
 from ..kernels.pick import accept, pick
+from ..kernels.plan import ring
 from ..kernels.pointwise import add, open_
 from ..kernels.products import linear, lm_head, mlp
 from ..kernels.rotary import attention_inputs
@@ -31,7 +33,7 @@ WHOLE_NUMBERS = ("pick", "length", "root")
 
 def types(activation: torch.dtype, state: torch.dtype) -> Types:
     """Hidden rows, conv windows and KV in the activation dtype; the recurrent state as declared."""
-    return Types(hidden=activation, conv=activation, state=state, kv=activation)
+    return Types(hidden=activation, conv=activation, state=state, kv=activation, consumed=torch.float32)
 
 
 def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
@@ -69,5 +71,11 @@ TRITON = Ops(
     lm_head=lm_head,
     pick=pick,
     accept=accept,
+    place_rows=place_rows,
+    choose=choose,
+    advance=advance,
+    shift=shift,
+    ring=ring,
     move=move,
+    captures=True,
 )

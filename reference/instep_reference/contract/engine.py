@@ -19,6 +19,7 @@ engine does not serve raises `Unsupported`, and one for which its pools have no 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -204,12 +205,13 @@ class Drafted:
 class Forwarded:
     """What the target said.
 
-    roots  request -> the root in force after a decode row or a last prefill chunk
+    roots  request -> the root in force after a decode row or a last prefill chunk; an engine may wait for its device
+           when somebody looks
     own    request -> int64 [rows]: the target's argmax; one per window node for verify, one for
            decode and for a last prefill chunk; unfinished prompts have no entry
     """
 
-    roots: dict[str, int]
+    roots: Mapping[str, int]
     own: dict[str, torch.Tensor]
 
 

@@ -59,7 +59,8 @@ COMPONENTS: tuple[str, ...] = (
 )
 
 # Stages of an event in order. "trunk" is the target; "extend" the draft extend (prefill, decode and
-# commit run it); "chain.i" the i-th forward of a draft chain, i from 1 (draft 1 comes from extend).
+# commit run it); "extend.i" its MTP layer i, i from 1, where a drafter runs several there; "chain.i" the
+# i-th forward of a draft chain, i from 1 (draft 1 comes from extend).
 STAGES: tuple[str, ...] = ("trunk", "extend", "chain")
 
 STAGE_LEVEL = -1  # `layer` of a place before layer 0

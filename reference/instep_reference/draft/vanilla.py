@@ -19,6 +19,7 @@ class Vanilla:
     """Layer i pairs row p with token p + 1 + i; behind the root stand the picks of the layers before.
 
     chained  layer i reads the y of layer i - 1 while i < num_steps; otherwise, and beyond, the target's rows.
+    Each layer has a stage of its own, extend, extend.1, .. so that it can be told what was seen in which.
     All layers run in every extend, so that every cache is as long as the target's whatever the step count.
     Inside a prompt, tokens that are not known yet are filled with picks too, as behind the root. So the last i rows
     that layer i takes in each time may stand on guesses, and stay so: what these layers remember depends on where
@@ -36,9 +37,10 @@ class Vanilla:
     ) -> Proposed[Rows, Cache]:
         tokens, fed, heads, caches = list(following), hidden, [], []
         for layer, cache in enumerate(before.caches):
-            y, cache = model.head(layer, tokens[layer : layer + count], fed, cache, start, "extend", see)
-            if len(tokens) == layer + count:
-                tokens += model.pick(model.last(y), "extend", see)
+            stage = f"extend.{layer}" if layer else "extend"
+            y, cache = model.head(layer, tokens[layer : layer + count], fed, cache, start, stage, see)
+            if len(tokens) == layer + count and (rooted or layer + 1 < len(before.caches)):
+                tokens += model.pick(model.last(y), stage, see)
             fed = y if self.chained and layer + 1 < num_steps else hidden
             heads.append(y)
             caches.append(cache)

@@ -16,9 +16,11 @@ from ..base import Ops, Types
 from .attend import attend, attention_inputs, open_gate
 from .conv import conv
 from .gdn import gated_norm, gdn, gdn_inputs
+from .index import advance, choose, place_rows, shift
 from .mlp import mlp, moe
 from .move import move, store_rows
 from .pick import accept, pick
+from .plan import ring
 from .rows import add, concat, embed, linear, lm_head, norm, select
 from .wide import width
 
@@ -28,7 +30,7 @@ WHOLE_NUMBERS = ("pick", "length", "root")
 
 def types(activation: torch.dtype, state: torch.dtype) -> Types:
     """Everything is stored in the activation dtype, except the recurrent state."""
-    return Types(hidden=activation, conv=activation, state=state, kv=activation)
+    return Types(hidden=activation, conv=activation, state=state, kv=activation, consumed=width(activation))
 
 
 def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
@@ -62,6 +64,11 @@ PLAIN = Ops(
     lm_head=lm_head,
     pick=pick,
     accept=accept,
+    place_rows=place_rows,
+    choose=choose,
+    advance=advance,
+    shift=shift,
+    ring=ring,
     move=move,
 )
 

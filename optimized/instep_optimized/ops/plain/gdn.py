@@ -5,7 +5,7 @@ Leaves out: chunked products; both forms of a part are the same loop here, over 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch.nn.functional import sigmoid, silu, softplus
@@ -15,20 +15,22 @@ from instep_reference.contract.place import Place
 from ...layout import Part
 from ..base import GdnInputs
 from .lanes import Lanes, after, along, before, lanes, scatter
+from .ring import Token, keep, recalled
 from .wide import wide, width
 
 L2_EPS = 1e-6  # added to the sum of squares, inside the root
 
 
 def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
-    """Carry one K x V memory per value head through every request's rows.
+    """Carry one K x V memory per value head through every request's kept tokens, then through its rows.
 
         S <- exp(log_decay) S;   S <- S + k (beta (v - S^T k))^T;   o <- S^T q
 
     Shapes:  q, k (N, H, K)   v (N, HV, V)   log_decay, beta (N, HV)   states in memory (HV, K, V)  ->  (N, HV, V)
     Units:   log_decay in nats; q already scaled by K ** -0.5.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form. The running state is never rounded within
-             a call; `each` and `store` round a copy to the pool's dtype.
+             a call's rows; `each` and `store` round a copy to the pool's dtype. What is run again is rounded to it
+             once, before the rows, as a store and a load between two calls would.
     """
     out = torch.zeros(inputs.v.shape, dtype=dtype, device=inputs.v.device)
     for part in parts:
@@ -40,21 +42,71 @@ def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: P
 
 def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
     work = width(inputs.q.dtype, part.read.pool.dtype)
-    group = inputs.v.shape[1] // inputs.q.shape[1]
-    q, k = (x.to(work)[who.rows].repeat_interleave(group, dim=2)[..., None] for x in (inputs.q, inputs.k))
-    v = inputs.v.to(work)[who.rows]
-    decay = inputs.log_decay.to(work).exp()[who.rows][..., None, None]
-    beta = inputs.beta.to(work)[who.rows][..., None]
-    state, core = before(part, who, work), torch.zeros_like(v)
-    for token, alive in enumerate(who.alive):
-        S, key = state[:alive], k[:alive, token]
-        S *= decay[:alive, token]
-        surprise = beta[:alive, token] * (v[:alive, token] - (S * key).sum(dim=-2))
-        S += key * surprise[..., None, :]
-        core[:alive, token] = (S * q[:alive, token]).sum(dim=-2)
-        along(part.each, who, token, S)
+    heads = inputs.v.shape[1]
+    state = _settle(before(part, who, work), part, who)
+    q = _per_value_head(inputs.q.to(work)[who.rows], heads)
+    rows = Token(*(x[who.rows] for x in inputs[1:]))
+    writes = _writes(rows, work, heads)
+    core = torch.zeros_like(rows.v, dtype=work)
+    for row, alive in enumerate(who.alive):
+        S = state[:alive]
+        _absorb(S, Write(*(x[:alive, row] for x in writes)))
+        core[:alive, row] = (S * q[:alive, row]).sum(dim=-2)
+        keep(part.ring, who.which[:alive], row, Token(*(x[:alive, row] for x in rows)))
+        along(part.each, who, row, S)
     scatter(out, who, core)
     after(part.store, who, state)
+
+
+def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:
+    """Run the kept tokens again, oldest first, and store what that gives; the state before row 0 in full width."""
+    if part.ring is not None:
+        for age in range(int(who.again.max())):
+            owing = torch.nonzero(who.again > age)[:, 0]
+            S = state[owing]
+            _absorb(S, _writes(recalled(part.ring, who.which[owing], age), S.dtype, S.shape[1]))
+            state[owing] = S
+        state = state.to(part.read.pool.dtype).to(state.dtype)
+    after(part.settled, who, state)
+    return state
+
+
+class Write(NamedTuple):
+    """What a token does to the states [n, HV, K, V], in their width: key [n, HV, K, 1], v [n, HV, V], and the gates
+    decay (exp(log_decay)) and beta [n, HV]; or the same for several tokens, [n, most, ...]."""
+
+    key: torch.Tensor
+    v: torch.Tensor
+    decay: torch.Tensor
+    beta: torch.Tensor
+
+
+def _writes(token: Token, work: torch.dtype, heads: int) -> Write:
+    k, v, log_decay, beta = (x.to(work) for x in token)
+    return Write(_per_value_head(k, heads), v, log_decay.exp(), beta)
+
+
+def _per_value_head(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """[..., H, K] -> [..., HV, K, 1]."""
+    return x.repeat_interleave(heads // x.shape[-2], dim=-2)[..., None]
+
+
+def _absorb(S: torch.Tensor, write: Write) -> None:
+    """One token into the states, in place: the same for rows and for tokens that are run again."""
+    S *= write.decay[..., None, None]
+    surprise = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))
+    S += write.key * surprise[..., None, :]
+
+
+def _sum_by_halves(x: torch.Tensor) -> torch.Tensor:
+    """The sum over axis -2: a device's own sum is split by the shape of the whole call, company included; not this."""
+    while x.shape[-2] > 1:
+        half, odd = divmod(x.shape[-2], 2)
+        total = x[..., :half, :] + x[..., half : 2 * half, :]
+        if odd:
+            total[..., :1, :] += x[..., 2 * half :, :]
+        x = total
+    return x[..., 0, :]
 
 
 def gdn_inputs(

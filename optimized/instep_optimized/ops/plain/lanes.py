@@ -1,7 +1,7 @@
 """Walking the requests of a part: which run, which rows are theirs, and their memory before, along and after.
 
 Leaves out: what happens to a row. Every read of a pool is a copy, every write goes through the pool's own
-strides. A request with no rows or with a `read` unit of -1 does not run at all.
+strides. A request with neither rows nor tokens to run again, or with a `read` unit of -1, does not run at all.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ...layout import Address, Part
+from .ring import owed
 
 
 class Lanes(NamedTuple):
@@ -18,9 +19,10 @@ class Lanes(NamedTuple):
 
     which   [n] their number in the part
     length  [n] rows of each
-    rows    [n, most] packed row numbers; past a request's count its last row stands in
+    rows    [n, most] packed row numbers; past a request's count its last row stands in, or row 0 if it has none
     inside  [n, most] bool, whether a row is the request's own
     alive   per token, on the host, how many requests have a row there
+    again   [n] kept tokens that run before the first row
     """
 
     which: torch.Tensor
@@ -28,17 +30,20 @@ class Lanes(NamedTuple):
     rows: torch.Tensor
     inside: torch.Tensor
     alive: list[int]
+    again: torch.Tensor
 
 
 def lanes(part: Part) -> Lanes:
     """Sort out who runs."""
     order = torch.argsort(part.count, descending=True, stable=True)
-    which = order[((part.count > 0) & (part.read.units >= 0))[order]]
+    again = owed(part)
+    which = order[(((part.count > 0) | (again > 0)) & (part.read.units >= 0))[order]]
     length = part.count[which]
     token = torch.arange(part.most, device=length.device)
-    rows = part.begin[which, None] + torch.minimum(token, length[:, None] - 1)
+    last = (part.begin[which] + length - 1).where(length > 0, 0)
+    rows = torch.minimum(part.begin[which, None] + token, last[:, None])
     inside = token < length[:, None]
-    return Lanes(which, length, rows, inside, inside.sum(dim=0).tolist())
+    return Lanes(which, length, rows, inside, inside.sum(dim=0).tolist(), again[which])
 
 
 def before(part: Part, who: Lanes, dtype: torch.dtype) -> torch.Tensor:

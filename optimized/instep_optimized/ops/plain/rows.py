@@ -47,9 +47,10 @@ def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
 
 def select(*, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Rows of x by number, any dtype; -1 gives zeros."""
-    out = x.new_zeros((index.shape[0], *x.shape[1:]))
-    out[index >= 0] = x[index[index >= 0]]
-    return out
+    if not x.shape[0]:
+        return x.new_zeros((index.shape[0], *x.shape[1:]))
+    rows = x[index.clamp(min=0)]
+    return rows.masked_fill((index < 0).view(-1, *[1] * (x.dim() - 1)), 0)
 
 
 def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:

@@ -1,0 +1,106 @@
+"""What a request costs in memory, pool by pool, under every commit strategy; and how many fit.
+
+Leaves out: allocation. The figures come from the very demands that the engine's pools are made from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from instep_optimized import Options, load
+from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_optimized.commit import demands as kept_by
+from instep_optimized.memory.budget import Sizes, bytes_per, demands, requests_that_fit
+from instep_optimized.memory.pool import Demand
+from instep_optimized.options import check
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import Capacity
+from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.shapes import expected_shapes
+
+PAGE_SIZE = 16
+ONE = Capacity(slots=(1,), pages=(1,), page_size=PAGE_SIZE, max_tokens=1)  # what one unit costs does not hang on it
+
+
+@dataclass(frozen=True)
+class Need:
+    """One strategy with one form of conv windows.
+
+    pools  name -> bytes per request, over all layers, of every pool of the strategy
+    board  bytes of the lines that every engine keeps per request: length, root, window, hidden rows in flight
+    page   bytes of a KV page of PAGE_SIZE tokens, target and draft layers
+    """
+
+    strategy: str
+    conv: str
+    pools: Mapping[str, int]
+    board: int
+    page: int
+    wanted: tuple[Demand, ...]
+    guarded: bool
+
+    @property
+    def fixed(self) -> int:
+        """Bytes of a request without a token."""
+        return sum(self.pools.values()) + self.board
+
+    @property
+    def per_token(self) -> float:
+        return self.page / PAGE_SIZE
+
+    @property
+    def beside(self) -> int:
+        """Snapshots, rings, marks: what is neither a state nor a conv window in its slot."""
+        return sum(size for name, size in self.pools.items() if name not in ("state", "conv"))
+
+    def total(self, tokens: int) -> int:
+        return self.fixed + -(-tokens // PAGE_SIZE) * self.page
+
+    def fit(self, total: int, tokens: int) -> int:
+        """Requests of so many tokens in `total` bytes of pools."""
+        return requests_that_fit(total, tokens, PAGE_SIZE, self.wanted, guarded=self.guarded)
+
+
+def needs(config: ModelConfig, options: Options, widest: int) -> Iterator[Need]:
+    """Every strategy with every form that the engine would serve."""
+    for strategy in STRATEGIES:
+        for conv in CONV_FORMS:
+            chosen = replace(options, strategy=strategy, conv=conv)
+            try:
+                check(chosen, config, widest - 1)
+            except Unsupported:
+                continue
+            yield need(config, chosen, widest)
+
+
+def need(config: ModelConfig, options: Options, widest: int) -> Need:
+    """The pair of strategies of these options, for windows of at most `widest` tokens."""
+    types = load("plain").types(options.activation, options.state)
+    sizes = Sizes(types, options.layout, ONE, widest)
+    kept = kept_by(config, sizes, options.strategy, options.conv)
+    always = demands(config, sizes)
+    pools = {demand.name: _bytes(demand, options.guarded) for demand in kept}
+    board = sum(_bytes(demand, options.guarded) for demand in always if demand.by != "page")
+    page = bytes_per(always, guarded=options.guarded)["page"]
+    return Need(options.strategy, options.conv, pools, board, page, always + kept, options.guarded)
+
+
+def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """All tensors of the model in one width."""
+    return sum(math.prod(size) for size in expected_shapes(config).values()) * dtype.itemsize
+
+
+def spelled(count: float) -> str:
+    """1.50 MiB: two decimals, in the largest unit that leaves a whole number before them."""
+    for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:g} B"
+
+
+def _bytes(demand: Demand, guarded: bool) -> int:
+    return len(demand.layers) * demand.pitch(guarded) * demand.dtype.itemsize

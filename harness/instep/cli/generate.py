@@ -1,0 +1,169 @@
+"""`instep generate`: decode prompts with an engine of ours, and say how fast, once it is known to be right.
+
+Leaves out: how (`instep.generate`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..generate.decode import Ask, Decoded
+    from ..generate.words import Words
+    from ..verdict import Verdict
+
+FIRST_STEPS = 3  # drafts a round where nobody says a number
+
+
+def generate(
+    checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face checkpoint directory.")],
+    prompt: Annotated[list[str] | None, typer.Option(help="Text, or token numbers where there is no tokenizer; may be "
+                                                         "repeated. Left out: prompts.json beside the model.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSON list of {name, text | tokens}.")] = None,
+    ops: Annotated[str, typer.Option(help="Op set by name, or module:attribute.")] = "plain",
+    strategy: Annotated[str | None, typer.Option(help="How rejected drafts are undone in the states.")] = None,
+    conv: Annotated[str | None, typer.Option(help="The same in the conv windows.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Activations: float32, bfloat16, float16 or float64.")] = "float32",
+    layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
+    graphs: Annotated[bool | None, typer.Option(help="Hold rounds in CUDA graphs; on a CPU in their emulator.")] = None,
+    num_steps: Annotated[int | None, typer.Option(help="Drafts a round; with --adaptive, at first.", min=0)] = None,
+    adaptive: Annotated[Path | None, typer.Option(help="JSON file of a controller of step counts.")] = None,
+    tokens: Annotated[int, typer.Option(help="The most that each request says.", min=1)] = 64,
+    batch: Annotated[int, typer.Option(help="Requests at a time; others follow as these finish.", min=1)] = 8,
+    chunk: Annotated[int, typer.Option(help="Prompt tokens of a request in one step.", min=1)] = 64,
+    check: Annotated[int, typer.Option(help="How many requests the reference reads again.", min=1)] = 4,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="Read none again, and show no speed.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Keep the run as a trace, for `instep replay`.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+) -> None:
+    """Decode prompts; exit 0: right, or not checked; 1: the reference says otherwise."""
+    import msgspec
+    from rich.console import Console
+
+    from instep_reference.contract.checkpoint import Checkpoint
+    from instep_reference.contract.errors import BadInput
+
+    from ..budget import need
+    from ..generate import told
+    from ..generate.decode import decode
+    from ..generate.words import words_of
+    from ..rig.alone import Setup
+    from ..trace.file import beside
+    from ..whole import writable, write_whole
+
+    if prompt and prompts is not None:
+        raise BadInput("--prompts", found="--prompt too", expected="one of them")
+    for file in (json, *((trace, beside(trace)) if trace else ())):
+        if file is not None:
+            writable(file)
+    opened = Checkpoint.open(checkpoint)
+    words = words_of(checkpoint, opened.config.vocab)
+    setup = Setup(ops, device, dtype, layout, strategy, conv, graphs)
+    asked = _prompts(checkpoint, prompt, prompts, words, opened.config.vocab)
+    kept = frozenset() if unchecked else _sample(list(asked), check)
+    told_steps = _steps(num_steps, adaptive, opened.config.mtp_layers)
+    ask = _ask(checkpoint, opened, setup, asked, told_steps, tokens, batch, chunk, kept, trace)
+    decoded = decode(ask)
+    verdict = None if unchecked else _reread(decoded)
+    memory = need(opened.config, setup.options(), max((*ask.header.candidates, ask.num_steps)) + 1)
+    console = Console()
+    told.texts(decoded, words, console)
+    told.figures(decoded, memory, verdict, console)
+    if trace is not None:
+        _keep(decoded, trace)
+    if json is not None:
+        result = msgspec.json.encode(told.data(decoded, memory, verdict, words))
+        write_whole({json: msgspec.json.format(result, indent=1) + b"\n"})
+    raise typer.Exit(int(told.exit_of(verdict)))
+
+
+def _prompts(
+    directory: Path, given: list[str] | None, file: Path | None, words: Words, vocab: int
+) -> dict[str, tuple[int, ...]]:
+    """By name, as tokens of this vocabulary."""
+    from instep_reference.contract.errors import BadInput
+
+    from ..generate.words import prompts_from
+
+    if given:
+        found = {f"prompt {number}": words.encode(text) for number, text in enumerate(given, start=1)}
+    else:
+        path = file or directory / "prompts.json"
+        if file is None and not path.is_file():
+            raise BadInput(str(path), found="no such file", expected="prompts beside the model",
+                           hint="give --prompt TEXT or --prompts FILE")
+        found = prompts_from(path, words)
+    for name, tokens in found.items():
+        wrong = [token for token in tokens if not 0 <= token < vocab]
+        if wrong or not tokens:
+            raise BadInput(f'prompt "{name}"', found=f"token {wrong[0]}" if wrong else "no token",
+                           expected=f"tokens of the model's vocabulary, 0 to {vocab - 1}")
+    return found
+
+
+def _sample(names: list[str], count: int) -> frozenset[str]:
+    """So many of them, evenly spread, the first and the last among them."""
+    count = min(count, len(names))
+    return frozenset(names[number * (len(names) - 1) // max(count - 1, 1)] for number in range(count))
+
+
+def _steps(num_steps: int | None, adaptive: Path | None, mtp_layers: int) -> tuple[int, dict[str, Any] | None]:
+    """The first step count, and the controller's file as written."""
+    from instep_reference.contract.adaptive import AdaptiveFile
+    from instep_reference.contract.errors import BadInput
+
+    if not mtp_layers and (num_steps or adaptive):
+        raise BadInput("--num-steps", found="drafts", expected="0 and no --adaptive",
+                       hint="this checkpoint has no draft head")
+    if adaptive is None:
+        return (FIRST_STEPS if mtp_layers else 0) if num_steps is None else num_steps, None
+    file = AdaptiveFile.open(adaptive)
+    brackets = (file.flat, *file.by_batch.values())
+    stated = sorted({n for one in brackets if one is not None for n in one.candidate_steps or (1, FIRST_STEPS)})
+    first = next((n for n in stated if n), 0)
+    return first if num_steps is None else num_steps, file.written()
+
+
+def _ask(
+    directory: Path, opened: Any, setup: Any, prompts: dict[str, tuple[int, ...]],
+    steps: tuple[int, dict[str, Any] | None], tokens: int, batch: int, chunk: int, kept: frozenset[str],
+    trace: Path | None,
+) -> Ask:
+    import os
+
+    from ..generate.decode import Ask
+    from ..generate.words import stop_of
+    from ..trace.header import Model
+
+    folder = Path.cwd() if trace is None else trace.parent
+    model = Model.of(opened, directory, os.path.relpath(directory.resolve(), folder.resolve()))
+    stop = stop_of(directory)
+    return Ask(
+        opened, setup, prompts, steps[0], steps[1], tokens, min(batch, len(prompts)), chunk,
+        stop if stop is not None and 0 <= stop < opened.config.vocab else None, model, kept,
+    )
+
+
+def _reread(decoded: Decoded) -> Verdict:
+    from ..generate.reread import Reader
+
+    return Reader(decoded).verdict()
+
+
+def _keep(decoded: Decoded, out: Path) -> None:
+    """The run as a trace: the prompts beside it, and no word of the fp64 reference, which was not asked."""
+    import torch
+
+    from instep_reference.contract.engine import Admit
+
+    from ..trace.file import write
+
+    prompts = {
+        f"prompt.{index}": torch.tensor(event.prompt)
+        for index, event in enumerate(decoded.events) if isinstance(event, Admit)
+    }
+    write(out, decoded.ask.header, decoded.events, prompts)

@@ -1,0 +1,108 @@
+"""`instep memory`: what a request costs under every commit strategy, and how many fit.
+
+Leaves out: the figures themselves (`instep.budget`), and everything that is not per request but the weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..budget import Need
+
+
+def memory(
+    where: Annotated[str, typer.Argument(help="A checkpoint directory, a config.json, or a shape as qwen3.5-9b.")],
+    num_steps: Annotated[int | None, typer.Option(help="Drafts a round; the window is one wider.", min=0)] = None,
+    candidates: Annotated[str | None, typer.Option(help="Step counts that may be in force, as 1,3,7: the largest "
+                                                       "counts. Left out, with --num-steps too: 3.")] = None,
+    dtype: Annotated[str, typer.Option(help="Activations, KV and conv windows; states are fp32.")] = "bfloat16",
+    layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
+    tokens: Annotated[int, typer.Option(help="Tokens of a request, prompt and text.", min=1)] = 4096,
+    gib: Annotated[float, typer.Option(help="Memory for pools, in GiB, weights not counted.", min=0.0)] = 64.0,
+    json: Annotated[Path | None, typer.Option(help="Write the figures there, too.")] = None,
+) -> None:
+    """Print the bytes of a request by pool, for every strategy and form of conv windows."""
+    import msgspec
+    from rich.console import Console
+
+    from instep_optimized import Options
+    from instep_optimized.options import check
+    from instep_reference.contract.errors import BadInput
+
+    from ..budget import needs, spelled, weights_bytes
+    from ..rig.sides import WIDTHS, wide
+    from ..shapes import sized_like
+    from ..whole import writable, write_whole
+
+    if dtype not in WIDTHS:
+        raise BadInput("--dtype", found=dtype, expected=f"one of {', '.join(WIDTHS)}")
+    if layout not in ("VK", "KV"):
+        raise BadInput("--layout", found=layout, expected="VK or KV")
+    if json is not None:
+        writable(json)
+    config, widest = sized_like(where), _widest(num_steps, candidates)
+    options = Options(
+        activation=WIDTHS[dtype], state=wide(WIDTHS[dtype]), layout="KV" if layout == "KV" else "VK",
+        drafter="eagle" if config.mtp_layers < 2 else "vanilla",
+    )
+    check(options, config, widest - 1)
+    found, room = list(needs(config, options, widest)), int(gib * 2**30)
+    console = Console()
+    console.print(_table(found, f"{where}: windows of {widest}, {dtype}, requests of {tokens} tokens", tokens, room))
+    weights = spelled(weights_bytes(config, WIDTHS[dtype]))
+    console.print(f"weights {weights} beside; fit: requests in {gib:g} GiB of pools", highlight=False)
+    if json is not None:
+        data = {
+            "where": where, "widest": widest, "dtype": dtype, "tokens": tokens, "gib": gib,
+            "strategies": [_as_data(one, tokens, room) for one in found],
+        }
+        write_whole({json: msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"})
+
+
+def _widest(num_steps: int | None, candidates: str | None) -> int:
+    from instep_reference.contract.errors import BadInput
+
+    if candidates is None:
+        return (3 if num_steps is None else num_steps) + 1
+    if num_steps is not None:
+        raise BadInput("--candidates", found="--num-steps too", expected="one of them")
+    parts = candidates.split(",")
+    if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
+        raise BadInput("--candidates", found=candidates, expected="step counts of at least 0, as 1,3,7")
+    return max(map(int, parts)) + 1
+
+
+def _table(needs: list[Need], title: str, tokens: int, room: int) -> Table:
+    """One unit for all sizes, so that they can be compared; a token's is smaller."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    size, unit = (2**20, "MiB") if max(one.fixed for one in needs) >= 2**20 else (2**10, "KiB")
+    title = f"{title}; {unit}, of a token KiB"
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1)
+    )
+    for name in ("states", "conv"):
+        table.add_column(name, no_wrap=True)
+    for name in ("state", "window", "beside", "board", "a token", "request", "fit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in needs:
+        sizes = (one.pools.get("state", 0), one.pools.get("conv", 0), one.beside, one.board)
+        table.add_row(
+            one.strategy, one.conv, *(f"{part / size:.2f}" for part in sizes), f"{one.per_token / 2**10:.1f}",
+            f"{one.total(tokens) / size:.1f}", str(one.fit(room, tokens)),
+        )
+    return table
+
+
+def _as_data(need: Need, tokens: int, room: int) -> dict[str, Any]:
+    return {
+        "strategy": need.strategy, "conv": need.conv, "pools": dict(need.pools), "board": need.board,
+        "fixed": need.fixed, "per_token": need.per_token, "total": need.total(tokens), "fit": need.fit(room, tokens),
+    }

@@ -1,0 +1,50 @@
+"""The same prompts decoded in several arms: with a controller of step counts, and with each fixed count.
+
+Leaves out: the time that it takes (`forced.py` plays the arms on a model of real size).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .decode import Ask, Decoded, decode
+
+ADAPTIVE = "adaptive"
+# What the prompts beside the fixture lack: text that every draft head follows, and text that none can.
+REPEATED = (b"spam, eggs, ", b"    pass\n", b"0, 1, 2, 3, ")
+REPEATS, NOISE_BYTES, NOISES = 8, 48, 3
+
+
+def arms(ask: Ask, adaptive: dict[str, Any], fixed: tuple[int, ...]) -> dict[str, Decoded]:
+    """Arm -> what was decoded: `adaptive`, and the number of drafts for each of `fixed`. `ask` says everything else."""
+    asked = {ADAPTIVE: dataclasses.replace(ask, adaptive=adaptive)}
+    asked |= {str(steps): dataclasses.replace(ask, adaptive=None, num_steps=steps) for steps in fixed}
+    return {name: decode(one) for name, one in asked.items()}
+
+
+def parted(decoded: Mapping[str, Decoded]) -> list[str]:
+    """Requests that said other tokens in some arm than in the first one."""
+    first, *others = decoded.values()
+    return [name for name in first.ask.prompts if any(other.said(name) != first.said(name) for other in others)]
+
+
+def mixed(prompts: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, tuple[int, ...]]:
+    """Prompts of bytes, in turn with repeated text and with noise: easy, ordinary, hard."""
+    generator = torch.Generator().manual_seed(seed)
+    easy = {f"repeated {number}": tuple(text * REPEATS) for number, text in enumerate(REPEATED)}
+    hard = {
+        f"noise {number}": tuple(torch.randint(32, 127, (NOISE_BYTES,), generator=generator).tolist())
+        for number in range(NOISES)
+    }
+    extra = [pair for both in zip(easy.items(), hard.items(), strict=True) for pair in both]
+    found: dict[str, tuple[int, ...]] = {}
+    every = max(1, len(prompts) // len(extra))
+    for number, (name, prompt) in enumerate(prompts.items()):
+        if number % every == 0 and extra:
+            found.update([extra.pop(0)])
+        found[name] = prompt
+    return found | dict(extra)

@@ -1,0 +1,151 @@
+"""Prompts through an optimized engine that chooses everything by itself; every event timed, last states kept.
+
+Leaves out: the schedule (`trace/drive.py`, the only one), and what is made of the times (`speed.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+
+from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import AnyEvent, Engine, Finish, RequestState
+from instep_reference.contract.errors import BadInput
+
+from ..rig.alone import Setup, engine, header_of
+from ..rig.sides import candidates, on_host
+from ..trace.book import Standing
+from ..trace.drive import Step, drive
+from ..trace.header import Header, Model, Room, sound
+from ..trace.legal import Law
+from ..trace.policy import Arrival, Policy
+
+PAGE_SIZE = 16
+CHUNK = 64  # tokens of a prompt that run in one step, beside the windows of others
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is to be decoded, and how.
+
+    prompts   by name, as tokens; `batch` of them at a time, the others as slots become free
+    tokens    the most that a request says; stop: the token that ends it earlier
+    num_steps drafts per round, at first when `adaptive` (the file as written) has a controller change it
+    kept      requests whose last state is kept to be read again
+    """
+
+    checkpoint: Checkpoint
+    setup: Setup
+    prompts: Mapping[str, tuple[int, ...]]
+    num_steps: int
+    adaptive: dict[str, Any] | None = None
+    tokens: int = 64
+    batch: int = 8
+    chunk: int = CHUNK
+    stop: int | None = None
+    model: Model | None = None
+    kept: frozenset[str] = frozenset()
+
+    @cached_property
+    def policy(self) -> Policy:
+        """Everybody comes at once; room for `batch` of them at their longest."""
+        longest = max(map(len, self.prompts.values()), default=0)
+        if not longest or self.tokens < 1 or self.batch < 1 or self.chunk < 1:
+            found = f"{len(self.prompts)} prompts, {self.tokens} tokens, batches of {self.batch}"
+            raise BadInput("generate", found=found, expected="at least one of each")
+        widest = max(self._candidates()) + 1
+        pages = self.batch * -(-(longest + self.tokens + 2 * widest) // PAGE_SIZE)
+        room = Room(
+            tuple(range(1, self.batch + 1)), tuple(range(1, pages + 1)), PAGE_SIZE, self.batch * max(widest, self.chunk)
+        )
+        arrivals = tuple(Arrival(name, name, chunks=(self.chunk,), max_new=self.tokens) for name in self.prompts)
+        return Policy(
+            "generate", "What a free-running engine says is what the model says.", room, arrivals, self.num_steps,
+            adaptive=self.adaptive, controller=self.adaptive is not None, rotate=False, stop=self.stop,
+            rounds=len(self.prompts) * (longest + self.tokens + 1),
+        )
+
+    @cached_property
+    def header(self) -> Header:
+        header = header_of(self.policy, self.checkpoint, self.setup.ops, self.model)
+        sound(header, "generate")
+        return header
+
+    def _candidates(self) -> tuple[int, ...]:
+        file = None if self.adaptive is None else AdaptiveFile.of(self.adaptive)
+        return candidates(self.num_steps, file)[0]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What happened: complete events, the seconds of each, and the kept states, each as it stood before its finish."""
+
+    ask: Ask
+    events: tuple[AnyEvent, ...]
+    seconds: tuple[float, ...]
+    states: Mapping[str, RequestState]
+
+    @cached_property
+    def ended(self) -> Mapping[str, Standing]:
+        """Request -> how the trace leaves it, in order of the prompts."""
+        law = Law(self.ask.header)
+        for event in self.events:
+            law.apply(event)
+        ended = {standing.request: standing for standing in law.book.ended}
+        return {name: ended[name] for name in self.ask.prompts}
+
+    def said(self, request: str) -> tuple[int, ...]:
+        """Its tokens, without what a last window brought beyond the limit."""
+        return self.ended[request].said[: self.ask.tokens]
+
+
+def decode(ask: Ask) -> Decoded:
+    """Run every prompt to its end. On a GPU once before, on an engine of its own: kernels are compiled then."""
+    if ask.setup.device.startswith("cuda"):
+        _decode(ask)
+    return _decode(ask)
+
+
+def _decode(ask: Ask) -> Decoded:
+    header = ask.header
+    served = engine(
+        ask.checkpoint, ask.setup, header.room(), num_steps=header.num_steps, adaptive=header.adaptive_file("adaptive")
+    )
+    keeping = _Keeping(served, ask.kept)
+    timed = list(_timed(drive(ask.policy, ask.prompts, header, cast(Engine, keeping)), ask.setup.device))
+    return Decoded(
+        ask, tuple(step.event for step, _ in timed), tuple(seconds for _, seconds in timed), keeping.states
+    )
+
+
+def _timed(steps: Iterator[Step], device: str) -> Iterator[tuple[Step, float]]:
+    """Each event with the seconds until its answer was there; a finish, in which states are kept, has none."""
+    begun = time.perf_counter()
+    for step in steps:
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        spent = time.perf_counter() - begun
+        yield step, 0.0 if isinstance(step.event, Finish) else spent
+        begun = time.perf_counter()
+
+
+class _Keeping:
+    """An engine that keeps the logical state of some requests when they finish; all else is the engine's own."""
+
+    def __init__(self, served: Engine, names: frozenset[str]) -> None:
+        self._served, self._names = served, names
+        self.states: dict[str, RequestState] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._served, name)
+
+    def finish(self, request: str) -> None:
+        if request in self._names:
+            self.states[request] = on_host(self._served.state(request))
+        self._served.finish(request)

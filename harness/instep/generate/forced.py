@@ -1,0 +1,208 @@
+"""What one model decoded, played by another: same requests, chunks, step counts and accepted counts, all forced.
+
+So a small trained model lends its accepted counts to a large one of random weights, whose time then counts. First the
+run is checked (`rig/large.py`); then it is timed, and at every finish the timed engine must hold the very bits that
+the checked one held. Leaves out: choosing anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import msgspec
+import torch
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Admit, AnyEvent, Commit, Committed, Engine, Finish, Forward, RequestState
+from instep_reference.contract.errors import BadInput
+
+from ..observe.moment import Moment
+from ..rig.alone import Setup, engine
+from ..rig.large import outcome
+from ..rig.rig import Outcome
+from ..trace.file import Trace
+from ..trace.header import Model
+from ..verdict import Comparison, Tier
+from .decode import Decoded
+from .speed import Speed
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of an arm is checked: up to and including event `until`, T2d in these GDN layers; None: all."""
+
+    until: int | None = None
+    layers: Collection[int] | None = None
+
+
+    @classmethod
+    def full_batches(cls, decoded: Decoded, layers: Collection[int] | None = None) -> Extent:
+        """Up to the first finish: until then a batch fills its graph's bucket.
+
+        A smaller one is padded there and not where places are seen; with other rows beside it a product has other bits,
+        unless the op set is invariant.
+        """
+        return cls(next(n for n, event in enumerate(decoded.events) if isinstance(event, Finish)) - 1, layers)
+
+
+WHOLE = Extent()
+
+
+@dataclass(frozen=True)
+class Lap:
+    """One timed walk: the seconds of every event, and the digests of what requests held (`Witness`)."""
+
+    seconds: tuple[float, ...]
+    digests: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Played:
+    """An arm on the large model: what the check said, the digests of the checked run, and the timed laps."""
+
+    decoded: Decoded
+    extent: Extent
+    checked: Outcome
+    digests: Mapping[str, str]
+    laps: tuple[Lap, ...]
+
+    @property
+    def right(self) -> bool:
+        """Checked as far as asked, and agreed; every lap held the checked bits there, and all laps end alike."""
+        last = len(self.decoded.events) - 1 if self.extent.until is None else self.extent.until
+        verdict, first = self.checked.verdict, self.laps[0].digests
+        looked = verdict.exit == 0 and verdict.events == min(last + 1, len(self.decoded.events)) and bool(self.digests)
+        return looked and first.items() >= self.digests.items() and all(lap.digests == first for lap in self.laps)
+
+    def speed(self) -> Speed:
+        """The figures of the middle lap, by its whole time."""
+        lap = sorted(self.laps, key=lambda lap: sum(lap.seconds))[len(self.laps) // 2]
+        return Speed.of(replace(self.decoded, seconds=lap.seconds))
+
+    def latency_s(self) -> float:
+        """Mean seconds of a request from its admission to its finish, in the middle lap."""
+        return statistics.median(_latency(self.decoded.events, lap.seconds) for lap in self.laps)
+
+
+def play(
+    arms: Mapping[str, Decoded], checkpoint: Checkpoint, setup: Setup, *, laps: int = 3,
+    extents: Mapping[str, Extent] | None = None,
+) -> dict[str, Played]:
+    """Every arm checked, one after another; then all timed in turn, lap by lap, after a lap that does not count.
+
+    extents: how far each arm is checked; left out, all of it.
+    """
+    far = extents or dict.fromkeys(arms, WHOLE)
+    traces = {name: trace_of(decoded, checkpoint, name) for name, decoded in arms.items()}
+    checked = {name: _checked(trace, checkpoint, setup, far[name]) for name, trace in traces.items()}
+    engines = {name: _engine(trace, checkpoint, setup) for name, trace in traces.items()}
+    walked: dict[str, list[Lap]] = {name: [] for name in arms}
+    for _ in range(laps + 1):
+        for name, trace in traces.items():
+            walked[name].append(_lap(engines[name], trace.events, setup.device, far[name].until))
+    return {
+        name: Played(decoded, far[name], *checked[name], tuple(walked[name][1:])) for name, decoded in arms.items()
+    }
+
+
+def trace_of(decoded: Decoded, checkpoint: Checkpoint, name: str) -> Trace:
+    """The same events for a model of another size, whose vocabulary must hold the tokens."""
+    config, header = checkpoint.config, decoded.ask.header
+    if config.vocab < header.checkpoint.vocab or config.mtp_layers != header.checkpoint.mtp_layers:
+        found = f"{config.vocab} tokens, {config.mtp_layers} MTP layers"
+        expected = f"at least {header.checkpoint.vocab} tokens, and {header.checkpoint.mtp_layers} MTP layers"
+        raise BadInput("checkpoint", found=found, expected=expected)
+    model = Model("in memory", checkpoint.digest, checkpoint.digest, config.vocab, config.mtp_layers)
+    renamed = msgspec.structs.replace(header, name=name, checkpoint=model)
+    return Trace(Path(f"{name}.jsonl"), renamed, decoded.events, {}, "")
+
+
+def digest(state: RequestState) -> str:
+    """sha256 of everything that a request holds."""
+    total = hashlib.sha256(f"{state.length} {state.root} {state.proposal}".encode())
+    for part in (getattr(state, each.name) for each in fields(state)):
+        tensors = part.values() if isinstance(part, dict) else [part] if isinstance(part, torch.Tensor) else []
+        for tensor in tensors:
+            total.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+class Witness:
+    """Not a comparison: digests of what every request held before its finish, and of all that live at event `at`."""
+
+    name = "witness"
+    tier = Tier.BITWISE
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self.found: dict[str, str] = {}
+
+    def __call__(self, moment: Moment) -> Iterator[Comparison]:
+        if isinstance(moment.event, Finish):
+            self.finished(moment.event.request, moment.subject.before[moment.event.request])
+        if moment.index == self.at:
+            self.living(moment.subject.after)
+        yield from ()
+
+    def finished(self, name: str, state: RequestState) -> None:
+        self.found[f"{name}, finished"] = digest(state)
+
+    def living(self, states: Mapping[str, RequestState]) -> None:
+        self.found |= {f"{name}, event {self.at}": digest(state) for name, state in states.items()}
+
+
+def _checked(
+    trace: Trace, checkpoint: Checkpoint, setup: Setup, extent: Extent
+) -> tuple[Outcome, Mapping[str, str]]:
+    witness = Witness(extent.until)
+    found = outcome(trace, checkpoint, setup, until=extent.until, layers=extent.layers, also=[witness])
+    return found, witness.found
+
+
+def _engine(trace: Trace, checkpoint: Checkpoint, setup: Setup) -> Engine:
+    adaptive = trace.header.adaptive_file(trace.path.name)
+    return engine(checkpoint, setup, trace.header.room(), num_steps=trace.header.num_steps, adaptive=adaptive)
+
+
+def _lap(served: Engine, events: tuple[AnyEvent, ...], device: str, at: int | None) -> Lap:
+    """A server's rounds: each ends when its tokens are on the host. States are read with the clock stopped."""
+    seconds, witness, live = [], Witness(at), dict[str, None]()
+    for index, event in enumerate(events):
+        if isinstance(event, Admit):
+            live[event.request] = None
+        elif isinstance(event, Finish):
+            witness.finished(event.request, served.state(event.request))
+            live.pop(event.request)
+            _wait(device)
+        begun = time.perf_counter()
+        answer = event.on(served)
+        if isinstance(answer, Committed):
+            answer.accept_lens.tolist(), answer.bonus.tolist()
+        if isinstance(event, Commit) or (isinstance(event, Forward) and all(r.kind != "verify" for r in event.rows)):
+            _wait(device)
+        seconds.append(time.perf_counter() - begun)
+        if index == at:
+            witness.living({name: served.state(name) for name in live})
+            _wait(device)
+    return Lap(tuple(seconds), witness.found)
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def _latency(events: tuple[AnyEvent, ...], seconds: tuple[float, ...]) -> float:
+    clock, begun, spent = 0.0, dict[str, float](), list[float]()
+    for event, took in zip(events, seconds, strict=True):
+        if isinstance(event, Admit):
+            begun[event.request] = clock
+        clock += took
+        if isinstance(event, Finish):
+            spent.append(clock - begun[event.request])
+    return statistics.fmean(spent)

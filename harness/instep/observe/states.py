@@ -1,0 +1,116 @@
+"""The oracle of states alone: GDN layers from their input rows to their state, and nothing behind it.
+
+For models too large for the pieces of `oracle.py`: no MLP, attention, head or draft is computed, so a commit of a real
+shape is judged in milliseconds on the device where the subject runs. Leaves out: windows that are trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+
+from instep_reference import gdn
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import LayerKind, ModelConfig
+from instep_reference.contract.engine import RequestState
+from instep_reference.contract.place import STAGE_LEVEL, Place, See
+from instep_reference.gdn import GdnMemory
+from instep_reference.norms import rms_norm
+from instep_reference.weights import GdnWeights, Weights
+
+from ..verdict import Skipped
+from .moment import Moment
+from .oracle import Oracle
+from .piece import Flight, Piece, Runner, Work
+from .rows import Share, rows
+
+
+class StateOracle(Oracle):
+    """As `Oracle`, for the check T2d: a piece per GDN layer and request, ending in the state."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype, device: torch.device,
+        layers: Collection[int] | None = None,
+    ) -> None:
+        """device: where pieces are computed; layers: those that are judged, None: every GDN layer."""
+        self.config, self.rounds, self.device = replace(checkpoint.config, mtp_layers=0), rounds, device
+        kinds = enumerate(self.config.layer_kinds)
+        self.gdn_layers = [n for n, kind in kinds if kind == "gdn" and (layers is None or n in layers)]
+        lean = _lean(checkpoint, self.gdn_layers)
+        self.runner = Runner(Weights.of(lean, torch.float64, device), Weights.of(lean, width, device), rounds)
+        self.prompts: dict[str, tuple[int, ...]] = {}
+        self.flights: dict[str, Flight] = {}
+        self.trees: set[str] = set()
+        self.previous: dict[str, RequestState] = {}
+        self._answered: tuple[Moment, list[Piece | Skipped]] | None = None
+
+    def _trunk(self, moment: Moment, share: Share) -> Iterator[Piece | Skipped]:
+        name, before = share.request, moment.subject.before[share.request]
+        if share.kind == "verify" and name in self.trees:
+            yield Skipped("oracle", moment.index, f'the window of request "{name}" is a tree')
+            return
+        layers: dict[int, Piece] = {}
+        for number, layer in enumerate(self.gdn_layers):
+            place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
+            hidden = rows(moment.subject, place, share)
+            if hidden is None or hidden.shape[0] != share.count:
+                continue  # T0 has said so
+            base = self._base(before, layer, share.start)
+            work = self._to_state(hidden, before, layer, number, share.start)
+            piece = self._piece(share, "trunk", layer, work, base if share.kind == "prefill" else None)
+            layers[layer] = replace(piece, folding=self._folding(moment, piece, base, share.count))
+            yield layers[layer]
+        if share.kind == "verify":
+            self.flights[name] = Flight(before, layers, None, moment.expected.windows[name])
+        else:
+            self.previous[name] = before
+
+    def _base(self, before: RequestState, layer: int, start: int) -> torch.Tensor:
+        """The state before the step; by the trace nothing came before a start of 0, whatever memory holds."""
+        state = before.state[layer].to(self.device, torch.float64)
+        return state if start else torch.zeros_like(state)
+
+    def _to_state(self, hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int) -> Work:
+        def work(weights: Weights, see: See) -> torch.Tensor:
+            like, mine = weights.embedding, weights.layers[number]
+            assert isinstance(mine.mixer, GdnWeights), "only GDN layers are here"
+            memory = gdn.empty(weights.config, like.dtype, like.device)
+            if start:
+                memory = GdnMemory(before.conv[layer].to(like), before.state[layer].to(like))
+
+            def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
+                return see(Place("trunk", layer, component), tensor)
+
+            normed = at("normed", rms_norm(hidden.to(like), mine.input_norm, self.config.eps))
+            positions = start + torch.arange(hidden.shape[0], device=like.device)
+            return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at)[1].state
+
+        return work
+
+
+def _lean(checkpoint: Checkpoint, gdn_layers: list[int]) -> Checkpoint:
+    """A model of its GDN layers alone, numbered anew, with one token, and an MLP and an output of one row."""
+    kinds: tuple[LayerKind, ...] = tuple("gdn" for _ in gdn_layers)
+    config = replace(
+        checkpoint.config, layer_kinds=kinds, vocab=1, tied=True, intermediate=1, experts=0,
+        dense_layers=(), mtp_layers=0,
+    )
+    tensors = {name: checkpoint.tensors[name][:1] for name in ("model.embed_tokens.weight", "model.norm.weight")}
+    for number, layer in enumerate(gdn_layers):
+        tensors |= _layer(checkpoint, f"model.layers.{layer}.", f"model.layers.{number}.", config)
+    return Checkpoint(config, MappingProxyType(tensors), checkpoint.digest)
+
+
+def _layer(checkpoint: Checkpoint, old: str, new: str, config: ModelConfig) -> dict[str, torch.Tensor]:
+    kept = ("linear_attn.", "input_layernorm.", "post_attention_layernorm.")
+    tensors = {
+        new + name.removeprefix(old): tensor for name, tensor in checkpoint.tensors.items()
+        if name.startswith(old) and name.removeprefix(old).startswith(kept)
+    }
+    row = tensors[f"{new}input_layernorm.weight"][None]
+    mlp = {f"{new}mlp.{name}_proj.weight": row for name in ("gate", "up")} | {f"{new}mlp.down_proj.weight": row.T}
+    out = f"{new}linear_attn.out_proj.weight"
+    return {**tensors, **mlp, out: tensors[out][:1]}

@@ -1,0 +1,94 @@
+"""A run of a model too large for a whole reference: T0, T1 and T2d of everything, from the subject's own bits.
+
+Truth is the ledger of a right engine over a narrow shadow of the model: it knows who has which slot, how many rows
+every place has, and what follows from the forced choices. What a state must be is computed layer by layer from the
+hidden rows and the state that the subject itself had (`observe/states.py`). Leaves out: T2 of other places, T3, T4.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import torch
+
+from instep_optimized.ops.around import around
+from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import Capacity
+from instep_reference.contract.place import unseen
+from instep_reference.ledger import LedgerEngine
+
+from ..checks import Check
+from ..checks.bytes import Bytes
+from ..checks.directed import Directed
+from ..checks.identity import Identity
+from ..observe.memory import Watch
+from ..observe.states import StateOracle
+from ..trace.file import Trace
+from .alone import Setup, engine
+from .history import History
+from .lockstep import Lockstep, run
+from .rig import Outcome, served
+from .sides import Plan, Seat, Sides, wide
+from .sides import _counting as counting
+
+SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
+          "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow: the ledger's rows are only counted
+
+
+def ledger(config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None) -> LedgerEngine:
+    """The orchestration of a model without its arithmetic: legal, complete choices in microseconds."""
+    return LedgerEngine(shadow(config), num_steps=num_steps, adaptive=adaptive)
+
+
+def shadow(config: ModelConfig) -> ModelConfig:
+    """The same layers and vocabulary, as narrow as can be."""
+    narrow = {**SHADOW, "experts": min(config.experts, 2), "experts_per_token": min(config.experts_per_token, 1)}
+    return replace(config, **narrow)  # type: ignore[arg-type]
+
+
+def outcome(
+    trace: Trace, checkpoint: Checkpoint, setup: Setup, *, until: int | None = None,
+    layers: Collection[int] | None = None, also: Sequence[Check] = (),
+) -> Outcome:
+    """Replay a trace in which everything is forced, up to and including event `until`.
+
+    layers: whose states are judged, None: all; also: further checks.
+    """
+    room, adaptive = trace.header.room(), trace.header.adaptive_file(trace.path.name)
+    seats = sides(checkpoint, setup, room, num_steps=trace.header.num_steps, adaptive=adaptive)
+    lockstep = Lockstep(trace, seats)
+    verdict = run(lockstep, [*checks(checkpoint, setup, layers), *also], until=until)
+    options = setup.options()
+    plan = Plan(
+        checkpoint, room, trace.header.num_steps, adaptive, setup.ops, setup.device, setup.dtype, options.layout,
+        options.strategy, options.conv,
+    )
+    ran = trace.events[: lockstep.next]
+    return Outcome(
+        trace.header.name, trace.path, None, plan, verdict, History.of(trace.header, ran, lockstep.law.book),
+        len(trace.events), dict(lockstep.seconds), dict(seats.calls), served(),
+    )
+
+
+def sides(
+    checkpoint: Checkpoint, setup: Setup, capacity: Capacity, *, num_steps: int, adaptive: AdaptiveFile | None = None
+) -> Sides:
+    """Subject and ledger; there is no rounded run, because there is no whole reference."""
+    calls = Counter[str]()
+    counted = around(setup.served(), unseen, counting(calls))
+    subject = engine(checkpoint, setup, capacity, num_steps=num_steps, adaptive=adaptive, ops=counted)
+    seats = Seat(setup.ops, subject), Seat("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
+    for seat in seats:
+        seat.engine.watch(seat.tape)
+    return Sides(seats[0], seats[1], None, Watch(subject), subject, counted, calls)
+
+
+def checks(checkpoint: Checkpoint, setup: Setup, layers: Collection[int] | None = None) -> Sequence[Check]:
+    """T0, T1 and T2d: what needs no whole reference. The fp64 pieces run where the subject does."""
+    rounds = setup.served().rounds(setup.width, wide(setup.width))
+    oracle = StateOracle(checkpoint, rounds, wide(setup.width), torch.device(setup.device), layers)
+    return Identity(), Bytes(), Directed(oracle)

@@ -1,0 +1,43 @@
+"""Configurations in the shape of real models, by name; a file beside this one is a shape.
+
+Leaves out: weights (`drawn.py` draws them) and where the numbers are from (`README.md`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.errors import BadInput
+
+FOLDER = Path(__file__).resolve().parent
+NAMES = tuple(path.stem for path in sorted(FOLDER.glob("*.json")))
+
+
+def shape(name: str, *, layers: int | None = None, vocab: int | None = None) -> ModelConfig:
+    """The configuration of that name; with fewer layers, the first ones, or a smaller vocabulary, where it must fit."""
+    if name not in NAMES:
+        raise BadInput("shape", found=name, expected=f"one of {', '.join(NAMES)}")
+    return cut(ModelConfig.from_file(FOLDER / f"{name}.json"), layers=layers, vocab=vocab)
+
+
+def cut(config: ModelConfig, *, layers: int | None = None, vocab: int | None = None) -> ModelConfig:
+    """The same model with its first `layers` layers and the first `vocab` tokens."""
+    for name, asked, most in (("layers", layers, len(config.layer_kinds)), ("vocab", vocab, config.vocab)):
+        if asked is not None and not 1 <= asked <= most:
+            raise BadInput(name, found=asked, expected=f"1 to {most}")
+    kinds = config.layer_kinds[:layers]
+    dense = tuple(layer for layer in config.dense_layers if layer < len(kinds))
+    return replace(config, layer_kinds=kinds, dense_layers=dense, vocab=vocab or config.vocab)
+
+
+def sized_like(where: str) -> ModelConfig:
+    """The configuration of a shape's name, of a checkpoint directory, or of a `config.json`."""
+    if where in NAMES:
+        return shape(where)
+    path = Path(where)
+    if not path.exists():
+        expected = f"a checkpoint directory, a config.json, or {', '.join(NAMES)}"
+        raise BadInput(where, found="no such file or shape", expected=expected)
+    return ModelConfig.from_file(path / "config.json" if path.is_dir() else path)

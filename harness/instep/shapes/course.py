@@ -1,0 +1,68 @@
+"""A short trace for a model of which no whole reference can be run: everything in it is forced.
+
+Leaves out: running it. Who comes when, and how many drafts are accepted, is the policy's; the tokens are the ledger's,
+which costs nothing whatever the size of the model, and every engine is given them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from instep_reference.contract.checkpoint import Checkpoint
+
+from ..rig.alone import header_of
+from ..rig.large import ledger
+from ..trace.drive import drive
+from ..trace.file import Trace
+from ..trace.header import Room
+from ..trace.policy import Arrival, Policy, Steps
+
+PAGE_SIZE = 16
+PROMPT_TOKENS = (70, 9, 1, 33)  # over a page and a conv window, and shorter than one
+CHUNKS: tuple[tuple[int, ...], ...] = ((65, 5), (3,), (), (8, 25))
+LATE = 2  # the round in which the last request comes
+
+
+def course(
+    checkpoint: Checkpoint, name: str, *, requests: int = 3, rounds: int = 10,
+    candidate_steps: tuple[int, ...] = (1, 3, 7), ops: str = "triton",
+) -> Trace:
+    """Prompts in chunks, then rounds with every step count, all, none and some drafts accepted, and a plain step.
+
+    One request comes late, so that its prompt runs beside windows; slots are sparse and handed out from the top.
+    """
+    widest = max(candidate_steps) + 1
+    lengths = [PROMPT_TOKENS[number % len(PROMPT_TOKENS)] for number in range(requests)]
+    policy = _policy(name, lengths, rounds, candidate_steps, widest)
+    header = header_of(policy, checkpoint, ops)
+    generator = torch.Generator().manual_seed(policy.seed)
+    prompts = {
+        arrival.request: tuple(torch.randint(1, checkpoint.config.vocab, (length,), generator=generator).tolist())
+        for arrival, length in zip(policy.arrivals, lengths, strict=True)
+    }
+    chooser = ledger(checkpoint.config, num_steps=policy.num_steps, adaptive=header.adaptive_file(name))
+    events = tuple(step.event for step in drive(policy, prompts, header, chooser))
+    return Trace(Path(f"{name}.jsonl"), header, events, {}, "")
+
+
+def _policy(name: str, lengths: list[int], rounds: int, candidate_steps: tuple[int, ...], widest: int) -> Policy:
+    requests = len(lengths)
+    pages = sum(-(-(length + (rounds + 1) * widest) // PAGE_SIZE) for length in lengths)
+    slots, most = tuple(range(2 * requests, 0, -2)), requests * max(widest, *lengths)
+    arrivals = tuple(
+        Arrival(
+            f"r{number}", f"r{number}", arrive=LATE * (number == requests - 1 > 0), chunks=CHUNKS[number % len(CHUNKS)],
+            max_new=rounds * widest,
+        )
+        for number in range(requests)
+    )
+    first, *others = sorted(candidate_steps, reverse=True)
+    return Policy(
+        name, "At the sizes of a real model every state after every commit is that of the accepted tokens.",
+        Room(slots, tuple(range(pages + 1, 1, -1)), PAGE_SIZE, most), arrivals, first,
+        adaptive={"candidate_steps": sorted(candidate_steps)},
+        steps=tuple(Steps(LATE + 2 + 2 * turn, steps) for turn, steps in enumerate([*others, first])),
+        accept=(widest - 1, 0, 2, 1, widest - 1, 3, 0, 5), plain=(rounds - 2,), rounds=rounds,
+    )

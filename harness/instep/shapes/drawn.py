@@ -1,0 +1,72 @@
+"""Random weights for a configuration, of the scale of trained ones, made in memory on the device where they are used.
+
+Leaves out: files. A tensor depends on its name and the seed alone, so a model cut to fewer layers keeps its first ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from types import MappingProxyType
+from zlib import crc32
+
+import torch
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.shapes import expected_shapes
+
+# What a head has lost of its memory after one token, spread geometrically over the heads: from a few tokens of memory
+# to thousands. Drawn as at initialisation (A_log = log U(0, 16), dt_bias 1), heads would forget within one token.
+SHORTEST, LONGEST = 0.3, 2e-4
+NORM_SPREAD = 0.2  # of norm weights around what they are at initialisation
+CONV_SCALE = 0.6  # 4 taps of it leave a channel about as large as it came
+FP32 = ("A_log", "linear_attn.norm.weight")  # kept in fp32 in a bf16 file, as released files may have it
+
+
+def random_checkpoint(
+    config: ModelConfig, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.bfloat16
+) -> Checkpoint:
+    """A model that engine and reference accept as if it had been read from a directory.
+
+    Linear maps keep the size of a row, and what a layer adds to the hidden row is divided by the square root of how
+    many parts add to it, so hidden rows stay of size 1 whatever the depth.
+    """
+    parts = 2 * len(config.layer_kinds)
+    tensors = {
+        name: _draw(name, size, parts, seed, torch.device(device)).to(torch.float32 if name.endswith(FP32) else dtype)
+        for name, size in expected_shapes(config, stored=_Fused()).items()
+    }
+    digest = hashlib.sha256(f"drawn {config} {seed} {dtype}".encode()).hexdigest()
+    return Checkpoint(config, MappingProxyType(tensors), digest)
+
+
+class _Fused:
+    """Says of every layer that its experts are one tensor."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def _draw(name: str, size: tuple[int, ...], parts: int, seed: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator(device=device).manual_seed((seed << 32) + crc32(name.encode()))
+    noise = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
+    if name.endswith("A_log"):
+        return noise.mul_(0.5)
+    if name.endswith("dt_bias"):
+        return _dt_bias(size[0]).to(device) + noise.mul_(NORM_SPREAD)
+    if "norm" in name.split(".")[-2]:
+        centre = 1.0 if name.endswith("linear_attn.norm.weight") else 0.0  # the others are stored as w of (1 + w)
+        return noise.mul_(NORM_SPREAD).add_(centre)
+    if name.endswith("conv1d.weight"):
+        return noise.mul_(CONV_SCALE)
+    if "embed_tokens" in name:
+        return noise
+    adds = name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight", "experts.down_proj"))
+    return noise.mul_(1 / math.sqrt(size[-1] * (parts if adds else 1)))
+
+
+def _dt_bias(heads: int) -> torch.Tensor:
+    """softplus(dt_bias) = -log(1 - lost): what a head forgets when A_log and a are 0."""
+    lost = torch.logspace(math.log10(SHORTEST), math.log10(LONGEST), heads)
+    return torch.log(torch.expm1(-torch.log1p(-lost)))

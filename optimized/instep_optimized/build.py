@@ -1,0 +1,46 @@
+"""From a checkpoint to what an engine runs on: pools, the model over them, and a round per step count.
+
+Leaves out: requests and events (`engine.py`), and graphs (`captured.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Capacity
+
+from . import commit as strategies
+from .draft import DRAFTERS
+from .memory import Memory
+from .memory.budget import Sizes, check_room, demands
+from .model import Model
+from .model.trunk import Trunk
+from .ops.base import Ops
+from .options import Options
+from .round import Round
+from .weights import Stored
+
+
+def built(
+    checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int]
+) -> tuple[Model, dict[int, Round]]:
+    """Pools, and the budget that sizes them, are for the largest of all candidates; there is a round for each."""
+    config, device, widest = checkpoint.config, torch.device(options.device), max(candidates) + 1
+    check_room(capacity, widest)
+    sizes = Sizes(ops.types(options.activation, options.state), options.layout, capacity, widest)
+    chosen = options.strategy, options.conv
+    memory = Memory(
+        demands(config, sizes) + strategies.demands(config, sizes, *chosen), capacity,
+        guarded=options.guarded, poison=options.poison, device=device,
+    )
+    stored = Stored(checkpoint.tensors, options.activation, device)
+    trunk = Trunk.of(stored, config, memory)
+    make = DRAFTERS[config.model_type, options.drafter] if config.mtp_layers else None
+    drafter = None if make is None else make(stored, config, trunk.head, memory)
+    model = Model(trunk, drafter, memory)
+    return model, {
+        steps: Round(steps, strategies.make(config, sizes, memory, steps + 1, *chosen), model) for steps in candidates
+    }

@@ -1,0 +1,79 @@
+"""A commit strategy as the engine and the trunk have it: a keeper of states and a keeper of conv windows.
+
+Leaves out: what either does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..batch import Batch
+from ..layout import Part
+from ..ops.base import Ops
+from .base import PAGES, Held, Keeper, Landing, Table, merged
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Both keepers' sides of one forward."""
+
+    of_conv: Held
+    of_state: Held
+
+    def conv(self, layer: int) -> tuple[Part, ...]:
+        """Addresses of the conv windows that this layer reads and writes."""
+        return self.of_conv.parts(layer)
+
+    def state(self, layer: int) -> tuple[Part, ...]:
+        """The same for the recurrent states."""
+        return self.of_state.parts(layer)
+
+    def ran(self, ops: Ops) -> None:
+        """After the last layer: prefill and decode rows are committed, and marks follow."""
+        self.of_conv.ran(ops)
+        self.of_state.ran(ops)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One strategy for one window width."""
+
+    of_conv: Keeper
+    of_state: Keeper
+
+    @property
+    def may(self) -> Table:
+        """What an event may change: both keepers' tables, and the KV pages that every strategy has."""
+        return merged(PAGES, self.of_conv.may, self.of_state.may)
+
+    def bind(self, ops: Ops, batch: Batch) -> Bound:
+        """Once per forward, before the layers."""
+        return Bound(self.of_conv.bind(ops, batch), self.of_state.bind(ops, batch))
+
+    def commit(self, ops: Ops, landing: Landing) -> None:
+        """Once per commit, for all layers."""
+        self.of_conv.commit(ops, landing)
+        self.of_state.commit(ops, landing)
+
+    # Aside from the hot path
+
+    def peek(
+        self, ops: Ops, slot: int, length: int
+    ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+        """(conv windows {layer: [C, W-1]}, states {layer: [HV, K, V]}) after `length` tokens, as copies."""
+        return self.of_conv.peek(ops, slot, length), self.of_state.peek(ops, slot, length)
+
+    def restore(
+        self, slot: int, length: int, conv: Mapping[int, torch.Tensor], state: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Write them into a slot, in the form of this strategy."""
+        self.of_conv.restore(slot, length, conv)
+        self.of_state.restore(slot, length, state)
+
+    def claim(self, slot: int) -> None:
+        """A request was given this slot."""
+        self.of_conv.claim(slot)
+        self.of_state.claim(slot)

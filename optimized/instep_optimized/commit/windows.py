@@ -1,0 +1,26 @@
+"""The conv form `windows`: verify keeps a conv window per position aside, commit copies the accepted one back.
+
+Leaves out: how, which is the `snapshot` strategy on another component.
+"""
+
+from __future__ import annotations
+
+from ..memory.budget import Component
+from .base import Strategy, printed
+from .snapshot import Snapshot, may_change
+
+MAY_CHANGE = may_change("conv")
+
+
+class Windows(Snapshot):
+    __doc__ = f"""Conv windows [C, W-1] by slot; those after every row of a window by batch row.
+
+    What an event may change (units in brackets):
+{printed(MAY_CHANGE)}
+    """
+
+    component: Component = "conv"
+    may = MAY_CHANGE
+
+
+WINDOWS = Strategy(Windows.demands, Windows)

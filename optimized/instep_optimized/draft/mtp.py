@@ -1,0 +1,66 @@
+"""An MTP layer as a head: it runs over rows of hidden states, writes its own KV, and picks tokens.
+
+Leaves out: which rows it runs on, and what it is fed; that is what drafters differ in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+
+from .. import weights as w
+from ..batch import Batch
+from ..memory import Memory
+from ..model.attention import AttentionLayer
+from ..model.trunk import Head
+from ..ops.base import Ops
+
+
+@dataclass(frozen=True)
+class MtpLayer:
+    """Frozen. Row p pairs a hidden row of position p with a token further on, and has KV index p.
+
+    x = fc([norm(embed(token)) | norm(hidden)]);  y = norm(layer(x));  pick = argmax(lm_head(y))
+    """
+
+    head: Head
+    weights: w.DraftWeights
+    layer: AttentionLayer
+    config: ModelConfig
+
+    @classmethod
+    def all(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> tuple[MtpLayer, ...]:
+        """From the target's configuration, which stays as it is: the draft head has one of its own.
+
+        The layers differ in themselves alone: fc, the norms around it and the head are shared.
+        """
+        own, weights, pools = config.drafter(), w.draft(stored), (memory["draft_keys"], memory["draft_values"])
+        return tuple(
+            cls(head, weights, AttentionLayer.of(
+                stored, f"mtp.layers.{number}", number, own, *(pool.units(number) for pool in pools)
+            ), own)
+            for number in range(config.mtp_layers)
+        )
+
+    def rows(self, ops: Ops, hidden: torch.Tensor, batch: Batch, stage: str) -> torch.Tensor:
+        """hidden [N, D], paired with `batch.tokens` -> y [N, D]; the rows' draft KV is written on the way."""
+
+        def at(component: str, layer: int = STAGE_LEVEL) -> Place:
+            return Place(stage, layer, component)
+
+        weights, eps = self.weights, self.config.eps
+        embedding = self.head.embed(ops, batch.tokens, stage)
+        left = ops.norm(x=embedding, weight=weights.embedding_norm, eps=eps, to=at("normed"))
+        right = ops.norm(x=hidden, weight=weights.hidden_norm, eps=eps, to=at("post_normed"))
+        joined = ops.concat(x=left, y=right, to=at("joined"))
+        fused = ops.linear(x=joined, weight=weights.fc, shape=(self.config.hidden,), to=at("fused"))
+        answer = self.layer(ops, fused, batch, stage)
+        return ops.norm(x=answer, weight=weights.norm, eps=eps, to=at("final", AFTER_LAYERS))
+
+    def pick(self, ops: Ops, y: torch.Tensor, stage: str) -> torch.Tensor:
+        """y [M, D] -> the head's argmax [M] int64."""
+        return self.head.pick(ops, y, stage)

@@ -1,0 +1,74 @@
+"""The `vanilla` drafter: one MTP layer per draft, all of them run in extend on the accepted tokens shifted further.
+
+Leaves out: any forward in the draft event; there the proposals of extend are handed over. Ops only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+
+from .. import weights as w
+from ..batch import Batch, Who
+from ..memory import Memory
+from ..model.trunk import Head
+from ..ops.base import Ops
+from .base import Asked, Use
+from .extend import propose, stage_of
+from .mtp import MtpLayer
+
+
+@dataclass(frozen=True)
+class Vanilla:
+    """Layer i pairs row p with token p + 1 + i; behind the root, and where a chunk's prompt ends, stand the picks of
+    the layers before.
+
+    chained  layer i reads the y of layer i - 1 while i < num_steps; otherwise, and beyond, the target's rows
+    """
+
+    mtp: tuple[MtpLayer, ...]
+    chained: bool = True
+
+    @classmethod
+    def of(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> Vanilla:
+        return cls(MtpLayer.all(stored, config, head, memory))
+
+    @property
+    def layers(self) -> int:
+        return len(self.mtp)
+
+    def extend(
+        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[Asked], num_steps: int
+    ) -> None:
+        """Every layer runs whatever the step count, so that all their KV is as long as the target's.
+
+        What a layer reads of the one before is that one's result and nothing that outlives this extend: a graph has
+        no buffer for it that could go stale.
+        """
+        fed = hidden
+        for number, (layer, whom) in enumerate(zip(self.mtp, asked, strict=True)):
+            y = layer.rows(ops, fed, batch, stage_of(number))
+            picks = propose(ops, memory.board, layer, number, y, whom)
+            if number + 1 < self.layers:
+                behind = _behind(ops, picks, whom)
+                tokens = ops.shift(tokens=batch.tokens, begin=batch.begin, count=batch.count, behind=behind)
+                batch = replace(batch, tokens=tokens)
+            fed = y if self.chained and number + 1 < num_steps else hidden
+
+    def draft(self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int) -> tuple[torch.Tensor, ...]:
+        """Drafts that are forced change nothing: all proposals were made before."""
+        own = [ops.select(x=memory.board.proposals[:, step], index=who.slots) for step in range(num_steps)]
+        return (*(use(draft, step) for step, draft in enumerate(own)), *own)
+
+
+def _behind(ops: Ops, picks: torch.Tensor, whom: Asked) -> torch.Tensor:
+    """[B]: the token behind each request's rows, which the next layer reads last; picked [M], or known."""
+    if whom.places is None or whom.known is None:
+        return picks
+    if not len(picks):
+        return whom.known
+    return ops.choose(own=ops.select(x=picks, index=whom.places), forced=whom.known)

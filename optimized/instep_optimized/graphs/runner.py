@@ -1,0 +1,165 @@
+"""Who replays what: graphs by key and bucket, their own input buffers, and outputs that outlive the next replay.
+
+Leaves out: how a body is recorded (`recorded.py`, `cuda.py`) and what it computes.
+
+A body is `body(ops, inputs) -> tensors` (one, or a tuple or NamedTuple of them): it calls ops and takes views, nothing
+else. Its inputs are the graph's own tensors [bucket, ...], written before every replay, padding rows included; host
+numbers that it uses are frozen. It is recorded with idle inputs, and run for real then: with these it must change no
+byte of any pool. The rows of a result are a multiple of the bucket's, request by request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from instep_reference.contract.errors import BadInput, OutOfCapacity
+from instep_reference.contract.place import Place, See, unseen
+
+from ..ops.around import around
+from ..ops.base import Ops
+
+T = TypeVar("T")
+I = TypeVar("I", bound=tuple[Any, ...])  # noqa: E741  a NamedTuple of tensors, or of host lists of whole numbers
+
+
+class Recording(Protocol):
+    """What was recorded; `replay` runs it again on the tensors of then, and waits for nothing."""
+
+    def replay(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Runs a body once under capture (after warm-up runs): what replays it, and its outputs, which stay in place."""
+
+    def __call__(self, ops: Ops, body: Callable[[Ops], T]) -> tuple[Recording, T]: ...
+
+
+def buckets(most: int) -> tuple[int, ...]:
+    """1, 2, 4, 8, ... and `most` itself."""
+    return (*(1 << power for power in range((most - 1).bit_length())), most)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One graph: its inputs, its outputs, and the named results that `see` is shown after every replay."""
+
+    recording: Recording
+    inputs: tuple[torch.Tensor, ...]
+    outputs: Any
+    seen: list[tuple[Place, torch.Tensor]]
+
+
+class Runner:
+    """Graphs by (key, bucket). The key says all that a body depends on beside its inputs: kind and step count at least,
+    for layouts with equal token counts are different graphs. A watched run has a graph of its own: it keeps results.
+    """
+
+    def __init__(self, record: Recorder, buckets: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self._record, self._buckets, self._device = record, sorted(buckets), torch.device(device)
+        self._captured: dict[tuple[Hashable, int, bool], Captured] = {}
+
+    def run(
+        self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen
+    ) -> T:
+        """Replay on these rows; what comes back is cut to them, and copied.
+
+        inputs: B rows each, on the graphs' device, or as host lists; idle: the fill value of each in a padding row.
+        No rows: nothing is replayed. Nothing is waited for once (key, bucket) is captured.
+        """
+        rows = _rows(inputs)
+        captured = self._of(key, self._bucket(rows), ops, body, inputs, idle, see is not unseen)
+        if rows:
+            for name, own, given, value in zip(_names(inputs), captured.inputs, inputs, idle, strict=True):
+                _fill(own, given, value, f"{key} {name}")
+            captured.recording.replay()
+            for place, tensor in captured.seen:
+                see(place, _cut(tensor, self._bucket(rows), rows))
+        return _copied(captured.outputs, self._bucket(rows), rows)  # type: ignore[no-any-return]
+
+    def prepare(
+        self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen
+    ) -> None:
+        """Capture every bucket of a key ahead of time; of `inputs` only types and shapes of a row matter."""
+        for bucket in reversed(self._buckets):  # the widest first: the others then fit into the memory that it needed
+            self._of(key, bucket, ops, body, inputs, idle, see is not unseen)
+
+    def _bucket(self, rows: int) -> int:
+        for bucket in self._buckets:
+            if bucket >= rows:
+                return bucket
+        raise OutOfCapacity(f"a batch of {rows} requests; the widest graph is for {self._buckets[-1]}")
+
+    def _of(
+        self, key: Hashable, bucket: int, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, watched: bool
+    ) -> Captured:
+        if (key, bucket, watched) not in self._captured:
+            own = [_own(given, value, bucket, self._device) for given, value in zip(inputs, idle, strict=True)]
+            self._captured[key, bucket, watched] = self._capture(ops, body, _like(inputs, own), watched)
+        return self._captured[key, bucket, watched]
+
+    def _capture(self, ops: Ops, body: Callable[[Ops, I], T], own: I, watched: bool) -> Captured:
+        seen: list[tuple[Place, torch.Tensor]] = []
+
+        def note(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+            seen.append((place, tensor))
+            return tensor
+
+        def watch(recording: Ops) -> T:
+            seen.clear()  # a warm-up run saw tensors that are not the graph's
+            return body(around(recording, note if watched else unseen), own)
+
+        recording, outputs = self._record(ops, watch)
+        return Captured(recording, own, outputs, seen)
+
+
+def _names(inputs: tuple[Any, ...]) -> tuple[str, ...]:
+    return getattr(inputs, "_fields", tuple(str(number) for number in range(len(inputs))))
+
+
+def _like(bundle: Any, values: Sequence[Any]) -> Any:
+    """The same kind of tuple with other values."""
+    return type(bundle)(*values) if hasattr(bundle, "_fields") else tuple(values)
+
+
+def _rows(inputs: tuple[Any, ...]) -> int:
+    counts = {name: len(given) for name, given in zip(_names(inputs), inputs, strict=True)}
+    if len(set(counts.values())) != 1:
+        raise BadInput("inputs of a graph", found=f"rows {counts}", expected="as many rows in each")
+    return next(iter(counts.values()))
+
+
+def _own(given: Any, value: Any, bucket: int, device: torch.device) -> torch.Tensor:
+    """A graph's own input, all of its rows idle. Host lists hold whole numbers."""
+    row, dtype = (given.shape[1:], given.dtype) if isinstance(given, torch.Tensor) else (_shape(given), torch.int64)
+    return torch.full((bucket, *row), value, dtype=dtype, device=device)
+
+
+def _shape(given: Sequence[Any]) -> tuple[int, ...]:
+    return (len(given[0]),) if given and isinstance(given[0], Sequence) else ()
+
+
+def _fill(own: torch.Tensor, given: Any, value: Any, name: str) -> None:
+    """Write every row of `own`, without waiting: what is given, then the idle value."""
+    if not isinstance(given, torch.Tensor):
+        given = torch.tensor(given, dtype=own.dtype, pin_memory=own.is_cuda)
+    if given.shape[1:] != own.shape[1:] or given.dtype != own.dtype:
+        found = f"rows of {tuple(given.shape[1:])}, {given.dtype}"
+        raise BadInput(name, found=found, expected=f"{tuple(own.shape[1:])}, {own.dtype}, as it was recorded")
+    own[: len(given)].copy_(given, non_blocking=True)
+    own[len(given) :].fill_(value)
+
+
+def _cut(tensor: torch.Tensor, bucket: int, rows: int) -> torch.Tensor:
+    """The rows that are not padding, in packed tensors those of each request."""
+    assert tensor.shape[0] % bucket == 0, f"{tensor.shape[0]} rows for {bucket} requests"
+    return tensor[: rows * (tensor.shape[0] // bucket)]
+
+
+def _copied(outputs: Any, bucket: int, rows: int) -> Any:
+    if isinstance(outputs, torch.Tensor):
+        return _cut(outputs, bucket, rows).clone()
+    return _like(outputs, [_copied(output, bucket, rows) for output in outputs])

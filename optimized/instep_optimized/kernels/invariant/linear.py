@@ -1,0 +1,104 @@
+"""Row-invariant matrix products: linear layers, the dense MLP and the head, all by one kernel with fixed tiles.
+
+Leaves out: splitting a product along its inner axis, and tiles that follow the number of rows.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from instep_reference.contract.place import Place
+
+from ..dot import dot
+from ..pointwise import silu_mul
+from ..runtime import INTERPRETED, ceil_div, launch, power_of_2
+
+
+class Tile(NamedTuple):
+    """rows of x, columns of the result, and elements of the inner axis per step."""
+
+    rows: int
+    columns: int
+    inner: int
+
+
+# Narrow operands on a GPU, the widest tile first; the first that leaves PROGRAMS programs is taken, else the last. 64
+# rows are few enough that decode stays bound by reading weights; STAGES steps of any tile fit in 100 KB on the chip.
+NARROW = (Tile(64, 128, 64), Tile(64, 64, 64), Tile(64, 32, 128), Tile(64, 16, 128))
+FULL = Tile(16, 32, 32)  # fp32 operands are multiplied outside the tensor cores, from registers
+SMALL = Tile(8, 128, 64)  # interpreted
+PROGRAMS = 96
+WARPS, STAGES = 4, 4
+
+
+def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor:
+    """`Linear` of the seam."""
+    return multiply(x.flatten(1), weight, x.dtype).view(x.shape[0], *shape)
+
+
+def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
+    """`Mlp` of the seam: two products and one kernel between them, rounded where `products.mlp` rounds."""
+    return multiply(silu_mul(multiply(x, gate_up, x.dtype)), down, x.dtype)
+
+
+def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
+    """`LmHead` of the seam: narrow operands, fp32 logits."""
+    return multiply(x, weight, torch.float32)
+
+
+def multiply(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x [N, in] times weight [out, in] transposed -> [N, out] in `dtype`; each row as if it were alone.
+
+    Why a row is its own: an element of the result is one chain of instructions along the inner axis, in steps that
+    only the weight sizes. Each takes a row of x, a column of the weight and the element's own fp32 accumulator; other
+    rows, padding included, fill other places of the same instruction. A tensor core treats all rows of an instruction
+    alike, and as the tile's height never changes it is always the same instruction.
+    """
+    assert x.stride(1) == 1, "rows are contiguous"
+    rows, inner = x.shape
+    columns = weight.shape[0]
+    out = x.new_empty(rows, columns, dtype=torch.float32 if INTERPRETED else dtype)
+    tile = tile_of(columns, x.element_size())
+    launch(
+        _multiply, (ceil_div(rows, tile.rows), ceil_div(columns, tile.columns)),
+        x, x.stride(0), weight, *weight.stride(), out, rows, inner, columns,
+        MT=tile.rows, NT=min(tile.columns, max(power_of_2(columns), NARROW[-1].columns)),
+        KT=min(tile.inner, max(power_of_2(inner), NARROW[-1].columns)),
+        WIDEN=INTERPRETED, ORDERED=INTERPRETED, warps=WARPS, stages=STAGES,
+    )  # fmt: skip
+    return out.to(dtype)  # the interpreter would cut digits off where a GPU rounds
+
+
+def tile_of(columns: int, element_size: int) -> Tile:
+    """The tile for a weight of `columns` rows, by that and its dtype alone: never by the number of rows of x."""
+    if INTERPRETED:
+        return SMALL
+    if element_size > 2:
+        return FULL
+    return next((tile for tile in NARROW if columns >= PROGRAMS * tile.columns), NARROW[-1])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _multiply(
+    x, x_row, weight, weight_row, weight_column, out, rows, inner, columns,
+    MT: tl.constexpr, NT: tl.constexpr, KT: tl.constexpr, WIDEN: tl.constexpr, ORDERED: tl.constexpr,
+):  # fmt: skip
+    """MT rows by NT columns. Grid (row tiles, column tiles): programs that share a weight tile run side by side."""
+    row = tl.program_id(0).to(tl.int64) * MT + tl.arange(0, MT)
+    column = tl.program_id(1).to(tl.int64) * NT + tl.arange(0, NT)
+    live, there = (row < rows)[:, None], (column < columns)[None, :]
+    source, matrix = x + (row * x_row)[:, None], weight + (column * weight_row)[None, :]
+    total = tl.zeros((MT, NT), tl.float32)
+    for start in range(0, inner, KT):
+        k = start + tl.arange(0, KT)
+        left = tl.load(source + k[None, :], mask=live & (k < inner)[None, :], other=0.0)
+        right = tl.load(matrix + (k * weight_column)[:, None], mask=there & (k < inner)[:, None], other=0.0)
+        total += dot(left, right, WIDEN, ORDERED)
+    tl.store(out + (row * columns)[:, None] + column[None, :], total.to(out.dtype.element_ty), mask=live & there)

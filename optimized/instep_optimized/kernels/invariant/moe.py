@@ -1,0 +1,19 @@
+"""Row-invariant mixture of experts: the kernels of `..moe`, one row per program, and a row-invariant shared expert.
+
+Leaves out: grouping rows by expert, which would be invariant too: a fixed tile does not care whose rows fill it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from instep_reference.contract.place import Place
+
+from ...ops.base import ExpertWeights
+from ..moe import mix
+from . import linear
+
+
+def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
+    """`Moe` of the seam."""
+    return mix(x, weights, top_k, norm_topk, linear, to)

@@ -1,0 +1,58 @@
+"""Whole numbers of the ring: what is run again, where rows are kept, and how far the state then reaches.
+
+Leaves out: the ring itself, which the delta rule reads and writes (`window.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..ops.base import Ringed
+from .runtime import ceil_div, launch, tile
+
+REQUESTS = 64  # per program
+ABSORBED = -1  # for the kernel: rows go into the state, nothing is kept
+
+
+def ring(
+    *, slots: torch.Tensor, before: torch.Tensor, count: torch.Tensor, settled: torch.Tensor, size: int, most: int,
+    spare: int | None,
+) -> Ringed:
+    """`PlanRing` of the seam."""
+    requests, tall = slots.numel(), tile(REQUESTS, REQUESTS)
+    told = Ringed(*(slots.new_empty(requests) for _ in Ringed._fields))
+    launch(
+        _ring, (ceil_div(requests, tall),), slots, before, count, settled, settled.stride(0), *told,
+        size, size - most, ABSORBED if spare is None else spare, requests, RT=tall,
+    )  # fmt: skip
+    return told
+
+
+@triton.jit(do_not_specialize=["size", "limit", "spare"])
+def _ring(
+    slots, before, count, settled, settled_step, begin, pending, keep, settle, after,
+    size, limit, spare, requests,
+    RT: tl.constexpr,
+):  # fmt: skip
+    """RT requests. A mark may hold anything: it is clamped before anything is made of it. Grid (tiles)."""
+    request = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    asked = request < requests
+    slot = tl.load(slots + request, mask=asked, other=-1)
+    busy = slot >= 0
+    reach = tl.load(before + request, mask=busy, other=0)
+    rows = tl.load(count + request, mask=busy, other=0)
+    mark = tl.load(settled + slot * settled_step, mask=busy, other=0)
+    owed = tl.where(busy, tl.minimum(tl.maximum(reach - mark, 0), limit), 0)
+    kept = busy & (spare >= 0)
+    stored = kept & (owed > spare)
+    tl.store(begin + request, tl.where(busy, (reach - owed) % size, 0), mask=asked)
+    tl.store(pending + request, owed, mask=asked)
+    tl.store(keep + request, tl.where(kept, reach % size, -1), mask=asked)
+    tl.store(settle + request, tl.where(stored, slot, -1), mask=asked)
+    now = tl.where(kept, tl.where(stored, reach, reach - owed), reach + rows)
+    tl.store(after + request, tl.where(busy, now, 0), mask=asked)

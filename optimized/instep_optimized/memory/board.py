@@ -1,0 +1,72 @@
+"""The board: what the device knows of the request in every slot, so that no round has to ask the host.
+
+Leaves out: conv windows, states and KV (pools of their own), what a commit strategy marks (`commit/`), and how large
+each line is (`budget.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+
+from .pool import Pool
+
+LAYER = 0  # a board has one line per slot, whatever the model
+
+
+@dataclass(frozen=True)
+class Board:
+    """Views on the board's pools, one line per slot. P: the pages a request can own, T: the widest window.
+
+    length [slots]            committed tokens
+    table [slots, P]          its KV pages in order, -1 padded
+    window [slots, T]         the root, then the drafts of this round
+    picks [slots, T]          of a verified window: the target's argmax at every node
+    final [slots, T, D]       of a verified window: the target's final hidden rows
+    proposals [slots, n]      what draft extend proposes: draft 1, and further ones of a drafter that has several layers
+    proposed [slots, D]       the head's y behind draft 1
+    """
+
+    length: torch.Tensor
+    table: torch.Tensor
+    window: torch.Tensor
+    picks: torch.Tensor
+    final: torch.Tensor
+    proposals: torch.Tensor
+    proposed: torch.Tensor
+
+    @classmethod
+    def of(cls, pools: Mapping[str, Pool]) -> Board:
+        units = {name: pools[name].units(LAYER) for name in NAMES}
+        return cls(**{**units, "length": units["length"][:, 0]})
+
+    def enter(self, slot: int, length: int, pages: list[int]) -> None:
+        """A request takes the slot: how long it is, and where its KV stands."""
+        self.length[slot] = length
+        self.table[slot] = -1
+        self.map([(slot, number, page) for number, page in enumerate(pages)])
+
+    def map(self, entries: list[tuple[int, int, int]]) -> None:
+        """(slot, its n-th page, page): written without waiting for the device."""
+        if entries:
+            slot, number, page = sent([[entry[axis] for entry in entries] for axis in range(3)], self.table.device)
+            self.table.index_put_((slot, number), page)
+
+
+NAMES = tuple(field.name for field in fields(Board))
+
+
+def sent(lists: list[list[int]], device: torch.device) -> list[torch.Tensor]:
+    """Whole numbers as int64 tensors on the device, all of them in one transfer, for which nobody waits.
+
+    Every list starts on 16 bytes, as an allocation of its own would: a kernel sees the same alignment either way.
+    """
+    flat: list[int] = []
+    begins = []
+    for numbers in lists:
+        begins.append(len(flat))
+        flat += [*numbers, *[0] * (len(numbers) % 2)]
+    block = torch.tensor(flat, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    return [block[begin : begin + len(numbers)] for begin, numbers in zip(begins, lists, strict=True)]

@@ -1,0 +1,178 @@
+"""A forward whose rows are of several kinds, or prefill chunks: run as it comes, never held in a graph.
+
+Leaves out: forwards of verify or decode rows alone (`round.py`), and the requests' bookkeeping (`engine.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from instep_reference.contract.engine import Row
+
+from .batch import Span, begins_of, ints, pack
+from .commit.pair import Commit
+from .draft.base import Asked
+from .landing import keep_window
+from .memory import Memory
+from .memory.board import sent
+from .model import Model
+from .model.trunk import STAGE
+from .ops.base import Ops
+from .request import Request
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A span and its request; begin: of a prefill, how many tokens of the prompt came before it; forced: the root to
+    use after it, -1: the engine's own."""
+
+    span: Span
+    request: Request
+    begin: int
+    forced: int
+
+    @property
+    def rooted(self) -> bool:
+        """Whether a root follows: after a decode row and after the last chunk of a prompt."""
+        end = self.begin + self.span.count
+        return self.span.kind == "decode" or (self.span.kind == "prefill" and end == len(self.request.prompt))
+
+    @property
+    def asked(self) -> int:
+        """How many of its last rows logits are asked for."""
+        return self.span.count if self.span.kind == "verify" else int(self.rooted)
+
+    def known(self, behind: int) -> int:
+        """The token of an unfinished prompt that stands so many places behind the last row's; -1: there is none."""
+        at = self.begin + self.span.count - 1 + behind
+        return self.request.prompt[at] if not self.rooted and at < len(self.request.prompt) else -1
+
+    def ran(self) -> None:
+        """What the host knows once the forward was launched: a verified window waits, anything else is committed."""
+        if self.span.kind == "verify":
+            self.request.row = self.span.row
+        else:
+            self.request.length.add(self.span.count)
+            self.request.rooted = self.rooted
+
+
+def planned(row: Row, number: int, request: Request) -> Planned:
+    """A row of a forward, the `number`-th of the batch."""
+    prefill = row.kind == "prefill"
+    begin = request.length.exact if prefill else 0
+    count = row.tokens if prefill else 1 + request.drafts if row.kind == "verify" else 1
+    span = Span(row.request, row.kind, count, number, fresh=prefill and not begin)
+    return Planned(span, request, begin, -1 if row.root is None else row.root)
+
+
+def forward(
+    ops: Ops, model: Model, commit: Commit, plan: Sequence[Planned], num_steps: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """-> the target's argmax at every row that is asked for, in batch order; and the roots that are now in force.
+
+    num_steps: what is in force, which a draft extend may depend on.
+    """
+    memory = model.memory
+    batch = pack(ops, memory, [planned.span for planned in plan], torch.cat([_tokens(p, memory) for p in plan]))
+    bound = commit.bind(ops, batch)
+    final = model.trunk(ops, batch, bound)
+    bound.ran(ops)
+    begins = begins_of([planned.span for planned in plan])
+    asked = [row for p, begin in zip(plan, begins, strict=True) for row in _last(begin, p.span.count, p.asked)]
+    picks = _select(ops, final, asked)
+    own = model.trunk.head.pick(ops, picks, STAGE) if asked else ints((), final.device)
+
+    said = dict(zip(asked, range(len(asked)), strict=True))
+    _keep(ops, memory, plan, begins, said, own, final)
+    committed = [(p, begin) for p, begin in zip(plan, begins, strict=True) if p.span.kind != "verify"]
+    rooted = [(p, said[begin + p.span.count - 1]) for p, begin in committed if p.rooted]
+    roots = _root(ops, memory, [p for p, _ in rooted], _select(ops, own, [place for _, place in rooted]))
+    if committed:
+        _extend(ops, model, [p for p, _ in committed], _select(
+            ops, final, [row for p, begin in committed for row in range(begin, begin + p.span.count)]
+        ), num_steps)
+    return own, roots
+
+
+def _keep(
+    ops: Ops, memory: Memory, plan: Sequence[Planned], begins: Sequence[int], said: dict[int, int], own: torch.Tensor,
+    final: torch.Tensor,
+) -> None:
+    """Verified windows wait on the board. All of them are equally wide: a step count changes between rounds only."""
+    verified = [(p, begin) for p, begin in zip(plan, begins, strict=True) if p.span.kind == "verify"]
+    if not verified:
+        return
+    rows = [row for p, begin in verified for row in range(begin, begin + p.span.count)]
+    keep_window(
+        ops, memory.board, _slots(memory, (p for p, _ in verified)), _select(ops, own, [said[row] for row in rows]),
+        _select(ops, final, rows), verified[0][0].span.count,
+    )
+
+
+def _root(ops: Ops, memory: Memory, rooted: Sequence[Planned], own: torch.Tensor) -> torch.Tensor:
+    """Choose the roots, and write them into the requests' windows."""
+    if not rooted:
+        return own
+    roots = ops.choose(own=own, forced=ints([p.forced for p in rooted], own.device))
+    ops.store_rows(rows=roots, pool=memory.board.window[:, :1], locations=_slots(memory, rooted))
+    return roots
+
+
+def _extend(ops: Ops, model: Model, committed: Sequence[Planned], hidden: torch.Tensor, num_steps: int) -> None:
+    """Draft extend over the committed rows, then their lengths."""
+    memory, drafter, spans = model.memory, model.drafter, [replace(p.span, kind="draft") for p in committed]
+    slots = _slots(memory, committed)
+    if drafter is not None:
+        batch = pack(ops, memory, spans, torch.cat([_following(p, memory) for p in committed]))
+        asked = [_asked(memory, committed, layer, drafter.layers) for layer in range(drafter.layers)]
+        drafter.extend(ops, memory, batch, hidden, asked, num_steps)
+    ops.advance(length=memory.board.length, slots=slots, by=ints([span.count for span in spans], slots.device))
+
+
+def _asked(memory: Memory, committed: Sequence[Planned], layer: int, layers: int) -> Asked:
+    """MTP layer `layer` picks for whoever has a root; and where the prompt ends before what the next layer reads.
+
+    Behind the rows of the others the prompt goes on: its token stands `layer` + 2 places behind their last row's own.
+    """
+    spans, further = [p.span for p in committed], layer + 1 < layers
+    ends = [begin + span.count - 1 for begin, span in zip(begins_of(spans), spans, strict=True)]
+    known = [p.known(layer + 2) if further else -1 for p in committed]
+    picks = [number for number, p in enumerate(committed) if p.rooted or (further and known[number] < 0)]
+    kept = [memory.slots.of(p.span.request) if p.rooted else -1 for p in committed]
+    last, slots, places, behind = sent([
+        [ends[number] for number in picks], [kept[number] for number in picks],
+        [picks.index(number) if number in picks else -1 for number in range(len(committed))], known,
+    ], memory.device)
+    return Asked(last, slots, places, behind) if further else Asked(last, slots)
+
+
+def _tokens(planned: Planned, memory: Memory) -> torch.Tensor:
+    """What a row runs on: the prompt's next tokens, or what stands in the slot's window."""
+    span, request = planned.span, planned.request
+    if span.kind == "prefill":
+        return request.tokens[planned.begin : planned.begin + span.count]
+    return memory.board.window[memory.slots.of(span.request), : span.count]
+
+
+def _following(planned: Planned, memory: Memory) -> torch.Tensor:
+    """The tokens one place further on; the root once it is known."""
+    root = memory.board.window[memory.slots.of(planned.span.request), :1]
+    if planned.span.kind == "decode":
+        return root
+    known = planned.request.tokens[planned.begin + 1 : planned.begin + planned.span.count + 1]
+    return torch.cat([known, root]) if planned.rooted else known
+
+
+def _slots(memory: Memory, plan: Iterable[Planned]) -> torch.Tensor:
+    return ints([memory.slots.of(planned.span.request) for planned in plan], memory.device)
+
+
+def _select(ops: Ops, x: torch.Tensor, index: Sequence[int]) -> torch.Tensor:
+    return ops.select(x=x, index=ints(index, x.device))
+
+
+def _last(begin: int, count: int, asked: int) -> range:
+    return range(begin + count - asked, begin + count)

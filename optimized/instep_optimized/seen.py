@@ -1,0 +1,51 @@
+"""What a watcher is shown of padded launches: the rows that somebody covers, packed in batch order.
+
+Leaves out: what is done with what is seen. It reads the device, so it belongs to watched runs alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from instep_reference.contract.place import Place, See, unseen
+
+from .ops.around import Op, around
+from .ops.base import Ops
+
+
+def watched(ops: Ops, see: See) -> Ops:
+    """`ops`, every named result passed through `see` without the rows that pad a window; `unseen`: `ops` itself."""
+    if see is unseen:
+        return ops
+    covered = _Covered(see)
+    return around(ops, covered.see, covered.note)
+
+
+class _Covered:
+    """Remembers which rows the last launch covered; places that have as many rows are cut to them."""
+
+    def __init__(self, see: See) -> None:
+        self._see = see
+        self._rows = torch.ones(0, dtype=torch.bool)
+
+    def note(self, name: str, op: Op) -> Op:
+        if name != "place_rows":
+            return op
+
+        def call(**given: Any) -> Any:
+            row = torch.arange(given["rows"], device=given["begin"].device)[:, None]
+            count = torch.where(given["slots"] >= 0, given["count"], 0)
+            self._rows = ((row >= given["begin"]) & (row < given["begin"] + count)).any(dim=1)
+            return op(**given)
+
+        return call
+
+    def see(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        if len(tensor) != len(self._rows) or bool(self._rows.all()):
+            return self._see(place, tensor)
+        shown = self._see(place, tensor[self._rows])
+        whole = tensor.clone()
+        whole[self._rows] = shown
+        return whole

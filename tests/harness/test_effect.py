@@ -1,0 +1,98 @@
+"""The experiment on adaptive step counts, end to end at tiny sizes; and that it shows no speed of what is wrong.
+
+Leaves out: its figures, which need a GPU (`tests/perf/adaptive_effect.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from instep.generate.arms import arms, mixed, parted
+from instep.generate.decode import Ask
+from instep.generate.forced import Extent, play, trace_of
+from instep.rig.alone import Setup
+from instep.shapes.drawn import random_checkpoint
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.errors import BadInput
+from support.narrow import narrow
+
+SCRIPT = Path(__file__).resolve().parents[1] / "perf" / "adaptive_effect.py"
+TINY = Path("fixtures/tiny")
+
+
+@pytest.fixture(scope="module")
+def decoded():
+    prompts = {"a": tuple(b"Return the"), "b": tuple(b"spam, spam, spam, ")}
+    ask = Ask(Checkpoint.open(TINY), Setup(), prompts, 1, tokens=6, batch=2, stop=0)
+    return arms(ask, {"candidate_steps": [1, 3], "warmup_batches": 0, "update_interval": 1}, (0,))
+
+
+@pytest.fixture(scope="module")
+def large():
+    return random_checkpoint(narrow("qwen3.5-9b"))
+
+
+def test_arms_say_the_same(decoded):
+    assert list(decoded) == ["adaptive", "0"] and not parted(decoded)
+
+
+def test_played_arms_are_checked_and_their_laps_hold_the_checked_bits(decoded, large):
+    played = play(decoded, large, Setup(), laps=1)
+    for name, one in played.items():
+        assert one.right and one.checked.verdict.events == len(decoded[name].events)
+        assert set(one.digests) == {"a, finished", "b, finished"}
+        assert one.speed().tokens == 12 and 0 < one.latency_s() <= sum(one.laps[0].seconds)
+    spoilt = replace(played["0"].laps[0], digests={"a, finished": "", "b, finished": ""})
+    assert not replace(played["0"], laps=(spoilt,)).right
+    assert not replace(played["0"], extent=Extent(until=10**6), digests={}).right
+
+
+def test_a_wrong_engine_is_not_right(decoded, large):
+    played = play({"0": decoded["0"]}, large, Setup("support.wrong_ops:SWAPPED"), laps=1)
+    assert not played["0"].right
+
+
+def test_a_part_may_be_checked(decoded, large):
+    played = play({"0": decoded["0"]}, large, Setup(), laps=1, extents={"0": Extent(until=5, layers=(0,))})["0"]
+    assert played.right and played.checked.verdict.events == 6 and set(played.digests) == {"a, event 5", "b, event 5"}
+
+
+def test_graphs_are_compared_while_batches_are_full(decoded, large):
+    extent = Extent.full_batches(decoded["0"])
+    played = play({"0": decoded["0"]}, large, Setup(graphs=True), laps=1, extents={"0": extent})["0"]
+    assert played.right and set(played.digests) == {f"a, event {extent.until}", f"b, event {extent.until}"}
+
+
+def test_a_model_with_a_smaller_vocabulary_is_refused(decoded):
+    with pytest.raises(BadInput, match="256 tokens"):
+        trace_of(decoded["0"], random_checkpoint(narrow("qwen3.5-9b", vocab=64)), "0")
+
+
+def test_prompts_of_all_kinds_are_mixed():
+    found = mixed({f"p{number}": (1,) for number in range(12)})
+    names = list(found)
+    assert len(found) == 18 and {name.split()[0] for name in names[:6]} >= {"repeated", "noise"}
+    assert found["noise 0"] != found["noise 1"]
+
+
+@pytest.mark.slow
+def test_the_script_runs_and_writes_its_result(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("adaptive_effect", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    always = ["--device", "cpu", "--fixture-ops", "plain", "--dtype", "float32", "--prompts", "2", "--tokens", "4",
+              "--batch", "2", "--laps", "1"]  # fmt: skip
+    config = narrow("qwen3.5-9b")
+    assert script.main([*always, "--ops", "plain", "--fixed", "3", "--out", str(tmp_path / "e.json")], config) == 0
+    result = json.loads((tmp_path / "e.json").read_text())
+    assert set(result["arms"]) == {"adaptive", "3"} and all(arm["right"] for arm in result["arms"].values())
+    assert set(result["effect"]["3"]) == {"tokens_per_s", "latency"} and not result["wrong"]
+    assert "adaptive against 3" in capsys.readouterr().out
+    told = script.report({**result, "wrong": ["3 at the large size"]})
+    assert "no speed is shown" in told and "tokens/s" not in told

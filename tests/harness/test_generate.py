@@ -1,0 +1,150 @@
+"""`instep generate`: what it says is what the reference says, and no speed is shown that was not checked.
+
+Leaves out: how fast it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from instep.generate.decode import Ask, decode
+from instep.generate.speed import Speed, rounds
+from instep.generate.words import Numbers, prompts_from, stop_of, words_of
+from instep.rig.alone import Setup
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Commit, Forward
+from instep_reference.contract.errors import BadInput
+from support.checkpoints import write as write_checkpoint
+from support.command import complaint
+
+TINY = Path("fixtures/tiny")
+SHORT = ("--prompt", "Return the", "--prompt", "class Queue\n", "--prompt", "x", "--tokens", "12", "--batch", "2")
+
+
+@pytest.fixture(scope="module")
+def decoded():
+    prompts = {"a": tuple(b"Return the"), "b": tuple(b"def main(self):"), "c": tuple(b"0, 1, 2, 3")}
+    return decode(Ask(
+        Checkpoint.open(TINY), Setup(), prompts, 3, adaptive={"candidate_steps": [1, 3], "warmup_batches": 1,
+                                                               "update_interval": 1},
+        tokens=10, batch=2, chunk=6, stop=0, kept=frozenset("b"),
+    ))  # fmt: skip
+
+
+def test_requests_are_batched_as_slots_become_free_and_prompts_run_in_chunks(decoded):
+    forwards = [event for event in decoded.events if isinstance(event, Forward)]
+    assert max(len(event.rows) for event in forwards) == 2
+    assert max(row.tokens for event in forwards for row in event.rows) == 6
+    assert {kind for event in forwards for kind in {row.kind for row in event.rows}} == {"prefill", "verify"}
+    assert set(decoded.states) == {"b"} and list(decoded.ended) == ["a", "b", "c"]
+    assert all(len(decoded.said(name)) == 10 for name in "abc")
+
+
+def test_every_token_is_counted_once(decoded):
+    played = list(rounds(decoded))
+    speed = Speed.of(decoded)
+    assert sum(one.tokens for one in played) == speed.tokens == 30
+    assert sum(one.seconds for one in played) <= speed.seconds and speed.overall == speed.tokens / speed.seconds
+    commits = [event for event in decoded.events if isinstance(event, Commit)]
+    accepted = [len(path.nodes) for event in commits for path in event.accepted]
+    assert speed.accepted == pytest.approx(sum(accepted) / len(accepted))
+    assert sum(speed.steps.values()) == len(commits)
+
+
+def test_a_text_ends_at_the_stop_token():
+    prompts = prompts_from(TINY / "prompts.json", words_of(TINY, 256))
+    prompt = {"codec-end": prompts["codec-end"]}
+    ended = decode(Ask(Checkpoint.open(TINY), Setup(), prompt, 3, tokens=40, batch=1, stop=stop_of(TINY)))
+    said = ended.said("codec-end")
+    assert len(said) < 40 and said[-1] == 0 and 0 not in said[:-1]
+
+
+@pytest.mark.slow
+def test_the_command_prints_texts_and_a_speed_beside_its_check(instep, tmp_path):
+    ran = instep("generate", TINY, *SHORT, "--json", tmp_path / "r.json", "--trace", tmp_path / "t.jsonl")
+    assert ran.code == 0, ran
+    for part in ("checked", "3 of 3 requests", "tokens/s decoding", "accepted drafts", "step counts", "a request and"):
+        assert part in ran.out, part
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["speed"]["overall"] > 0 and result["elements"] > 1000 and not result["findings"]
+    assert all(len(text["tokens"]) <= 12 for text in result["texts"].values())
+    replayed = instep("replay", tmp_path / "t.jsonl", "--ops", "plain", "--until", "4")
+    assert replayed.code == 0, replayed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ops", "strategy"), [("unmoved", "snapshot"), ("swapped", "rerun"), ("louder", "columns")])
+def test_what_is_wrong_has_no_speed(instep, tmp_path, ops, strategy):
+    module = "subjects" if ops == "louder" else "wrong_ops"
+    ran = instep("generate", TINY, *SHORT, "--ops", f"support.{module}:{ops.upper()}", "--strategy", strategy,
+                 "--json", tmp_path / "r.json")  # fmt: skip
+    assert ran.code == 1 and "DIVERGED" in ran.out and "tokens/s" not in ran.out
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["speed"] is None and result["findings"] and result["exit"] == 1
+
+
+def test_unchecked_has_none_either(instep, tmp_path):
+    ran = instep("generate", TINY, "--prompt", "x", "--tokens", "3", "--unchecked", "--json", tmp_path / "r.json")
+    assert ran.code == 0 and "not checked" in ran.out and not re.search(r"tokens/s|ms a round", ran.out)
+    assert json.loads((tmp_path / "r.json").read_text())["speed"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["columns", "lazy_rerun"])
+def test_text_does_not_hang_on_the_strategy_or_on_drafts(instep, tmp_path, strategy):
+    texts = []
+    for number, words in enumerate((("--num-steps", "0"), ("--strategy", strategy, "--conv", "widened"))):
+        ran = instep("generate", TINY, *SHORT, *words, "--json", tmp_path / f"{number}.json")
+        assert ran.code == 0, ran
+        texts.append(json.loads((tmp_path / f"{number}.json").read_text())["texts"])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+def test_without_a_draft_head_and_without_bytes(instep, tmp_path):
+    model = write_checkpoint(tmp_path / "model", mtp_num_hidden_layers=0, eos_token_id=[5, 6])
+    ran = instep("generate", model, "--prompt", "1 2, 3", "--tokens", "6")
+    assert ran.code == 0 and "1 2 3|" in ran.out and "0: " in ran.out
+    assert "no draft head" in complaint(instep("generate", model, "--prompt", "1", "--num-steps", "2"))
+    assert "prompts beside the model" in complaint(instep("generate", model))
+    assert "token numbers" in complaint(instep("generate", model, "--prompt", "Hello"))
+    assert "0 to 63" in complaint(instep("generate", model, "--prompt", "64"))
+    assert stop_of(model) == 5
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--ops", "ledger"), "an op set that computes"),
+    (("--ops", "nothing"), "nothing"),
+    (("--device", "tpu"), "cpu, cuda"),
+    (("--layout", "XX"), "VK or KV"),
+    (("--strategy", "luck"), "commit strategy"),
+    (("--dtype", "int8"), "float32"),
+    (("--prompt", "a", "--prompts", "prompts.json"), "one of them"),
+    (("--prompts", "none.json"), "No such file"),
+    (("--prompt", ""), "no token"),
+    (("--adaptive", "fixtures/tiny/config.json"), "candidate_steps"),
+    (("--json", "/nowhere/r.json"), "folder"),
+])  # fmt: skip
+def test_bad_input_is_one_line(instep, words, said):
+    assert said in complaint(instep("generate", TINY, *words))
+
+
+def test_a_tokenizer_is_read_where_the_package_is_here(tmp_path):
+    pytest.importorskip("tokenizers")
+    shutil.copy(TINY / "config.json", tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({
+        "version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None, "decoder": None, "truncation": None, "padding": None,
+        "model": {"type": "WordLevel", "vocab": {"one": 0, "two": 1, "?": 2}, "unk_token": "?"},
+    }))
+    words = words_of(tmp_path, 64)
+    assert words.encode("two one three") == (1, 0, 2) and words.decode((0, 1)) == "one two"
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(BadInput, match=r"tokenizer\.json"):
+        words_of(tmp_path, 64)
+    assert Numbers().encode("3 4") == (3, 4)

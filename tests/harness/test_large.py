@@ -1,0 +1,92 @@
+"""A model without a whole reference: T0, T1 and T2d pass where all is right, and name what is wrong.
+
+Leaves out: real sizes, which need a GPU (`tests/perf/real_shapes_gpu.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from instep.observe.oracle import Oracle
+from instep.observe.piece import Piece
+from instep.observe.states import StateOracle
+from instep.rig.alone import Setup
+from instep.rig.large import outcome, sides
+from instep.rig.lockstep import Lockstep
+from instep.shapes.course import course
+from instep.shapes.drawn import random_checkpoint
+from instep.trace.legal import verified
+from instep.verdict import Exit, Tier
+from instep_reference.contract import engine as e
+from support.narrow import narrow
+
+SETUP = Setup("plain", dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def made():
+    checkpoint = random_checkpoint(narrow("qwen3.5-9b"))
+    return checkpoint, course(checkpoint, "narrow", requests=2, rounds=8)
+
+
+def test_a_course_has_what_a_commit_can_go_wrong_at(made):
+    _, trace = made
+    assert verified(trace) is trace
+    commits = [event for event in trace.events if isinstance(event, e.Commit)]
+    assert {0, 7} <= {len(path.nodes) for event in commits for path in event.accepted}
+    kinds = [Counter(row.kind for row in event.rows) for event in trace.events if isinstance(event, e.Forward)]
+    assert any(kind["prefill"] and kind["verify"] for kind in kinds) and any(kind["decode"] for kind in kinds)
+    assert {event.num_steps for event in trace.events if isinstance(event, e.SetNumSteps)} >= {1, 3}
+
+
+def test_every_state_of_every_gdn_layer_is_judged(made):
+    checkpoint, trace = made
+    found = outcome(trace, checkpoint, SETUP)
+    assert found.verdict.exit is Exit.AGREED and found.verdict.events == len(trace.events)
+    judged = [one for one in found.verdict.compared if one.check == "directed"]
+    writes = sum(
+        len(event.requests) if isinstance(event, e.Commit) else sum(row.kind != "verify" for row in event.rows)
+        for event in trace.events if isinstance(event, e.Commit | e.Forward)
+    )
+    assert len(judged) == 3 * writes and {one.place.layer for one in judged} == {0, 1, 2}
+    assert {one.tier for one in found.verdict.compared} == {Tier.IDENTITY, Tier.BITWISE, Tier.DIRECTED}
+    assert found.calls["gdn"] > 0
+
+
+def test_a_commit_that_moves_nothing_is_named(made):
+    checkpoint, trace = made
+    found = outcome(trace, checkpoint, Setup("support.wrong_ops:UNMOVED", strategy="snapshot"))
+    assert found.verdict.exit is Exit.DIVERGED
+    first = next(one for one in found.verdict.findings if one.check == "directed")
+    assert first.kind == "commit" and "holds the state from before the step" in first.diagnosis
+
+
+def test_layers_that_are_not_judged_are_not_computed(made):
+    checkpoint, trace = made
+    found = outcome(trace, checkpoint, SETUP, until=8, layers=(1,))
+    assert {one.place.layer for one in found.verdict.compared if one.check == "directed"} == {1}
+    assert found.verdict.events == 9
+
+
+def test_states_are_those_of_the_whole_oracle(made):
+    checkpoint, trace = made
+    header = trace.header
+    seats = sides(checkpoint, SETUP, header.room(), num_steps=7, adaptive=header.adaptive_file("narrow"))
+    lockstep, rounds = Lockstep(trace, seats), SETUP.served().rounds(torch.bfloat16, torch.float32)
+    whole = Oracle(checkpoint, rounds, torch.float32)
+    lean = StateOracle(checkpoint, rounds, torch.float32, torch.device("cpu"))
+    compared = 0
+    for _ in range(9):
+        moment = lockstep.step()
+        right, found = (
+            [piece for piece in oracle.at(moment) if isinstance(piece, Piece) and piece.writes_state]
+            for oracle in (whole, lean)
+        )
+        for ours, theirs in zip(found, right, strict=True):
+            assert (ours.layer, ours.request) == (theirs.layer, theirs.request)
+            assert torch.allclose(ours.truth.state, theirs.truth.state, rtol=1e-12, atol=1e-14)
+            compared += 1
+    assert compared >= 15

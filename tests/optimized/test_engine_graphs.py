@@ -1,0 +1,239 @@
+"""The engine held in graphs does what its bodies do, byte by byte; and no round waits for what the host does not know.
+
+Leaves out: graphs by themselves (`test_graphs.py`). On a CPU the emulator records, with everything poisoned between
+two replays; on a GPU the same tests capture for real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.arriving import Arriving
+from instep_optimized.captured import prepared
+from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_optimized.graphs import Recorder
+from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import (
+    Admit,
+    Answer,
+    Capacity,
+    Commit,
+    Draft,
+    Event,
+    Forward,
+    Row,
+    SetNumSteps,
+)
+from support.checkpoints import write
+from support.twins import Twins, eagerly, emulated
+from support.two_sides import scenario
+
+TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
+CANDIDATES = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3)))
+FOUR = Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
+OPS = [
+    pytest.param("ledger", "cpu", id="ledger"),
+    pytest.param("plain", "cpu", id="plain"),
+    pytest.param("triton", "cuda", id="cuda", marks=gpu),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), **TWO_LAYERS))
+
+
+def engine(
+    checkpoint: Checkpoint, ops: str, device: str, recorder: Recorder | None = None, **options: Any
+) -> OptimizedEngine:
+    """An engine in graphs for 0, 1 and 3 drafts; `recorder` in the place of its own."""
+    chosen = Options(device=device, graphs=True, **options)
+    subject = OptimizedEngine(checkpoint, load(ops), chosen, FOUR, num_steps=3, adaptive=CANDIDATES)
+    if recorder is not None:
+        subject._graphs = prepared(subject._base, subject._rounds.values(), subject._device, recorder)
+    return subject
+
+
+@pytest.mark.parametrize(("ops", "device"), OPS)
+@pytest.mark.parametrize("forced", [True, False], ids=["forced", "free"])
+def test_a_replay_is_the_eager_run_on_the_same_bucket(
+    checkpoint: Checkpoint, ops: str, device: str, forced: bool
+) -> None:
+    both = Twins(*(engine(checkpoint, ops, device, recorder) for recorder in (emulated(device), eagerly)))
+    for event in scenario(64, (3, 1, 0, 3), forced=forced):
+        both(event)
+    assert both.compared > 100_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "conv"), list(zip(STRATEGIES, [*CONV_FORMS] * 2, strict=True)))
+def test_every_strategy_is_held(checkpoint: Checkpoint, strategy: str, conv: str) -> None:
+    chosen = {"strategy": strategy, "conv": conv}
+    both = Twins(*(engine(checkpoint, "ledger", "cpu", recorder, **chosen) for recorder in (emulated("cpu"), eagerly)))
+    for event in scenario(64, (3, 1, 0), forced=True):
+        both(event)
+    assert both.compared > 100_000
+
+
+def course(subject: Callable[[Event], Answer | None]) -> None:
+    """Windows of equally many rows in turn (4 x 2 and 2 x 4), batches that shrink and grow in a bucket."""
+    names = ("a", "b", "c", "d")
+    for number, name in enumerate(names):
+        subject(Admit(name, tuple(range(1, 4 + number))))
+        subject(Forward((Row(name, "prefill", 3 + number),)))
+    for steps, who in ((1, names), (3, names[:2]), (3, names[2:3]), (1, names), (0, names), (3, names), (3, names[1:]),
+                       (3, names[::-1]), (0, names[:3]), (1, names[3:]), (3, names)):
+        subject(SetNumSteps(steps))
+        if not steps:
+            subject(Forward(tuple(Row(name, "decode") for name in who)))
+            continue
+        subject(Draft(who))
+        subject(Forward(tuple(Row(name, "verify") for name in who)))
+        subject(Commit(who[::-1]))
+
+
+@pytest.mark.parametrize(("ops", "device"), OPS)
+def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, ops: str, device: str) -> None:
+    both = Twins(*(engine(checkpoint, ops, device, recorder) for recorder in (emulated(device), eagerly)))
+    course(both)
+    assert both.compared > 100_000
+
+
+@pytest.mark.parametrize(("ops", "device"), OPS)
+def test_answers_outlive_the_next_replays(checkpoint: Checkpoint, ops: str, device: str) -> None:
+    subject, kept = engine(checkpoint, ops, device, emulated(device)), []
+
+    def serve(event: Event) -> None:
+        answer = event.on(subject)
+        kept.extend((tensor, tensor.clone()) for tensor in tensors(answer))
+
+    course(serve)
+    assert len(kept) > 50
+    assert all(torch.equal(tensor, copy) for tensor, copy in kept)
+    places = {tensor.data_ptr() for tensor, _ in kept if tensor.numel()}
+    assert len(places) == sum(tensor.numel() > 0 for tensor, _ in kept) or ops == "ledger"
+
+
+def tensors(answer: Any) -> Iterator[torch.Tensor]:
+    for field in fields(answer) if is_dataclass(answer) else ():
+        value = getattr(answer, field.name)
+        yield from value.values() if isinstance(value, dict) else [value] if isinstance(value, torch.Tensor) else []
+
+
+def test_a_captured_engine_has_changed_no_byte(checkpoint: Checkpoint) -> None:
+    one, other = (
+        OptimizedEngine(
+            checkpoint, load("plain"), Options(graphs=graphs), FOUR, num_steps=3, adaptive=CANDIDATES
+        ) for graphs in (True, False)
+    )
+    for region, untouched in zip(one.regions(), other.regions(), strict=True):
+        assert torch.equal(bits(region.units), bits(untouched.units)), region.name
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def test_nobody_s_events_change_no_byte(checkpoint: Checkpoint) -> None:
+    subject = engine(checkpoint, "plain", "cpu", emulated("cpu"))
+    course(lambda event: event.on(subject))
+    before = [bits(region.units) for region in subject.regions()]
+    subject.idle()
+    assert subject.forward(()).own == {}
+    assert subject.draft(()).drafts.shape == (0, 3)
+    assert subject.commit(()).bonus.shape == (0,)
+    assert all(torch.equal(bits(region.units), kept) for region, kept in zip(subject.regions(), before, strict=True))
+
+
+# ---- rounds that overlap ------------------------------------------------------------------------------------------
+
+
+def rounds(subject: OptimizedEngine, plan: Sequence[int]) -> list[Any]:
+    """Rounds that nobody looks at before the last one was launched: what they answered, in order."""
+    names, said = ("a", "b", "c"), []
+    for number, name in enumerate(names):
+        subject.admit(name, tuple(range(1, 5 + number)))
+        subject.forward((Row(name, "prefill", 4 + number),))
+    for steps in plan:
+        subject.set_num_steps(steps)
+        said.append(subject.draft(names))
+        said.append(subject.forward(tuple(Row(name, "verify") for name in names)))
+        said.append(subject.commit(names))
+    return said
+
+
+@pytest.mark.parametrize(("ops", "device"), OPS)
+def test_overlapping_rounds_answer_what_waiting_ones_do(checkpoint: Checkpoint, ops: str, device: str) -> None:
+    waiting, overlapping = (engine(checkpoint, ops, device, overlap=overlap) for overlap in (False, True))
+    both = Twins(waiting, overlapping)
+    for one, other in zip(*(rounds(subject, (3,) * 5) for subject in both.engines), strict=True):
+        both._same(one, other)
+    for name in "abc":
+        both._same(waiting.state(name), overlapping.state(name))
+    assert both.compared > 1_000
+
+
+def test_a_round_is_launched_before_the_counts_of_the_last_one_are_known(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages are there for the worst case, and every count is read a round late."""
+    asked: list[int] = []
+    made: list[Arriving] = []
+    begin, read = Arriving.__init__, Arriving.list
+
+    def made_by(self: Arriving, numbers: torch.Tensor) -> None:
+        begin(self, numbers)
+        made.append(self)
+
+    def told(self: Arriving) -> list[int]:
+        asked.append(made.index(self))
+        return read(self)
+
+    monkeypatch.setattr(Arriving, "__init__", made_by)
+    monkeypatch.setattr(Arriving, "list", told)
+    subject = engine(checkpoint, "ledger", "cpu", overlap=True)
+    subject.admit("a", (1, 2, 3))
+    subject.forward((Row("a", "prefill", 3),))
+    made.clear()
+    for number in range(6):
+        asked.clear()
+        subject.draft(("a",))
+        subject.forward((Row("a", "verify"),))
+        assert asked == [], "nothing was waited for before the commit"
+        subject.commit(("a",))
+        assert set(asked) == ({number - 1} if number else set())
+    most = 3 + 6 * 4
+    assert len(subject.pages()["a"]) <= -(-(most + 4) // FOUR.page_size)
+    assert subject.state("a").length <= most
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_round_waits_for_the_device(checkpoint: Checkpoint, strategy: str) -> None:
+    """A whole round, draft to commit, where waiting is an error; and the host is back while a sleep still runs."""
+    subject = engine(checkpoint, "triton", "cuda", strategy=strategy, overlap=True)
+    rounds(subject, (3, 3))
+    torch.cuda.synchronize()
+    names = ("a", "b", "c")
+    slept = torch.cuda.Event()
+    torch.cuda._sleep(2_000_000_000)
+    slept.record()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        subject.draft(names)
+        subject.forward(tuple(Row(name, "verify") for name in names))
+        subject.commit(names)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not slept.query(), "the host waited for the device"
+    torch.cuda.synchronize()
+    assert all(subject.state(name).length > 4 for name in names)

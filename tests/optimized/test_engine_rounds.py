@@ -1,0 +1,207 @@
+"""Rounds in orders that are legal and rare, and what the host may ask, wait for and reserve meanwhile.
+
+Leaves out: the usual orders (`test_engine_plain.py`), and graphs by themselves (`test_engine_graphs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.arriving import Arriving
+from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import (
+    Abort,
+    Admit,
+    Capacity,
+    Commit,
+    Draft,
+    Event,
+    Finish,
+    Forward,
+    Load,
+    Path,
+    Preempt,
+    Resume,
+    Row,
+    Save,
+    SetNumSteps,
+)
+from instep_reference.contract.errors import OutOfCapacity, Unsupported
+from instep_reference.contract.place import unseen
+from instep_reference.engine import ReferenceEngine, Weights
+from support.checkpoints import write
+from support.two_sides import TwoSides, snapshot, untouched
+
+TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
+FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3), warmup_batches=1, update_interval=2))
+ROOM = Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
+PROMPT = (5, 9, 2, 33, 7)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), **TWO_LAYERS))
+
+
+def engine(checkpoint: Checkpoint, capacity: Capacity = ROOM, ops: str = "ledger", **options: Any) -> OptimizedEngine:
+    return OptimizedEngine(checkpoint, load(ops), Options(**options), capacity, num_steps=3, adaptive=FILE)
+
+
+def verifies(*names: str) -> tuple[Row, ...]:
+    return tuple(Row(name, "verify") for name in names)
+
+
+def started(subject: OptimizedEngine, *names: str) -> OptimizedEngine:
+    for name in names:
+        subject.admit(name, PROMPT)
+        subject.forward((Row(name, "prefill", len(PROMPT)),))
+    return subject
+
+
+# ---- orders
+
+
+def rare() -> Iterator[Event]:
+    """Drafts in several events, of which some are verified, some decode meanwhile, some leave; others come and go
+    between a verify and its commit."""
+    for name in "abc":
+        yield Admit(name, PROMPT)
+    yield Forward((Row("a", "prefill", 5), Row("b", "prefill", 5), Row("c", "prefill", 2)))
+    yield Save("b", "early")
+    yield Draft(("b",), ((1, 2, 3),))
+    yield Forward((Row("c", "prefill", 3), Row("a", "decode")))  # beside one that is drafted
+    yield Draft(("a",), ((4, 5, 6),))
+    yield Draft(("c",), ((7, 8, 9),))
+    yield Forward(verifies("c", "a"))  # not everybody who is drafted
+    yield Admit("d", PROMPT)
+    yield Load("d", "early")
+    yield Save("d", "meanwhile")
+    yield Preempt("d")
+    yield Resume("d")
+    yield Commit(("a", "c"), (Path((1,), 3), Path((1, 2, 3), 4)))
+    yield Forward((Row("d", "decode"), *verifies("b")))
+    yield Abort("b")  # verified, and the only one: no commit follows
+    yield SetNumSteps(1)
+    yield Draft(("d", "c"))
+    yield Abort("d")
+    yield Draft(("a",))
+    yield Forward((Row("a", "verify"), Row("c", "verify")))
+    yield Admit("e", PROMPT)
+    yield Load("e", "meanwhile")
+    yield Abort("a")
+    yield Commit(("c",))
+    yield SetNumSteps(0)
+    yield Forward((Row("e", "decode"), Row("c", "decode")))
+    yield SetNumSteps(3)
+    yield Draft(("e",))
+    yield Draft(("c",))
+    yield Forward(verifies("e", "c"))
+    yield Commit(("c", "e"))
+    yield Finish("c")
+    yield Preempt("e")
+    yield SetNumSteps(1)
+    yield Resume("e")
+    yield Draft(("e",))
+    yield Forward(verifies("e"))
+    yield Commit(("e",))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "rerun"}, {"strategy": "lazy_rerun", "conv": "widened"}, {"strategy": "columns"},
+        {"strategy": "snapshot", "overlap": True}, {"strategy": "rerun", "graphs": True, "overlap": True},
+    ],
+    ids=lambda options: ", ".join(map(str, options.values())),
+)
+def test_rare_orders_are_the_reference_s(checkpoint: Checkpoint, options: dict[str, Any]) -> None:
+    wide = torch.float64
+    subject = engine(checkpoint, ops="plain", activation=wide, state=wide, **options)
+    truth = ReferenceEngine(Weights.of(checkpoint, wide, torch.device("cpu")), num_steps=3, adaptive=FILE)
+    both = TwoSides(subject, truth, watched="graphs" not in options)
+    for event in rare():
+        both(event)
+    assert both.compared > 10_000
+
+
+# ---- rounds that overlap
+
+
+def rejected(subject: OptimizedEngine, rounds: int) -> None:
+    """Rounds that accept one token each."""
+    for _ in range(rounds):
+        subject.draft(("a",))
+        subject.forward(verifies("a"))
+        subject.commit(("a",), (Path((), 3),))
+
+
+def test_pages_are_reserved_for_the_rounds_in_flight_alone(checkpoint: Checkpoint) -> None:
+    subject = started(engine(checkpoint, overlap=True), "a")
+    rejected(subject, 30)
+    in_flight = 2 * 4  # a window of which nothing is known yet, and the next one
+    assert len(subject.pages()["a"]) <= -(-(5 + 30 + in_flight) // ROOM.page_size)
+    assert subject.state("a").length == 5 + 30
+
+
+def test_what_fits_by_exact_lengths_is_served(checkpoint: Checkpoint) -> None:
+    """The worst case does not fit; then lengths are waited for, and only then an event is refused."""
+    subject = started(engine(checkpoint, replace(ROOM, pages=(2, 1, 3)), overlap=True), "a")
+    rejected(subject, 4)
+    assert subject.state("a").length == 9
+    with pytest.raises(OutOfCapacity):
+        rejected(subject, 1)
+    assert subject.state("a").length == 9
+
+
+def test_counts_are_read_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = Arriving(torch.tensor([3, 1]))
+    assert counts.list() == [3, 1]
+    monkeypatch.setattr(torch.Tensor, "tolist", None)
+    assert counts.list() == [3, 1]
+
+
+def test_an_answer_that_is_written_into_changes_nothing(checkpoint: Checkpoint) -> None:
+    subject = started(engine(checkpoint, overlap=True), "a")
+    subject.draft(("a",))
+    subject.forward(verifies("a"))
+    subject.commit(("a",), (Path((1,), 3),)).accept_lens.fill_(99)
+    assert subject.state("a").length == 7
+
+
+# ---- what is asked and refused
+
+
+def test_an_engine_that_is_no_longer_watched_is_held_in_graphs_again(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = started(engine(checkpoint, graphs=True), "a")
+    assert subject._graphs is not None
+    replayed: list[Any] = []
+    run = subject._graphs.run
+    monkeypatch.setattr(subject._graphs, "run", lambda key, *rest: replayed.append(key) or run(key, *rest))
+    for see, expected in ((lambda place, tensor: tensor, []), (unseen, [("decode", 3)])):
+        subject.watch(see)
+        subject.forward((Row("a", "decode"),))
+        assert replayed == expected
+
+
+@pytest.mark.parametrize(
+    ("picks", "parents"), [(((1, 2),), ((0, 1),)), (((1, 2, 3, 4),), ((0, 1, 2, 3),)), (((1,),), ((),))],
+    ids=["shorter", "longer", "none"],
+)
+def test_a_chain_of_another_length_is_refused(
+    checkpoint: Checkpoint, picks: tuple[tuple[int, ...], ...], parents: tuple[tuple[int, ...], ...]
+) -> None:
+    subject = started(engine(checkpoint), "a")
+    before, pages = snapshot(subject), subject.pages()
+    with pytest.raises(Unsupported):
+        subject.draft(("a",), picks, parents)
+    assert subject.pages() == pages
+    assert untouched(subject, before, {}) > 0

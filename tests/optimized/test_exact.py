@@ -1,0 +1,220 @@
+"""Exactness of re-running: from the same (k, v, log decay, beta) bits the state is, bit by bit, that of decoding.
+
+Leaves out: the strategies that choose the addresses, and races (`test_exact_order.py`). Plain and Triton; the latter
+interpreted on a CPU, native on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instep_optimized.ops.base import Ops
+from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.triton import TRITON
+from support.ops_case import Draw, at
+from support.ops_pools import same_bits
+from support.ops_recurrent_cases import Heads
+from support.ring_walk import DEED, WIDEST, Deed, Life, Right, walk
+from support.ring_world import Turn, World, cut, garbage, stream
+
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []
+OPS = pytest.mark.parametrize("ops", [PLAIN, TRITON], ids=lambda ops: ops.name)
+LAYOUTS = pytest.mark.parametrize("swap", [True, False], ids=["VK", "KV"])
+ONE = Heads(1, 1, 20, 12)  # neither a power of two nor square
+GROUPS = [Heads(2, 2, 12, 20), Heads(1, 2, 20, 12), Heads(1, 3, 16, 4)]
+TOKENS = 20
+
+
+class Truth(NamedTuple):
+    """A request as one-token decoding has it: what `Right` says, and the core of each token."""
+
+    right: Right
+    cores: tuple[torch.Tensor, ...]
+
+
+@pytest.fixture(autouse=True)
+def _rejected_rows_may_overflow() -> Iterator[None]:
+    with np.errstate(all="ignore"):  # the interpreter computes them with numpy
+        yield
+
+
+@cache
+def truth(ops: Ops, heads: Heads, swap: bool, seed: int, tokens: int, fresh: bool = False) -> Truth:
+    """One token a launch, alone, stored every time."""
+    rows = stream(heads, tokens, seed, HERE)
+    world = World.of(ops, heads, HERE, size=1, swap=swap, slots=2)
+    pool = world.state.view
+    pool[1] = torch.zeros(()) if fresh else Draw(seed + 1, HERE).normal(*pool.shape[1:], scale=0.5)
+    states, cores = [pool[1].clone()], []
+    alone = world.part([Turn(1, cut(rows, 0, 1), goal="slot")])
+    alone = replace(alone, ring=None, settled=None)
+    for t in range(tokens):
+        cores.append(ops.gdn(inputs=cut(rows, t, 1), parts=(alone,), dtype=torch.float32, to=at("core"))[0])
+        states.append(pool[1].clone())
+    return Truth(Right(rows, states, lambda count, seed: garbage(heads, count, seed, HERE)), tuple(cores))
+
+
+EVERY = tuple(range(1, WIDEST + 1))
+
+
+@OPS
+@pytest.mark.parametrize(
+    ("heads", "swap", "widths"),
+    [pytest.param(ONE, True, EVERY, marks=pytest.mark.slow), *product(GROUPS, (True, False), [(1, 3)])], ids=str,
+)
+def test_after_every_accepted_length_of_every_width_the_state_is_that_of_decoding(
+    ops: Ops, heads: Heads, swap: bool, widths: tuple[int, ...]
+) -> None:
+    """Verify, then a launch that runs the accepted tokens again and takes one more; with idle rows in between."""
+    pairs = [(width, accepted) for width in widths for accepted in range(width + 1)]
+    (right, cores), size = truth(ops, heads, swap, 11, max(widths) + 1), 2 * WIDEST
+    world = World.of(ops, heads, HERE, size=size, swap=swap, slots=len(pairs) + 1)
+    world.state.view[1:] = right.states[0]
+    idle = Turn(-1, cut(right.rows, 0, 1))
+    where = [3 * slot for slot in range(1, len(pairs) + 1)]  # numbers of their first tokens: some rings wrap
+    verify = [
+        Turn(slot, right.window(0, width, accepted), before=before)
+        for slot, ((width, accepted), before) in enumerate(zip(pairs, where, strict=True), 1)
+    ]
+    world.run([verify[0], idle, *verify[1:], idle])
+    assert same_bits(world.state.view[1:], right.states[0].expand_as(world.state.view[1:]))
+    after = [
+        Turn(slot, cut(right.rows, accepted, 1), before + accepted, accepted, goal="scratch")
+        for slot, ((_, accepted), before) in enumerate(zip(pairs, where, strict=True), 1)
+    ]
+    core = world.run([idle, *after], columns=True)[1:]
+    for slot, (_, accepted) in enumerate(pairs, 1):
+        assert same_bits(world.state.view[slot], right.states[accepted])
+        assert same_bits(core[slot - 1], cores[accepted])
+        assert same_bits(world.scratch.view[slot], right.states[accepted + 1])
+        assert same_bits(world.snapshots.view[slot, 0], right.states[accepted + 1])
+
+
+@OPS
+@LAYOUTS
+def test_a_ring_that_wraps_or_is_full_is_run_in_order_and_counts_are_clamped(ops: Ops, swap: bool) -> None:
+    """Folds to scratch, without a row in the launch: nothing else changes, and a count below 1 does nothing."""
+    size, (right, _) = 10, truth(ops, ONE, swap, 12, 14)
+    asked = [(5, 0, 0), (7, 3, 3), (9, 5, 5), (10, 10, 10), (14, 10, 10_000), (4, 0, -3)]  # before, true, said
+    world = World.of(ops, ONE, HERE, size=size, swap=swap, slots=len(asked) + 1)
+    nothing = cut(right.rows, 0, 0)
+    folds = []
+    for slot, (before, true, _) in enumerate(asked, 1):
+        world.state.view[slot] = right.states[before - true]
+        world.fill(slot, before - true, cut(right.rows, before - true, true))
+        folds.append(Turn(slot, nothing, before, true, kept=False, settled=False, goal="scratch"))
+    part = world.part(folds)
+    said = Draw(0, HERE).ints([count for *_, count in asked])
+    assert part.ring is not None
+    part = replace(part, ring=replace(part.ring, pending=said))
+    was = [pool.raw.clone() for pool in (world.state, *world.rings)]
+    empty = world.scratch.raw.clone()
+    ops.gdn(inputs=nothing, parts=(part,), dtype=torch.float32, to=at("core"))
+    for pool, old in zip((world.state, *world.rings), was, strict=True):
+        assert same_bits(pool.raw, old)
+    for slot, (before, true, _) in enumerate(asked, 1):
+        untouched = empty[world.scratch.numbers[slot]]
+        assert same_bits(world.scratch.view[slot], right.states[before] if true else untouched)
+
+
+@OPS
+def test_a_fresh_request_reads_neither_its_slot_nor_its_ring(ops: Ops) -> None:
+    """Whatever its mark says: the slot and the ring hold NaN, which times zero would be NaN."""
+    right, cores = truth(ops, GROUPS[1], True, 13, 4, fresh=True)
+    world = World.of(ops, GROUPS[1], HERE, size=8)
+    core = world.run([
+        Turn(1, cut(right.rows, 0, 3), before=0, pending=5, fresh=True),
+        Turn(2, cut(right.rows, 0, 1), before=0, pending=8, fresh=True, kept=False, settled=False, goal="slot"),
+        Turn(3, cut(right.rows, 0, 0), before=0, pending=8, fresh=True, kept=False, settled=False, goal="slot"),
+    ])  # fmt: skip
+    assert all(same_bits(core[t], cores[t]) for t in range(3))
+    assert same_bits(core[3], cores[0])
+    assert same_bits(world.state.view[1], right.states[0])
+    assert same_bits(world.state.view[2], right.states[1])
+    assert bool(world.state.view[3].isnan().all()), "a fold of a fresh request has nothing to fold"
+    world.run([Turn(1, cut(right.rows, 3, 1), before=3, pending=3)])
+    assert same_bits(world.state.view[1], right.states[3])
+
+
+@OPS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_running_again_and_then_rows_is_a_fold_and_then_rows(ops: Ops, dtype: torch.dtype) -> None:
+    """Also in a narrow pool: what was run again is rounded once, as the store of the fold and the next load do."""
+    heads, rows = GROUPS[1], stream(GROUPS[1], 6, 14, HERE)
+    once, twice = (World.of(ops, heads, HERE, size=8, dtype=dtype) for _ in range(2))
+    for world in (once, twice):
+        world.state.view[4] = Draw(15, HERE).normal(*world.state.view.shape[1:]).to(dtype)
+        world.fill(4, 6, cut(rows, 0, 3))  # entries 6, 7, 0
+    whole = once.run([Turn(4, cut(rows, 3, 3), 9, 3)], columns=True)
+    twice.run([Turn(4, cut(rows, 0, 0), 9, 3, kept=False, settled=False, goal="slot")])
+    apart = twice.run([Turn(4, cut(rows, 3, 3), 9, 0)], columns=True)
+    assert same_bits(whole, apart)
+    for one, other in zip(once.pools, twice.pools, strict=True):
+        assert same_bits(one.raw, other.raw)
+
+
+@OPS
+def test_a_turn_without_a_ring_unit_is_a_plain_window(ops: Ops) -> None:
+    right, _ = truth(ops, ONE, True, 11, WIDEST + 1)
+    world = World.of(ops, ONE, HERE, size=8)
+    world.state.view[2] = right.states[0]
+    part = world.part([Turn(2, cut(right.rows, 0, 2), before=4, pending=4, settled=False, goal="slot")])
+    assert part.ring is not None
+    part = replace(part, ring=replace(part.ring, units=torch.full_like(part.begin, -1)))
+    was = [pool.raw.clone() for pool in world.rings]
+    ops.gdn(inputs=cut(right.rows, 0, 2), parts=(part,), dtype=torch.float32, to=at("core"))
+    assert same_bits(world.state.view[2], right.states[2])
+    assert all(same_bits(pool.raw, old) for pool, old in zip(world.rings, was, strict=True))
+
+
+def test_a_prefill_chunk_has_no_ring() -> None:
+    rows = stream(ONE, 1, 1, HERE)
+    part = World.of(PLAIN, ONE, HERE, size=2).part([Turn(1, rows)])
+    for fields in ({"settled": None}, {"ring": None}):
+        with pytest.raises(AssertionError, match="a prefill chunk has no ring"):
+            replace(part, form="chunk", **fields)
+
+
+ROUNDS = st.lists(st.tuples(DEED, DEED), min_size=1, max_size=4)
+ANY = given(rounds=ROUNDS, start=st.integers(0, 40), lazy=st.booleans(), room=st.integers(2 * WIDEST, 2 * WIDEST + 9))
+
+
+@ANY
+@settings(max_examples=40, deadline=None, database=None)
+def test_any_rounds_leave_the_state_of_decoding_plain(
+    rounds: list[tuple[Deed, Deed]], start: int, lazy: bool, room: int
+) -> None:
+    any_rounds(PLAIN, GROUPS[1], rounds, start, lazy, room)
+
+
+@ANY
+@settings(max_examples=3, deadline=None, database=None)
+def test_any_rounds_leave_the_state_of_decoding_triton(
+    rounds: list[tuple[Deed, Deed]], start: int, lazy: bool, room: int
+) -> None:
+    any_rounds(TRITON, ONE, rounds, start, lazy, room)
+
+
+@pytest.mark.slow
+@ANY
+@settings(max_examples=60 if HERE == "cuda" else 6, deadline=None, database=None)
+def test_any_rounds_leave_the_state_of_decoding_triton_with_groups(
+    rounds: list[tuple[Deed, Deed]], start: int, lazy: bool, room: int
+) -> None:
+    any_rounds(TRITON, GROUPS[1], rounds, start, lazy, room)
+
+
+def any_rounds(ops: Ops, heads: Heads, rounds: list[tuple[Deed, Deed]], start: int, lazy: bool, room: int) -> None:
+    lives = [Life(slot, truth(ops, heads, True, 20 + slot, TOKENS).right, start + slot) for slot in (2, 5)]
+    walk(World.of(ops, heads, HERE, size=room), lives, rounds, lazy)

@@ -1,0 +1,87 @@
+"""The contract wrapper on rings: silent on right ones, and a sentence for each clause that is broken.
+
+Leaves out: the other clauses of a part (`test_around_contracts.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep_optimized.layout import Address, Part
+from instep_optimized.ops.around import around
+from instep_optimized.ops.contracts import contracts
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.place import unseen
+from support.ops_case import at
+from support.ops_recurrent_cases import Heads
+from support.ring_world import Turn, World, cut, joined, stream
+
+HEADS = Heads(1, 2, 4, 3)
+ROWS = stream(HEADS, 3, 1, "cpu")
+TURNS = [  # two pending and two rows; a fresh one whose mark is stale; an idle row whose numbers mean nothing
+    Turn(2, cut(ROWS, 0, 2), before=5, pending=2),
+    Turn(3, cut(ROWS, 2, 1), before=0, pending=77, fresh=True),
+    Turn(-1, cut(ROWS, 0, 0), before=99, pending=99),
+]
+
+
+def world() -> World:
+    made = World.of(PLAIN, HEADS, "cpu", size=4)
+    made.state.view[2] = 0.5
+    made.fill(2, 3, cut(ROWS, 0, 2))
+    return made
+
+
+def found(part: Part) -> list[str]:
+    """What the wrapper says; the op itself is left out, for it would fail on some of this."""
+    said: list[str] = []
+    silent = replace(PLAIN, gdn=lambda **given: torch.zeros(given["inputs"].v.shape))
+    inputs = joined([turn.rows for turn in TURNS])
+    around(silent, unseen, contracts(said.append)).gdn(inputs=inputs, parts=(part,), dtype=torch.float32, to=at("core"))
+    return said
+
+
+def test_a_right_part_and_a_fold_to_scratch_break_no_clause() -> None:
+    made = world()
+    assert found(made.part(TURNS)) == []
+    fold = made.part([Turn(2, cut(ROWS, 0, 0), 5, 2, kept=False, settled=False, goal="scratch")])
+    unit = torch.zeros(1, dtype=torch.int64)  # of a scratch pool no unit is reserved
+    assert found(replace(fold, store=Address(made.scratch.view, unit))) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"units": [9, 3, -1]}, "ring units run from -1 to 9, there are 6"),
+        ({"units": [3, 3, -1]}, "two requests would write the same place"),
+        ({"units": [0, 3, -1]}, "ring is unit 0, which is reserved"),
+        ({"begin": [4, 0, 0]}, "ring begin run from 4 to 4, there are 4"),
+        ({"pending": [5, 0, 0]}, "ring pending run from 5 to 5, there are 5"),
+        ({"pending": [-1, 0, 0]}, "ring pending run from -1"),
+        ({"keep": [4, 0, -1]}, "ring keep run from 0 to 4, there are 4"),
+        ({"keep": [0, 0, -1]}, "a row would be kept where a token waits to be run again"),
+        ({"pending": [3, 0, 0]}, "a row would be kept where a token waits to be run again"),
+    ],
+)
+def test_a_ring_that_breaks_a_clause_is_named(fields: dict[str, list[int]], sentence: str) -> None:
+    part = world().part(TURNS)
+    assert part.ring is not None
+    changed: dict[str, Any] = {name: torch.tensor(numbers) for name, numbers in fields.items()}
+    said = found(replace(part, ring=replace(part.ring, **changed)))
+    assert any(sentence in line and line.startswith("gdn (trunk layer 0 core)") for line in said), said
+
+
+def test_pools_of_different_sizes_windows_that_do_not_fit_and_settling_in_slot_0_are_named() -> None:
+    part = world().part(TURNS)
+    ring = part.ring
+    assert ring is not None and part.settled is not None
+    uneven = replace(part, ring=replace(ring, v=ring.v[:, :3]))
+    assert any("pools of (6, 4), (6, 3), (6, 4), (6, 4) units and entries" in line for line in found(uneven))
+    short = replace(ring, **{name: getattr(ring, name)[:, :1] for name in ("k", "v", "log_decay", "beta")})
+    assert any("2 rows do not fit in 1 entries" in line for line in found(replace(part, ring=short)))
+    reserved = replace(part, settled=Address(part.settled.pool, torch.tensor([0, -1, -1])))
+    assert any("settled is unit 0, which is reserved" in line for line in found(reserved))

@@ -1,0 +1,295 @@
+"""Graphs replay what eager calls do, bit by bit, whatever batches come and go; and what goes stale is found.
+
+Leaves out: the engine's own bodies. On a CPU all of it runs through the emulator; on a GPU the same runs are captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from instep_optimized.graphs import Emulator, LooseCall, Recorder, Runner, buckets, runner
+from instep_optimized.graphs.cuda import CudaGraphs
+from instep_optimized.kernels.runtime import INTERPRETED
+from instep_optimized.ops.base import Ops
+from instep_optimized.ops.ledger import LEDGER
+from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.triton import TRITON
+from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity
+from instep_reference.contract.place import Place
+from support.ops_pools import same_bits
+from support.toy_graphs import EMBEDDING, HIDDEN, IDLE, LOGITS, MIXED, PICK, Inputs, World, batch, differences, eagerly
+
+BUCKETS = (1, 2, 4)
+
+
+def emulated() -> Recorder:
+    return Emulator(poison=True)
+
+
+PLACES = [
+    pytest.param(PLAIN, "cpu", emulated, id="plain"),
+    pytest.param(LEDGER, "cpu", emulated, id="ledger"),
+    pytest.param(
+        TRITON, "cpu", emulated, id="triton",
+        marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are native here"),
+    ),
+    pytest.param(
+        TRITON, "cuda", CudaGraphs, id="cuda",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")],
+    ),
+]
+everywhere = pytest.mark.parametrize(("ops", "device", "recorder"), PLACES)
+Make = Callable[[], Recorder]
+
+
+def bucket_of(rows: int) -> int:
+    return next(bucket for bucket in BUCKETS if bucket >= rows)
+
+
+# Batches that grow and shrink inside a bucket and across, with slots that come back in other rows.
+COURSE = [
+    ((4, 1, 6, 2), 3), ((4, 1, 6), 3), ((6, 4, 2, 8), 3), ((3,), 3), ((1, 8), 3), ((8, 3, 5, 1), 3), ((7, 6, 5), 3),
+]
+
+
+@everywhere
+def test_replay_is_eager_bit_by_bit_while_batches_grow_and_shrink(ops: Ops, device: str, recorder: Make) -> None:
+    graphed, eager = World(ops, device), World(ops, device)
+    graphs = Runner(recorder(), BUCKETS, device)
+    for number, (slots, width) in enumerate(COURSE):
+        inputs = batch(slots, width, device, number, forced=[number % 3] * len(slots))
+        ours = graphs.run(("verify", width), ops, graphed.verify, inputs, IDLE)
+        theirs = eagerly(eager.verify, ops, inputs, bucket_of(len(slots)))
+        assert differences(ours, theirs, graphed, eager) == [], number
+
+
+@everywhere
+def test_capture_changes_no_byte(ops: Ops, device: str, recorder: Make) -> None:
+    world, untouched = World(ops, device), World(ops, device)
+    graphs = Runner(recorder(), BUCKETS, device)
+    graphs.prepare(("verify", 2), ops, world.verify, batch((1,), 3, device), IDLE)
+    graphs.prepare(("decode", 0), ops, world.decode, batch((1,), 1, device), IDLE)
+    assert all(same_bits(pool, untouched.pools()[name]) for name, pool in world.pools().items())
+
+
+@everywhere
+def test_layouts_with_equal_token_counts_are_kept_apart(ops: Ops, device: str, recorder: Make) -> None:
+    """(4, 2) and (2, 4) are eight tokens both; a window of one and a decode row are even shaped alike."""
+    graphed, eager = World(ops, device), World(ops, device)
+    graphs = Runner(recorder(), BUCKETS, device)
+    course = [
+        ("verify", (4, 1, 6, 2), 2), ("verify", (5, 3), 4), ("verify", (1, 4, 2, 6), 2), ("verify", (3, 5), 4),
+        ("verify", (8,), 1), ("decode", (8,), 1), ("verify", (5,), 1), ("decode", (3,), 1),
+    ]
+    for number, (kind, slots, width) in enumerate(course):
+        inputs = batch(slots, width, device, number)
+        ours = graphs.run((kind, width - 1), ops, getattr(graphed, kind), inputs, IDLE)
+        theirs = eagerly(getattr(eager, kind), ops, inputs, bucket_of(len(slots)))
+        assert differences(ours, theirs, graphed, eager) == [], number
+
+
+@everywhere
+def test_outputs_outlive_later_replays(ops: Ops, device: str, recorder: Make) -> None:
+    world, graphs = World(ops, device), Runner(recorder(), BUCKETS, device)
+    kept: list[tuple[Any, Any]] = []
+    for number, (slots, width) in enumerate(COURSE[:5]):
+        given = batch(slots, width, device, number)
+        outputs = graphs.run("verify", ops, world.verify, given, IDLE)
+        kept.append((outputs, [x.clone() for x in outputs]))
+    assert all(same_bits(now, then) for outputs, copies in kept for now, then in zip(outputs, copies, strict=True))
+    memory = [x.untyped_storage().data_ptr() for outputs, _ in kept for x in outputs]
+    assert len(set(memory)) == len(memory)
+
+
+@everywhere
+def test_every_replay_is_shown_to_see_without_its_padding(ops: Ops, device: str, recorder: Make) -> None:
+    graphed, eager = World(ops, device), World(ops, device)
+    graphs = Runner(recorder(), BUCKETS, device)
+    for number, slots in enumerate([(4, 1, 6), (1, 6, 4, 2), (2, 7, 8)]):
+        inputs = batch(slots, 2, device, number)
+        tape: list[tuple[Place, torch.Tensor]] = []
+
+        def see(place: Place, tensor: torch.Tensor, tape: Any = tape) -> torch.Tensor:
+            tape.append((place, tensor.clone()))
+            return tensor
+
+        ours = graphs.run("verify", ops, graphed.verify, inputs, IDLE, see)
+        theirs = eagerly(eager.verify, ops, inputs, 4)
+        assert [place for place, _ in tape] == [EMBEDDING, MIXED, HIDDEN, LOGITS, PICK]
+        assert same_bits(dict(tape)[HIDDEN], theirs.hidden) and same_bits(ours.hidden, theirs.hidden)
+        assert all(len(tensor) == 2 * len(slots) for _, tensor in tape)
+    unwatched = graphs.run("verify", ops, graphed.verify, inputs, IDLE)
+    assert same_bits(unwatched.hidden, eagerly(eager.verify, ops, inputs, 4).hidden)
+    assert len(tape) == 5
+
+
+@everywhere
+def test_host_lists_are_taken_as_device_tensors_are(ops: Ops, device: str, recorder: Make) -> None:
+    graphed, eager = World(ops, device), World(ops, device)
+    graphs = Runner(recorder(), BUCKETS, device)
+    for slots in ((4, 1, 6), (2,), (1, 2, 4, 6)):
+        inputs = batch(slots, 2, device)
+        listed = Inputs(*(x.tolist() if x.dtype == torch.int64 else x for x in inputs))
+        ours = graphs.run("verify", ops, graphed.verify, listed, IDLE)
+        theirs = eagerly(eager.verify, ops, inputs, bucket_of(len(slots)))
+        assert differences(ours, theirs, graphed, eager) == []
+
+
+@everywhere
+def test_an_empty_batch_replays_nothing(ops: Ops, device: str, recorder: Make) -> None:
+    world, untouched = World(ops, device), World(ops, device)
+    graphs, seen = Runner(recorder(), BUCKETS, device), []
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(place)
+        return tensor
+
+    for _ in range(2):
+        outputs = graphs.run("verify", ops, world.verify, batch((), 3, device), IDLE, see)
+        assert [tuple(x.shape) for x in outputs] == [(0, 32), (0, 3), (0,), (0,)]
+    assert not seen
+    assert all(same_bits(pool, untouched.pools()[name]) for name, pool in world.pools().items())
+
+
+# What must be found
+
+
+def test_padding_that_is_not_refreshed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: only the rows that are given are written. The request that left advances once more."""
+
+    def rows_alone(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> None:
+        own[: len(given)].copy_(given)
+
+    monkeypatch.setattr(runner, "_fill", rows_alone)
+    graphed, eager = World(PLAIN, "cpu"), World(PLAIN, "cpu")
+    graphs = Runner(Emulator(), BUCKETS)
+    for slots, wrong in (((4, 1, 6, 2), []), ((4, 1, 6), ["conv", "kv", "length"])):
+        inputs = batch(slots, 2, "cpu")
+        ours = graphs.run("verify", PLAIN, graphed.verify, inputs, IDLE)
+        assert differences(ours, eagerly(eager.verify, PLAIN, inputs, 4), graphed, eager) == wrong
+
+
+def test_a_key_that_does_not_tell_layouts_apart_is_caught() -> None:
+    """Planted: one key for both kinds of a single row. The decode graph serves the window."""
+    graphed, eager = World(PLAIN, "cpu"), World(PLAIN, "cpu")
+    graphs, inputs = Runner(Emulator(), BUCKETS), batch((4, 1), 1, "cpu")
+    graphs.run("one row", PLAIN, graphed.decode, inputs, IDLE)
+    eagerly(eager.decode, PLAIN, inputs, 2)
+    ours = graphs.run("one row", PLAIN, graphed.verify, inputs, IDLE)
+    assert "hidden" in differences(ours, eagerly(eager.verify, PLAIN, inputs, 2), graphed, eager)
+    with pytest.raises(BadInput, match=r"one row window: found rows of \(3,\).*expected \(1,\)"):
+        graphs.run("one row", PLAIN, graphed.verify, batch((4, 1), 3, "cpu"), IDLE)
+
+
+def test_a_branch_on_the_host_stays_as_it_was_recorded() -> None:
+    """Planted: a body that asks a host flag. The emulator replays the old branch, as a graph does; eager differs."""
+    graphed, eager, probing = World(LEDGER, "cpu"), World(LEDGER, "cpu"), {"now": False}
+
+    def body(world: World) -> Callable[[Ops, Inputs], Any]:
+        return lambda ops, inputs: (world.decode if probing["now"] else world.verify)(ops, inputs)
+
+    graphs, inputs = Runner(Emulator(), BUCKETS), batch((4, 1), 1, "cpu")
+    for flag, wrong in ((False, False), (True, True)):
+        probing["now"] = flag
+        ours = graphs.run("branch", LEDGER, body(graphed), inputs, IDLE)
+        theirs = eagerly(body(eager), LEDGER, inputs, 2)
+        assert bool(differences(ours, theirs, graphed, eager)) == wrong
+
+
+def test_what_is_read_from_another_graph_shows_when_poisoned() -> None:
+    """Planted: hidden states handed over behind the runner's back, as a view on another graph's result."""
+    shown = {}
+    for poison in (False, True):
+        world, graphs = World(PLAIN, "cpu"), Runner(Emulator(poison=poison), BUCKETS)
+        inputs, leaked = batch((4, 1), 1, "cpu"), {}
+
+        def first(ops: Ops, inputs: Inputs, world: World = world, leaked: Any = leaked) -> Any:
+            answer = world.decode(ops, inputs)
+            leaked["hidden"] = answer.hidden
+            return answer
+
+        def second(ops: Ops, inputs: Inputs, leaked: Any = leaked) -> torch.Tensor:
+            return ops.add(x=leaked["hidden"], y=leaked["hidden"], to=HIDDEN)
+
+        graphs.run("first", PLAIN, first, inputs, IDLE)
+        shown[poison] = graphs.run("second", PLAIN, second, inputs, IDLE)
+    assert not shown[False].isnan().any()
+    assert shown[True].isnan().all()
+
+
+LOOSE: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "arithmetic": (lambda x: x + 1, "aten.add"),
+    "allocation": (lambda x: torch.zeros(3), "aten.zeros"),
+    "host numbers": (lambda x: torch.tensor([1, 2]), "lift_fresh"),
+    "copy in place": (lambda x: x.copy_(x), "aten.copy_"),
+    "a copying reshape": (lambda x: x.t().reshape(-1), "aten.clone"),
+    "indexing": (lambda x: x[torch.arange(2)], "aten.arange"),
+    "item": (lambda x: x[0, 0].item(), "_local_scalar_dense"),
+    "a branch": (lambda x: 1 if x[0, 0] > 0 else 2, "aten.gt"),
+    "truth": (lambda x: bool(x[0, 0]), "_local_scalar_dense"),
+    "tolist": (lambda x: x.tolist(), "tolist"),
+    "numpy": (lambda x: x.numpy(), "numpy"),
+}
+
+
+@pytest.mark.parametrize("name", LOOSE)
+def test_a_loose_call_between_ops_is_refused(name: str) -> None:
+    act, called = LOOSE[name]
+    world, graphs = World(PLAIN, "cpu"), Runner(Emulator(), BUCKETS)
+
+    def body(ops: Ops, inputs: Inputs) -> Any:
+        act(world.decode(ops, inputs).hidden)
+
+    with pytest.raises(LooseCall, match=rf"a graph holds ops and views alone.*{called}") as caught:
+        graphs.run(name, PLAIN, body, batch((4, 1), 1, "cpu"), IDLE)
+    assert isinstance(caught.value, InstepError)
+
+
+def test_views_between_ops_are_not_loose() -> None:
+    world, graphs = World(PLAIN, "cpu"), Runner(Emulator(poison=True), BUCKETS)
+
+    def body(ops: Ops, inputs: Inputs) -> torch.Tensor:
+        x = world.decode(ops, inputs).hidden
+        x = x.view(-1, 2, 16).transpose(0, 1).unbind(0)[1].unsqueeze(1).expand(-1, 1, 16)[:, 0]
+        return ops.add(x=x, y=x.detach().as_strided(x.shape, x.stride(), x.storage_offset()), to=HIDDEN)
+
+    inputs = batch((4, 1, 3), 1, "cpu")
+    for _ in range(2):
+        assert torch.equal(graphs.run("v", PLAIN, body, inputs, IDLE), body(PLAIN, inputs))
+
+
+def test_buckets_and_refusals() -> None:
+    assert [buckets(most) for most in (1, 2, 5, 8)] == [(1,), (1, 2), (1, 2, 4, 5), (1, 2, 4, 8)]
+    world, graphs = World(PLAIN, "cpu"), Runner(Emulator(), (4, 1, 2))
+    with pytest.raises(OutOfCapacity, match="a batch of 5 requests; the widest graph is for 4"):
+        graphs.run("verify", PLAIN, world.verify, batch((1, 2, 3, 4, 5), 2, "cpu"), IDLE)
+    with pytest.raises(AssertionError, match="3 rows for 2 requests"):
+        graphs.run("odd", PLAIN, lambda ops, inputs: world.table[:3], batch((1, 2), 1, "cpu"), IDLE)
+    ragged = batch((1, 2), 2, "cpu")._replace(slots=torch.tensor([1]))
+    with pytest.raises(BadInput, match="as many rows in each"):
+        graphs.run("verify", PLAIN, world.verify, ragged, IDLE)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_replay_waits_for_nothing() -> None:
+    """The host is back from a run, lists sent and outputs copied, while a sleep queued before it still lasts."""
+    world, graphs = World(TRITON, "cuda"), Runner(CudaGraphs(), BUCKETS, "cuda")
+    inputs = batch((4, 1, 6), 2, "cuda")
+    listed = inputs._replace(window=inputs.window.tolist(), slots=inputs.slots.tolist())
+    graphs.run("verify", TRITON, world.verify, listed, IDLE)
+    torch.cuda.synchronize()
+    awake = torch.cuda.Event()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.cuda._sleep(2_000_000_000)
+        awake.record()
+        graphs.run("verify", TRITON, world.verify, listed, IDLE)
+        assert not awake.query()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()

@@ -1,0 +1,223 @@
+"""Ops on whole numbers, against loops in Python: where rows stand, what is forced, what grows; and who judges them.
+
+Leaves out: plain against Triton (`test_kernels.py` runs the shared cases of `support.ops_index_cases`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from instep_optimized.ops.around import around
+from instep_optimized.ops.base import Ops
+from instep_optimized.ops.contracts import contracts
+from instep_optimized.ops.ledger import LEDGER
+from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.triton import TRITON
+from instep_reference.contract.place import unseen
+from support.ops_cases import INDEX, serve
+
+SETS = pytest.mark.parametrize("ops", [PLAIN, TRITON, LEDGER], ids=lambda ops: ops.name)
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []
+
+
+def ints(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=HERE)
+
+
+def lists(result: Any) -> list[Any]:
+    return [tensor.tolist() for tensor in result]
+
+
+@SETS
+def test_rows_stand_where_a_loop_puts_them(ops: Ops) -> None:
+    draw = Random(7)
+    for _ in range(12):
+        size, width, requests = draw.choice((1, 3, 4)), draw.randint(1, 4), draw.randint(0, 5)
+        length = [draw.randint(0, 9) for _ in range(8)]
+        table = [[draw.choice((-1, 1, 5, 9)) for _ in range(width)] for _ in range(8)]
+        slots = [draw.choice((-1, slot)) for slot in draw.sample(range(1, 8), requests)]
+        count, shift = [draw.randint(0, 4) for _ in slots], draw.choice((-1, 0, 3))
+        begin = [sum(count[:b]) + b for b in range(requests)]  # a row of nobody after each request
+        rows = sum(count) + requests + 2
+        positions, locations = [0] * rows, [-1] * rows
+        for slot, first, many in zip(slots, begin, count, strict=True):
+            for t in range(many if slot >= 0 else 0):
+                at = positions[first + t] = length[slot] + shift + t
+                page = table[slot][at // size] if 0 <= at < width * size else -1
+                locations[first + t] = page * size + at % size if page >= 0 else -1
+        wanted = [positions, locations, [length[slot] + shift if slot >= 0 else 0 for slot in slots],
+                  [many if slot >= 0 else 0 for slot, many in zip(slots, count, strict=True)],
+                  [first + many - 1 if slot >= 0 and many else -1
+                   for slot, first, many in zip(slots, begin, count, strict=True)]]
+        found = ops.place_rows(
+            slots=ints(*slots), begin=ints(*begin), count=ints(*count), rows=rows, length=ints(*length),
+            table=torch.tensor(table, device=HERE), page_size=size, shift=shift,
+        )
+        assert lists(found) == wanted
+        assert all(field.dtype == torch.int64 for field in found)
+
+
+@SETS
+def test_a_row_that_nobody_covers_stands_nowhere(ops: Ops) -> None:
+    none, table = ints(), ints(1, 2, 3, 4).view(2, 2)
+    found = ops.place_rows(slots=none, begin=none, count=none, rows=3, length=ints(1, 1), table=table, page_size=2,
+                           shift=0)
+    assert lists(found) == [[0, 0, 0], [-1, -1, -1], [], [], []]
+
+
+@SETS
+def test_forced_paths_are_in_force_and_our_own_is_still_said(ops: Ops) -> None:
+    """Drafts 1, 2, 3 against picks 1, 2, 7, 4: two are right, and 7 is the bonus."""
+    window, picks = ints(9, 1, 2, 3), ints(1, 2, 7, 4)
+    expected = {  # forced (correct, bonus) -> what is in force: correct, bonus, tokens
+        (-1, -1): (2, 7, [1, 2, 7, 0]),
+        (0, -1): (0, 1, [1, 0, 0, 0]),
+        (0, 5): (0, 5, [5, 0, 0, 0]),
+        (3, -1): (3, 4, [1, 2, 3, 4]),
+        (3, 0): (3, 0, [1, 2, 3, 0]),
+        (-1, 8): (2, 8, [1, 2, 8, 0]),
+        (9, -1): (3, 4, [1, 2, 3, 4]),  # clamped
+    }
+    requests = len(expected)
+    forced = ints(*(number for pair in expected for number in pair)).view(-1, 2)
+    found = ops.accept(
+        window=window.expand(requests, 4), picks=picks.expand(requests, 4), count=ints(*[4] * requests),
+        forced_correct=forced[:, 0], forced_bonus=forced[:, 1],
+    )
+    assert found.num_correct_drafts.tolist() == [correct for correct, _, _ in expected.values()]
+    assert found.last_correct_step_indices.tolist() == found.num_correct_drafts.tolist()
+    assert found.accept_lens.tolist() == [correct + 1 for correct, _, _ in expected.values()]
+    assert found.bonus.tolist() == [bonus for _, bonus, _ in expected.values()]
+    assert found.tokens.tolist() == [tokens for _, _, tokens in expected.values()]
+    assert found.accept_index.tolist() == [
+        [t if t <= correct else -1 for t in range(4)] for correct, _, _ in expected.values()
+    ]
+    assert set(found.own_num_correct_drafts.tolist()) == {2} and set(found.own_bonus.tolist()) == {7}
+
+
+@SETS
+def test_an_idle_window_accepts_nothing_whatever_is_forced(ops: Ops) -> None:
+    found = ops.accept(window=ints(1, 2).view(1, 2), picks=ints(2, 3).view(1, 2), count=ints(0),
+                       forced_correct=ints(1), forced_bonus=ints(6))
+    assert lists(found) == [[0], [0], [[-1, -1]], [0], [0], [0], [0], [[0, 0]]]
+
+
+@SETS
+def test_forced_goes_before_own_and_lengths_grow(ops: Ops) -> None:
+    assert ops.choose(own=ints(3, 4, 5), forced=ints(-1, 0, 8)).tolist() == [3, 0, 8]
+    pool = torch.full((4, 3), 5, device=HERE)
+    ops.advance(length=pool[:, 1], slots=ints(2, -1, 1), by=ints(4, 9, 1))
+    assert pool.tolist() == [[5, 5, 5], [5, 6, 5], [5, 9, 5], [5, 5, 5]]
+
+
+@SETS
+def test_tokens_move_one_place_on_and_what_stands_behind_comes_last(ops: Ops) -> None:
+    draw = Random(8)
+    for _ in range(12):
+        count = [draw.choice((0, 1, 2, 5)) for _ in range(draw.randint(0, 5))]
+        begin = [sum(count[:b]) + b for b in range(len(count))]  # a row of nobody after each request
+        tokens, behind = ([draw.randint(1, 99) for _ in range(n)] for n in (sum(count) + len(count) + 2, len(count)))
+        wanted = [0] * len(tokens)
+        for first, many, token in zip(begin, count, behind, strict=True):
+            if many:
+                wanted[first : first + many] = [*tokens[first + 1 : first + many], token]
+        found = ops.shift(tokens=ints(*tokens), begin=ints(*begin), count=ints(*count), behind=ints(*behind))
+        assert found.tolist() == wanted and found.dtype == torch.int64
+
+
+class NoHostRead(TorchDispatchMode):
+    """Fails on every ATen call whose answer the host must wait for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.__name__.split(".")[0] not in ("_local_scalar_dense", "nonzero", "masked_select"), str(func)
+        if func.__name__.startswith("index"):
+            indices = args[1] if isinstance(args[1], list | tuple) else ()
+            assert not any(index is not None and index.dtype == torch.bool for index in indices), "a mask is read"
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_plain_ops_on_whole_numbers_do_not_wait_for_the_host() -> None:
+    cases = [case for case in INDEX if case.op in ("place_rows", "choose", "advance", "shift")]
+    for case in cases:
+        call = case.build(HERE)
+        with NoHostRead():
+            getattr(PLAIN, case.op)(**call.inputs)
+    window, count = ints(9, 1, 2, 3).view(2, 2), ints(2, 0)
+    with NoHostRead():
+        PLAIN.accept(window=window, picks=window, count=count, forced_correct=count, forced_bonus=count)
+        PLAIN.select(x=window, index=count - 1)
+    with pytest.raises(AssertionError, match="a mask is read"), NoHostRead():
+        window[window > 1]
+
+
+def test_an_idle_advance_changes_no_byte() -> None:
+    idle = next(case for case in INDEX if str(case) == "advance-idle")
+    for ops in (PLAIN, TRITON):
+        outcome = serve(ops, idle, HERE)
+        assert torch.equal(outcome.pools["length"].raw, outcome.before["length"])
+
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "place_rows": {"slots": ints(1, 3), "begin": ints(0, 2), "count": ints(2, 1), "rows": 3, "length": ints(0, 4, 0, 2),
+                   "table": ints(*range(8)).view(4, 2), "page_size": 4, "shift": -1},
+    "advance": {"length": ints(0, 4, 0, 2), "slots": ints(1, -1), "by": ints(2, -1)},
+    "choose": {"own": ints(1, 2), "forced": ints(-1, 2)},
+    "shift": {"tokens": ints(4, 5, 6), "begin": ints(0, 2), "count": ints(2, 1), "behind": ints(7, 8)},
+    "accept": {"window": ints(1, 2, 3, 4).view(2, 2), "picks": ints(1, 2, 3, 4).view(2, 2), "count": ints(2, 0),
+               "forced_correct": ints(1, -1), "forced_bonus": ints(5, -1)},
+}
+
+
+@pytest.mark.parametrize("op", sorted(GIVEN))
+def test_what_keeps_the_contract_is_not_reported(op: str) -> None:
+    assert _broken(op) == []
+
+
+@pytest.mark.parametrize(
+    ("op", "change", "sentence"),
+    [
+        ("place_rows", {"slots": ints(1, 4)}, "slots run from 1 to 4, there are 4"),
+        ("place_rows", {"slots": ints(0, 3)}, "slots name slot 0, which is reserved"),
+        ("place_rows", {"slots": ints(3, 3)}, "slots: two requests would write the same place"),
+        ("place_rows", {"begin": ints(0, 1)}, "two requests share a row"),
+        ("place_rows", {"rows": 2}, "rows 0 to 2 of 2 are named"),
+        ("place_rows", {"shift": -5}, "a row would stand at position -3"),
+        ("place_rows", {"begin": ints(0, 2).int()}, "begin are torch.int32, not int64"),
+        ("advance", {"by": ints(-2, 1)}, "a length would shrink by 2"),
+        ("advance", {"slots": ints(1, 1)}, "slots: two requests would write the same place"),
+        ("choose", {"forced": ints(1)}, "own is (2,), forced is (1,)"),
+        ("choose", {"own": ints(1, 2).int()}, "own are torch.int32, not int64"),
+        ("shift", {"begin": ints(0, 1)}, "two requests share a row"),
+        ("shift", {"count": ints(2, 2)}, "rows 0 to 3 of 3 are named"),
+        ("shift", {"behind": ints(7)}, "1 tokens stand behind 2 requests"),
+        ("shift", {"tokens": ints(4, 5, 6).int()}, "tokens are torch.int32, not int64"),
+        ("accept", {"count": ints(3, 0)}, "count run from 0 to 3, there are 3"),
+        ("accept", {"forced_correct": ints(2, -1)}, "more drafts are forced than the window has"),
+        ("accept", {"forced_bonus": ints(2, -1).int()}, "forced_bonus are torch.int32, not int64"),
+    ],
+)
+def test_what_breaks_the_contract_is_named(op: str, change: dict[str, Any], sentence: str) -> None:
+    assert any(line.startswith(f"{op}: ") and sentence in line for line in _broken(op, **change))
+
+
+def test_a_result_of_the_wrong_length_is_named() -> None:
+    found: list[str] = []
+    sound = PLAIN.place_rows(**GIVEN["place_rows"])
+    lazy = replace(PLAIN, place_rows=lambda **given: sound._replace(count=sound.positions[:1].clone()))
+    around(lazy, unseen, contracts(found.append)).place_rows(**GIVEN["place_rows"])
+    assert found == ["place_rows: 1 rows came back, 2 are due"]
+
+
+def _broken(op: str, **change: Any) -> list[str]:
+    """What is reported of a call; in the place of a broken one the sound one is carried out."""
+    found: list[str] = []
+    silent: dict[str, Any] = {op: lambda **given: getattr(PLAIN, op)(**GIVEN[op])}
+    getattr(around(replace(PLAIN, **silent), unseen, contracts(found.append)), op)(**GIVEN[op] | change)
+    return found

@@ -1,0 +1,173 @@
+"""Every pair of strategy and conv form serves the same events with the same logical states, and writes what it may.
+
+Leaves out: the addresses that a keeper chooses (`test_commit_*.py`), and faults in them (`test_planted_strategies.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
+
+import pytest
+import torch
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_optimized.layout import StateLayout
+from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import (
+    Admit,
+    Commit,
+    Draft,
+    Event,
+    Finish,
+    Forward,
+    Preempt,
+    RequestState,
+    Resume,
+    Row,
+    SetNumSteps,
+)
+from instep_reference.contract.engine import Path as Way
+from instep_reference.contract.errors import Unsupported
+from instep_reference.engine import ReferenceEngine, Weights
+from instep_reference.ledger import LedgerEngine
+from support.checkpoints import write
+from support.two_sides import CAPACITY, TwoSides, scenario, snapshot, untouched
+
+SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
+STEPS = (3, 1, 7, 0, 3)
+FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
+LAYOUTS: tuple[StateLayout, ...] = ("VK", "KV", "KV", "VK")  # each strategy and each form has both
+PAIRS = [(strategy, conv) for strategy in STRATEGIES for conv in CONV_FORMS]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **SMALL))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """One GDN layer alone, of few heads, for the interpreter."""
+    told = {"num_hidden_layers": 1, "layer_types": ["linear_attention"], "mtp_num_hidden_layers": 0}
+    return Checkpoint.open(write(tmp_path_factory.mktemp("tiny"), "dense", **told))
+
+
+def engine(checkpoint: Checkpoint, ops: str, pair: tuple[str, str], **options: Any) -> OptimizedEngine:
+    chosen = Options(strategy=pair[0], conv=pair[1], **options)
+    return OptimizedEngine(checkpoint, load(ops), chosen, CAPACITY, num_steps=STEPS[0], adaptive=FILE)
+
+
+@pytest.mark.parametrize(("pair", "layout"), list(zip(PAIRS, cycle(LAYOUTS), strict=False)))
+def test_every_label_is_where_a_right_engine_has_it(
+    checkpoint: Checkpoint, pair: tuple[str, str], layout: StateLayout
+) -> None:
+    subject = engine(checkpoint, "ledger", pair, layout=layout)
+    both = TwoSides(subject, LedgerEngine(checkpoint.config, num_steps=STEPS[0], adaptive=FILE))
+    for event in scenario(64, STEPS, forced=True):
+        both(event)
+    assert both.compared > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_every_number_is_the_reference_s(checkpoint: Checkpoint, pair: tuple[str, str]) -> None:
+    subject = engine(checkpoint, "plain", pair, activation=torch.float64, state=torch.float64)
+    weights = Weights.of(checkpoint, torch.float64, torch.device("cpu"))
+    both = TwoSides(subject, ReferenceEngine(weights, num_steps=STEPS[0], adaptive=FILE))
+    for event in scenario(64, STEPS, forced=False):
+        both(event)
+    assert both.compared > 10_000
+
+
+# ---- the same bits as `snapshot`, from the same events
+
+
+def story(prompt: int = 5, steps: tuple[int, ...] = (3, 1, 7, 1, 7, 7, 0, 3)) -> Iterator[Event]:
+    """Two requests through ragged rounds of changing width (all of eight, then a window of two), a plain step after
+    them, a slot that is used again."""
+    yield Admit("a", tuple(range(1, prompt + 1)))
+    yield Admit("b", (7, 8))
+    yield Forward((Row("a", "prefill", prompt), Row("b", "prefill", 2)))
+    for number, n in enumerate(steps):
+        yield SetNumSteps(n)
+        if not n:
+            yield Forward((Row("b", "decode", root=3), Row("a", "decode", root=4)))
+            continue
+        yield Draft(("a", "b"), (tuple(range(n)), tuple(range(n))))
+        yield Forward((Row("b", "verify"), Row("a", "verify")))
+        full, some = tuple(range(1, n + 1)), tuple(range(1, n // 2 + 1))
+        yield Commit(("a", "b"), (Way(full if number % 2 == 0 else some, 11), Way(some if number else full, 12)))
+    yield Preempt("a")
+    yield Finish("b")
+    yield Admit("c", (9, 10, 11))
+    yield Forward((Row("c", "prefill", 3),))
+    yield Resume("a")
+    yield Draft(("c", "a"), (tuple(range(steps[-1])), tuple(range(steps[-1]))))
+    yield Forward((Row("a", "verify"), Row("c", "verify")))
+    yield Commit(("c", "a"), (Way((), 5), Way((1,), 6)))
+    yield Forward((Row("c", "decode", root=7),))
+
+
+def bits(state: RequestState) -> list[bytes]:
+    return [
+        tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        for layers in (state.conv, state.state) for tensor in layers.values()
+    ]
+
+
+def same_bits(subject: OptimizedEngine, snapshots: OptimizedEngine, events: Iterator[Event]) -> int:
+    """Serve the events on both; how many states were compared, bit by bit. Asking for one must change no byte."""
+    compared, flying = 0, False
+    for event in events:
+        event.on(subject)
+        event.on(snapshots)
+        flying = isinstance(event, Forward) and any(row.kind == "verify" for row in event.rows)
+        before = snapshot(subject)
+        for name in subject.slots():
+            state = subject.state(name)
+            if not flying:
+                assert bits(state) == bits(snapshots.state(name)), (event, name)
+                compared += 1
+        assert untouched(subject, before, {}) > 0
+    return compared
+
+
+@pytest.mark.parametrize("pair", PAIRS[1:], ids="-".join)
+@pytest.mark.parametrize(("activation", "state"), [
+    (torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16),
+])
+def test_every_state_has_the_bits_that_snapshot_gives(
+    checkpoint: Checkpoint, pair: tuple[str, str], activation: torch.dtype, state: torch.dtype
+) -> None:
+    if pair[0] == "lazy_rerun" and state is torch.bfloat16:
+        with pytest.raises(Unsupported, match="depend on the schedule"):
+            engine(checkpoint, "plain", pair, activation=activation, state=state)
+        return
+    told = {"activation": activation, "state": state, "poison": math.nan}
+    subject, other = (engine(checkpoint, "plain", each, **told) for each in (pair, PAIRS[0]))
+    assert same_bits(subject, other, story()) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pair", [("rerun", "widened"), ("lazy_rerun", "windows"), ("columns", "widened")], ids="-".join
+)
+def test_the_kernels_too_give_the_bits_of_snapshot(tiny: Checkpoint, pair: tuple[str, str]) -> None:
+    subject, other = (engine(tiny, "triton", each) for each in (pair, PAIRS[0]))
+    assert same_bits(subject, other, story(prompt=2, steps=(1, 3, 0))) > 10
+
+
+def test_a_mark_is_written_before_it_is_read(checkpoint: Checkpoint) -> None:
+    """Whatever stands in a slot that is handed out, in marks and rings, too: the states are the same."""
+    def run(poison: float | None) -> list[list[bytes]]:
+        subject = engine(checkpoint, "plain", ("rerun", "widened"), poison=poison)
+        for event in story():
+            event.on(subject)
+        return [bits(subject.state(name)) for name in subject.slots()]
+
+    assert run(math.nan) == run(7.5) == run(-1.0) == run(None)

@@ -1,0 +1,313 @@
+"""The `vanilla` drafter, several MTP layers run in draft extend: against the reference, eagerly and held in graphs.
+
+Leaves out: `eagle` (the other engine tests). Labels say who read what; numbers in fp64 say that it was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.batch import Batch
+from instep_optimized.captured import prepared
+from instep_optimized.draft.base import Asked
+from instep_optimized.draft.mtp import MtpLayer
+from instep_optimized.draft.vanilla import Vanilla
+from instep_optimized.graphs import Emulator, Recorder
+from instep_optimized.graphs.recorded import Recorded
+from instep_optimized.memory import Memory
+from instep_optimized.ops.around import around
+from instep_optimized.ops.base import Ops
+from instep_optimized.ops.contracts import contracts
+from instep_reference import draft as reference_draft
+from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Event, Forward, Row, SetNumSteps
+from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.place import unseen
+from instep_reference.engine import ReferenceEngine
+from instep_reference.ledger import LedgerEngine
+from instep_reference.weights import Weights
+from support.checkpoints import write
+from support.twins import Twins, eagerly, emulated
+from support.two_sides import CAPACITY, TwoSides, scenario
+
+T = TypeVar("T")
+WIDTH = torch.float64
+FP32_NOISE = 1e-5  # absolute; values are of order 1
+SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
+STEPS = {2: (2, 1, 0, 2), 3: (3, 2, 1, 0, 3)}  # by the number of MTP layers
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
+Checkpoints = dict[int, Checkpoint]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """With two MTP layers, and with three."""
+    return {
+        layers: Checkpoint.open(write(tmp_path_factory.mktemp("model"), **SMALL, mtp_num_hidden_layers=layers))
+        for layers in STEPS
+    }
+
+
+def adaptive(layers: int) -> AdaptiveFile:
+    candidates = tuple(range(layers + 1))
+    return AdaptiveFile(flat=Bracket(candidate_steps=candidates, warmup_batches=1, update_interval=2))
+
+
+def engine(checkpoint: Checkpoint, ops: str, recorder: Recorder | None = None, **options: Any) -> OptimizedEngine:
+    """In fp64 where nothing else is said; with a recorder, held in graphs."""
+    layers = checkpoint.config.mtp_layers
+    chosen = Options(**{"activation": WIDTH, "state": WIDTH, **options}, drafter="vanilla")
+    subject = OptimizedEngine(
+        checkpoint, load(ops), chosen, CAPACITY, num_steps=layers, adaptive=adaptive(layers)
+    )
+    held(subject, recorder)
+    return subject
+
+
+def held(subject: OptimizedEngine, recorder: Recorder | None) -> None:
+    if recorder is not None:
+        subject._graphs = prepared(subject._base, subject._rounds.values(), subject._device, recorder)
+
+
+def truth(checkpoint: Checkpoint, ops: str, chained: bool = True) -> Any:
+    layers = checkpoint.config.mtp_layers
+    if ops == "ledger":
+        return LedgerEngine(checkpoint.config, num_steps=layers, adaptive=adaptive(layers), mode="vanilla")
+    weights = Weights.of(checkpoint, WIDTH, torch.device("cpu"))
+    drafter = reference_draft.Vanilla(chained)
+    return ReferenceEngine(weights, num_steps=layers, adaptive=adaptive(layers), draft_with=drafter)
+
+
+def drafting(subject: OptimizedEngine, change: Callable[[Vanilla], Vanilla]) -> OptimizedEngine:
+    """The engine with another drafter in the place of its own."""
+    assert isinstance(subject._model.drafter, Vanilla)
+    subject._model = replace(subject._model, drafter=change(subject._model.drafter))
+    subject._rounds = {steps: replace(at, model=subject._model) for steps, at in subject._rounds.items()}
+    subject._round = subject._rounds[subject._round.num_steps]
+    return subject
+
+
+# ---- as the reference has it --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", STEPS)
+@pytest.mark.parametrize("forced", [True, False], ids=["forced", "free"])
+def test_every_label_is_where_the_reference_has_it(checkpoints: Checkpoints, layers: int, forced: bool) -> None:
+    both = TwoSides(engine(checkpoints[layers], "ledger"), truth(checkpoints[layers], "ledger"))
+    for event in scenario(64, STEPS[layers], forced=forced):
+        both(event)
+    assert both.compared > 10_000
+
+
+@pytest.mark.parametrize("forced", [True, False], ids=["forced", "free"])
+def test_the_numbers_are_the_reference_s(checkpoints: Checkpoints, forced: bool) -> None:
+    both = TwoSides(engine(checkpoints[2], "plain"), truth(checkpoints[2], "plain"))
+    for event in scenario(64, STEPS[2], forced=forced):
+        both(event)
+    assert both.compared > 10_000
+
+
+def test_layers_that_are_not_chained_read_the_target_s_rows(checkpoints: Checkpoints) -> None:
+    subject = drafting(engine(checkpoints[2], "plain"), lambda drafter: replace(drafter, chained=False))
+    both = TwoSides(subject, truth(checkpoints[2], "plain", chained=False))
+    for event in course():
+        both(event)
+
+
+@pytest.mark.slow
+def test_interpreted_kernels_say_the_same_and_every_call_keeps_its_contract(checkpoints: Checkpoints) -> None:
+    """In fp32: what three layers remember differs from fp64 by the errors of a few sums in a row."""
+    broken: list[str] = []
+    subject = engine(checkpoints[3], "triton", activation=torch.float32, state=torch.float32)
+    subject._ops = around(subject._base, unseen, contracts(broken.append))
+    right = truth(checkpoints[3], "plain")
+    for event in course()[:11]:
+        said, due = event.on(subject), event.on(right)
+        if isinstance(said, Drafted):
+            assert isinstance(due, Drafted) and said.own.tolist() == due.own.tolist()
+    ours, theirs = (side.state("a").draft_values for side in (subject, right))
+    assert ours.keys() == theirs.keys() == set(range(3))
+    for layer, rows in theirs.items():
+        assert float((ours[layer] - rows).abs().max()) <= FP32_NOISE
+    assert broken == []
+
+
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_a_layer_reads_on_in_the_prompt_and_guesses_where_that_ends(checkpoints: Checkpoints, cut: int) -> None:
+    """Three layers read up to two tokens behind a chunk; beside it stand a decode and chunks that end elsewhere."""
+    both = TwoSides(engine(checkpoints[3], "ledger"), truth(checkpoints[3], "ledger"))
+    both(Admit("a", (7, 3)))
+    both(Forward((Row("a", "prefill", 2),)))
+    both(Admit("b", tuple(range(20, 27))))
+    both(Admit("c", tuple(range(30, 38))))
+    both(Forward((Row("b", "prefill", cut), Row("a", "decode"), Row("c", "prefill", 7 - cut))))
+    both(Forward((Row("c", "prefill", 1 + cut), Row("b", "prefill", 7 - cut))))
+    both(Draft(("b", "a", "c")))
+
+
+def course() -> list[Event]:
+    """Rounds and decode steps in every direction of the step count: enough for a fault of seed 4 to show."""
+    events: list[Event] = [Admit("a", (5, 9, 2)), *(Forward((Row("a", "prefill", n),)) for n in (1, 2))]
+    for steps in (2, 1, 2, 0, 1, 2):
+        events.append(SetNumSteps(steps))
+        if steps:
+            events += [Draft(("a",)), Forward((Row("a", "verify"),)), Commit(("a",))]
+        else:
+            events.append(Forward((Row("a", "decode"),)))
+    return events
+
+
+# ---- held in graphs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ops", "device"), [("plain", "cpu"), pytest.param("triton", "cuda", id="cuda", marks=gpu)])
+def test_a_replay_is_the_eager_run_on_the_same_bucket(checkpoints: Checkpoints, ops: str, device: str) -> None:
+    width = {"activation": torch.float32, "state": torch.float32, "device": device, "graphs": device == "cuda"}
+    both = Twins(*(engine(checkpoints[2], ops, recorder, **width) for recorder in (emulated(device), eagerly)))
+    for event in scenario(64, (2, 1, 0), forced=False):
+        both(event)
+    assert both.compared > 100_000
+
+
+@pytest.mark.parametrize("ops", ["ledger", "plain"])
+def test_what_graphs_hold_is_what_the_reference_says(checkpoints: Checkpoints, ops: str) -> None:
+    both = TwoSides(engine(checkpoints[2], ops, Emulator(poison=True)), truth(checkpoints[2], ops), watched=False)
+    for event in scenario(64, (2, 0, 1), forced=True):
+        both(event)
+    assert both.compared > 10_000
+
+
+# ---- seed 4: chained hidden states --------------------------------------------------------------------------------
+
+
+class AlwaysChained(Vanilla):
+    """Layer i reads the y of layer i - 1 although i >= num_steps."""
+
+    def extend(
+        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[Asked], num_steps: int
+    ) -> None:
+        super().extend(ops, memory, batch, hidden, asked, self.layers)
+
+
+class NeverChained(Vanilla):
+    """No layer reads the one before."""
+
+    def extend(
+        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[Asked], num_steps: int
+    ) -> None:
+        super().extend(ops, memory, batch, hidden, asked, 0)
+
+
+@dataclass
+class Capturing:
+    """An emulator during whose captures one can tell that it captures."""
+
+    now: bool = False
+    emulator: Emulator = field(default_factory=lambda: Emulator(poison=True))
+
+    def __call__(self, ops: Ops, body: Callable[[Ops], T]) -> tuple[Recorded, T]:
+        self.now = True
+        try:
+            return self.emulator(ops, body)
+        finally:
+            self.now = False
+
+
+@dataclass(frozen=True)
+class Deaf(MtpLayer):
+    """Reads a buffer, whatever it is fed."""
+
+    buffer: torch.Tensor
+
+    def rows(self, ops: Ops, hidden: torch.Tensor, batch: Batch, stage: str) -> torch.Tensor:
+        return super().rows(ops, self.buffer[: len(hidden)], batch, stage)
+
+
+@dataclass(frozen=True)
+class Stale(Vanilla):
+    """Held in a graph, layer 1 reads a buffer of the graph's own, which no replay refreshes."""
+
+    capturing: Capturing = field(default_factory=Capturing)
+    buffer: torch.Tensor = field(default_factory=lambda: torch.full((64, 32), 0.5, dtype=WIDTH))
+
+    def extend(
+        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[Asked], num_steps: int
+    ) -> None:
+        layers = self.mtp
+        if self.capturing.now and num_steps == self.layers:
+            layers = (layers[0], Deaf(**vars(layers[1]), buffer=self.buffer))
+        Vanilla(layers).extend(ops, memory, batch, hidden, asked, num_steps)
+
+
+def planted(checkpoint: Checkpoint, fault: type[Vanilla], in_graphs: bool) -> TwoSides:
+    """A faulty drafter beside the reference; without graphs every place is compared, with them states and answers."""
+    capturing = Capturing()
+
+    def change(drafter: Vanilla) -> Vanilla:
+        return Stale(drafter.mtp, capturing=capturing) if fault is Stale else fault(drafter.mtp)
+
+    subject = drafting(engine(checkpoint, "plain"), change)
+    held(subject, capturing if in_graphs else None)
+    return TwoSides(subject, truth(checkpoint, "plain"), watched=not in_graphs)
+
+
+@pytest.mark.parametrize(
+    ("fault", "in_graphs", "found"),
+    [
+        (AlwaysChained, False, r"^extend\.1 post_normed"), (AlwaysChained, True, "^a draft_keys of layer 1"),
+        (NeverChained, False, r"^extend\.1 post_normed"), (NeverChained, True, "^a draft_keys of layer 1"),
+        (Stale, True, "^a draft_keys of layer 1"),
+    ],
+)
+def test_a_fault_of_the_chained_rows_is_found(
+    checkpoints: Checkpoints, fault: type[Vanilla], in_graphs: bool, found: str
+) -> None:
+    both = planted(checkpoints[2], fault, in_graphs)
+    with pytest.raises(AssertionError, match=found):
+        for event in course():
+            both(event)
+
+
+@pytest.mark.parametrize(("sound", "in_graphs"), [(Vanilla, False), (Vanilla, True), (Stale, False)])
+def test_the_same_course_without_the_fault_agrees(
+    checkpoints: Checkpoints, sound: type[Vanilla], in_graphs: bool
+) -> None:
+    """A buffer that goes stale in graphs is no fault outside of them: eager runs alone would not find it."""
+    both = planted(checkpoints[2], sound, in_graphs)
+    for event in course():
+        both(event)
+
+
+# ---- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_more_steps_than_layers_are_refused(checkpoints: Checkpoints) -> None:
+    for num_steps, file in ((3, None), (1, AdaptiveFile(flat=Bracket(candidate_steps=(1, 3))))):
+        with pytest.raises(Unsupported, match=r"no more drafts than layers.*2 MTP layers, up to 3 drafts"):
+            OptimizedEngine(
+                checkpoints[2], load("plain"), Options(drafter="vanilla"), CAPACITY, num_steps=num_steps, adaptive=file
+            )
+
+
+def test_several_layers_need_this_drafter(checkpoints: Checkpoints) -> None:
+    with pytest.raises(Unsupported, match="this model has several"):
+        OptimizedEngine(checkpoints[2], load("plain"), Options(), CAPACITY, num_steps=1)
+
+
+def test_with_one_layer_and_one_step_it_is_eagle(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(write(tmp_path, **SMALL))
+    both = Twins(*(
+        OptimizedEngine(checkpoint, load("plain"), Options(drafter=mode), CAPACITY, num_steps=1)
+        for mode in ("eagle", "vanilla")
+    ))
+    for event in scenario(64, (1, 1, 0, 1), forced=False):
+        both(event)
+    assert both.compared > 10_000

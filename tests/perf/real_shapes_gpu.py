@@ -1,0 +1,80 @@
+"""Models in real shapes on a GPU, a few layers each: T0, T1 and T2d of every GDN layer after every event of a course.
+
+Leaves out: speed (`adaptive_effect.py`, `kernels_gpu.py`). Run it as a script on a machine with a GPU:
+    python tests/perf/real_shapes_gpu.py --out fixtures/results/shapes-h200.json --commit REVISION
+bf16 weights drawn at random, bf16 activations, fp32 states; the fp64 pieces run on the GPU too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from instep.report import data
+from instep.report.words import where
+from instep.rig.alone import Setup
+from instep.rig.large import outcome
+from instep.rig.rig import Outcome
+from instep.shapes import NAMES, shape
+from instep.shapes.course import course
+from instep.shapes.drawn import random_checkpoint
+
+LAYERS = 4  # three of GDN and one of attention; the draft head comes to them
+
+
+def main(argv: list[str]) -> int:
+    told = _told(argv)
+    outcomes = []
+    for name in told.shape or NAMES:
+        for strategy in told.strategy or [None]:
+            setup = Setup(told.ops, told.device, "bfloat16", told.layout, strategy, told.conv)
+            outcomes.append(ran(name, setup, told.layers, told.vocab))
+            gc.collect()
+            if told.device.startswith("cuda"):
+                torch.cuda.empty_cache()
+    if told.out is not None:
+        data.write(told.out, outcomes, commit=told.commit)
+    return int(data.worst(outcomes))
+
+
+def ran(name: str, setup: Setup, layers: int, vocab: int | None) -> Outcome:
+    """One shape through the course, and a line about it."""
+    begun = time.perf_counter()
+    checkpoint = random_checkpoint(shape(name, layers=layers, vocab=vocab), device=setup.device)
+    found = outcome(course(checkpoint, f"{name}, {layers} layers", ops=setup.ops), checkpoint, setup)
+    verdict, seconds = found.verdict, time.perf_counter() - begun
+    directed = [one for one in verdict.compared if one.check == "directed"]
+    worst = max((one.worst for one in directed), default=float("nan"))
+    states = f"{len(directed)} states in {sum(one.blocks for one in directed)} blocks, projection {worst:.3f}"
+    print(
+        f"{name} {found.plan.strategy}: {verdict.exit.name}, {verdict.events} of {found.of} events, {states}, "
+        f"{verdict.elements:,} numbers, {seconds:.1f} s",
+        flush=True,
+    )
+    for one in verdict.findings[:1]:
+        print(f"  {where(one)}: {one.diagnosis} ({one.worst:.4g}, limit {one.allowed:.4g})")
+    return found
+
+
+def _told(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit")
+    parser.add_argument("--shape", action="append", choices=NAMES)
+    parser.add_argument("--strategy", action="append")
+    parser.add_argument("--conv")
+    parser.add_argument("--ops", default="triton")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--layout", default="VK")
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--vocab", type=int, help="fewer tokens than the shape has")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,175 @@
+"""A small world for the delta rule's memory: slots, rings and scratch in guarded pools, and requests that take turns.
+
+Leaves out: what must be exact (`tests/optimized/test_exact.py`). Every slot of `state` and every place of a ring holds
+poison until somebody writes it, and each launch is checked to write nothing but what its turns may write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from instep_optimized.layout import Address, Part, Ring
+from instep_optimized.ops.base import GdnInputs, Ops
+
+from .ops_case import Draw, at
+from .ops_pools import Pool, guarded
+from .ops_recurrent_cases import Heads
+
+Tensor = torch.Tensor
+SLOTS = 6  # 0 is nobody's
+
+
+class Turn(NamedTuple):
+    """One request's part of a launch. Row 0 is its token number `before`; `pending` tokens before it are run again.
+
+    slot -1: an idle row.  kept, settled: the ring takes the rows, the slot takes what was run again.
+    goal: where the state after the last row goes: the slot itself, the scratch unit of that number, or nowhere.
+    """
+
+    slot: int
+    rows: GdnInputs
+    before: int = 0
+    pending: int = 0
+    kept: bool = True
+    settled: bool = True
+    goal: str = "nowhere"
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class World:
+    """Pools for one op set: state and scratch [slots, HV, K, V], snapshots with `widest` columns, rings of `size`,
+    in which v has `values` entries, as many if not told otherwise."""
+
+    ops: Ops
+    heads: Heads
+    size: int
+    state: Pool
+    scratch: Pool
+    snapshots: Pool
+    rings: tuple[Pool, Pool, Pool, Pool]
+
+    @classmethod
+    def of(
+        cls, ops: Ops, heads: Heads, device: str, *, size: int, swap: bool = True, widest: int = 8,
+        dtype: torch.dtype = torch.float32, kept: torch.dtype = torch.float32, slots: int = SLOTS,
+        values: int | None = None,
+    ) -> World:
+        H, HV, K, V = heads
+
+        def pool(leading: tuple[int, ...], block: tuple[int, ...], of: torch.dtype, turned: bool = False) -> Pool:
+            made = guarded(leading, block, of, swap=turned, device=device)
+            if not of.is_floating_point:
+                made.raw.fill_(-77)
+            return made
+
+        return cls(
+            ops, heads, size, pool((slots,), (HV, K, V), dtype, swap), pool((slots,), (HV, K, V), dtype, swap),
+            pool((slots, widest), (HV, K, V), dtype, swap),
+            (pool((slots, size), (H, K), kept), pool((slots, values or size), (HV, V), kept),
+             pool((slots, size), (HV,), kept), pool((slots, size), (HV,), kept)),
+        )  # fmt: skip
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return self.state, self.scratch, self.snapshots, *self.rings
+
+    def part(self, turns: Sequence[Turn], *, columns: bool = False) -> Part:
+        """The turns as a part, packed in their order; `columns`: the state after each row goes to snapshots."""
+        draw = Draw(0, str(self.state.raw.device))
+        count = [len(turn.rows.v) for turn in turns]
+        slots = draw.ints([turn.slot for turn in turns])
+        goals = {"slot": self.state, "scratch": self.scratch}
+        goal = next((turn.goal for turn in turns if turn.goal != "nowhere"), "slot")
+        assert all(turn.goal in ("nowhere", goal) for turn in turns), "a part stores into one pool"
+
+        def units(chosen: Sequence[bool]) -> Tensor:
+            return draw.ints([turn.slot if wanted else -1 for turn, wanted in zip(turns, chosen, strict=True)])
+
+        return Part(
+            form="window",
+            begin=draw.ints([sum(count[:i]) for i in range(len(count))]),
+            count=draw.ints(count),
+            most=max(count),
+            read=Address(self.state.view, slots),
+            fresh=draw.ints([turn.fresh for turn in turns]).bool(),
+            store=Address(goals[goal].view, units([turn.goal == goal for turn in turns])),
+            each=Address(self.snapshots.view, slots) if columns else None,
+            ring=Ring(
+                *(pool.view for pool in self.rings),
+                units=slots,
+                begin=draw.ints([(turn.before - turn.pending) % self.size for turn in turns]),
+                pending=draw.ints([turn.pending for turn in turns]),
+                keep=draw.ints([turn.before % self.size if turn.kept else -1 for turn in turns]),
+            ),
+            settled=Address(self.state.view, units([turn.settled for turn in turns])),
+        )
+
+    def run(self, turns: Sequence[Turn], *, columns: bool = False) -> Tensor:
+        """One launch; core [N, HV, V]."""
+        self.allow(turns, columns)
+        was = [bits(pool).clone() for pool in self.pools]
+        inputs = joined([turn.rows for turn in turns])
+        dtype = inputs.v.dtype
+        core = self.ops.gdn(inputs=inputs, parts=(self.part(turns, columns=columns),), dtype=dtype, to=at("core"))
+        for pool, old in zip(self.pools, was, strict=True):
+            strays = (bits(pool) != old) & ~pool.writable
+            assert not bool(strays.any()), f"{int(strays.sum())} elements were written that nobody may write"
+        return core
+
+    def allow(self, turns: Sequence[Turn], columns: bool) -> None:
+        """What these turns may write, and nothing that earlier ones might."""
+        for pool in self.pools:
+            pool.writable.fill_(False)
+        for turn in (turn for turn in turns if turn.slot >= 0):
+            count = len(turn.rows.v)
+            if turn.settled or turn.goal == "slot":
+                self.state.allow(turn.slot)
+            if turn.goal == "scratch":
+                self.scratch.allow(turn.slot)
+            for row in range(count):
+                if columns:
+                    self.snapshots.allow(turn.slot, row)
+                if turn.kept:
+                    for pool in self.rings:
+                        pool.allow(turn.slot, (turn.before + row) % pool.view.shape[1])
+
+    def fill(self, slot: int, first: int, rows: GdnInputs) -> None:
+        """Put tokens into a ring by hand, `first` being the number of the first one."""
+        for number in range(len(rows.v)):
+            for pool, x in zip(self.rings, rows[1:], strict=True):
+                pool.view[slot, (first + number) % pool.view.shape[1]] = x[number]
+
+
+def bits(pool: Pool) -> Tensor:
+    """A pool's elements as whole numbers, so that NaNs can be compared."""
+    return pool.raw.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[pool.raw.element_size()])
+
+
+def joined(runs: Sequence[GdnInputs]) -> GdnInputs:
+    """Rows one after the other."""
+    return GdnInputs(*(torch.cat(several) for several in zip(*runs, strict=True)))
+
+
+def cut(rows: GdnInputs, first: int, count: int) -> GdnInputs:
+    """`count` rows from `first` on, in tensors of their own as every launch has them."""
+    return GdnInputs(*(x[first : first + count].clone() for x in rows))
+
+
+def stream(heads: Heads, count: int, seed: int, device: str) -> GdnInputs:
+    """`count` tokens as the model makes them."""
+    draw, (H, HV, K, V) = Draw(seed, device), heads
+    q, k = (torch.nn.functional.normalize(draw.normal(count, H, K), dim=-1) for _ in range(2))
+    gates = draw.uniform(count, HV, low=-1.0, high=-1e-4), draw.uniform(count, HV, low=0.05, high=0.95)
+    return GdnInputs(q * K**-0.5, k, draw.normal(count, HV, V), *gates)
+
+
+def garbage(heads: Heads, count: int, seed: int, device: str) -> GdnInputs:
+    """Rejected rows: all NaN, huge, or another token's, in turn."""
+    other = stream(heads, count, 7000 + seed, device)
+    factor = torch.tensor([(torch.nan, 1e30, 1.0)[(seed + j) % 3] for j in range(count)], device=device)
+    return GdnInputs(*(x * factor.view(-1, *[1] * (x.dim() - 1)) for x in other))
