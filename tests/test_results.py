@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from instep.cli import app
 
 TOP = Path(__file__).resolve().parents[1]
 RESULTS = sorted((TOP / "fixtures" / "results").glob("replay-*.json"))
@@ -49,3 +52,10 @@ def test_a_native_result_is_not_older_than_the_kernels_allow(path: Path) -> None
 
 def test_there_are_native_results() -> None:
     assert NATIVE
+
+
+def test_the_memory_in_the_readme_is_what_the_command_says(tmp_path: Path) -> None:
+    file = tmp_path / "memory.json"
+    done = CliRunner().invoke(app, ["memory", "qwen3.5-9b", "--candidates", "1,3", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    assert file.read_text() == (TOP / "fixtures" / "results" / "memory-9b.json").read_text()

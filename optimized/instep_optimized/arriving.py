@@ -14,23 +14,28 @@ class Arriving:
     """A copy of a device tensor, started at once: the one transfer that a round declares."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
-        self._numbers, self._done = numbers, None
+        self._found: list[int] | None = None
+        self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
+        self._numbers.copy_(numbers, non_blocking=True)
+        self._done = None
         if numbers.is_cuda:
-            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done.record()
 
     def list(self) -> list[int]:
-        """The numbers; waits until they are here."""
-        if self._done is not None:
-            self._done.synchronize()
-        found: list[int] = self._numbers.tolist()
-        return found
+        """The numbers; waits until they are here, once."""
+        if self._found is None:
+            if self._done is not None:
+                self._done.synchronize()
+            self._found = self._numbers.tolist()
+        return self._found
 
 
 class Length:
-    """Committed tokens: `most` there can be, without asking; `exact` waits for the counts that are still arriving."""
+    """Committed tokens: `most` there can be, without asking; `exact` waits for the counts that are still arriving.
+
+    What is owed adds up until it is settled: a commit settles what the one before owed, which is here by then.
+    """
 
     def __init__(self, known: int = 0) -> None:
         self.most = self._known = known
@@ -44,11 +49,15 @@ class Length:
         self.most += most
         self._owed.append((counts, number))
 
-    @property
-    def exact(self) -> int:
+    def settle(self) -> None:
+        """Take in what is owed; waits for what is not here yet."""
         self._known += sum(counts.list()[number] for counts, number in self._owed)
         self._owed.clear()
         self.most = self._known
+
+    @property
+    def exact(self) -> int:
+        self.settle()
         return self._known
 
 
@@ -56,15 +65,16 @@ class Roots(Mapping[str, int]):
     """request -> root, read from the device when somebody looks."""
 
     def __init__(self, names: Sequence[str] = (), roots: torch.Tensor | None = None) -> None:
-        self._names, self._arriving = tuple(names), None if roots is None else Arriving(roots)
+        self._places = {name: place for place, name in enumerate(names)}
+        self._arriving = None if roots is None else Arriving(roots)
 
     def __getitem__(self, name: str) -> int:
-        if name not in self._names or self._arriving is None:
-            raise KeyError(name)
-        return self._arriving.list()[self._names.index(name)]
+        place = self._places[name]
+        assert self._arriving is not None, "whoever has a name has a root"
+        return self._arriving.list()[place]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._places)

@@ -22,7 +22,7 @@ def prepared(
     A verify of width w and w decodes have equally many rows, and are different graphs: the kind is part of the key.
     """
     rounds = list(rounds)
-    runner = Runner(recorder or _recorder(ops, device), buckets(rounds[0].model.memory.none_fresh.numel()), device)
+    runner = Runner(recorder or _recorder(ops, device), buckets(rounds[0].model.memory.slots.count), device)
     for at in rounds:
         bodies: list[tuple[str, Body, int, int]] = [("decode", at.decode, 1, 1)]
         if at.num_steps:

@@ -6,7 +6,7 @@ the events: `round.py` for whatever hangs on the step count, `mixed.py` for forw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from instep_reference.contract.engine import (
     RequestState,
     Row,
 )
-from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
 from instep_reference.contract.place import See
 
 from . import footprint, mixed
@@ -88,15 +88,16 @@ class OptimizedEngine:
         self, requests: tuple[str, ...], picks: tuple[tuple[int, ...], ...] | None = None,
         parents: tuple[tuple[int, ...], ...] | None = None,
     ) -> Drafted:
-        if parents is not None and any(list(tree) != list(range(len(tree))) for tree in parents):
-            raise Unsupported("drafts that form a tree: this engine verifies chains")
+        steps = self._round.num_steps
+        if parents is not None and any(tuple(tree) != tuple(range(steps)) for tree in parents):
+            raise Unsupported("drafts that form a tree: this engine verifies chains of num_steps drafts")
         if self._model.drafter is None and picks is None:
             raise Unsupported("this model has no draft head: drafts must be given")
-        drafted, steps = self._named(requests), self._round.num_steps
+        drafted = self._named(requests)
         if not drafted or not steps:
             empty = torch.zeros(len(drafted), steps, dtype=torch.int64, device=self._device)
             return Drafted(empty, empty.clone())
-        self._memory.grow(footprint.draft_wants(requests, self._requests, steps))
+        self._grow(drafted, lambda: footprint.draft_wants(requests, self._requests, steps))
         forced = [[-1] * steps] * len(drafted) if picks is None else picks
         said = torch.stack(self._run("draft", self._round.draft, drafted, 1, forced), dim=1)
         for request in drafted:
@@ -109,7 +110,7 @@ class OptimizedEngine:
             return Forwarded({}, {})
         requests = self._named([row.request for row in rows])
         footprint.check_tokens(rows, self._requests, self._capacity)
-        self._memory.grow(footprint.forward_wants(rows, self._requests))
+        self._grow(requests, lambda: footprint.forward_wants(rows, self._requests))
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
         kinds, at, roots = {row.kind for row in rows}, self._round, None
         if kinds == {"verify"}:
@@ -134,6 +135,7 @@ class OptimizedEngine:
         answer = self._run("commit", at.commit, landed, at.width, forced, [request.row for request in landed])
         counts = Arriving(answer.accept_lens)
         for number, request in enumerate(landed):
+            request.length.settle()  # the rounds before: their counts were told, nobody waits
             request.length.owe(counts, number, at.width)
             request.drafts, request.row = 0, None
         self._untold.append(counts)
@@ -223,8 +225,17 @@ class OptimizedEngine:
         """Requests in batch order, their lengths exact unless rounds overlap."""
         requests = [self._requests[name] for name in names]
         for request in requests if not self._options.overlap else ():
-            _ = request.length.exact
+            request.length.settle()
         return requests
+
+    def _grow(self, requests: Sequence[Request], wants: Callable[[], footprint.Wants]) -> None:
+        """Pages for the worst case; where there is no room for that, for exact lengths, which are waited for."""
+        try:
+            self._memory.grow(wants())
+        except OutOfCapacity:
+            for request in requests:
+                request.length.settle()
+            self._memory.grow(wants())
 
     def _catch_up(self) -> None:
         """Tell the controller the counts of the rounds before."""

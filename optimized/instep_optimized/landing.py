@@ -36,8 +36,8 @@ def forced_paths(accepted: Sequence[Path] | None, requests: int) -> list[list[in
 
 
 def answered(landed: Acceptance) -> Committed:
-    """Copies: the next commit may write the same tensors."""
-    return Committed(**{name: x.clone() for name, x in landed._asdict().items() if name != "tokens"})
+    """What a caller is told; a body's answers are nobody else's already."""
+    return Committed(**{name: x for name, x in landed._asdict().items() if name != "tokens"})
 
 
 def nothing(device: torch.device) -> Committed:

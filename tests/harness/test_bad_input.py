@@ -257,3 +257,8 @@ def test_record_refuses_a_bad_policy_and_writes_nothing(instep, trace, tmp_path)
         assert f"policy.json: {field}" in complaint(instep("record", *words))
     assert "the name of a file" in complaint(instep("record", *words[:-1], tmp_path))
     assert not list(tmp_path.glob("new*"))
+
+
+def test_activations_that_cannot_hold_the_weights_are_refused(instep, trace):
+    said = complaint(instep("replay", trace.path, "--ops", "plain", "--dtype", "bfloat16"))
+    assert "dtype: found bfloat16" in said and "float32" in said and "cast the checkpoint first" in said

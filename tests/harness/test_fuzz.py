@@ -51,7 +51,8 @@ def divergence(output: str) -> list[str]:
 def test_the_caller_stride_is_found_and_its_trace_shows_it(model: Path, tmp_path: Path) -> None:
     folder = planted(tmp_path, CALLER_STRIDE)
     found = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--examples", "400",
-                "--strategy", "snapshot", "--conv", "windows", "--seed", SEED, "--shrink", "4", "--out", str(tmp_path / "found"))
+                "--strategy", "snapshot", "--conv", "windows", "--seed", SEED,
+                "--shrink", "4", "--out", str(tmp_path / "found"))
     assert found.returncode == Exit.DIVERGED, found.stdout + found.stderr
     trace = tmp_path / "found" / f"fuzz-ledger-{SEED}.jsonl"
     told = re.search(r"found in run (\d+), shrunk to (\d+) events", found.stdout)

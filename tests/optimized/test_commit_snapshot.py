@@ -54,7 +54,9 @@ def batch(subject: Memory) -> Batch:
         subject.slots.take(name)
     subject.board.table[:] = -1
     subject.grow([("a", 12), ("b", 5), ("c", 7)])
-    rows = (Rows("a", "verify", 3, before=9, row=0), Rows("b", "prefill", 5, before=0), Rows("c", "decode", 1, before=6))
+    rows = (
+        Rows("a", "verify", 3, before=9, row=0), Rows("b", "prefill", 5, before=0), Rows("c", "decode", 1, before=6),
+    )
     return packed(subject, rows, torch.arange(9))
 
 

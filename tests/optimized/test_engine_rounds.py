@@ -35,14 +35,17 @@ from instep_reference.contract.engine import (
 )
 from instep_reference.contract.errors import OutOfCapacity, Unsupported
 from instep_reference.contract.place import unseen
-from instep_reference.engine import ReferenceEngine, Weights
+from instep_reference.engine import ReferenceEngine
+from instep_reference.weights import Weights
 from support.checkpoints import write
+from support.twins import Twins
 from support.two_sides import TwoSides, snapshot, untouched
 
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3), warmup_batches=1, update_interval=2))
 ROOM = Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
 PROMPT = (5, 9, 2, 33, 7)
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +163,39 @@ def test_what_fits_by_exact_lengths_is_served(checkpoint: Checkpoint) -> None:
     assert subject.state("a").length == 9
 
 
-def test_counts_are_read_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("ops", "options"), [("plain", {}), pytest.param("triton", {"device": "cuda", "graphs": True}, marks=gpu)],
+    ids=["plain", "cuda"],
+)
+def test_nobody_has_to_ask_between_two_rounds(checkpoint: Checkpoint, ops: str, options: dict[str, Any]) -> None:
+    """Counts are owed while others are saved, preempted and aborted, and while the step count changes."""
+    both = Twins(*(engine(checkpoint, ops=ops, overlap=overlap, **options) for overlap in (False, True)))
+    answers = [[event.on(subject) for event in rare()] for subject in both.engines]
+    for waiting, overlapping in zip(*answers, strict=True):
+        both._same(waiting, overlapping)
+    both._same(*(subject.state("e") for subject in both.engines))
+    assert len({subject.next_num_steps() for subject in both.engines}) == 1
+    assert both.compared > 100
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_coming_and_going_waits_for_nobody(checkpoint: Checkpoint) -> None:
+    """Amid rounds of others a prompt comes in and a request ends, freed units poisoned: waiting is an error."""
+    subject = started(engine(checkpoint, ops="triton", device="cuda", graphs=True, overlap=True), "a", "b")
+    rejected(subject, 2)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        subject.finish("b")
+        started(subject, "c")
+        rejected(subject, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (subject.state("a").length, subject.state("c").length) == (5 + 3, 5)
+
+
+def test_counts_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Arriving(torch.tensor([3, 1]))
     assert counts.list() == [3, 1]
     monkeypatch.setattr(torch.Tensor, "tolist", None)
@@ -185,7 +220,12 @@ def test_an_engine_that_is_no_longer_watched_is_held_in_graphs_again(
     assert subject._graphs is not None
     replayed: list[Any] = []
     run = subject._graphs.run
-    monkeypatch.setattr(subject._graphs, "run", lambda key, *rest: replayed.append(key) or run(key, *rest))
+
+    def noted(key: Any, *rest: Any) -> Any:
+        replayed.append(key)
+        return run(key, *rest)
+
+    monkeypatch.setattr(subject._graphs, "run", noted)
     for see, expected in ((lambda place, tensor: tensor, []), (unseen, [("decode", 3)])):
         subject.watch(see)
         subject.forward((Row("a", "decode"),))

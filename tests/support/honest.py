@@ -3,8 +3,9 @@
     permuted   the terms shuffled          blocked   sums of 8, 16 or 32 terms, then their sum
     running    one term after another      exact     in fp64, rounded once at the end
 
-Leaves out: other functions and other rounding points. `python -m support.honest [SEEDS]` replays the recorded trace
-with each and prints the worst headroom of every tier of numbers: the evidence for the allowances.
+Leaves out: other functions and other rounding points, and rings: their delta rule serves the strategy `snapshot`.
+`python -m support.honest [SEEDS]` replays the recorded trace with each and prints the worst headroom of every tier of
+numbers: the evidence for the allowances.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ def headrooms(ops: str, until: int | None = None, trace: Path = TRACE) -> tuple[
     from instep.rig.rig import Rig
     from instep.trace.file import read
 
-    outcome = Rig(read(trace), ops=ops).run(until=until)
+    outcome = Rig(read(trace), ops=ops, strategy="snapshot").run(until=until)
     found = {total.tier.value: total.headroom or 0.0 for total in tiers(outcome)}
     return int(outcome.verdict.exit), {tier: found[tier] for tier in NUMBERS}
 

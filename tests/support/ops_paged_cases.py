@@ -54,7 +54,6 @@ def attend_case(seed: int, reading: Reading, dtype: torch.dtype) -> Callable[[st
                 if page >= 0:
                     for pool in pools.values():
                         pool.view[page, offset] = draw.normal(*block).to(dtype)
-        reach = max((b + c for b, c in zip(reading.before, reading.count, strict=True)), default=0)
         width = max((len(table) for table in reading.tables), default=1)
         pages = Pages(
             keys=pools["keys"].view,

@@ -72,6 +72,17 @@ def strategies() -> str:
     return "\n".join([*lines, "", f"2·S at the copy speed of that run takes {floors} µs."])
 
 
+def memory() -> str:
+    """What a request of a 9B model takes, by strategy and conv form."""
+    needs = _read("memory-9b.json")["strategies"]
+    state = min(need["pools"]["state"] for need in needs)
+    lines = ["| strategy | conv form | MiB a request | beside its state | requests in 64 GiB |", "|---" * 5 + "|"]
+    for need in needs:
+        fixed, beside = need["fixed"] / 2**20, (need["fixed"] - state) / 2**20
+        lines.append(f"| `{need['strategy']}` | `{need['conv']}` | {fixed:.1f} | {beside:.1f} | {need['fit']} |")
+    return "\n".join(lines)
+
+
 def shapes() -> str:
     """The real shapes, checked after every event."""
     lines = ["| model | strategy | events | states under T2d | numbers compared | T0, T1 | T2d |", "|---" * 7 + "|"]
@@ -98,7 +109,8 @@ def effect() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "shapes": shapes, "effect": effect,
+    "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
+    "shapes": shapes, "effect": effect,
 }
 
 

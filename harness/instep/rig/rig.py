@@ -72,6 +72,7 @@ class Rig:
         if set(header.candidates) != set(known):
             raise BadInput(f"{trace.path.name} line 1: candidates", found=header.candidates, expected=known)
         self.plan = Plan(opened, header.room(), header.num_steps, adaptive, ops, device, dtype, layout, strategy, conv)
+        must_hold(opened, self.plan.width, dtype)
         self.checks = checks
 
     def run(
@@ -88,6 +89,21 @@ class Rig:
             History.of(self.trace.header, ran, lockstep.law.book), len(self.trace.events), dict(lockstep.seconds),
             dict(sides.calls), served(),
         )
+
+
+# What an engine keeps wide whatever its activations are.
+KEPT_WIDE = (".A_log", ".dt_bias", ".linear_attn.norm.weight")
+
+
+def must_hold(checkpoint: Checkpoint, width: torch.dtype, named: str) -> None:
+    """Refuse activations that cannot hold the weights: an engine casts those, a rounding that no yardstick declares."""
+    for name, tensor in checkpoint.tensors.items():
+        if not name.endswith(KEPT_WIDE) and torch.promote_types(width, tensor.dtype) != width:
+            stored = str(tensor.dtype).removeprefix("torch.")
+            raise BadInput(
+                "dtype", found=named, expected=f"one that holds the weights as they are stored ({name}: {stored})",
+                hint="cast the checkpoint first; then both sides read the same weights",
+            )
 
 
 def checks_for(plan: Plan, sides: Sides, remembered: Mapping[str, torch.Tensor] | None = None) -> tuple[Check, ...]:

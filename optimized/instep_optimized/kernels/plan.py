@@ -50,7 +50,8 @@ def _ring(
     owed = tl.where(busy, tl.minimum(tl.maximum(reach - mark, 0), limit), 0)
     kept = busy & (spare >= 0)
     stored = kept & (owed > spare)
-    tl.store(begin + request, tl.where(busy, (reach - owed) % size, 0), mask=asked)
+    first = (reach - owed + size) % size  # a device's remainder has the sign of what is divided; owed <= size
+    tl.store(begin + request, tl.where(busy, first, 0), mask=asked)
     tl.store(pending + request, owed, mask=asked)
     tl.store(keep + request, tl.where(kept, reach % size, -1), mask=asked)
     tl.store(settle + request, tl.where(stored, slot, -1), mask=asked)

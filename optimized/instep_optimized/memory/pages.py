@@ -7,6 +7,7 @@ reserved. A request's list grows when an event may write new positions and is ne
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from instep_reference.contract.errors import OutOfCapacity
 
@@ -25,9 +26,10 @@ class PageTable:
         """(request, positions) -> the list each request would have, in this order; nothing is handed out yet."""
         wants = list(wants)
         missing = {request: max(0, -(-positions // self.size) - len(self.of(request))) for request, positions in wants}
-        free = list(self._free())
-        if sum(missing.values()) > len(free):
-            raise OutOfCapacity(f"{sum(missing.values())} more KV pages are needed and {len(free)} are free")
+        wanted = sum(missing.values())
+        free = list(islice(self._free(), wanted)) if wanted else []  # most rounds want none: then nothing is searched
+        if wanted > len(free):
+            raise OutOfCapacity(f"{wanted} more KV pages are needed and {len(free)} are free")
         lists: dict[str, list[int]] = {}
         for request, count in missing.items():
             lists[request] = self.of(request) + free[:count]
@@ -42,7 +44,7 @@ class PageTable:
         new = []
         for request, pages in self.grown(wants).items():
             had = len(self.of(request))
-            new += [(request, number, page) for number, page in enumerate(pages) if number >= had]
+            new += [(request, number, page) for number, page in enumerate(pages[had:], start=had)]
             if pages:
                 self._owned[request] = pages
         return new

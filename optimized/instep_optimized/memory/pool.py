@@ -79,10 +79,10 @@ class Pool:
         return self._ends if self.guarded else None
 
     def scrub(self, units: range | list[int]) -> None:
-        """Poison units in every layer: what is read from them shows."""
+        """Poison units in every layer: what is read from them shows. Nobody waits: a request may end amid rounds."""
         if self._poison is not None and len(units):
-            index = torch.tensor(list(units), dtype=torch.int64, device=self._body.device)
-            self._body[:, index, : self.demand.packed] = self._poison
+            index = torch.tensor(list(units), dtype=torch.int64, pin_memory=self._body.is_cuda)
+            self._body[:, index.to(self._body.device, non_blocking=True), : self.demand.packed] = self._poison
 
     def _view(self, layer: int) -> torch.Tensor:
         shape = list(self.demand.shape)

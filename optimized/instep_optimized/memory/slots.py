@@ -13,7 +13,7 @@ class Slots:
 
     def __init__(self, order: tuple[int, ...]) -> None:
         check_order("capacity.slots", order)
-        self._order = order
+        self._order, self.count = order, len(order)
         self._owned: dict[str, int] = {}
 
     def first(self) -> int:
