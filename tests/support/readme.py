@@ -53,23 +53,24 @@ def tiny() -> str:
     return "\n".join(["| measured | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
+TIMED_LAYERS = 6  # of `tests/perf/strategies_gpu.py`
+
+
 def strategies() -> str:
     """Bytes per request and layer, and microseconds of one verify with its commit, per layer, by batch."""
     found = _read("strategies-h200.json")["rows"]
     batches = sorted({row["batch"] for row in found})
-    head = ["strategy", "conv form", "MiB a request", *(f"B = {batch}" for batch in batches), "states, of 2·S", "exact"]
+    head = ["strategy", "conv form", "MiB a request", *(f"B = {batch}" for batch in batches), "exact"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for strategy, conv in dict.fromkeys((row["strategy"], row["conv"]) for row in found):
         rows = {row["batch"]: row for row in found if (row["strategy"], row["conv"]) == (strategy, conv)}
-        widest = rows[batches[-1]]
-        held = sum(size for kind, size in widest["bytes"].items() if kind != "page") / 2**20
-        times = [f"{rows[batch]['us_per_layer']:.1f} ±{rows[batch]['spread']:.1f}" for batch in batches]
+        held = sum(size for kind, size in rows[batches[0]]["bytes"].items() if kind != "page") / 2**20
+        times = [rows[batch]["us_per_layer"] + rows[batch]["round_us"] / TIMED_LAYERS for batch in batches]
+        spreads = [rows[batch]["spread"] for batch in batches]
+        told = [f"{time:.1f} ±{spread:.1f}" for time, spread in zip(times, spreads, strict=True)]
         exact = "bit by bit" if all(row["exact"] for row in rows.values()) else "NO"
-        ratio = f"{widest['state_us'] / widest['floor_us']:.2f}"
-        cells = (f"`{strategy}`", f"`{conv}`", f"{held:.2f}", *times, ratio, exact)
-        lines.append("| " + " | ".join(cells) + " |")
-    floors = ", ".join(f"{row['floor_us']:.1f}" for row in found[: len(batches)])
-    return "\n".join([*lines, "", f"2·S at the copy speed of that run takes {floors} µs."])
+        lines.append("| " + " | ".join((f"`{strategy}`", f"`{conv}`", f"{held:.2f}", *told, exact)) + " |")
+    return "\n".join(lines)
 
 
 def memory() -> str:
@@ -95,22 +96,9 @@ def shapes() -> str:
     return "\n".join(lines)
 
 
-def effect() -> str:
-    """The controller against each fixed step count."""
-    found = _read("effect-h200.json")
-    lines = ["| step counts | accepted a window | tokens/s | ms a round | latency of a request, s |", "|---" * 5 + "|"]
-    for name, arm in found["arms"].items():
-        counts = "controller: " + ", ".join(arm["steps"]) if name == "adaptive" else name
-        lines.append(
-            f"| {counts} | {arm['accepted']:.2f} | {arm['tokens_per_s']:.0f} | {arm['round_ms']:.2f} "
-            f"| {arm['latency_s']:.2f} |"
-        )
-    return "\n".join(lines)
-
-
 SECTIONS: dict[str, Callable[[], str]] = {
     "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
-    "shapes": shapes, "effect": effect,
+    "shapes": shapes,
 }
 
 

@@ -1,7 +1,8 @@
 """Matrix products: linear layers, the dense MLP and the head, by the vendor's library.
 
 Leaves out: row-invariant products (a row's bits may depend on how many rows there are) and experts (`moe.py`).
-Operands are stored in the activation dtype; the library accumulates in fp32.
+Operands are stored in the activation dtype; the library accumulates in fp32, to the end of a sum: a library that splits
+a sum over programs may otherwise add the parts in 16 bits, a rounding point that nobody declared.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import torch
 from instep_reference.contract.place import Place
 
 from .pointwise import silu_mul
+
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor:

@@ -82,7 +82,8 @@ class Pool:
         """Poison units in every layer: what is read from them shows. Nobody waits: a request may end amid rounds."""
         if self._poison is not None and len(units):
             index = torch.tensor(list(units), dtype=torch.int64, pin_memory=self._body.is_cuda)
-            self._body[:, index.to(self._body.device, non_blocking=True), : self.demand.packed] = self._poison
+            index = index.to(self._body.device, non_blocking=True)
+            self._body[..., : self.demand.packed].index_fill_(1, index, self._poison)
 
     def _view(self, layer: int) -> torch.Tensor:
         shape = list(self.demand.shape)
