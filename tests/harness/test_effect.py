@@ -21,6 +21,8 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 from support.narrow import narrow
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).resolve().parents[1] / "perf" / "adaptive_effect.py"
 TINY = Path("fixtures/tiny")
 

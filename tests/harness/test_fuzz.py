@@ -70,13 +70,14 @@ def test_the_caller_stride_is_found_and_its_trace_shows_it(model: Path, tmp_path
     assert clean.returncode == Exit.AGREED, clean.stdout + clean.stderr
 
 
+@pytest.mark.slow
 def test_a_few_runs_agree_and_are_counted(model: Path, tmp_path: Path) -> None:
     result = nothing_found(model, tmp_path, "ledger", 5)
     assert result.coverage.counts()["several requests in one forward"] > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "examples"), [("ledger", 60), ("plain", 12)])
+@pytest.mark.parametrize(("ops", "examples"), [("ledger", 60), ("plain", 6)])
 def test_nothing_is_found_without_a_fault(ops: str, examples: int, model: Path, tmp_path: Path) -> None:
     counts = nothing_found(model, tmp_path, ops, examples).coverage.counts()
     for condition in ("several requests in one forward", "accepted: ragged", "a verify after a switch"):

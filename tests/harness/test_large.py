@@ -23,6 +23,8 @@ from instep.verdict import Exit, Tier
 from instep_reference.contract import engine as e
 from support.narrow import narrow
 
+pytestmark = pytest.mark.slow
+
 SETUP = Setup("plain", dtype="bfloat16")
 
 

@@ -37,6 +37,8 @@ from support.mixed import (
     trio,
 )
 
+pytestmark = pytest.mark.slow
+
 ON_GPU = torch.cuda.is_available()
 NUMBERS = {Tier.BITWISE, Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED, Tier.DECISIONS}
 FEW = settings(

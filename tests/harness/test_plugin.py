@@ -52,6 +52,7 @@ def session(home: Path, *args: str, roots: str = ROOTS) -> subprocess.CompletedP
     return subprocess.run(words, cwd=home, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.slow
 def test_each_trace_is_an_item_per_op_set(home: Path) -> None:
     done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", "--instep-ops", "plain", "-v")
     assert done.returncode == 0, done.stdout + done.stderr

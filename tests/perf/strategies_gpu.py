@@ -191,7 +191,8 @@ def main() -> None:
         commit = sys.argv[sys.argv.index("--commit") + 1] if "--commit" in sys.argv else None
         date = datetime.now(UTC).isoformat(timespec="seconds")
         told = {"commit": commit, "command": shlex.join(sys.argv), "date": date}
-        result = {**told, "machine": versions(), "bytes_per_s": speed, "layers": LAYERS, "state_bytes": STATE, "rows": found}
+        sizes = {"bytes_per_s": speed, "layers": LAYERS, "state_bytes": STATE}
+        result = {**told, "machine": versions(), **sizes, "rows": found}
         Path(sys.argv[sys.argv.index("--json") + 1]).write_text(json.dumps(result, indent=1))
     if not all(row["exact"] for row in found) or not math.isfinite(speed):
         sys.exit(1)
