@@ -14,8 +14,8 @@ import torch
 
 from .layout import Pages
 from .memory import Memory
-from .memory.board import sent
 from .ops.base import Ops, Placed
+from .sending import sent
 
 Kind = Literal["prefill", "verify", "decode", "draft"]
 COLUMNS = 5  # whole numbers per request of a packed launch
@@ -116,10 +116,6 @@ def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) 
     )
     placed = _placed(ops, memory, who, tokens, 0)
     return _batch(ops, memory, who, tokens, placed, max(span.count for span in spans), groups)
-
-
-def ints(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    return sent([list(numbers)], device)[0]
 
 
 def begins_of(spans: Sequence[Span]) -> list[int]:

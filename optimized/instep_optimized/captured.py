@@ -11,7 +11,7 @@ import torch
 
 from .graphs import Emulator, Recorder, Runner, buckets
 from .ops.base import Ops
-from .round import IDLE, Body, Round, inputs_of
+from .round import IDLE, Round, inputs_of
 
 
 def prepared(
@@ -24,15 +24,9 @@ def prepared(
     rounds = list(rounds)
     runner = Runner(recorder or _recorder(ops, device), buckets(rounds[0].model.memory.slots.count), device)
     for at in rounds:
-        bodies: list[tuple[str, Body, int, int]] = [("decode", at.decode, 1, 1)]
-        if at.num_steps:
-            bodies += [
-                ("draft", at.draft, 1, at.num_steps), ("verify", at.verify, at.width, 0),
-                ("commit", at.commit, at.width, 2),
-            ]
-        for kind, body, width, choices in bodies:
-            nobody = inputs_of([-1], [-1], width, [[-1] * choices], device)
-            runner.prepare((kind, at.num_steps), ops, body, nobody, IDLE)
+        for kind, body in at.bodies.items():
+            nobody = inputs_of([-1], [-1], body.width, [[-1] * body.choices], device)
+            runner.prepare((kind, at.num_steps), ops, body.run, nobody, IDLE)
     return runner
 
 

@@ -31,7 +31,6 @@ from instep_reference.contract.place import See
 from . import footprint, mixed
 from .adaptive import Controller
 from .arriving import Arriving, Roots
-from .batch import ints
 from .build import built
 from .captured import prepared
 from .commit.base import changes
@@ -41,8 +40,9 @@ from .mixed import planned
 from .ops.base import Ops
 from .options import Options, check
 from .request import Request, logical
-from .round import IDLE, Body, inputs_of
+from .round import IDLE, inputs_of
 from .seen import watched
+from .sending import ints
 
 NO_OPINION = -1  # `own` of a model that has no draft head
 
@@ -50,8 +50,9 @@ NO_OPINION = -1  # `own` of a model that has no draft head
 class OptimizedEngine:
     """Implements `Engine`, `Inspectable` and `Watched` of the contract. `messages`: what was changed on the way in.
 
-    Between a draft and its commit nothing here waits for the device: lengths, windows, roots and counts stand on the
-    board. What the host needs to know arrives later, and is waited for when it is asked for.
+    Between a draft and its commit nothing waits for the device: lengths, windows, roots and counts stand on the board.
+    What the host needs to know arrives later, and is waited for when it is asked for; a draft asks for its requests'
+    lengths first, to reserve pages, unless rounds overlap.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class OptimizedEngine:
             return Drafted(empty, empty.clone())
         self._grow(drafted, lambda: footprint.draft_wants(requests, self._requests, steps))
         forced = [[-1] * steps] * len(drafted) if picks is None else picks
-        said = torch.stack(self._run("draft", self._round.draft, drafted, 1, forced), dim=1)
+        said = torch.stack(self._run("draft", drafted, forced), dim=1)
         for request in drafted:
             request.drafts = steps
         drafts, own = said[:, :steps].contiguous(), said[:, steps:].contiguous()
@@ -114,9 +115,9 @@ class OptimizedEngine:
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
         kinds, at, roots = {row.kind for row in rows}, self._round, None
         if kinds == {"verify"}:
-            own = self._run("verify", at.verify, requests, at.width).picks.flatten()
+            own = self._run("verify", requests).picks.flatten()
         elif kinds == {"decode"}:
-            own, roots = self._run("decode", at.decode, requests, 1, [[p.forced] for p in plan])
+            own, roots = self._run("decode", requests, [[p.forced] for p in plan])
         else:
             own, roots = mixed.forward(self._ops, self._model, at.strategy, plan, at.num_steps)
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
@@ -132,7 +133,7 @@ class OptimizedEngine:
             return nothing(self._device)
         self._catch_up()
         at, forced = self._round, forced_paths(accepted, len(landed))
-        answer = self._run("commit", at.commit, landed, at.width, forced, [request.row for request in landed])
+        answer = self._run("commit", landed, forced, [request.row for request in landed])
         counts = Arriving(answer.accept_lens)
         for number, request in enumerate(landed):
             request.length.settle()  # the rounds before: their counts were told, nobody waits
@@ -210,16 +211,15 @@ class OptimizedEngine:
     # Between the events
 
     def _run(
-        self, kind: str, body: Body, requests: Sequence[Request], width: int, forced: Sequence[Sequence[int]] = (),
+        self, kind: str, requests: Sequence[Request], forced: Sequence[Sequence[int]] = (),
         rows: Sequence[int | None] | None = None,
     ) -> Any:
         """Serve one event by its body, on what the host has to say about it; held in a graph, if nobody watches."""
-        slots = [self._memory.slots.of(request.name) for request in requests]
-        numbers = range(len(slots)) if rows is None else rows
-        inputs = inputs_of(slots, numbers, width, forced, self._device)
+        body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
+        inputs = inputs_of(slots, range(len(slots)) if rows is None else rows, body.width, forced, self._device)
         if self._graphs is None or self._ops is not self._base:
-            return body(self._ops, inputs)
-        return self._graphs.run((kind, self._round.num_steps), self._ops, body, inputs, IDLE)
+            return body.run(self._ops, inputs)
+        return self._graphs.run((kind, self._round.num_steps), self._ops, body.run, inputs, IDLE)
 
     def _named(self, names: Sequence[str]) -> list[Request]:
         """Requests in batch order, their lengths exact unless rounds overlap."""

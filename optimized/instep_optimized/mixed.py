@@ -12,16 +12,16 @@ import torch
 
 from instep_reference.contract.engine import Row
 
-from .batch import Span, begins_of, ints, pack
+from .batch import Span, begins_of, pack
 from .commit.pair import Commit
 from .draft.base import Asked
 from .landing import keep_window
 from .memory import Memory
-from .memory.board import sent
 from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Ops
 from .request import Request
+from .sending import ints, sent
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from .commit.base import Landing
 from .commit.pair import Commit
 from .draft.base import Asked
 from .landing import keep_window
-from .memory.board import sent
 from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Acceptance, Ops
+from .sending import sent
 
 
 class Inputs(NamedTuple):
@@ -70,7 +70,12 @@ class Decoded(NamedTuple):
     root: torch.Tensor
 
 
-Body = Callable[[Ops, Inputs], tuple[torch.Tensor, ...]]
+class Body(NamedTuple):
+    """One kind of event: ops and views only. width: packed rows of each request; choices: how many may be forced."""
+
+    run: Callable[[Ops, Inputs], tuple[torch.Tensor, ...]]
+    width: int
+    choices: int
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,18 @@ class Round:
     @property
     def width(self) -> int:
         return self.num_steps + 1
+
+    @property
+    def bodies(self) -> dict[str, Body]:
+        """What there is to run at this step count, by kind; without drafts there is no window."""
+        decode = {"decode": Body(self.decode, width=1, choices=1)}
+        if not self.num_steps:
+            return decode
+        return decode | {
+            "draft": Body(self.draft, width=1, choices=self.num_steps),
+            "verify": Body(self.verify, width=self.width, choices=0),
+            "commit": Body(self.commit, width=self.width, choices=2),
+        }
 
     # Bodies
 

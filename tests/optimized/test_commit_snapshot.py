@@ -18,10 +18,10 @@ from instep_optimized.commit.snapshot import Snapshot
 from instep_optimized.commit.windows import Windows
 from instep_optimized.layout import StateLayout
 from instep_optimized.memory import Memory
-from instep_optimized.memory.board import sent
 from instep_optimized.memory.budget import Sizes, demands
 from instep_optimized.ops.base import Types
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.sending import sent
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from support.checkpoints import config_of

@@ -27,10 +27,10 @@ from instep_optimized.commit.base import Landing
 from instep_optimized.kernels.runtime import versions
 from instep_optimized.layout import Address, Part
 from instep_optimized.memory import Memory
-from instep_optimized.memory.board import sent
 from instep_optimized.memory.budget import Sizes, bytes_per, demands
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.triton import TRITON
+from instep_optimized.sending import sent
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.place import Place

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from ..sending import sent
 from .pool import Pool
 
 LAYER = 0  # a board has one line per slot, whatever the model
@@ -56,17 +57,3 @@ class Board:
 
 
 NAMES = tuple(field.name for field in fields(Board))
-
-
-def sent(lists: list[list[int]], device: torch.device) -> list[torch.Tensor]:
-    """Whole numbers as int64 tensors on the device, all of them in one transfer, for which nobody waits.
-
-    Every list starts on 16 bytes, as an allocation of its own would: a kernel sees the same alignment either way.
-    """
-    flat: list[int] = []
-    begins = []
-    for numbers in lists:
-        begins.append(len(flat))
-        flat += [*numbers, *[0] * (len(numbers) % 2)]
-    block = torch.tensor(flat, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-    return [block[begin : begin + len(numbers)] for begin, numbers in zip(begins, lists, strict=True)]

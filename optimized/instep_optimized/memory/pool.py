@@ -16,6 +16,8 @@ from typing import Literal
 
 import torch
 
+from ..sending import ints
+
 ALIGN = 16  # elements: a pitch that Triton knows to be divisible by 16, in every dtype at least 16 bytes
 RED = 0xFF  # every byte of a red zone: a NaN in every float, and other bits than a NaN that arithmetic makes
 
@@ -81,9 +83,7 @@ class Pool:
     def scrub(self, units: range | list[int]) -> None:
         """Poison units in every layer: what is read from them shows. Nobody waits: a request may end amid rounds."""
         if self._poison is not None and len(units):
-            index = torch.tensor(list(units), dtype=torch.int64, pin_memory=self._body.is_cuda)
-            index = index.to(self._body.device, non_blocking=True)
-            self._body[..., : self.demand.packed].index_fill_(1, index, self._poison)
+            self._body[..., : self.demand.packed].index_fill_(1, ints(units, self._body.device), self._poison)
 
     def _view(self, layer: int) -> torch.Tensor:
         shape = list(self.demand.shape)
