@@ -35,4 +35,4 @@ def _recorder(ops: Ops, device: torch.device) -> Recorder:
         from .graphs.cuda import CudaGraphs
 
         return CudaGraphs()
-    return Emulator()
+    return Emulator(poison=True)

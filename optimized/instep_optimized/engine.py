@@ -26,7 +26,7 @@ from instep_reference.contract.engine import (
     Row,
 )
 from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
-from instep_reference.contract.place import See
+from instep_reference.contract.place import Place, See, unseen
 
 from . import footprint, mixed
 from .adaptive import Controller
@@ -41,7 +41,7 @@ from .ops.base import Ops
 from .options import Options, check
 from .request import Request, logical
 from .round import IDLE, inputs_of
-from .seen import watched
+from .seen import noting, show, watched
 from .sending import ints
 
 NO_OPINION = -1  # `own` of a model that has no draft head
@@ -62,6 +62,7 @@ class OptimizedEngine:
         config = checkpoint.config
         self._device, self._options = torch.device(options.device), options
         self._base = self._ops = ops
+        self._see: See = unseen
         self._capacity, self._vocab = capacity, config.vocab
         self._controller = Controller(num_steps, adaptive)
         check(options, config, self._controller.candidates[-1])
@@ -206,7 +207,7 @@ class OptimizedEngine:
         return self._memory.pages.owned()
 
     def watch(self, see: See) -> None:
-        self._ops = watched(self._base, see)
+        self._see, self._ops = see, watched(self._base, see)
 
     # Between the events
 
@@ -214,12 +215,15 @@ class OptimizedEngine:
         self, kind: str, requests: Sequence[Request], forced: Sequence[Sequence[int]] = (),
         rows: Sequence[int | None] | None = None,
     ) -> Any:
-        """Serve one event by its body, on what the host has to say about it; held in a graph, if nobody watches."""
+        """Serve one event by its body, on what the host has to say about it; held in a graph or not."""
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
         inputs = inputs_of(slots, range(len(slots)) if rows is None else rows, body.width, forced, self._device)
-        if self._graphs is None or self._ops is not self._base:
+        if self._graphs is None:
             return body.run(self._ops, inputs)
-        return self._graphs.run((kind, self._round.num_steps), self._ops, body.run, inputs, IDLE)
+        key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
+        answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen))
+        show(self._see, seen, answer.accept_lens if kind == "commit" else None, body.width)
+        return answer
 
     def _named(self, names: Sequence[str]) -> list[Request]:
         """Requests in batch order, their lengths exact unless rounds overlap."""

@@ -5,6 +5,7 @@ Leaves out: what is done with what is seen. It reads the device, so it belongs t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,26 @@ def watched(ops: Ops, see: See) -> Ops:
         return ops
     covered = _Covered(see)
     return around(ops, covered.see, covered.note)
+
+
+def noting(see: See, seen: list[tuple[Place, torch.Tensor]]) -> See:
+    """What a replay shows is kept until its answer says which rows are covered; for nobody nothing is."""
+
+    def note(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        seen.append((place, tensor))
+        return tensor
+
+    return unseen if see is unseen else note
+
+
+def show(see: See, seen: Sequence[tuple[Place, torch.Tensor]], lens: torch.Tensor | None, width: int) -> None:
+    """Pass on what a replay showed; lens [B]: how many of its `width` rows each request covers, None: all."""
+    if not seen:
+        return
+    covered = None if lens is None else (torch.arange(width, device=lens.device) < lens[:, None]).flatten()
+    for place, tensor in seen:
+        padded = covered is not None and len(tensor) == len(covered)
+        see(place, tensor[covered] if padded else tensor)
 
 
 class _Covered:

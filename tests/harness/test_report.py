@@ -32,7 +32,7 @@ def comparison(**changes: Any) -> Comparison:
 
 def outcome(*compared: Comparison, **changes: Any) -> Any:
     plan = SimpleNamespace(ops="triton", device="cpu", dtype="float32", layout="VK", strategy="rerun", **{
-        "conv": "windows", "checkpoint": SimpleNamespace(digest="d" * 64)})
+        "conv": "windows", "graphs": False, "checkpoint": SimpleNamespace(digest="d" * 64)})
     texts = (Text("b", (104, 105), (33, 10, 255), 256),)
     fields = {
         "name": "tiny-hybrid", "trace": Path("fixtures/traces/adaptive.jsonl"), "plan": plan, "of": 60,
@@ -87,12 +87,13 @@ def test_a_nan_is_a_divergence_and_is_printed():
 
 def test_the_command_repeats_what_is_not_usual():
     plan = SimpleNamespace(
-        ops="plain", device="cuda", dtype="bfloat16", layout="KV", strategy="columns", conv="widened",
+        ops="plain", device="cuda", dtype="bfloat16", layout="KV", strategy="columns", conv="widened", graphs=True,
     )
     found = comparison(worst=1.0, place=Place("extend", STAGE_LEVEL, "fused"))
     message = divergence(outcome(found, plan=plan, elsewhere=Path("my/model")))
     assert message.endswith(
-        "--until 41 --device cuda --dtype bfloat16 --layout KV --strategy columns --conv widened --checkpoint my/model"
+        "--until 41 --device cuda --dtype bfloat16 --layout KV --strategy columns --conv widened --graphs "
+        "--checkpoint my/model"
     )
 
 

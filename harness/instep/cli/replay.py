@@ -26,6 +26,7 @@ def replay(
     strategy: Annotated[str | None, typer.Option(help="How states are committed: snapshot, columns, rerun or "
                                                       "lazy_rerun.")] = None,
     conv: Annotated[str | None, typer.Option(help="How conv windows are committed: windows or widened.")] = None,
+    graphs: Annotated[bool, typer.Option("--graphs", help="Hold rounds in graphs: CUDA's, or an emulator's.")] = False,
     checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.")] = None,
@@ -50,7 +51,7 @@ def replay(
     runs = [Part(name, until) for name in ops] if ops else _planned(loaded, until)
     if not runs:
         raise BadInput(f"{trace.name} line 1: replay", found="no op set", expected="one, or --ops to name it")
-    given = {"device": device, "dtype": dtype, "layout": layout}
+    given = {"device": device, "dtype": dtype, "layout": layout, "graphs": graphs}
     outcomes = [
         _run(loaded, run, checkpoint, given | chosen(strategy=strategy or run.strategy, conv=conv or run.conv), layer)
         for run in runs

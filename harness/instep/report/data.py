@@ -69,7 +69,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
     verdict, plan = outcome.verdict, outcome.plan
     return {
         "name": outcome.name, "ops": plan.ops, "device": plan.device, "dtype": plan.dtype, "layout": plan.layout,
-        "strategy": plan.strategy, "conv": plan.conv,
+        "strategy": plan.strategy, "conv": plan.conv, "graphs": plan.graphs,
         "exit": int(verdict.exit), "events": verdict.events, "of": outcome.of, "elements": verdict.elements,
         "model": plan.checkpoint.digest, "served": outcome.served, "calls": outcome.calls,
         "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},

@@ -62,6 +62,7 @@ def _run(outcome: Outcome) -> list[Text]:
         Text.assemble(f"{outcome.plan.ops} ", (word, style)),
         Text(f"{outcome.verdict.events} of {outcome.of} events"),
         Text(f"{outcome.plan.strategy}, {outcome.plan.conv}", style="dim"),
+        *([Text("in graphs", style="dim")] if outcome.plan.graphs else []),
         *(Text(f"{side} {seconds:.1f} s", style="dim") for side, seconds in outcome.seconds.items()),
     ]
 

@@ -78,6 +78,8 @@ def command(outcome: Outcome, found: Comparison) -> str:
     ):
         if value != usual:
             words.append(f"{option} {value}")
+    if plan.graphs:
+        words.append("--graphs")
     if outcome.elsewhere is not None:
         words.append(f"--checkpoint {_near(outcome.elsewhere)}")
     return " ".join(words)

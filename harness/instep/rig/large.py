@@ -65,7 +65,7 @@ def outcome(
     options = setup.options()
     plan = Plan(
         checkpoint, room, trace.header.num_steps, adaptive, setup.ops, setup.device, setup.dtype, options.layout,
-        options.strategy, options.conv,
+        options.strategy, options.conv, options.graphs,
     )
     ran = trace.events[: lockstep.next]
     return Outcome(

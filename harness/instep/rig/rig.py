@@ -60,7 +60,8 @@ class Rig:
     def __init__(
         self, trace: Trace, checkpoint: Path | None = None, *, ops: str = "plain", device: str = "cpu",
         dtype: str = "float32", layout: StateLayout = "VK", strategy: str = DEFAULTS.strategy,
-        conv: str = DEFAULTS.conv, checks: Callable[[Plan], Sequence[Check]] | None = None,
+        conv: str = DEFAULTS.conv, graphs: bool = DEFAULTS.graphs,
+        checks: Callable[[Plan], Sequence[Check]] | None = None,
     ) -> None:
         self.trace, header = verified(trace), trace.header
         self.elsewhere = checkpoint
@@ -71,7 +72,9 @@ class Rig:
         known, _ = candidates(header.num_steps, adaptive)
         if set(header.candidates) != set(known):
             raise BadInput(f"{trace.path.name} line 1: candidates", found=header.candidates, expected=known)
-        self.plan = Plan(opened, header.room(), header.num_steps, adaptive, ops, device, dtype, layout, strategy, conv)
+        self.plan = Plan(
+            opened, header.room(), header.num_steps, adaptive, ops, device, dtype, layout, strategy, conv, graphs
+        )
         must_hold(opened, self.plan.width, dtype)
         self.checks = checks
 

@@ -49,6 +49,7 @@ class Plan:
     """What is run: the model, the room, the step counts, and how the subject is set up.
 
     strategy, conv  names of the optimized engine's commit strategies; an engine of somebody else has its own
+    graphs          whether its bodies are held in graphs: of CUDA on a GPU, of the emulator elsewhere
     """
 
     checkpoint: Checkpoint
@@ -61,6 +62,7 @@ class Plan:
     layout: StateLayout = "VK"
     strategy: str = DEFAULTS.strategy
     conv: str = DEFAULTS.conv
+    graphs: bool = DEFAULTS.graphs
 
     @property
     def width(self) -> torch.dtype:
@@ -116,7 +118,7 @@ def seat(plan: Plan) -> Sides:
     if isinstance(found, Ops):
         options = Options(
             device=plan.device, activation=plan.width, state=_state_width(plan.width), layout=plan.layout,
-            strategy=plan.strategy, conv=plan.conv,
+            strategy=plan.strategy, conv=plan.conv, graphs=plan.graphs,
         )
         counted = around(found, unseen, _counting(calls))
         with _enough_memory(plan.capacity):
