@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from instep.generate.arms import arms, mixed, parted
+from instep.generate.arms import arms, hardest_first, mixed, parted
 from instep.generate.decode import Ask
 from instep.generate.forced import Extent, play, trace_of
 from instep.rig.alone import Setup
@@ -37,6 +37,12 @@ def decoded():
 @pytest.fixture(scope="module")
 def large():
     return random_checkpoint(narrow("qwen3.5-9b"))
+
+
+def test_the_hardest_come_first():
+    prompts = {"easy": tuple(b"Shifting operations\n****************"), "hard": tuple(b"&qw }7b3p}dkhx4py8")}
+    ask = Ask(Checkpoint.open(TINY), Setup(), prompts, 3, tokens=12, batch=2, stop=0)
+    assert list(hardest_first(ask).prompts) == ["hard", "easy"]
 
 
 def test_arms_say_the_same(decoded):

@@ -2,8 +2,8 @@
 
     python tests/perf/adaptive_effect.py --device cuda --ops triton --fixture-ops invariant --out FILE --commit REVISION
 
-1. The fixture decodes prompts of mixed difficulty with the controller and with each fixed step count. With the op set
-   `invariant` every arm must say the same tokens; a sample is read again by the reference.
+1. The fixture decodes prompts of mixed difficulty, the hardest first, with the controller and with each fixed step
+   count. With the op set `invariant` every arm must say the same tokens; a sample is read again by the reference.
 2. Every arm is forced through an engine of the shape: checked after every event, then timed; see `generate/forced.py`.
    How drafting compares with verifying hangs on the depth, so a figure is of a model of `--layers 32`; where checking
    all of that takes too long, `--checked` and `--judged` say how much is checked, and the result says it too.
@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from instep.generate.arms import ADAPTIVE, arms, mixed, parted
+from instep.generate.arms import ADAPTIVE, arms, hardest_first, mixed, parted
 from instep.generate.decode import Ask, Decoded
 from instep.generate.forced import Extent, Played, play
 from instep.generate.reread import Reader
@@ -80,7 +80,7 @@ def decoded_arms(told: argparse.Namespace) -> dict[str, Decoded]:
         checkpoint, Setup(told.fixture_ops, told.device), chosen, FIRST, tokens=told.tokens, batch=told.batch,
         stop=stop_of(FIXTURE), kept=frozenset(list(chosen)[:: max(1, len(chosen) // SAMPLE)]),
     )
-    return arms(ask, {"candidate_steps": list(CANDIDATES)}, tuple(told.fixed))
+    return arms(hardest_first(ask), {"candidate_steps": list(CANDIDATES)}, tuple(told.fixed))
 
 
 def _extents(told: argparse.Namespace, decoded: Mapping[str, Decoded]) -> dict[str, Extent]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from instep_reference.contract.engine import Commit
+
 from .decode import Ask, Decoded, decode
 
 ADAPTIVE = "adaptive"
@@ -30,6 +32,20 @@ def parted(decoded: Mapping[str, Decoded]) -> list[str]:
     """Requests that said other tokens in some arm than in the first one."""
     first, *others = decoded.values()
     return [name for name in first.ask.prompts if any(other.said(name) != first.said(name) for other in others)]
+
+
+def hardest_first(ask: Ask) -> Ask:
+    """The same requests in the order of how many drafts a round of theirs accepts: a load whose difficulty drifts.
+
+    A batch in which easy and hard requests stand side by side looks the same to a controller all the time.
+    """
+    accepted: dict[str, list[int]] = {name: [] for name in ask.prompts}
+    for event in decode(ask).events:
+        if isinstance(event, Commit) and event.accepted is not None:
+            for name, path in zip(event.requests, event.accepted, strict=True):
+                accepted[name].append(len(path.nodes))
+    order = sorted(accepted, key=lambda name: sum(accepted[name]) / max(1, len(accepted[name])))
+    return dataclasses.replace(ask, prompts={name: ask.prompts[name] for name in order})
 
 
 def mixed(prompts: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, tuple[int, ...]]:
