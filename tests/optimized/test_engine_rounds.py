@@ -34,7 +34,7 @@ from instep_reference.contract.engine import (
     SetNumSteps,
 )
 from instep_reference.contract.errors import OutOfCapacity, Unsupported
-from instep_reference.contract.place import unseen
+from instep_reference.contract.place import Place, unseen
 from instep_reference.engine import ReferenceEngine
 from instep_reference.weights import Weights
 from support.checkpoints import write
@@ -213,9 +213,8 @@ def test_an_answer_that_is_written_into_changes_nothing(checkpoint: Checkpoint) 
 # ---- what is asked and refused
 
 
-def test_an_engine_that_is_no_longer_watched_is_held_in_graphs_again(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watched_or_not_an_engine_is_held_in_graphs(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watcher is shown the rows of every replay; once it has gone it is shown nothing."""
     subject = started(engine(checkpoint, graphs=True), "a")
     assert subject._graphs is not None
     replayed: list[Any] = []
@@ -226,10 +225,18 @@ def test_an_engine_that_is_no_longer_watched_is_held_in_graphs_again(
         return run(key, *rest)
 
     monkeypatch.setattr(subject._graphs, "run", noted)
-    for see, expected in ((lambda place, tensor: tensor, []), (unseen, [("decode", 3)])):
-        subject.watch(see)
+    shown: dict[str, int] = {}
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        shown[place.component] = len(tensor)
+        return tensor
+
+    for watcher in (see, unseen):
+        subject.watch(watcher)
         subject.forward((Row("a", "decode"),))
-        assert replayed == expected
+        assert replayed.pop() == ("decode", 3) and bool(shown) is (watcher is see)
+        assert set(shown.values()) <= {1}, "one row, whatever the bucket"
+        shown.clear()
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_every_state_has_the_bits_that_snapshot_gives(
 )
 def test_the_kernels_too_give_the_bits_of_snapshot(tiny: Checkpoint, pair: tuple[str, str]) -> None:
     subject, other = (engine(tiny, "triton", each) for each in (pair, PAIRS[0]))
-    assert same_bits(subject, other, story(prompt=2, steps=(1, 3, 0))) > 10
+    assert same_bits(subject, other, story(prompt=2, steps=(3, 0, 1))) > 10
 
 
 def test_a_mark_is_written_before_it_is_read(checkpoint: Checkpoint) -> None:
