@@ -66,6 +66,19 @@ def test_a_commit_that_moves_nothing_is_named(made):
     assert first.kind == "commit" and "holds the state from before the step" in first.diagnosis
 
 
+def test_a_sum_that_is_rounded_on_the_way_is_found_in_the_states():
+    """As a library does that adds the parts of a split sum in 16 bits."""
+    checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=1, hidden=256, key_dim=128, value_dim=128))
+    trace = course(checkpoint, "wider", requests=2, rounds=2)
+    right, wrong = (
+        outcome(trace, checkpoint, Setup(ops, dtype="bfloat16"), until=6).verdict
+        for ops in ("plain", "support.wrong_ops:IN_FOUR_PARTS")
+    )
+    assert right.exit is Exit.AGREED and wrong.exit is Exit.DIVERGED
+    first = wrong.findings[0]
+    assert first.check == "directed" and first.kind == "forward" and "near to none" in first.diagnosis
+
+
 def test_layers_that_are_not_judged_are_not_computed(made):
     checkpoint, trace = made
     found = outcome(trace, checkpoint, SETUP, until=8, layers=(1,))
