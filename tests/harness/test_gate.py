@@ -27,6 +27,8 @@ from instep_reference.contract.errors import BadInput, InstepError
 from support.checkpoints import write
 from support.planting import TOP, Fault, planted
 
+pytestmark = pytest.mark.timing
+
 ALLOWED = 0.1
 SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
 

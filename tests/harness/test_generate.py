@@ -14,7 +14,7 @@ import pytest
 
 from instep.generate.decode import Ask, decode
 from instep.generate.speed import Speed, rounds
-from instep.generate.words import Numbers, prompts_from, stop_of, words_of
+from instep.generate.words import Bytes, Numbers, prompts_from, stop_of, words_of
 from instep.rig.alone import Setup
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Forward
@@ -120,9 +120,11 @@ def test_without_a_draft_head_and_without_bytes(instep, tmp_path):
 @pytest.mark.parametrize(("words", "said"), [
     (("--ops", "ledger"), "an op set that computes"),
     (("--ops", "nothing"), "nothing"),
-    (("--device", "tpu"), "cpu, cuda"),
+    (("--device", "tpu"), "cpu or cuda"),
     (("--layout", "XX"), "VK or KV"),
-    (("--strategy", "luck"), "commit strategy"),
+    (("--device", "cpu:x"), "cpu or cuda"),
+    (("--strategy", "luck"), "snapshot, columns"),
+    (("--dtype", "float16"), "cast the checkpoint first"),
     (("--dtype", "int8"), "float32"),
     (("--prompt", "a", "--prompts", "prompts.json"), "one of them"),
     (("--prompts", "none.json"), "No such file"),
@@ -132,6 +134,18 @@ def test_without_a_draft_head_and_without_bytes(instep, tmp_path):
 ])  # fmt: skip
 def test_bad_input_is_one_line(instep, words, said):
     assert said in complaint(instep("generate", TINY, *words))
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('[{"name": "a", "text": "1"}, {"name": "a", "text": "2"}]', "again"),
+    ('[{"name": "a"}]', "neither"),
+    ("{}", "expected `array`"),
+])  # fmt: skip
+def test_a_file_of_prompts_is_read_as_strictly_whatever_spells(tmp_path, text, said):
+    (tmp_path / "p.json").write_text(text)
+    for words in (Numbers(), Bytes()):
+        with pytest.raises(BadInput, match=said):
+            prompts_from(tmp_path / "p.json", words)
 
 
 def test_a_tokenizer_is_read_where_the_package_is_here(tmp_path):

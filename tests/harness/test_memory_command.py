@@ -67,6 +67,7 @@ def test_the_command_prints_a_line_for_each_and_writes_them(instep, tmp_path):
     (("qwen3.5-9b", "--candidates", "1", "--num-steps", "2"), "one of them"),
     (("qwen3.5-9b", "--dtype", "int8"), "bfloat16"),
     (("qwen3.5-9b", "--layout", "XX"), "VK or KV"),
+    (("qwen3.5-9b", "--gib", "inf"), "a finite number"),
     (("fixtures/tiny/prompts.json",), "JSON object"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(instep, words, said):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import statistics
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from instep.report.data import typed
 from instep_optimized import commit as strategies
 from instep_optimized.batch import Who, windows
 from instep_optimized.commit.base import Landing
@@ -190,7 +190,7 @@ def main() -> None:
     if "--json" in sys.argv:
         commit = sys.argv[sys.argv.index("--commit") + 1] if "--commit" in sys.argv else None
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        told = {"commit": commit, "command": shlex.join(sys.argv), "date": date}
+        told = {"commit": commit, "command": typed(sys.argv), "date": date}
         sizes = {"bytes_per_s": speed, "layers": LAYERS, "state_bytes": STATE}
         result = {**told, "machine": versions(), **sizes, "rows": found}
         Path(sys.argv[sys.argv.index("--json") + 1]).write_text(json.dumps(result, indent=1))

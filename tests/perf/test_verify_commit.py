@@ -17,6 +17,8 @@ from instep.rig.sides import seat
 from instep.verdict import Exit
 from instep_reference.contract.place import unseen
 
+pytestmark = pytest.mark.timing
+
 TIMED_ROUNDS = 30
 
 

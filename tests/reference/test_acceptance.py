@@ -1,4 +1,7 @@
-"""Acceptance against brute force: every walk tried, and the law of sampling counted exactly on a grid."""
+"""Acceptance against brute force: every walk tried, and the law of sampling counted exactly on a grid.
+
+Leaves out: rounds, in which an engine accepts (`test_engine.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Adaptive step counts by hand: files, candidates, and every turn that the controller can take."""
+"""Adaptive step counts by hand: files, candidates, and every turn that the controller can take.
+
+Leaves out: the other side's controller (`tests/optimized/test_adaptive_controller.py`).
+"""
 
 from __future__ import annotations
 

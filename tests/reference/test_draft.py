@@ -1,4 +1,7 @@
-"""The drafters: what each feeds its layers, how long its caches are, and what it does with given drafts."""
+"""The drafters: what each feeds its layers, how long its caches are, and what it does with given drafts.
+
+Leaves out: what `transformers` says of the head (`test_oracle.py`).
+"""
 
 from __future__ import annotations
 

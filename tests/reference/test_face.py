@@ -1,4 +1,7 @@
-"""The public names: all of them are there, and those that need no torch do not bring it."""
+"""The public names: all of them are there, and those that need no torch do not bring it.
+
+Leaves out: what they do.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a round of speculation must mean, over every model kind in fp64 and over labels exactly.
 
 Any round equals decoding its accepted tokens; how a prompt is split does not matter; a tree's branch is a
-chain; what is kept comes back whole.
+chain; what is kept comes back whole. Leaves out: single layers (`test_gdn.py`, `test_trunk.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Verify along trees: every node starts from its parent, and siblings never see each other."""
+"""Verify along trees: every node starts from its parent, and siblings never see each other.
+
+Leaves out: what of a tree is accepted (`test_acceptance.py`).
+"""
 
 from __future__ import annotations
 

@@ -43,9 +43,10 @@ def gate(
         device, dtype, batch, rounds, num_steps, seed, patience,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
     with (
         tempfile.TemporaryDirectory(prefix="instep-gate-") as aside,
-        Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
         task = bar.add_task("gate", total=None)
         folder = keep or Path(aside)

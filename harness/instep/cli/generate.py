@@ -24,13 +24,15 @@ def generate(
                                                          "repeated. Left out: prompts.json beside the model.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON list of {name, text | tokens}.")] = None,
     ops: Annotated[str, typer.Option(help="Op set by name, or module:attribute.")] = "plain",
-    strategy: Annotated[str | None, typer.Option(help="How rejected drafts are undone in the states.")] = None,
-    conv: Annotated[str | None, typer.Option(help="The same in the conv windows.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="How states are committed: snapshot, columns, rerun or "
+                                                      "lazy_rerun.")] = None,
+    conv: Annotated[str | None, typer.Option(help="How conv windows are committed: windows or widened.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Activations: float32, bfloat16, float16 or float64.")] = "float32",
     layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
     graphs: Annotated[bool | None, typer.Option(help="Hold rounds in CUDA graphs; on a CPU in their emulator.")] = None,
-    num_steps: Annotated[int | None, typer.Option(help="Drafts a round; with --adaptive, at first.", min=0)] = None,
+    num_steps: Annotated[int | None, typer.Option(help="Drafts a round, 3 if left out; with --adaptive, at first.",
+                                                  min=0)] = None,
     adaptive: Annotated[Path | None, typer.Option(help="JSON file of a controller of step counts.")] = None,
     tokens: Annotated[int, typer.Option(help="The most that each request says.", min=1)] = 64,
     batch: Annotated[int, typer.Option(help="Requests at a time; others follow as these finish.", min=1)] = 8,
@@ -52,6 +54,8 @@ def generate(
     from ..generate.decode import decode
     from ..generate.words import words_of
     from ..rig.alone import Setup
+    from ..rig.rig import must_hold
+    from ..rig.sides import candidates
     from ..trace.file import beside
     from ..whole import writable, write_whole
 
@@ -63,10 +67,13 @@ def generate(
     opened = Checkpoint.open(checkpoint)
     words = words_of(checkpoint, opened.config.vocab)
     setup = Setup(ops, device, dtype, layout, strategy, conv, graphs)
+    must_hold(opened, setup.width, dtype)
     asked = _prompts(checkpoint, prompt, prompts, words, opened.config.vocab)
     kept = frozenset() if unchecked else _sample(list(asked), check)
     told_steps = _steps(num_steps, adaptive, opened.config.mtp_layers)
     ask = _ask(checkpoint, opened, setup, asked, told_steps, tokens, batch, chunk, kept, trace)
+    for message in candidates(ask.num_steps, ask.header.adaptive_file("adaptive"))[1]:
+        print(message)
     decoded = decode(ask)
     verdict = None if unchecked else _reread(decoded)
     memory = need(opened.config, setup.options(), max((*ask.header.candidates, ask.num_steps)) + 1)

@@ -5,6 +5,7 @@ Leaves out: the figures themselves (`instep.budget`), and everything that is not
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,8 @@ def memory(
     num_steps: Annotated[int | None, typer.Option(help="Drafts a round; the window is one wider.", min=0)] = None,
     candidates: Annotated[str | None, typer.Option(help="Step counts that may be in force, as 1,3,7: the largest "
                                                        "counts. Left out, with --num-steps too: 3.")] = None,
-    dtype: Annotated[str, typer.Option(help="Activations, KV and conv windows; states are fp32.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="Activations, KV and conv windows; states are fp32, with float64 "
+                                            "fp64.")] = "bfloat16",
     layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
     tokens: Annotated[int, typer.Option(help="Tokens of a request, prompt and text.", min=1)] = 4096,
     gib: Annotated[float, typer.Option(help="Memory for pools, in GiB, weights not counted.", min=0.0)] = 64.0,
@@ -36,19 +38,20 @@ def memory(
     from instep_reference.contract.errors import BadInput
 
     from ..budget import needs, spelled, weights_bytes
+    from ..rig.alone import known_layout
     from ..rig.sides import WIDTHS, wide
     from ..shapes import sized_like
     from ..whole import writable, write_whole
 
     if dtype not in WIDTHS:
         raise BadInput("--dtype", found=dtype, expected=f"one of {', '.join(WIDTHS)}")
-    if layout not in ("VK", "KV"):
-        raise BadInput("--layout", found=layout, expected="VK or KV")
+    if not math.isfinite(gib):
+        raise BadInput("--gib", found=gib, expected="a finite number")
     if json is not None:
         writable(json)
     config, widest = sized_like(where), _widest(num_steps, candidates)
     options = Options(
-        activation=WIDTHS[dtype], state=wide(WIDTHS[dtype]), layout="KV" if layout == "KV" else "VK",
+        activation=WIDTHS[dtype], state=wide(WIDTHS[dtype]), layout=known_layout(layout),
         drafter="eagle" if config.mtp_layers < 2 else "vanilla",
     )
     check(options, config, widest - 1)
@@ -82,11 +85,12 @@ def _table(needs: list[Need], title: str, tokens: int, room: int) -> Table:
     """One unit for all sizes, so that they can be compared; a token's is smaller."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     size, unit = (2**20, "MiB") if max(one.fixed for one in needs) >= 2**20 else (2**10, "KiB")
     title = f"{title}; {unit}, of a token KiB"
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1)
+        title=Text(title, style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1)
     )
     for name in ("states", "conv"):
         table.add_column(name, no_wrap=True)

@@ -39,19 +39,19 @@ def replay(
     from instep_reference.contract.errors import BadInput
 
     from ..report import data, terminal
+    from ..rig.alone import device_here, known_layout
     from ..rig.strategies import chosen
     from ..trace.file import read
     from ..trace.header import Part
     from ..whole import writable
 
-    _refuse(device, layout)
+    given = {"device": device_here(device), "dtype": dtype, "layout": known_layout(layout), "graphs": graphs}
     if json is not None:
         writable(json)
     loaded = read(trace)
     runs = [Part(name, until) for name in ops] if ops else _planned(loaded, until)
     if not runs:
         raise BadInput(f"{trace.name} line 1: replay", found="no op set", expected="one, or --ops to name it")
-    given = {"device": device, "dtype": dtype, "layout": layout, "graphs": graphs}
     outcomes = [
         _run(loaded, run, checkpoint, given | chosen(strategy=strategy or run.strategy, conv=conv or run.conv), layer)
         for run in runs
@@ -72,19 +72,6 @@ def _planned(trace: Trace, until: int | None) -> list[Part]:
     ]
 
 
-def _refuse(device: str, layout: str) -> None:
-    import torch
-
-    from instep_reference.contract.errors import BadInput
-
-    if layout not in ("VK", "KV"):
-        raise BadInput("--layout", found=layout, expected="VK or KV")
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise BadInput("--device", found=device, expected="cpu or cuda")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise BadInput("--device", found=device, expected="cpu", hint="no CUDA device is here; see `instep doctor`")
-
-
 def _run(
     trace: Trace, part: Part, checkpoint: Path | None, given: dict[str, Any], layers: list[int] | None
 ) -> Outcome:
@@ -97,6 +84,7 @@ def _run(
     rig = Rig(trace, checkpoint, ops=ops, **given)
     total = len(trace.events) if until is None else min(until + 1, len(trace.events))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"{trace.header.name} [{ops}]".replace("[", r"\["), total=total)
         return rig.run(until=until, layers=layers, progress=lambda index, event: bar.update(task, completed=index + 1))

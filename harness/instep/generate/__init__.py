@@ -5,6 +5,8 @@
     reread.py   what was decoded, read again by the reference: tokens and states
     speed.py    tokens per second, accepted lengths, step counts
     told.py     all of it for people and as data
+    arms.py     the same prompts with a controller of step counts and with fixed ones
+    forced.py   what one model decoded, played by another of real size, checked and timed
 
-Leaves out: forced choices (`instep.rig` replays traces).
+Leaves out: traces from files (`instep.rig` replays those).
 """

@@ -39,7 +39,6 @@ class Extent:
     until: int | None = None
     layers: Collection[int] | None = None
 
-
     @classmethod
     def full_batches(cls, decoded: Decoded, layers: Collection[int] | None = None) -> Extent:
         """Up to the first finish: until then a batch fills its graph's bucket.
@@ -85,7 +84,7 @@ class Played:
         return Speed.of(replace(self.decoded, seconds=lap.seconds))
 
     def latency_s(self) -> float:
-        """Mean seconds of a request from its admission to its finish, in the middle lap."""
+        """Mean seconds of a request from its admission to its finish; the median of the laps."""
         return statistics.median(_latency(self.decoded.events, lap.seconds) for lap in self.laps)
 
 

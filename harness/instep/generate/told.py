@@ -13,10 +13,11 @@ from rich.text import Text
 from ..budget import Need, spelled
 from ..report.machine import machine
 from ..report.words import spelled as place_spelled
+from ..rig.history import printable
 from ..verdict import Comparison, Exit, Tier, Verdict
 from .decode import Decoded
 from .speed import Speed
-from .words import Words, spelled_out
+from .words import Words
 
 
 def texts(decoded: Decoded, words: Words, console: Console) -> None:
@@ -25,7 +26,7 @@ def texts(decoded: Decoded, words: Words, console: Console) -> None:
         said = decoded.said(name)
         console.print(Text(f'"{name}" {len(prompt)} + {len(said)} tokens', style="bold"), highlight=False)
         console.print(Text.assemble(
-            "  ", (spelled_out(words.decode(prompt)), "dim"), "|", spelled_out(words.decode(said))
+            "  ", (printable(words.decode(prompt)), "dim"), "|", printable(words.decode(said))
         ), soft_wrap=True)
 
 

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
 from instep_reference.contract.config import read_json
 from instep_reference.contract.errors import BadInput
 
 from ..rig.history import BYTES
-from ..trace.policy import Prompt, read_prompts
+from ..trace.policy import read_prompts
 
 
 class Words(Protocol):
@@ -90,15 +88,4 @@ def stop_of(directory: Path) -> int | None:
 
 def prompts_from(path: Path, words: Words) -> dict[str, tuple[int, ...]]:
     """A file of prompts. Texts for bytes are one character per byte, as everywhere; for a tokenizer they are text."""
-    if isinstance(words, Bytes):
-        return read_prompts(path)
-    try:
-        prompts = msgspec.json.decode(path.read_bytes(), type=tuple[Prompt, ...])
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise BadInput(str(path), found=error, expected="a JSON list of {name, text | tokens}") from None
-    return {prompt.name: prompt.tokens or words.encode(prompt.text or "") for prompt in prompts}
-
-
-def spelled_out(text: str) -> str:
-    """One line for a terminal: what cannot be printed is escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return read_prompts(path) if isinstance(words, Bytes) else read_prompts(path, words.encode)

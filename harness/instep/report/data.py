@@ -41,7 +41,7 @@ def result(outcomes: Sequence[Outcome], *, commit: str | None = None) -> dict[st
     return {
         "schema": SCHEMA,
         "exit": int(worst(outcomes)),
-        "command": _command(sys.argv),
+        "command": typed(sys.argv),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
         "machine": machine(outcomes[0].plan.device),
@@ -50,11 +50,12 @@ def result(outcomes: Sequence[Outcome], *, commit: str | None = None) -> dict[st
     }
 
 
-def _command(argv: Sequence[str]) -> str:
-    """As it was typed, but for where the result goes."""
+def typed(argv: Sequence[str]) -> str:
+    """The command as it was typed, but for where the result goes."""
     words = [Path(argv[0]).name.replace("__main__.py", "instep"), *argv[1:]]
-    if "--json" in words[:-1]:
-        del words[words.index("--json") : words.index("--json") + 2]
+    for option in ("--json", "--out"):
+        if option in words[:-1]:
+            del words[words.index(option) : words.index(option) + 2]
     return shlex.join(words)
 
 

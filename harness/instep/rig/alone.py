@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from instep_optimized import OptimizedEngine, Options
+from instep_optimized.layout import StateLayout
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
@@ -21,10 +22,8 @@ from instep_reference.contract.errors import BadInput
 from ..adapters import find
 from ..trace.header import SCHEMA, Header, Model, Part
 from ..trace.policy import Policy
-from .sides import WIDTHS, candidates, moves_labels, wide
-from .sides import _enough_memory as enough_memory
-
-DEVICES = ("cpu", "cuda")
+from .sides import WIDTHS, candidates, enough_memory, moves_labels, wide
+from .strategies import chosen
 
 
 @dataclass(frozen=True)
@@ -46,12 +45,12 @@ class Setup:
         return WIDTHS[self.dtype]
 
     def options(self) -> Options:
-        """The engine's own check refuses what it does not know by name."""
-        if self.device.partition(":")[0] not in DEVICES:
-            raise BadInput("device", found=self.device, expected=f"one of {', '.join(DEVICES)}")
-        named = {"layout": self.layout, "strategy": self.strategy, "conv": self.conv, "graphs": self.graphs}
-        chosen: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-        return Options(device=self.device, activation=self.width, state=wide(self.width), **chosen)
+        """Names that are not known are refused here, combinations by the engine's own check."""
+        named: dict[str, Any] = chosen(strategy=self.strategy, conv=self.conv)
+        if self.graphs is not None:
+            named["graphs"] = self.graphs
+        device, layout = device_here(self.device), known_layout(self.layout)
+        return Options(device=device, activation=self.width, state=wide(self.width), layout=layout, **named)
 
     def served(self) -> Ops:
         """The op set; somebody else's engine, and one that moves labels, computes no text."""
@@ -59,6 +58,26 @@ class Setup:
         if not isinstance(found, Ops) or moves_labels(found):
             raise BadInput("ops", found=self.ops, expected="an op set that computes: plain, triton, ...")
         return found
+
+
+def device_here(name: str) -> str:
+    """The same name, if there is such a device on this machine."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:  # torch on a name that is none, or with a number that is none
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise BadInput("--device", found=name, expected="cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device", found=name, expected="cpu", hint="no CUDA device is here; see `instep doctor`")
+    return name
+
+
+def known_layout(name: str) -> StateLayout:
+    """The same name, if it is a state layout."""
+    if name not in ("VK", "KV"):
+        raise BadInput("--layout", found=name, expected="VK or KV")
+    return "VK" if name == "VK" else "KV"
 
 
 def engine(

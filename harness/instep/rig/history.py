@@ -16,6 +16,11 @@ from ..trace.header import Header
 BYTES = 256  # a vocabulary of this size is bytes
 
 
+def printable(text: str) -> str:
+    """One line for a terminal: what cannot be printed is escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 @dataclass(frozen=True)
 class Text:
     """What one request was given and what it went on to say, as tokens and as far as possible as text."""
@@ -29,8 +34,7 @@ class Text:
         """Bytes as text, control characters escaped; the tokens themselves for any other vocabulary."""
         if self.vocab != BYTES:
             return " ".join(map(str, tokens))
-        text = bytes(tokens).decode("utf-8", errors="replace")
-        return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+        return printable(bytes(tokens).decode("utf-8", errors="replace"))
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,7 @@ from .alone import Setup, engine
 from .history import History
 from .lockstep import Lockstep, run
 from .rig import Outcome, served
-from .sides import Plan, Seat, Sides, wide
-from .sides import _counting as counting
+from .sides import Plan, Seat, Sides, counting, wide
 
 SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
           "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow: the ledger's rows are only counted

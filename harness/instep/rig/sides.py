@@ -120,8 +120,8 @@ def seat(plan: Plan) -> Sides:
             device=plan.device, activation=plan.width, state=_state_width(plan.width), layout=plan.layout,
             strategy=plan.strategy, conv=plan.conv, graphs=plan.graphs,
         )
-        counted = around(found, unseen, _counting(calls))
-        with _enough_memory(plan.capacity):
+        counted = around(found, unseen, counting(calls))
+        with enough_memory(plan.capacity):
             subject: Subject = OptimizedEngine(
                 plan.checkpoint, counted, options, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive
             )
@@ -145,7 +145,7 @@ def seat(plan: Plan) -> Sides:
 
 
 @contextmanager
-def _enough_memory(capacity: Capacity) -> Iterator[None]:
+def enough_memory(capacity: Capacity) -> Iterator[None]:
     """Pools that do not fit are the fault of whoever asked for them: a trace with slots that no machine has."""
     try:
         yield
@@ -227,7 +227,9 @@ def _state_width(activation: torch.dtype) -> torch.dtype:
     return wide(activation)
 
 
-def _counting(calls: Counter[str]) -> Any:
+def counting(calls: Counter[str]) -> Any:
+    """A wrapper for `around` that counts how often each op is called."""
+
     def wrapper(name: str, op: Any) -> Any:
         def call(**given: Any) -> Any:
             calls[name] += 1

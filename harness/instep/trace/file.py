@@ -81,7 +81,7 @@ def read(path: Path) -> Trace:
     recorded = _recorded(path, footer.sha256)
     if footer.sha256 != sha256 or footer.events != len(lines) - 2 or len(recorded[CHECKSUMS]) != len(lines) - 1:
         raise _edited(path.name, lines, recorded[CHECKSUMS])
-    events = tuple(_decode(line, AnyEvent, f"{path.name} line {n}") for n, line in enumerate(lines[1:-1], start=2))
+    events = tuple(decode(line, AnyEvent, f"{path.name} line {n}") for n, line in enumerate(lines[1:-1], start=2))
     trace = Trace(path, header, events, recorded, sha256)
     _same_prompts(trace)
     return trace
@@ -101,10 +101,10 @@ def write(path: Path, header: Header, events: Sequence[AnyEvent], recorded: Mapp
 
 def _header(name: str, line: bytes) -> Header:
     where = f"{name} line 1"
-    version = _decode(line, _Version, where).schema
+    version = decode(line, _Version, where).schema
     if version != SCHEMA:
         raise BadInput(f"{where}: schema", found=version, expected=SCHEMA, hint="record the trace again")
-    header: Header = _decode(line, Header, where)
+    header: Header = decode(line, Header, where)
     sound(header, where)
     return header
 
@@ -112,7 +112,7 @@ def _header(name: str, line: bytes) -> Header:
 def _footer(name: str, lines: list[bytes]) -> Footer:
     where = f"{name} line {len(lines)}"
     try:
-        footer: Footer = _decode(lines[-1], Footer, where)
+        footer: Footer = decode(lines[-1], Footer, where)
         return footer
     except BadInput:
         hint = "the trace was cut"
@@ -162,20 +162,20 @@ def _edited(name: str, lines: list[bytes], checksums: torch.Tensor) -> BadInput:
                     hint="the trace was cut")
 
 
-def uncapitalised(text: str) -> str:
+def _uncapitalised(text: str) -> str:
     """A message of the decoder within a sentence; an abbreviation stays one."""
     return text if text[:2].isupper() else text[0].lower() + text[1:]
 
 
-def _decode(line: bytes, kind: Any, where: str) -> Any:
-    """Decode one line; an error names the field and both sides of the disagreement."""
+def decode(text: bytes, kind: Any, where: str, otherwise: str = f"a line of schema {SCHEMA}") -> Any:
+    """Decode strictly; an error names the field and both sides of the disagreement, or what was expected otherwise."""
     try:
-        return msgspec.json.decode(line, type=kind)
+        return msgspec.json.decode(text, type=kind)
     except UnicodeDecodeError:
-        raise BadInput(where, found="bytes that are not UTF-8", expected="a line of JSON") from None
+        raise BadInput(where, found="bytes that are not UTF-8", expected="JSON") from None
     except msgspec.DecodeError as error:
-        text, _, place = str(error).partition(" - at `$")
+        said, _, place = str(error).partition(" - at `$")
         field = where + (f": {place.rstrip('`').lstrip('.')}" if place else "")
-        told = re.fullmatch(r"Expected (.*), got (.*)", text)
-        expected, found = told.groups() if told else (f"a line of schema {SCHEMA}", uncapitalised(text))
+        told = re.fullmatch(r"Expected (.*), got (.*)", said)
+        expected, found = told.groups() if told else (otherwise, _uncapitalised(said))
         raise BadInput(field, found=found, expected=expected) from None

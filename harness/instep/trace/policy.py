@@ -5,6 +5,7 @@ Leaves out: the events that follow from it (`drive.py`). A policy and its prompt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import msgspec
 
 from instep_reference.contract.errors import BadInput
 
-from .file import uncapitalised
+from .file import decode
 from .header import Part, Room
 
 
@@ -76,7 +77,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"origin": "from"}):
-    """A prompt by name: `text`, one character per byte (latin-1), or `tokens`."""
+    """A prompt by name: `text`, for bytes one character each (latin-1), or `tokens`."""
 
     name: str
     text: str | None = None
@@ -104,8 +105,13 @@ def read_policy(path: Path) -> Policy:
     return policy
 
 
-def read_prompts(path: Path) -> dict[str, tuple[int, ...]]:
-    """Prompts by name, as tokens."""
+def one_per_byte(text: str) -> tuple[int, ...]:
+    """How texts are written where tokens are bytes."""
+    return tuple(text.encode("latin-1"))
+
+
+def read_prompts(path: Path, encode: Callable[[str], tuple[int, ...]] = one_per_byte) -> dict[str, tuple[int, ...]]:
+    """Prompts by name, as tokens; `encode`: how a text becomes tokens."""
     prompts: dict[str, tuple[int, ...]] = {}
     for index, prompt in enumerate(_read(path, tuple[Prompt, ...])):
         if prompt.name in prompts:
@@ -114,7 +120,7 @@ def read_prompts(path: Path) -> dict[str, tuple[int, ...]]:
             raise BadInput(f"{path.name}: [{index}]", found="text and tokens" if prompt.text else "neither",
                            expected="either text or tokens")
         try:
-            prompts[prompt.name] = prompt.tokens or tuple((prompt.text or "").encode("latin-1"))
+            prompts[prompt.name] = prompt.tokens or encode(prompt.text or "")
         except UnicodeEncodeError as error:
             raise BadInput(f"{path.name}: [{index}].text", found=f"character {error.start} is above 255",
                            expected="one character per byte") from None
@@ -123,13 +129,7 @@ def read_prompts(path: Path) -> dict[str, tuple[int, ...]]:
 
 def _read(path: Path, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        text = path.read_bytes()
     except OSError as error:
         raise BadInput(str(path), found=error.strerror, expected="a readable file") from None
-    except UnicodeDecodeError:
-        raise BadInput(str(path), found="bytes that are not UTF-8", expected="JSON") from None
-    except msgspec.DecodeError as error:
-        text, _, place = str(error).partition(" - at `$")
-        field = path.name + (f": {place.rstrip('`').lstrip('.')}" if place else "")
-        expected = "the fields of a policy or of prompts"
-        raise BadInput(field, found=uncapitalised(text), expected=expected) from None
+    return decode(text, kind, path.name, "the fields of a policy or of prompts")

@@ -1,7 +1,7 @@
 """The algebra of labels: what an op does when it moves names instead of numbers.
 
-A label is an unsigned 64-bit number, held as int64. Only constants stand here: the reference computes
-with Python integers (`instep_reference.ledger`), the optimized side with tensors
+A label is an unsigned 64-bit number, held as int64. Leaves out computing, so only constants stand here: the
+reference computes with Python integers (`instep_reference.ledger`), the optimized side with tensors
 (`instep_optimized.ops.ledger`), and the harness compares the two.
 
   mix(a, b)     x = a*MIX_A + b*MIX_B + MIX_C;  x ^= x >> 29;  x *= MIX_D;  x ^= x >> 32
