@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from .layout import Pages
+from .layout import Address, Pages, Part, Ring
 from .memory import Memory
 from .ops.base import Ops, Placed
 from .sending import sent
@@ -59,6 +59,14 @@ class Group:
     rows: torch.Tensor
     before: torch.Tensor
     fresh: torch.Tensor
+
+    def part(
+        self, read: Address, *, store: Address | None = None, each: Address | None = None, ring: Ring | None = None,
+        settled: Address | None = None,
+    ) -> Part:
+        """These rows with the memory that a strategy chose for them."""
+        form: Literal["chunk", "window"] = "chunk" if self.kind == "prefill" else "window"
+        return Part(form, self.begin, self.count, self.most, read, self.fresh, store, each, ring, settled)
 
 
 @dataclass(frozen=True)

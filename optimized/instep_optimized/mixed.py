@@ -15,6 +15,7 @@ from instep_reference.contract.engine import Row
 from .batch import Span, begins_of, pack
 from .commit.pair import Commit
 from .draft.base import Asked
+from .footprint import width_of
 from .landing import keep_window
 from .memory import Memory
 from .model import Model
@@ -63,8 +64,7 @@ def planned(row: Row, number: int, request: Request) -> Planned:
     """A row of a forward, the `number`-th of the batch."""
     prefill = row.kind == "prefill"
     begin = request.length.exact if prefill else 0
-    count = row.tokens if prefill else 1 + request.drafts if row.kind == "verify" else 1
-    span = Span(row.request, row.kind, count, number, fresh=prefill and not begin)
+    span = Span(row.request, row.kind, width_of(row, request), number, fresh=prefill and not begin)
     return Planned(span, request, begin, -1 if row.root is None else row.root)
 
 

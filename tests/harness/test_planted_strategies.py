@@ -106,8 +106,8 @@ CASES = (
     # Right while the widest window is in force, wrong from the first switch down on.
     Case(
         "columns with the stride of the width in force", ("columns", "windows"),
-        Fault(COLUMNS, "            read=own,\n",
-              "            read=Address(columns.as_strided(columns.shape, (columns.stride(0) - columns.stride(1)"
+        Fault(COLUMNS, "            own,\n",
+              "            Address(columns.as_strided(columns.shape, (columns.stride(0) - columns.stride(1)"
               " * (columns.shape[1] - self._width), *columns.stride()[1:])), group.slots, column),\n"),
         first_forward("verify", after=e.SetNumSteps), "core", "row 0 is wrong",
     ),

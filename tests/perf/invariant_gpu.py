@@ -7,7 +7,6 @@ Sizes: a 9B-shaped layer (D = 4096, MLP 12288, vocabulary 151936) and a 35B-A3B-
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,6 +22,7 @@ from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place
+from support.on_card import milliseconds, worst
 
 D, MLP, VOCAB = 4096, 12288, 151_936
 MOE_D, EXPERTS, INNER, TOP = 2048, 128, 768, 8
@@ -30,7 +30,6 @@ TO = Place("trunk", 0, "mixer")
 BF16 = torch.bfloat16
 ROWS = (1, 4, 32, 128, 2048)
 PAST_L2 = 200e6  # bytes of weights that one replay walks through
-REPLAYS = 12
 Inputs = dict[str, Any]
 
 
@@ -67,30 +66,6 @@ CASES: dict[str, tuple[str, int, float, Callable[[], Inputs]]] = {
     "lm_head 151936": ("lm_head", D, 2 * D * VOCAB, lambda: {"weight": weight(VOCAB, D), "to": TO}),
     "moe 8 of 128": ("moe", MOE_D, 6 * MOE_D * INNER * EXPERTS, experts),
 }
-
-
-def milliseconds(work: Callable[[], object]) -> float:
-    """Median of a captured graph's replays."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    times = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[2:])
-
-
-def worst(ours: torch.Tensor, truth: torch.Tensor) -> float:
-    """Largest relative norm error of a row; NaN stays NaN."""
-    ours, truth = ours.double().flatten(1), truth.double().flatten(1)
-    return float(((ours - truth).norm(dim=1) / truth.norm(dim=1)).max())
 
 
 def check(op: str, inner: int, rest: Inputs) -> str:

@@ -6,7 +6,6 @@ Sizes: H = 16 key heads, K = V = 128, bf16 activations, fp32 state in `VK` layou
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Callable
 
@@ -21,12 +20,12 @@ from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place
+from support.on_card import bytes_per_second, milliseconds, worst
 
 H, K, V, W = 16, 128, 128, 4
 TO = Place("trunk", 0, "core")
 BF16, FP32 = torch.bfloat16, torch.float32
 PAST_L2 = 400e6  # bytes of state that one replay walks through: several times the cache
-REPLAYS = 20
 
 
 def ints(values: list[int] | range) -> torch.Tensor:
@@ -51,30 +50,6 @@ def part(form: str, slots: list[int], count: int, pool: torch.Tensor, kept: torc
     fresh = torch.zeros(requests, dtype=torch.bool, device="cuda")
     begin, counts = ints([i * count for i in range(requests)]), ints([count] * requests)
     return Part(form, begin, counts, count, here, fresh, here if kept is None else None, each)  # type: ignore[arg-type]
-
-
-def worst(ours: torch.Tensor, truth: torch.Tensor) -> float:
-    """Largest relative norm error over blocks of the first axis; NaN stays NaN."""
-    ours, truth = ours.double().flatten(1), truth.double().flatten(1)
-    return float(((ours - truth).norm(dim=1) / truth.norm(dim=1)).max())
-
-
-def milliseconds(work: Callable[[], object]) -> float:
-    """Median of a captured graph's replays."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    times = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[3:])
 
 
 def check_recurrent(heads: int) -> None:
@@ -179,13 +154,6 @@ def time_attend() -> None:
         print(f"attend {requests}x{count} behind {before}: {1e3 * spent:.1f} us")
 
 
-def copy_rate() -> float:
-    """Bytes per second of a large device copy by a kernel, read and written."""
-    source = drawn(1 << 30)
-    target = torch.empty_like(source)
-    return 8e3 * source.numel() / milliseconds(lambda: torch.mul(source, 2.0, out=target))
-
-
 def time_tiles() -> None:
     for rows, warps in ((8, 1), (8, 2), (16, 4)):
         window_file.VALUE_ROWS, window_file.WARPS = rows, warps
@@ -212,7 +180,7 @@ if __name__ == "__main__":
         check_recurrent(value_heads)
         check_exact(value_heads)
     check_conv_and_attend()
-    COPY = copy_rate()
+    COPY = bytes_per_second()
     print(f"copy {COPY / 1e12:.2f} TB/s; microseconds per layer: HV, B | ...")
     for value_heads, batch in ((32, 1), (32, 8), (32, 32), (48, 8), (48, 32)):
         print(time_window(value_heads, batch), flush=True)

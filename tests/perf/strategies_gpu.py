@@ -35,6 +35,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.place import Place
 from support.checkpoints import config_of
+from support.on_card import bytes_per_second, replays
 
 LAYERS, WINDOW, ACCEPTED, BATCHES = 6, 4, 3, (1, 8, 32, 64)
 ROUNDS, REPLAYS = 10, 60
@@ -130,27 +131,8 @@ def check(course: Course) -> bool:
 
 def microseconds(work: Callable[[], None]) -> tuple[float, float]:
     """Median and half the interquartile range of a captured graph's replays."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    times = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end))
-    quarter, median, three = statistics.quantiles(times[5:], n=4)
+    quarter, median, three = statistics.quantiles((1e3 * time for time in replays(work, REPLAYS)), n=4)
     return median, (three - quarter) / 2
-
-
-def moved() -> float:
-    """Bytes per second that a kernel moves here, read and written, when it doubles what it reads."""
-    numbers = torch.ones(2**29, device=CUDA)
-    return 2 * 4 * 2**29 / (1e-6 * microseconds(lambda: numbers.mul_(1.0))[0])
 
 
 def beside(strategy: str, conv: str) -> dict[str, int]:
@@ -162,7 +144,7 @@ def beside(strategy: str, conv: str) -> dict[str, int]:
 
 
 def main() -> None:
-    speed = moved()
+    speed = bytes_per_second()
     found: list[dict[str, Any]] = []
     print(f"moved {speed / 1e12:.2f} TB/s; one state {STATE / 2**20:.0f} MiB; us per layer, verify and commit together")
     for conv in strategies.CONV_FORMS:

@@ -117,7 +117,7 @@ def seat(plan: Plan) -> Sides:
     found, calls = find(plan.ops), Counter[str]()
     if isinstance(found, Ops):
         options = Options(
-            device=plan.device, activation=plan.width, state=_state_width(plan.width), layout=plan.layout,
+            device=plan.device, activation=plan.width, state=wide(plan.width), layout=plan.layout,
             strategy=plan.strategy, conv=plan.conv, graphs=plan.graphs,
         )
         counted = around(found, unseen, counting(calls))
@@ -190,7 +190,7 @@ def wide(activation: torch.dtype) -> torch.dtype:
 
 def rounds(plan: Plan, ops: Ops | None) -> Mapping[str, torch.dtype]:
     """Component -> dtype at which the subject stores it; a foreign engine declares none."""
-    return {} if ops is None else ops.rounds(plan.width, _state_width(plan.width))
+    return {} if ops is None else ops.rounds(plan.width, wide(plan.width))
 
 
 def rounding(at: Mapping[str, torch.dtype]) -> See:
@@ -220,11 +220,6 @@ def on_host(value: T) -> T:
 def _watch(seat: Seat, first: See) -> None:
     """Put the tape on an engine, behind another hook."""
     seat.engine.watch(lambda place, tensor: seat.tape(place, first(place, tensor)))
-
-
-def _state_width(activation: torch.dtype) -> torch.dtype:
-    """The recurrent state keeps fp32 under narrower activations."""
-    return wide(activation)
 
 
 def counting(calls: Counter[str]) -> Any:

@@ -86,13 +86,8 @@ class Columns:
     def _part(self, columns: torch.Tensor, group: Group, column: torch.Tensor) -> Part:
         own = Address(columns, group.slots, column)
         verify = group.kind == "verify"
-        return Part(
-            form="chunk" if group.kind == "prefill" else "window",
-            begin=group.begin,
-            count=group.count,
-            most=group.most,
-            read=own,
-            fresh=group.fresh,
+        return group.part(
+            own,
             store=None if verify else own,
             each=Address(columns[:, : self._width], group.slots) if verify else None,
         )

@@ -130,13 +130,8 @@ class Rerun:
         state = self._states[layer]
         own = Address(state, group.slots)
         verify, chunk = group.kind == "verify", group.kind == "prefill"
-        return Part(
-            form="chunk" if chunk else "window",
-            begin=group.begin,
-            count=group.count,
-            most=group.most,
-            read=own,
-            fresh=group.fresh,
+        return group.part(
+            own,
             store=None if verify else own,
             ring=None if chunk else self._ring(layer, group.slots, plan),
             settled=Address(state, plan.settle) if verify else None,

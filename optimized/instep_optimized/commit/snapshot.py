@@ -90,13 +90,8 @@ class _Pair:
         """Verify keeps every position's state by row; prefill and decode store the last one in the slot."""
         own = Address(self.slots, group.slots)
         verify = group.kind == "verify"
-        return Part(
-            form="chunk" if group.kind == "prefill" else "window",
-            begin=group.begin,
-            count=group.count,
-            most=group.most,
-            read=own,
-            fresh=group.fresh,
+        return group.part(
+            own,
             store=None if verify else own,
             each=Address(self.snapshots, group.rows) if verify else None,
         )

@@ -8,7 +8,7 @@ are the ones that were seen then, and a result stands where it stood.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import unseen
 
-from ..ops.around import Op, around
+from ..ops.around import Op, around, memory_of, tensors_of
 from ..ops.base import Ops
 
 T = TypeVar("T")
@@ -82,9 +82,9 @@ class Recorded:
     def wreck(self) -> None:
         """Fill results with what nobody may read, views on pools and inputs excepted."""
         for call in self._calls:
-            given = {_memory(tensor) for value in call.given.values() for tensor in _tensors(value)}
+            given = {memory_of(tensor) for value in call.given.values() for tensor in tensors_of(value)}
             for tensor in call.results:
-                if _memory(tensor) not in given:
+                if memory_of(tensor) not in given:
                     tensor.fill_(torch.nan if tensor.is_floating_point() else GARBAGE)
 
 
@@ -141,19 +141,3 @@ def _results(result: Any) -> Iterator[torch.Tensor]:
         yield result
     elif result is not None:
         yield from result
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an argument: itself, or those of bundles, addresses and parts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple):
-        for inner in value:
-            yield from _tensors(inner)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

@@ -23,7 +23,7 @@ from ..ops.around import around
 from ..ops.base import Ops
 
 T = TypeVar("T")
-I = TypeVar("I", bound=tuple[Any, ...])  # noqa: E741  a NamedTuple of tensors, or of host lists of whole numbers
+I = TypeVar("I", bound=tuple[Any, ...])  # noqa: E741  a NamedTuple of tensors
 
 
 class Recording(Protocol):
@@ -67,7 +67,7 @@ class Runner:
     ) -> T:
         """Replay on these rows; what comes back is cut to them, and copied.
 
-        inputs: B rows each, on the graphs' device, or as host lists; idle: the fill value of each in a padding row.
+        inputs: B rows each, on the graphs' device; idle: the fill value of each in a padding row.
         No rows: nothing is replayed. Nothing is waited for once (key, bucket) is captured.
         """
         rows = _rows(inputs)
@@ -132,20 +132,13 @@ def _rows(inputs: tuple[Any, ...]) -> int:
     return next(iter(counts.values()))
 
 
-def _own(given: Any, value: Any, bucket: int, device: torch.device) -> torch.Tensor:
-    """A graph's own input, all of its rows idle. Host lists hold whole numbers."""
-    row, dtype = (given.shape[1:], given.dtype) if isinstance(given, torch.Tensor) else (_shape(given), torch.int64)
-    return torch.full((bucket, *row), value, dtype=dtype, device=device)
+def _own(given: torch.Tensor, value: Any, bucket: int, device: torch.device) -> torch.Tensor:
+    """A graph's own input, all of its rows idle."""
+    return torch.full((bucket, *given.shape[1:]), value, dtype=given.dtype, device=device)
 
 
-def _shape(given: Sequence[Any]) -> tuple[int, ...]:
-    return (len(given[0]),) if given and isinstance(given[0], Sequence) else ()
-
-
-def _fill(own: torch.Tensor, given: Any, value: Any, name: str) -> None:
+def _fill(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> None:
     """Write every row of `own`, without waiting: what is given, then the idle value."""
-    if not isinstance(given, torch.Tensor):
-        given = torch.tensor(given, dtype=own.dtype, pin_memory=own.is_cuda)
     if given.shape[1:] != own.shape[1:] or given.dtype != own.dtype:
         found = f"rows of {tuple(given.shape[1:])}, {given.dtype}"
         raise BadInput(name, found=found, expected=f"{tuple(own.shape[1:])}, {own.dtype}, as it was recorded")

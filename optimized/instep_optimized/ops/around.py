@@ -11,8 +11,8 @@ Wrappers compose from the inside out, and the order is fixed:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,23 @@ def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
             op = wrapper(name, op)
         wrapped[name] = op if see is unseen else _seen(op, see)
     return replace(ops, **wrapped)
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an argument: itself, or those of a bundle, of addresses and of parts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for inner in value:
+            yield from tensors_of(inner)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from tensors_of(getattr(value, field.name))
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Where its memory begins: tensors that share it have the same."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _seen(op: Op, see: See) -> Op:

@@ -7,7 +7,6 @@ found goes to `report` as a sentence; the call itself is not disturbed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from instep_reference.contract.place import Place
 
 from ..layout import Address, Pages, Part, Ring
-from .around import Op, Wrapper
+from .around import Op, Wrapper, memory_of, tensors_of
 
 Report = Callable[[str], None]
 
@@ -72,18 +71,18 @@ def _after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
     expected = [given["index"].shape[0] if "index" in given else _rows(given)] * len(results)
     if name == "place_rows":  # positions and locations of rows, then what is said of requests
         expected = [given["rows"], given["rows"], *[given["slots"].shape[0]] * 3]
-    inputs = {_memory(tensor) for value in given.values() for tensor in _tensors(value)}
+    inputs = {memory_of(tensor) for value in given.values() for tensor in tensors_of(value)}
     seen: set[int] = set()
     for tensor, due in zip(results, expected, strict=True):
         if not isinstance(tensor, torch.Tensor) or not tensor.numel():
             continue
         if tensor.shape[0] != due:
             yield f"{tensor.shape[0]} rows came back, {due} are due"
-        if _memory(tensor) in inputs:
+        if memory_of(tensor) in inputs:
             yield "a result is a view on an input"
-        if _memory(tensor) in seen:
+        if memory_of(tensor) in seen:
             yield "two results share memory"
-        seen.add(_memory(tensor))
+        seen.add(memory_of(tensor))
 
 
 def _none(given: dict[str, Any]) -> Iterator[str]:
@@ -165,22 +164,6 @@ RULES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
 }
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an argument: itself, or those of a bundle, of addresses and of parts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple):
-        for inner in value:
-            yield from _tensors(inner)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
 def _rows(given: dict[str, Any]) -> int:
     """How many rows the call is about: of its first tensor of rows."""
     if "inputs" in given:
@@ -198,7 +181,7 @@ def _part(part: Part, rows: int) -> Iterator[str]:
     yield from _address("read", part.read)
     for name, address in (("store", part.store), ("settled", part.settled)):
         if address is not None:  # a scratch pool has no unit that is reserved
-            yield from _address(name, address, reserved=_memory(address.pool) == _memory(part.read.pool))
+            yield from _address(name, address, reserved=memory_of(address.pool) == memory_of(part.read.pool))
             yield from _distinct(name, address.units)
     if part.each is not None:
         yield from _address("each", part.each)
