@@ -13,23 +13,28 @@ task() {  # name, seconds, command: its output in FOLDER/name.txt
   timeout "$limit" "$@" >"$out/$name.txt" 2>&1 || { echo "FAILED ($?) $name" >"$failed/$name"; tail -n 40 "$out/$name.txt"; }
   echo "$name: $((SECONDS - begun)) s"
 }
-replay() { local name=$1; shift; task "$name" 125 python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" --json "$out/$name.json" "$@"; }
-tests() { local name=$1; shift; task "$name" 125 python3 -m pytest -q -p no:cacheprovider -m gpu "$@"; }
+replay() { local name=$1; shift; task "$name" 300 python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" --json "$out/$name.json" "$@"; }
+tests() { local name=$1; shift; task "$name" 300 python3 -m pytest -q --durations=5 -p no:cacheprovider -m gpu "$@"; }
 
 if [ "$part" != time ]; then
   replay replay-h200-fp32 --ops triton &
   replay replay-h200-bf16 --ops triton --dtype bfloat16 &
   replay replay-h200-kv --ops triton --layout KV --strategy snapshot --conv widened &
+  replay replay-h200-graphs --ops triton --graphs &
   tests tests-kernels tests/optimized/test_kernels*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py &
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_graphs.py &
-  tests tests-engine tests/optimized/test_engine_*.py tests/optimized/test_vanilla.py tests/optimized/test_mixed_steps.py tests/harness/test_mixed_steps.py &
-  tests tests-invariant tests/optimized/test_invariant*.py &
-  task shapes-h200 125 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-h200.json" --commit "$commit" &
+  tests tests-engine tests/optimized/test_engine_*.py &
+  tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_mixed_steps.py &
+  tests tests-harness tests/harness &
+  tests tests-invariant-ops tests/optimized/test_invariant.py &
+  tests tests-invariant-engine tests/optimized/test_invariant_engine.py &
+  task racecheck 300 compute-sanitizer --tool racecheck python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_exact_order.py -x &
+  task shapes-h200 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-h200.json" --commit "$commit" &
   wait
 fi
 if [ "$part" != check ]; then
   task strategies-h200 60 python3 tests/perf/strategies_gpu.py --json "$out/strategies-h200.json" --commit "$commit"
-  task effect-h200 120 python3 tests/perf/adaptive_effect.py --layers 32 --graphs --fixed 1 3 7 --laps 2 --prompts 16 --checked 40 --judged 0 13 30 --out "$out/effect-h200.json" --commit "$commit"
+  task effect-h200 240 python3 tests/perf/adaptive_effect.py --layers 32 --graphs --fixed 1 3 7 --laps 2 --prompts 16 --checked 40 --judged 0 13 30 --out "$out/effect-h200.json" --commit "$commit"
   task kernels-h200 40 python3 tests/perf/kernels_gpu.py
   task invariant-h200 40 python3 tests/perf/invariant_gpu.py
 fi

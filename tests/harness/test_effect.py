@@ -18,6 +18,7 @@ from instep.generate.forced import Extent, play, trace_of
 from instep.rig.alone import Setup
 from instep.shapes.drawn import random_checkpoint
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import SetNumSteps
 from instep_reference.contract.errors import BadInput
 from support.narrow import narrow
 
@@ -74,6 +75,14 @@ def test_graphs_are_compared_while_batches_are_full(decoded, large):
     extent = Extent.full_batches(decoded["0"])
     played = play({"0": decoded["0"]}, large, Setup(graphs=True), laps=1, extents={"0": extent})["0"]
     assert played.right and set(played.digests) == {f"a, event {extent.until}", f"b, event {extent.until}"}
+
+
+def test_laps_begin_at_the_first_step_count_again(large):
+    ask = Ask(Checkpoint.open(TINY), Setup(), {"a": tuple(b"&qw }7b3p}dkhx4py8")}, 3, tokens=24, batch=2, stop=0)
+    decoded = arms(ask, {"candidate_steps": [1, 3], "warmup_batches": 0, "update_interval": 1}, ())
+    counts = [event.num_steps for event in decoded["adaptive"].events if isinstance(event, SetNumSteps)]
+    assert counts and counts[-1] != 3
+    assert play(decoded, large, Setup(graphs=True), laps=1)["adaptive"].right
 
 
 def test_a_model_with_a_smaller_vocabulary_is_refused(decoded):

@@ -103,7 +103,7 @@ def play(
     walked: dict[str, list[Lap]] = {name: [] for name in arms}
     for _ in range(laps + 1):
         for name, trace in traces.items():
-            walked[name].append(_lap(engines[name], trace.events, setup.device, far[name].until))
+            walked[name].append(_lap(engines[name], trace, setup.device, far[name].until))
     return {
         name: Played(decoded, far[name], *checked[name], tuple(walked[name][1:])) for name, decoded in arms.items()
     }
@@ -168,10 +168,11 @@ def _engine(trace: Trace, checkpoint: Checkpoint, setup: Setup) -> Engine:
     return engine(checkpoint, setup, trace.header.room(), num_steps=trace.header.num_steps, adaptive=adaptive)
 
 
-def _lap(served: Engine, events: tuple[AnyEvent, ...], device: str, at: int | None) -> Lap:
+def _lap(served: Engine, trace: Trace, device: str, at: int | None) -> Lap:
     """A server's rounds: each ends when its tokens are on the host. States are read with the clock stopped."""
     seconds, witness, live = [], Witness(at), dict[str, None]()
-    for index, event in enumerate(events):
+    served.set_num_steps(trace.header.num_steps)  # the lap before ended at another
+    for index, event in enumerate(trace.events):
         if isinstance(event, Admit):
             live[event.request] = None
         elif isinstance(event, Finish):

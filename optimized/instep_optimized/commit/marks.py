@@ -33,4 +33,4 @@ class Marks:
 
     def put(self, slot: int, mark: int) -> None:
         """One mark, from the host."""
-        self.at[slot] = mark
+        self.at[slot].fill_(mark)  # an assignment of a number waits for the device

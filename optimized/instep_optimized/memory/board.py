@@ -45,8 +45,8 @@ class Board:
 
     def enter(self, slot: int, length: int, pages: list[int]) -> None:
         """A request takes the slot: how long it is, and where its KV stands."""
-        self.length[slot] = length
-        self.table[slot] = -1
+        self.length[slot].fill_(length)  # an assignment of a number waits for the device
+        self.table[slot].fill_(-1)
         self.map([(slot, number, page) for number, page in enumerate(pages)])
 
     def map(self, entries: list[tuple[int, int, int]]) -> None:

@@ -68,7 +68,7 @@ def write(memory: Memory, request: str, length: int, kept: Kept) -> None:
     for name in PAGED:
         for layer, rows in getattr(kept, name).items():
             memory[name].units(layer)[at] = rows
-    board.length[slot] = length
+    board.length[slot].fill_(length)
     board.window[slot, 0] = kept.root
     if kept.proposal is not None and kept.proposed is not None:
         board.proposals[slot], board.proposed[slot] = kept.proposal, kept.proposed
