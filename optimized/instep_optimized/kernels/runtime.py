@@ -58,9 +58,10 @@ def ceil_div(n: int, block: int) -> int:
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 1, **constants: Any
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 1, registers: int | None = None,
+    **constants: Any,
 ) -> None:
-    """Run `kernel` over `grid`; an empty grid returns at once.
+    """Run `kernel` over `grid`; an empty grid returns at once. registers: the most of a thread, None: any number.
 
     Floating-point fusion is off: where a fused multiply-add is meant the kernel says `tl.fma`, so the same
     source gives the same bits wherever it is inlined, and Triton's changing default cannot matter.
@@ -70,7 +71,7 @@ def launch(
     first = next(x for x in arguments if isinstance(x, torch.Tensor))
     if not INTERPRETED and not first.is_cuda:
         raise Unsupported(f"native kernels need CUDA tensors, found one on {first.device}; start with {VARIABLE}=1")
-    kernel[grid](*arguments, num_warps=warps, num_stages=stages, enable_fp_fusion=False, **constants)
+    kernel[grid](*arguments, num_warps=warps, num_stages=stages, maxnreg=registers, enable_fp_fusion=False, **constants)
 
 
 def versions() -> dict[str, str]:

@@ -20,8 +20,10 @@ from .address import flat, given
 from .body import absorb, step
 from .runtime import ceil_div, launch, power_of_2, tile
 
-VALUE_ROWS = 8  # rows of V per program on a GPU (LOG.md): the occupancy knob, pinned because bits depend on it
-WARPS = 2
+# On a GPU (LOG.md), pinned because bits depend on them: rows of V per program, warps, and how many numbers of a key lie
+# side by side across lanes. So few that each thread sums most of a row by itself and few shuffles are left.
+VALUE_ROWS, WARPS, KEY_PIECE = 16, 1, 32
+REGISTERS = 128  # 16 programs a multiprocessor; without a bound the compiler takes 168
 
 
 def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
@@ -32,7 +34,7 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     where it is stored, and once between what is run again and row 0).
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
-    rows = min(power_of_2(values), tile(VALUE_ROWS, 64))
+    rows, padded = min(power_of_2(values), tile(VALUE_ROWS, 64)), power_of_2(keys)
     each, each_units, _, *each_steps = flat(part.each, 3, part.read)  # row t is its column
     launch(
         _window,
@@ -45,7 +47,8 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         each, each_units, *each_steps, given(part.each),
         *_ring(inputs, part),
         values, keys, heads // inputs.k.shape[1],
-        VT=rows, KT=power_of_2(keys), warps=WARPS,
+        VT=rows, KT=padded, KI=min(KEY_PIECE, padded), WHOLE=values % rows == 0 and padded == keys,
+        warps=WARPS, registers=REGISTERS,
     )  # fmt: skip
 
 
@@ -88,9 +91,11 @@ def _window(
     ring_beta, ring_beta_unit, ring_beta_entry, ring_beta_head,
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_v_size, has_ring,
     V, K, group,
-    VT: tl.constexpr, KT: tl.constexpr,
+    VT: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VT rows of V. Grid (V tiles, HV, B).
+
+    K is two axes, KT // KI pieces of KI: [VT, KT // KI, KI], so that the compiler lays a row's numbers into few lanes.
 
     Programs share what they read of the ring, and none waits for another: each entry is written by one of them,
     and by contract never while it is pending; v is each program's own.
@@ -104,24 +109,27 @@ def _window(
     if (unit < 0) | ((rows <= 0) & (pending <= 0)):
         return  # core is zero there already
     at_v = stripe * VT + tl.arange(0, VT)
-    at_k = tl.arange(0, KT)
-    in_v, in_k, key_head = at_v < V, at_k < K, head // group
+    tile_v = at_v[:, None, None]
+    tile_k = tl.arange(0, KT // KI)[None, :, None] * KI + tl.arange(0, KI)[None, None, :]
+    every_k = tile_k + tl.zeros_like(tile_v)  # a key is read where each row needs it: nothing is exchanged
+    in_v, in_k, key_head = at_v < V, every_k < K, head // group
+    inside = (tile_v < V) & in_k
 
-    # A condition on the whole tile is a bound of 0 on its rows: nothing is below it.
-    remembers = (at_v < tl.where(known, V, 0))[:, None] & in_k[None, :]
-    source = read + unit * read_unit + tl.load(read_columns + request) * read_column + head * read_h
-    state = tl.load(source + at_v[:, None] * read_v + at_k[None, :] * read_k, mask=remembers, other=0.0).to(tl.float32)
+    state = tl.zeros((VT, KT // KI, KI), tl.float32)
+    if known:
+        source = read + unit * read_unit + tl.load(read_columns + request) * read_column + head * read_h
+        state = fetch(source + (tile_v * read_v + tile_k * read_k), inside, WHOLE).to(tl.float32)
 
-    kept_k = ring_k + kept_by * ring_k_unit + key_head * ring_k_head + at_k
-    kept_v = ring_v + kept_by * ring_v_unit + head * ring_v_head + at_v
+    kept_k = ring_k + kept_by * ring_k_unit + key_head * ring_k_head
+    kept_v = ring_v + kept_by * ring_v_unit + head * ring_v_head
     kept_decay = ring_decay + kept_by * ring_decay_unit + head * ring_decay_head
     kept_beta = ring_beta + kept_by * ring_beta_unit + head * ring_beta_head
     entry = tl.load(ring_begin + request)
     for _age in range(pending):
         state = absorb(
             state,
-            tl.load(kept_k + entry * ring_k_entry, mask=in_k, other=0.0),
-            tl.load(kept_v + (entry % ring_v_size) * ring_v_entry, mask=in_v, other=0.0),
+            fetch(kept_k + entry * ring_k_entry + every_k, in_k, WHOLE),
+            fetch(kept_v + (entry % ring_v_size) * ring_v_entry + at_v, in_v, WHOLE),
             tl.load(kept_decay + entry * ring_decay_entry),
             tl.load(kept_beta + entry * ring_beta_entry),
         )
@@ -132,39 +140,61 @@ def _window(
     goal = tl.load(settled_units + request)
     if (has_settled != 0) & (goal >= 0):
         target = settled + goal * settled_unit + tl.load(settled_columns + request) * settled_column + head * settled_h
-        target += at_v[:, None] * settled_v + at_k[None, :] * settled_k
-        tl.store(target, state.to(settled.dtype.element_ty), mask=in_v[:, None] & in_k[None, :])
+        put(target + (tile_v * settled_v + tile_k * settled_k), state, inside, WHOLE)
 
     each_to = tl.load(each_units + request)
-    aside = (at_v < tl.where((has_each != 0) & (each_to >= 0), V, 0))[:, None] & in_k[None, :]
-    column = each + each_to * each_unit + head * each_h + at_v[:, None] * each_v + at_k[None, :] * each_k
+    aside = (has_each != 0) & (each_to >= 0)
+    column = each + each_to * each_unit + head * each_h
     # v is kept by every stripe, the gates by the first one, k by the first one of the key head's first value head.
     entry = tl.load(ring_keep + request)
     keeps = (kept_by >= 0) & (entry >= 0)
-    keeps_k = at_k < tl.where((stripe == 0) & (head % group == 0), K, 0)
+    keeps_k = (stripe == 0) & (head % group == 0)
 
     row = tl.load(begin + request)
+    k, q = k + row * k_row + key_head * k_head, q + row * q_row + key_head * q_head
+    v, core = v + row * v_row + head * v_head, core + row * core_row + head * core_head
+    log_decay, beta = log_decay + row * log_decay_row + head * log_decay_head, beta + row * beta_row + head * beta_head
     for t in range(rows):
-        key = tl.load(k + row * k_row + key_head * k_head + at_k, mask=in_k, other=0.0)
-        value = tl.load(v + row * v_row + head * v_head + at_v, mask=in_v, other=0.0)
-        decay = tl.load(log_decay + row * log_decay_row + head * log_decay_head)
-        write = tl.load(beta + row * beta_row + head * beta_head)
-        query = tl.load(q + row * q_row + key_head * q_head + at_k, mask=in_k, other=0.0)
+        key = fetch(k + every_k, in_k, WHOLE)
+        value = fetch(v + at_v, in_v, WHOLE)
+        decay, write = tl.load(log_decay), tl.load(beta)
+        query = fetch(q + every_k, in_k, WHOLE)
         state, out = step(state, query, key, value, decay, write)
-        tl.store(core + row * core_row + head * core_head + at_v, out.to(core.dtype.element_ty), mask=in_v)
-        tl.store(column + t * each_column, state.to(each.dtype.element_ty), mask=aside)
+        put(core + at_v, out, in_v, WHOLE)
+        if aside:
+            put(column + t * each_column + (tile_v * each_v + tile_k * each_k), state, inside, WHOLE)
         if keeps:
-            tl.store(kept_k + entry * ring_k_entry, key.to(ring_k.dtype.element_ty), mask=keeps_k)
+            if keeps_k:
+                once = in_k & (tile_v == 0)
+                tl.store(kept_k + entry * ring_k_entry + every_k, key.to(ring_k.dtype.element_ty), mask=once)
             entry_v = entry % ring_v_size
-            tl.store(kept_v + entry_v * ring_v_entry, value.to(ring_v.dtype.element_ty), mask=in_v)
+            put(kept_v + entry_v * ring_v_entry + at_v, value, in_v, WHOLE)
             tl.store(kept_decay + entry * ring_decay_entry, decay.to(ring_decay.dtype.element_ty), mask=stripe == 0)
             tl.store(kept_beta + entry * ring_beta_entry, write.to(ring_beta.dtype.element_ty), mask=stripe == 0)
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
-        row += 1
+        k, q, v, core = k + k_row, q + q_row, v + v_row, core + core_row
+        log_decay, beta = log_decay + log_decay_row, beta + beta_row
 
     tl.debug_barrier()  # `settled` and `store` may be the same memory
     goal = tl.load(store_units + request)
-    target = store + goal * store_unit + tl.load(store_columns + request) * store_column + head * store_h
-    stays = (at_v < tl.where((has_store != 0) & (goal >= 0), V, 0))[:, None] & in_k[None, :]
-    target += at_v[:, None] * store_v + at_k[None, :] * store_k
-    tl.store(target, state.to(store.dtype.element_ty), mask=stays)
+    if (has_store != 0) & (goal >= 0):
+        target = store + goal * store_unit + tl.load(store_columns + request) * store_column + head * store_h
+        put(target + (tile_v * store_v + tile_k * store_k), state, inside, WHOLE)
+
+
+@triton.jit
+def fetch(source, inside, WHOLE: tl.constexpr):
+    """What stands there, 0 outside; WHOLE: nothing is outside, and no bound is looked at."""
+    if WHOLE:
+        return tl.load(source)
+    else:
+        return tl.load(source, mask=inside, other=0.0)
+
+
+@triton.jit
+def put(target, what, inside, WHOLE: tl.constexpr):
+    """The reverse, in the dtype that is stored."""
+    if WHOLE:
+        tl.store(target, what.to(target.dtype.element_ty))
+    else:
+        tl.store(target, what.to(target.dtype.element_ty), mask=inside)
