@@ -6,11 +6,13 @@ cd "$(dirname "$0")/.."
 out=$1 commit=$2 part=${3:-all} failed=$(mktemp -d)
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}reference:optimized:harness:tests PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2
 mkdir -p "$out"
+where=$(python3 -c 'import torch, triton; print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")')
 
 task() {  # name, seconds, command: its output in FOLDER/name.txt
   local name=$1 limit=$2 begun=$SECONDS
   shift 2
-  timeout "$limit" "$@" >"$out/$name.txt" 2>&1 || { echo "FAILED ($?) $name" >"$failed/$name"; tail -n 40 "$out/$name.txt"; }
+  echo "# $where, commit $commit, $(date -u +%F): $*" >"$out/$name.txt"
+  timeout "$limit" "$@" >>"$out/$name.txt" 2>&1 || { echo "FAILED ($?) $name" >"$failed/$name"; tail -n 40 "$out/$name.txt"; }
   echo "$name: $((SECONDS - begun)) s"
 }
 replay() { local name=$1; shift; task "$name" 300 python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" --json "$out/$name.json" "$@"; }
@@ -29,8 +31,14 @@ if [ "$part" != time ]; then
   tests tests-invariant-ops tests/optimized/test_invariant.py &
   tests tests-invariant-engine tests/optimized/test_invariant_engine.py &
   task racecheck 300 compute-sanitizer --tool racecheck python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_exact_order.py -x &
+  task streams-h200 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-h200.json" &
+  task fla-h200 300 python3 tests/perf/fla_gpu.py --out "$out/fla-h200.json" --commit "$commit" &
   task shapes-h200 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-h200.json" --commit "$commit" &
   wait
+  for file in "$out"/tests-*.txt "$out/racecheck.txt"; do  # what stands in the repository of them
+    head -n 1 "$file"
+    grep -E "^(FAILED|ERROR|[0-9]+ (passed|failed)|=+ RACECHECK SUMMARY)" "$file"
+  done >"$out/suite-h200.txt"
 fi
 if [ "$part" != check ]; then
   task strategies-h200 60 python3 tests/perf/strategies_gpu.py --json "$out/strategies-h200.json" --commit "$commit"

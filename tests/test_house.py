@@ -6,11 +6,17 @@ Leaves out: taste.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from instep.faults import FAMILIES, TRACES, by_id
+from instep.faults.harmless import HARMLESS
+from instep.faults.kinds import KINDS
+from instep.faults.plant import edited
 
 TOP = Path(__file__).resolve().parents[1]
 ROOTS = {
@@ -27,7 +33,7 @@ ALLOWED = {
     "instep": ("instep", "instep_optimized", "instep_reference"),
 }
 # Modules that may bring an engine into being; every other harness module is handed one.
-BUILDS_ENGINES = {"instep.rig.sides", "instep.rig.alone", "instep.rig.large"}
+BUILDS_ENGINES = {"instep.rig.sides", "instep.rig.alone", "instep.rig.large", "instep.rig.stored"}
 ENGINE_MODULES = ("instep_optimized.engine", "instep_reference.engine", "instep_reference.ledger")
 # Nothing in the contract computes: these are the only torch names it may use.
 CONTRACT_TORCH_NAMES = {"Tensor", "dtype", "device", "float32", "float16", "bfloat16", "float64", "isfinite"}
@@ -119,3 +125,38 @@ def test_triton_is_switched_to_its_interpreter_in_one_place() -> None:
     texts = {name: path.read_text() for name, path in MODULES}
     places = {name for name, text in texts.items() if "TRITON_INTERPRET" in text and "environ" in text}
     assert places == {"instep_optimized.kernels.runtime"}
+
+
+def test_every_faults_text_stands_exactly_once_where_it_is_to_be_planted() -> None:
+    texts: dict[str, str] = {}
+    for fault in (*by_id().values(), *HARMLESS):
+        assert fault.edits and all(edit.old != edit.new for edit in fault.edits), fault.id
+        planted: dict[str, str] = {}
+        for edit in fault.edits:
+            package, _, rest = edit.file.partition("/")
+            if edit.file not in texts:
+                texts[edit.file] = (ROOTS[package] / rest).read_text()
+            # one fault's edits are planted one after another
+            planted[edit.file] = edited(planted.get(edit.file, texts[edit.file]), edit)
+        for file, text in planted.items():
+            ast.parse(text, f"{fault.id}: {file}")
+
+
+def test_every_fault_has_a_name_of_its_own_a_kind_of_its_family_and_a_trace() -> None:
+    every = [(family, fault) for family, faults in FAMILIES.items() for fault in faults]
+    assert len({fault.id for _, fault in every}) == len(every), "a name is given twice"
+    for family, fault in every:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", fault.id), fault.id
+        assert fault.kind in KINDS[family], f"{fault.id}: {fault.kind} is no kind of {family} (faults/kinds.py)"
+        assert fault.what.endswith(".") and fault.seen_by, fault.id
+        assert not set(fault.seen_by) & set(fault.blind), fault.id
+        for ending in ("jsonl", "policy.json"):
+            assert (TRACES / f"{fault.trace}.{ending}").is_file(), f"{fault.id}: {fault.trace}.{ending}"
+
+
+def test_every_kind_of_fault_is_planted_and_every_trace_is_used() -> None:
+    assert KINDS.keys() == FAMILIES.keys()
+    for family, kinds in KINDS.items():
+        assert {fault.kind for fault in FAMILIES[family]} >= kinds.keys(), family
+    used = {one.trace for one in (*by_id().values(), *HARMLESS)}
+    assert used == {path.stem for path in TRACES.glob("*.jsonl")}

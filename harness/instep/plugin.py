@@ -117,7 +117,7 @@ class TraceItem(pytest.Item):
         checkpoint = None if given is None else self.config.invocation_params.dir / given
         option = self.config.getoption
         strategy, conv = option("instep_strategy") or part.strategy, option("instep_conv") or part.conv
-        named = chosen(strategy=strategy, conv=conv)
+        named = chosen(strategy=strategy, conv=conv, drafter=part.drafter)
         return Rig(trace, checkpoint, ops=part.ops, device=option("instep_device"), **named).run(until=part.until)
 
 

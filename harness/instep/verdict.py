@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import Literal
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place import STAGE_LEVEL, Place
 
 
 class Tier(Enum):
@@ -73,8 +74,16 @@ class Comparison:
         return 0.0 if self.worst == 0 else float("inf")
 
     def order(self) -> tuple[int, int, int, int, int]:
-        """First finding first: event, then the data flow within it."""
-        return (self.event, *self.place.order())
+        """First finding first: event, then the data flow within it.
+
+        A length says what memory is, whoever looks at it; what a commit accepts is chosen before it writes; and what a
+        draft event writes is scratch of its chain.
+        """
+        place, kind = self.place, self.kind
+        scratch = kind == "draft" and place.component in ("keys", "values")
+        stage, step, layer, component = (place._replace(stage="chain.1") if scratch else place).order()
+        ahead = place.component == "length" or (kind == "commit" and place[::2] == ("trunk", "pick"))
+        return self.event, stage, step, STAGE_LEVEL - 1 if ahead else layer, component
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,30 @@ class Skipped:
     check: str
     event: int
     reason: str
+
+
+Cause = Literal["graph", "op", "place", "memory", "unconfirmed"]
+
+
+@dataclass(frozen=True)
+class Located:
+    """The first finding, confirmed: what had to be otherwise for everything behind it to agree again.
+
+    cause    graph: it vanishes without graphs; op: with another set's op; place: with the reference's tensor there;
+             memory: what was written there is wrong, and all that reads it agrees once it is the reference's;
+             unconfirmed: nothing of this helped
+    op       the op that was swapped, or that hands the place on, as far as one is known
+    says     the sentence that tells it; options: what to add to `instep replay` to see it
+    hints    what the wrong tensor looks like; replays: how often the trace was run for all this
+    """
+
+    finding: Comparison
+    cause: Cause
+    op: str | None
+    says: str
+    options: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    replays: int = 0
 
 
 @dataclass

@@ -34,6 +34,7 @@ from .arriving import Arriving, Roots
 from .build import built
 from .captured import prepared
 from .commit.base import changes
+from .graphs import Runner
 from .landing import answered, forced_paths, nothing
 from .memory.saved import Kept, copied, read, write
 from .mixed import planned
@@ -205,6 +206,11 @@ class OptimizedEngine:
 
     def pages(self) -> dict[str, list[int]]:
         return self._memory.pages.owned()
+
+    @property
+    def graphs(self) -> Runner | None:
+        """What holds the rounds, if graphs do."""
+        return self._graphs
 
     def watch(self, see: See) -> None:
         self._see, self._ops = see, watched(self._base, see)

@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from instep.faults.base import Edit
+from instep.faults.plant import planted, run
 from instep.fuzz import machine
 from instep.fuzz.campaign import Result, Settings, campaign
 from instep.verdict import Exit
 from support.checkpoints import write
-from support.planting import Fault, planted, run
 
 SEED = "1"
 SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
 
 # The commit reads snapshots with a row stride of the current window instead of the pool's: right while the widest
 # step count is in force, wrong from the first switch down on, for every row but the first.
-CALLER_STRIDE = Fault(
+CALLER_STRIDE = Edit(
     "instep_optimized/commit/snapshot.py",
     "source=Address(pair.snapshots, landing.rows, landing.nodes),",
     """source=Address(
@@ -49,7 +50,7 @@ def divergence(output: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_caller_stride_is_found_and_its_trace_shows_it(model: Path, tmp_path: Path) -> None:
-    folder = planted(tmp_path, CALLER_STRIDE)
+    folder = planted(tmp_path / "planted", CALLER_STRIDE)
     found = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--examples", "400",
                 "--strategy", "snapshot", "--conv", "windows", "--seed", SEED,
                 "--shrink", "4", "--out", str(tmp_path / "found"))
@@ -94,7 +95,7 @@ def nothing_found(model: Path, tmp_path: Path, ops: str, examples: int) -> Resul
 
 @pytest.mark.slow
 def test_a_clock_ends_it_no_time_is_inconclusive_and_bad_input_one_line(model: Path, tmp_path: Path) -> None:
-    folder = planted(tmp_path)
+    folder = planted(tmp_path / "planted")
     none = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--minutes", "0")
     assert none.returncode == Exit.INCONCLUSIVE, none.stdout + none.stderr
     assert "nothing was compared" in none.stdout
@@ -109,8 +110,8 @@ def test_a_clock_ends_it_no_time_is_inconclusive_and_bad_input_one_line(model: P
 @pytest.mark.slow
 def test_a_harness_that_fails_is_not_a_finding(model: Path, tmp_path: Path) -> None:
     counting = "self.elements += verdict.elements"
-    broken = Fault("instep/fuzz/example.py", counting, 'raise RuntimeError("a broken check")')
-    folder = planted(tmp_path, broken)
+    broken = Edit("instep/fuzz/example.py", counting, 'raise RuntimeError("a broken check")')
+    folder = planted(tmp_path / "planted", broken)
     done = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--examples", "20")
     assert done.returncode == Exit.HARNESS_FAILED, done.stdout + done.stderr
     assert "a broken check" in done.stderr and not (folder / "fuzz").exists()

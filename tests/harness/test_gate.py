@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from instep.faults.base import Edit
+from instep.faults.plant import planted
 from instep.perf import told
 from instep.perf.arm import Source
 from instep.perf.clock import CLOCKS
@@ -25,17 +27,17 @@ from instep.perf.setting import Report, Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput, InstepError
 from support.checkpoints import write
-from support.planting import TOP, Fault, planted
 
 pytestmark = pytest.mark.timing
 
+TOP = Path(__file__).resolve().parents[2]
 ALLOWED = 0.1
 SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
 
 DONE = "        for p in plan:\n            p.ran()\n"
 FORWARD = "    def forward(self, rows: tuple[Row, ...]) -> Forwarded:\n"
 # Goes on computing for as long again as the event took, on the clock of the process: whatever the machine does.
-SLOWER_FORWARD = Fault(
+SLOWER_FORWARD = Edit(
     "instep_optimized/engine.py", FORWARD,
     f"{FORWARD}"
     "        import time\n"
@@ -47,7 +49,7 @@ SLOWER_FORWARD = Fault(
     "        return answer\n\n"
     f"{FORWARD.replace('forward', '_forward')}",
 )
-ONE_TOKEN_LESS = Fault(
+ONE_TOKEN_LESS = Edit(
     "instep_optimized/commit/snapshot.py", "landing.rows, landing.nodes)",
     "landing.rows, (landing.nodes - 1).clamp_min(0))",
 )
@@ -87,7 +89,7 @@ def test_a_against_a_is_silent(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_twice_the_time_is_found(model: Path, tmp_path: Path) -> None:
-    report = run("plain", planted(tmp_path, SLOWER_FORWARD), model, tmp_path)
+    report = run("plain", planted(tmp_path / "planted", SLOWER_FORWARD), model, tmp_path)
     assert report.exit is Exit.DIVERGED, text(report)
     assert report.says("verify") is Say.SLOWER
     assert report.served["before"]["instep_optimized"] != report.served["after"]["instep_optimized"]
@@ -98,7 +100,7 @@ def test_twice_the_time_is_found(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_arm_is_refused_and_nothing_is_timed(model: Path, tmp_path: Path) -> None:
-    report = run("plain", planted(tmp_path, ONE_TOKEN_LESS), model, tmp_path)
+    report = run("plain", planted(tmp_path / "planted", ONE_TOKEN_LESS), model, tmp_path)
     assert report.exit is Exit.DIVERGED
     assert report.judged == []
     assert "accepted" in report.refused and "DIVERGED" in report.refused
@@ -109,12 +111,12 @@ def test_a_wrong_arm_is_refused_and_nothing_is_timed(model: Path, tmp_path: Path
 @pytest.mark.slow
 def test_a_wrong_arm_cannot_pass_by_its_own_checks(model: Path, tmp_path: Path) -> None:
     """Its harness looks at nothing but lengths; the gate's own reference still does."""
-    blind = Fault(
+    blind = Edit(
         "instep/checks/__init__.py",
         "return (Identity(), Bytes(), Directed(oracle), Derived(oracle), Propagated(), Decisions())",
         "return (Identity(),)",
     )
-    report = run(planted(tmp_path, ONE_TOKEN_LESS, blind), "plain", model, tmp_path)
+    report = run(planted(tmp_path / "planted", ONE_TOKEN_LESS, blind), "plain", model, tmp_path)
     assert report.exit is Exit.DIVERGED
     assert report.refused.startswith("before") and "after the course" in report.refused
 
@@ -122,9 +124,9 @@ def test_a_wrong_arm_cannot_pass_by_its_own_checks(model: Path, tmp_path: Path) 
 @pytest.mark.slow
 def test_a_tree_that_builds_no_engine_is_bad_input(model: Path, tmp_path: Path) -> None:
     future = "from __future__ import annotations\n"
-    broken = Fault("instep_optimized/layout.py", future, "raise ValueError('planted')\n")
+    broken = Edit("instep_optimized/layout.py", future, "raise ValueError('planted')\n")
     with pytest.raises(BadInput, match=r"AFTER .*its process ended.*planted"):
-        run("plain", planted(tmp_path, broken), model, tmp_path)
+        run("plain", planted(tmp_path / "planted", broken), model, tmp_path)
 
 
 def test_a_silent_arm_is_given_up(model: Path, tmp_path: Path) -> None:
@@ -136,12 +138,12 @@ def test_a_silent_arm_is_given_up(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_arm_that_ends_while_it_is_timed_is_refused(model: Path, tmp_path: Path) -> None:
-    mortal = Fault(
+    mortal = Edit(
         "instep_optimized/engine.py", DONE,
         "        self.served = getattr(self, 'served', 0) + 1\n"
         f"        assert self.served < 40, 'tired'\n{DONE}",
     )
-    report = run("plain", planted(tmp_path, mortal), model, tmp_path)
+    report = run("plain", planted(tmp_path / "planted", mortal), model, tmp_path)
     assert report.exit is Exit.DIVERGED and report.judged == []
     assert "failed while it was timed: AssertionError: tired" in report.refused
 

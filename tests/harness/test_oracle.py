@@ -12,6 +12,7 @@ import torch
 
 from instep.observe.oracle import Oracle
 from instep.observe.piece import Piece
+from instep.observe.reorder import by_a_unit, up_or_down
 from instep.observe.rows import paths, rows, shares
 from instep.verdict import Skipped
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward
@@ -132,3 +133,28 @@ def test_rows_are_shared_out_by_the_trace_alone(run):
         if isinstance(moment.event, Commit):
             free = replace(moment, event=Commit(moment.event.requests))
             assert paths(free, free.event) == list(moment.event.accepted)
+
+
+def test_a_rounding_by_chance_falls_to_a_neighbour_and_on_average_nowhere():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat((torch.randn(200, generator=generator), torch.tensor([0.0, 1.0, -1.0, 0.5, 1 + 2**-9, 1 - 2**-10])))
+    drawn = torch.stack([up_or_down(x, torch.bfloat16, generator) for _ in range(4000)])
+    stored = x.to(torch.bfloat16)
+    unit = torch.finfo(torch.bfloat16).eps * 2.0 ** x.abs().clamp_min(1e-30).log2().floor()
+    assert torch.equal(drawn, drawn.to(torch.bfloat16).to(drawn.dtype))
+    assert ((drawn - x).abs() < unit).all() and (drawn == stored).any(0).all()
+    assert torch.equal(drawn[:, 200:204], x[200:204].expand(4000, 4)), "what bf16 has stays"
+    assert ((drawn.mean(0) - x).abs() < 5 * 0.5 * unit / 4000**0.5 + 1e-12).all()
+    spread = (drawn - x).square().mean(0).sqrt()
+    assert (spread >= 0.9 * (stored.float() - x).abs()).all(), "never less than rounding to nearest"
+    wide = up_or_down(x, torch.float16, generator)
+    assert (wide - x).abs().max() < 2**-10 * 4 and wide.to(torch.float16).to(x.dtype).equal(wide)
+
+
+def test_what_is_stored_wide_moves_within_a_unit():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat((torch.randn(500, generator=generator), torch.zeros(1)))
+    moved = by_a_unit(x, generator)
+    unit = torch.finfo(torch.float32).eps * x.abs()
+    assert ((moved - x).abs() <= 2 * unit).all() and (moved != x).sum() > 200, "and once more to store it"
+    assert moved[-1] == 0

@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from instep.cli.record import make
+from instep.faults.base import Edit
+from instep.faults.plant import planted
 from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy
 from support.checkpoints import write
-from support.planting import Fault, planted
 
 TOP = Path(__file__).resolve().parents[2]
 ROOTS = ":".join(str(TOP / root) for root in ("reference", "optimized", "harness"))
 
-OFF_BY_ONE = Fault(
+OFF_BY_ONE = Edit(
     "instep_optimized/commit/snapshot.py",
     "source=Address(pair.snapshots, landing.rows, landing.nodes),",
     "source=Address(pair.snapshots, landing.rows, (landing.nodes - 1).clamp(min=0)),",
@@ -78,7 +79,7 @@ def test_without_op_sets_the_trace_decides(home: Path) -> None:
 
 @pytest.mark.slow
 def test_a_failure_is_the_message_and_no_stack(home: Path, tmp_path: Path) -> None:
-    folder = planted(tmp_path, OFF_BY_ONE)
+    folder = planted(tmp_path / "planted", OFF_BY_ONE)
     done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", roots=str(folder))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "DIVERGED  short, optimized[ledger] against reference" in done.stdout
@@ -88,8 +89,9 @@ def test_a_failure_is_the_message_and_no_stack(home: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_what_compares_nothing_fails(home: Path, tmp_path: Path) -> None:
-    blind = Fault("instep/checks/__init__.py", "return (Identity(), Labels(), Bytes())", "return ()")
-    done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", roots=str(planted(tmp_path, blind)))
+    blind = Edit("instep/checks/__init__.py", "return (Identity(), Labels(), Bytes(), *structure())", "return ()")
+    folder = planted(tmp_path / "planted", blind)
+    done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", roots=str(folder))
     assert done.returncode == 1 and "INCONCLUSIVE" in done.stdout, done.stdout + done.stderr
 
 

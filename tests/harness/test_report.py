@@ -16,7 +16,7 @@ from instep.report import data
 from instep.report.terminal import short, show, tiers
 from instep.report.words import divergence, spelled
 from instep.rig.history import History, Text
-from instep.verdict import Comparison, Exit, Tier, Verdict
+from instep.verdict import Comparison, Exit, Located, Tier, Verdict
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 STATE = Place("trunk", 3, "state")
@@ -32,12 +32,12 @@ def comparison(**changes: Any) -> Comparison:
 
 def outcome(*compared: Comparison, **changes: Any) -> Any:
     plan = SimpleNamespace(ops="triton", device="cpu", dtype="float32", layout="VK", strategy="rerun", **{
-        "conv": "windows", "graphs": False, "checkpoint": SimpleNamespace(digest="d" * 64)})
+        "conv": "windows", "graphs": False, "drafter": "eagle", "checkpoint": SimpleNamespace(digest="d" * 64)})
     texts = (Text("b", (104, 105), (33, 10, 255), 256),)
     fields = {
         "name": "tiny-hybrid", "trace": Path("fixtures/traces/adaptive.jsonl"), "plan": plan, "of": 60,
         "verdict": Verdict(list(compared), events=42), "seconds": {"reference": 1.0, "subject": 0.5}, "calls": {},
-        "elsewhere": None,
+        "elsewhere": None, "located": None, "again": ("instep", "replay"),
         "history": History(((5, {"b": 3}), (9, {"b": 1})), ((-1, 1), (4, 3)), texts), "served": {},
     }
     return SimpleNamespace(**{**fields, **changes})
@@ -61,6 +61,18 @@ def test_the_message_names_everything_that_is_known():
         "  holds the state after 2 tokens; 3 were accepted          (projection 0.9996, limit 0.5; T2d directed)",
         "  instep replay fixtures/traces/adaptive.jsonl --ops triton --until 41 --layer 3",
     ]
+
+
+def test_where_it_was_made_stands_before_the_command():
+    found = comparison(worst=0.9996)
+    says = "caused here, in memory, written by event 41: with the reference's in its place, events 42 to 60 agree"
+    located = Located(found, "memory", None, says, ("--graft trunk.3.state@41",), ("matches if transposed",), 3)
+    told = outcome(found, located=located)
+    assert divergence(told).splitlines()[-3:-1] == [f"  {says}", "  hint: matches if transposed"]
+    assert data.result([told])["runs"][0]["located"] == {
+        "cause": "memory", "op": None, "says": says, "options": ("--graft trunk.3.state@41",),
+        "hints": ("matches if transposed",), "replays": 3,
+    }
 
 
 def test_what_a_number_measures_is_called_by_its_name():
@@ -88,11 +100,13 @@ def test_a_nan_is_a_divergence_and_is_printed():
 def test_the_command_repeats_what_is_not_usual():
     plan = SimpleNamespace(
         ops="plain", device="cuda", dtype="bfloat16", layout="KV", strategy="columns", conv="widened", graphs=True,
+        drafter="vanilla",
     )
     found = comparison(worst=1.0, place=Place("extend", STAGE_LEVEL, "fused"))
     message = divergence(outcome(found, plan=plan, elsewhere=Path("my/model")))
     assert message.endswith(
-        "--until 41 --device cuda --dtype bfloat16 --layout KV --strategy columns --conv widened --graphs "
+        "--until 41 --device cuda --dtype bfloat16 --layout KV --strategy columns --conv widened "
+        "--drafter vanilla --graphs "
         "--checkpoint my/model"
     )
 
@@ -100,6 +114,7 @@ def test_the_command_repeats_what_is_not_usual():
 def test_places_are_spelled_in_words():
     assert spelled(Place("chain.2", 0, "hidden")) == "draft step 3 layer 0 hidden rows"
     assert spelled(Place("extend", AFTER_LAYERS, "logits")) == "draft extend logits"
+    assert spelled(Place("extend.2", 2, "key")) == "draft extend 2 layer 2 key"
     assert spelled(Place("trunk", STAGE_LEVEL, "embedding")) == "embedding"
 
 

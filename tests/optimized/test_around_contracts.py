@@ -39,7 +39,7 @@ PAGES = Pages(
 
 def broken(op: str, **given: Any) -> list[str]:
     found: list[str] = []
-    silent: dict[str, Any] = {op: lambda **_: torch.zeros(3, 6)}
+    silent: dict[str, Any] = {op: lambda **_: given["query"].clone() if "query" in given else torch.zeros(3, 6)}
     getattr(around(replace(PLAIN, **silent), unseen, contracts(found.append)), op)(**given)
     return found
 
@@ -155,3 +155,24 @@ def test_results_of_the_wrong_length_and_views_on_inputs_are_named() -> None:
         "add (trunk layer 0 residual): 1 rows came back, 2 are due",
         "add (trunk layer 0 residual): a result is a view on an input",
     ]
+
+
+@pytest.mark.parametrize(
+    ("op", "given", "sentence"),
+    [
+        ("linear", {"x": torch.zeros(3, 4), "weight": torch.zeros(6, 5), "shape": (6,)}, "weight is (6, 5), (6, 4)"),
+        ("linear", {"x": torch.zeros(3, 4), "weight": torch.zeros(7, 4), "shape": (7,)}, "(3, 6) came back, (3, 7)"),
+        ("conv", {"x": torch.zeros(3, 6), "weight": torch.zeros(6, 5), "parts": (PART,)}, "a window of read is (6, 3)"),
+        ("add", {"x": torch.zeros(3, 6), "y": torch.zeros(3, 5)}, "y is (3, 5), (3, 6) fits"),
+        ("norm", {"x": torch.zeros(3, 6), "weight": torch.zeros(5), "eps": 0.0}, "weight is (5,), (6,) fits"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(op: str, given: dict[str, Any], sentence: str) -> None:
+    found = broken(op, to=HERE, **given)
+    assert any(sentence in line and line.startswith(f"{op} (trunk layer 0 mixed)") for line in found), found
+
+
+def test_rows_of_another_dtype_than_their_pool_are_named() -> None:
+    rows = torch.zeros(3, 1, 4, dtype=torch.bfloat16)
+    found = broken("store_rows", rows=rows, pool=PAGES.keys, locations=torch.tensor([4, 5, -1]))
+    assert any("a row is ((1, 4), torch.bfloat16), ((1, 4), torch.float32) fits" in line for line in found), found

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import calibration_tables, fault_tables
 from .parity_table import stored, table
 
 TOP = Path(__file__).resolve().parents[2]
@@ -33,7 +34,7 @@ def replay() -> str:
             used = {tier["tier"]: tier["headroom"] for tier in run["tiers"]}
             kind = run["dtype"] if "T2" in used else "labels"
             cells = (
-                f"`{run['ops']}` {kind}, {run['layout']}, {run['strategy']}", _machine(result["machine"]),
+                f"`{run['ops']}` {kind}, {run['layout']}, {run['strategy']}{', graphs' * run.get('graphs', False)}", _machine(result["machine"]),
                 f"{run['events']} of {run['of']}", f"{sum(tier['blocks'] for tier in run['tiers']):,}",
                 f"{run['elements']:,}", "exact", *(f"{used[tier]:.2f}" if tier in used else "" for tier in tiers),
             )  # fmt: skip
@@ -96,9 +97,53 @@ def shapes() -> str:
     return "\n".join(lines)
 
 
+def faults() -> str:
+    return fault_tables.score(_read("faults.json"))
+
+
+def unseen() -> str:
+    return fault_tables.unseen(_read("faults.json"))
+
+
+def calibration() -> str:
+    """How often honest engines are called wrong, and how small a slip is found."""
+    result = _read("calibration.json")
+    return f"{calibration_tables.alarms(result)}\n\n{calibration_tables.limits(result)}"
+
+
+def effect() -> str:
+    """What adaptive step counts bring at the size of a 9B model; medians of laps over the same forced events."""
+    result = _read("effect-h200.json")
+    lines = ["| arm | tokens/s | ms a round | latency s | accepted drafts | rounds by step count |", "|---" * 6 + "|"]
+    for name, arm in result["arms"].items():
+        steps = ", ".join(f"{count}: {rounds}" for count, rounds in arm["steps"].items())
+        lines.append(
+            f"| {name if name == 'adaptive' else f'always {name}'} | {arm['tokens_per_s']:.0f} | {arm['round_ms']:.2f} "
+            f"| {arm['latency_s']:.3f} | {arm['accepted']:.2f} | {steps} |"
+        )
+    return "\n".join(lines)
+
+
+def peers() -> str:
+    """Layers of real shape with our kernels and with FLA's behind the same op."""
+    result = _read("fla-h200.json")
+    apart = {(one["name"], one["strategy"]): one["worst"] for one in result["apart"]}
+    head = ["layer of", "delta rule by", "strategy", "states under T2d", "T0, T1", "T2d", "states from ours, at worst"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for run in result["runs"]:
+        directed = next(tier for tier in run["tiers"] if tier["tier"] == "T2d")
+        off = f"{apart[run['name'], run['strategy']]:.1e}" if run["ops"] == "fla" else ""
+        lines.append(
+            f"| {run['name'].partition(',')[0]} | `{run['ops']}` | `{run['strategy']}` "
+            f"| {directed['blocks']:,} blocks | exact | {directed['headroom']:.2f} | {off} |"
+        )
+    return "\n".join(lines)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
-    "shapes": shapes,
+    "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
+    "calibration": calibration,
 }
 
 

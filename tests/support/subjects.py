@@ -34,4 +34,9 @@ def refusing(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device:
     return _Refusing(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
 
 
+def right(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):
+    """An engine of somebody else's that is right."""
+    return OptimizedEngine(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
+
+
 NOT_AN_ENGINE = "nothing that could be run"

@@ -13,7 +13,7 @@ import torch
 from instep_optimized import load
 from instep_reference.contract.place import Place
 
-PLAIN = load("plain")
+PLAIN, LEDGER = load("plain"), load("ledger")
 
 
 def _stay(**given: Any) -> None:
@@ -34,6 +34,62 @@ def _in_four_parts(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, .
     return whole.view(x.shape[0], *shape)
 
 
+def _one_on(**given: Any) -> Any:
+    """Positions and locations are those of the place behind."""
+    return PLAIN.place_rows(**{**given, "shift": given["shift"] + 1})
+
+
+def _louder(name: str) -> Any:
+    return lambda **given: 1.01 * getattr(PLAIN, name)(**given)
+
+
+def _labels_swapped(**given: Any) -> None:
+    rows = given["rows"]
+    LEDGER.store_rows(**{**given, "rows": rows.roll(1, 0) if rows.dim() > 1 else rows})
+
+
+def _doubled(**given: Any) -> torch.Tensor:
+    return PLAIN.gated_norm(**given).double()
+
+
+def _short(**given: Any) -> torch.Tensor:
+    return PLAIN.gated_norm(**given)[:0].clone()
+
+
+def _waiting(**given: Any) -> torch.Tensor:
+    """A launcher that looks at what it launches on."""
+    core = given["core"]
+    return PLAIN.gated_norm(**given) if core.shape[0] == 0 or float(core[0, 0, 0]) == float(core[0, 0, 0]) else core
+
+
+def _poisoned(**given: Any) -> torch.Tensor:
+    """A row that nobody wrote."""
+    gated = PLAIN.gated_norm(**given)
+    gated[1:2] = torch.nan
+    return gated
+
+
+def _one_column_more(**given: Any) -> torch.Tensor:
+    """A delta rule that also writes behind the columns that it was given, where there is one."""
+    core = PLAIN.gdn(**given)
+    for part in given["parts"]:
+        if part.each is not None and part.each.pool.shape[1] == 2:
+            pool = part.each.pool
+            units, column, *inner = pool.stride()
+            beside = pool.as_strided(pool[:, 0].shape, (units, *inner), pool.storage_offset() + 2 * column)
+            beside[part.each.units] = 1.0
+    return core
+
+
 UNMOVED = replace(PLAIN, name="unmoved", move=_stay)
 SWAPPED = replace(PLAIN, name="swapped", store_rows=_swapped)
 IN_FOUR_PARTS = replace(PLAIN, name="in four parts", linear=_in_four_parts)
+ONE_ON = replace(PLAIN, name="one on", place_rows=_one_on)
+LOUDER_TWICE = replace(PLAIN, name="louder twice", gated_norm=_louder("gated_norm"), open=_louder("open"))
+LABELS_SWAPPED = replace(LEDGER, name="labels swapped", store_rows=_labels_swapped)
+DOUBLED = replace(PLAIN, name="doubled", gated_norm=_doubled)
+SHORT = replace(PLAIN, name="short", gated_norm=_short)
+WAITING = replace(PLAIN, name="waiting", gated_norm=_waiting, captures=True)
+HONEST = replace(PLAIN, name="honest", gated_norm=_waiting)
+POISONED = replace(PLAIN, name="poisoned", gated_norm=_poisoned)
+ONE_COLUMN_MORE = replace(PLAIN, name="one column more", gdn=_one_column_more)

@@ -1,7 +1,7 @@
 """Who is put to the test, by name: an op set, or somebody's whole engine.
 
-Leaves out: what is then done with it. A name is one of ours ("plain"), one that an installed package offers under
-the entry point group "instep.ops", or `module:attribute`. An engine is offered as a `Maker`.
+Leaves out: what is then done with it. A name is one of ours ("plain"), one of the adapters here ("fla"), one that an
+installed package offers under the entry point group "instep.ops", or `module:attribute`. An engine is a `Maker`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from instep_reference.contract.engine import Capacity, Engine, Inspectable, Watc
 from instep_reference.contract.errors import BadInput
 
 GROUP = "instep.ops"
+HERE = {"fla": "instep.adapters.fla:OPS"}  # of others, served by a file beside this one if their package is installed
 
 
 class Subject(Engine, Inspectable, Watched, Protocol):
@@ -44,7 +45,7 @@ def find(name: str) -> Ops | Maker:
         return load(name)
     offered = {point.name: point for point in entry_points(group=GROUP)}
     try:
-        found: object = offered[name].load() if name in offered else _attribute(name)
+        found: object = offered[name].load() if name in offered else _attribute(HERE.get(name, name))
     except (ImportError, AttributeError) as error:
         raise _unknown(name, str(error), offered) from None
     if isinstance(found, Ops) or callable(found):
@@ -60,5 +61,5 @@ def _attribute(name: str) -> object:
 
 
 def _unknown(name: str, why: str, offered: Iterable[str]) -> BadInput:
-    names = ", ".join([*BY_NAME, *offered])
+    names = ", ".join([*BY_NAME, *HERE, *offered])
     return BadInput("ops", found=f"{name!r} ({why})", expected=f"{names}, or module:attribute")

@@ -6,23 +6,36 @@ Leaves out: relations, which vary a run, and every constant (`allowance.py`).
 from __future__ import annotations
 
 from ..observe.oracle import Oracle
+from .aliasing import Aliasing
 from .base import Check
 from .bytes import Bytes
+from .capacity import Capacity
+from .contracts import Contracts
 from .decisions import Decisions
 from .derived import Derived
 from .directed import Directed
+from .graphs import Graphs
+from .hostreads import HostReads
 from .identity import Identity
 from .labels import Labels
+from .leaks import Leaks
+from .poison import Poison
 from .propagated import Propagated
+from .tails import Tails
 
-__all__ = ["Check", "for_labels", "for_numbers"]
+__all__ = ["Check", "for_labels", "for_numbers", "structure"]
+
+
+def structure() -> tuple[Check, ...]:
+    """What is asked of every subject, whatever it computes."""
+    return (Contracts(), Capacity(), Aliasing(), Graphs(), HostReads(), Tails(), Poison(), Leaks())
 
 
 def for_labels() -> tuple[Check, ...]:
     """The subject moves labels (`ledger`): everything is exact."""
-    return (Identity(), Labels(), Bytes())
+    return (Identity(), Labels(), Bytes(), *structure())
 
 
 def for_numbers(oracle: Oracle) -> tuple[Check, ...]:
     """The subject computes. In this order the directed diagnosis of a state comes before its bare size."""
-    return (Identity(), Bytes(), Directed(oracle), Derived(oracle), Propagated(), Decisions())
+    return (Identity(), Bytes(), *structure(), Directed(oracle), Derived(oracle), Propagated(), Decisions())

@@ -16,7 +16,7 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ..observe.memory import Trespass, bits
 from ..observe.moment import Moment
-from ..observe.rows import Share, rows, shares
+from ..observe.rows import Share, draft_stage, rows, shares
 from ..verdict import Comparison, Skipped, Tier
 from .base import counted, held, slot_of
 
@@ -82,7 +82,7 @@ class Bytes:
             )  # fmt: skip
 
     def _trespass(self, moment: Moment, trespass: Trespass) -> Comparison:
-        stage = "extend" if trespass.region.startswith("draft") else "trunk"
+        stage = draft_stage(trespass.layer) if trespass.region.startswith("draft") else "trunk"
         component = next((c for c in ("conv", "keys", "values") if c in trespass.region), "state")
         owners = {slot: name for name, slot in moment.expected.slots_after.items()} if trespass.by == "slot" else {}
         where = "the red zone beside " if trespass.gap else ""
@@ -110,7 +110,8 @@ class Bytes:
         for field, stage, _, component in CACHES:
             for layer, cache in getattr(before, field).items():
                 found = getattr(after, field).get(layer)
-                yield self._same(moment, Place(stage, layer, component), share.request, found, cache)
+                place = Place(_stage(stage, layer), layer, component)
+                yield self._same(moment, place, share.request, found, cache)
 
     def _taken_in(self, moment: Moment, share: Share, flight: Verified, nodes: list[int]) -> Iterator[Comparison]:
         """The rows at `nodes`, and no others, stand behind what was there before."""
@@ -123,13 +124,13 @@ class Bytes:
         extend = next((other for other in shares(moment, "extend") if other.request == share.request), None)
         for field, stage, source, component in CACHES:
             for layer, cache in getattr(before, field).items():
-                place = Place(stage, layer, source)
+                place = Place(_stage(stage, layer), layer, source)
                 drafted = None if extend is None else rows(moment.subject, place, extend)
                 row = drafted if stage == "extend" else _picked(flight.rows.get(place), nodes)
                 if row is not None:
                     right = torch.cat((cache[: share.start], row.to(cache.dtype)))
                     found = getattr(after, field).get(layer)
-                    yield self._same(moment, Place(stage, layer, component), share.request, found, right)
+                    yield self._same(moment, place._replace(component=component), share.request, found, right)
 
     def _window(
         self, moment: Moment, share: Share, layer: int, before: torch.Tensor, fed: torch.Tensor, nodes: list[int]
@@ -163,9 +164,10 @@ class Bytes:
     def _unchanged(self, moment: Moment, name: str, before: RequestState) -> Iterator[Comparison]:
         after = moment.subject.after.get(name)
         for field in MEMORY:
-            stage = "extend" if field.startswith("draft") else "trunk"
+            family = "extend" if field.startswith("draft") else "trunk"
             for layer, right in getattr(before, field).items():
                 if right.numel():
+                    stage = _stage(family, layer)
                     found = None if after is None else getattr(after, field).get(layer)
                     yield self._same(moment, Place(stage, layer, field.removeprefix("draft_")), name, found, right)
         if before.proposal_hidden is not None:
@@ -187,6 +189,10 @@ class Bytes:
             self.name, self.tier, moment.index, moment.kind, place, elements=elements, worst=float(wrong),
             allowed=0.0, request=request, slot=slot_of(moment, request), diagnosis=said,
         )  # fmt: skip
+
+
+def _stage(family: str, layer: int) -> str:
+    return draft_stage(layer) if family == "extend" else family
 
 
 def shifted(window: torch.Tensor, fed: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ direction of the error hides neither.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from ..observe.moment import Moment
 from ..observe.oracle import Oracle
 from ..observe.piece import Piece
 from ..verdict import Comparison, Skipped, Tier
-from .allowance import COLUMNS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
+from .allowance import COLUMNS, DRAWN_MORE, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, SHAKEN, UNDECIDED_CAP
 from .base import slot_of
 from .hypotheses import Scene, Wrong, wrong_states
 
@@ -31,6 +31,7 @@ class Directed:
 
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
+        self.pairs = 0  # of a block and a wrong state, so far
 
     def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
         pieces = [piece for piece in self.oracle.at(moment) if isinstance(piece, Piece) and piece.writes_state]
@@ -40,8 +41,9 @@ class Directed:
             right, drawn = piece.truth.state, piece.yardsticks.state
             if found is None or right is None or drawn is None or found.shape != right.shape:
                 continue  # T2 reports it
-            looked = look(found.to(right.device), scene_of(piece, pieces), drawn)
+            looked = look(found.to(right.device), scene_of(piece, pieces), drawn, _again(piece), narrow=piece.narrow)
             undecided, pairs = undecided + looked.undecided, pairs + looked.pairs
+            self.pairs += looked.pairs
             yield self._comparison(moment, piece, found, looked)
         if undecided > UNDECIDED_CAP * pairs:
             yield Comparison(
@@ -77,29 +79,40 @@ class Looked:
     diagnosis: str
 
 
-def look(found: torch.Tensor, scene: Scene, yardsticks: torch.Tensor) -> Looked:
+Draw = Callable[[int], torch.Tensor]  # so many further honest states [draws, HV, K, V]
+
+
+def look(
+    found: torch.Tensor, scene: Scene, yardsticks: torch.Tensor, again: Draw | None = None, *, narrow: bool = False
+) -> Looked:
     """Project the error on every wrong state's difference, block by block.
 
         alpha_h = <x - o, o_h - o> / |o_h - o|^2         0: right; 1: wrong in the way of h
 
-    Its standard error is that of an error of the yardstick's size in no particular direction, or, when larger,
-    the yardstick's own projection. Shapes:  found x [HV, K, V]   yardsticks [draws, HV, K, V]
+    Its standard error is that of an error of the yardstick's size in no particular direction, or, when larger, the
+    root mean square of honest projections: those of the yardsticks, or, where they share their roundings (`narrow`),
+    of draws that do not. Before anything is called wrong, more are drawn.
+    Shapes:  found x [HV, K, V]   yardsticks [draws, HV, K, V]
     """
     right = scene.right
     wrong = wrong_states(scene)
     towards = grouped(torch.stack([w.state for w in wrong]) - right)  # [hypotheses, HV, groups, K * 8]
     error = grouped(found.to(right.dtype) - right)
-    honest = grouped(yardsticks.to(right.dtype) - right)
     length = towards.square().sum(-1)
     alpha = (error * towards).sum(-1) / length
-    drawn = _spread(honest, grouped(right), torch.finfo(found.dtype).eps) / length.sqrt()
-    leaning = (honest[:, None] * towards).sum(-1).abs().amax(0) / length
-    differs = length > 0
-    decides = differs & (torch.maximum(drawn, leaning) <= PROJECTION_ERROR)
-    judged = torch.where(decides, alpha, -torch.inf)
-    largest = judged.amax(0)  # [HV, groups]; a NaN wins
-    leans = ~(largest <= PROJECTION_LIMIT)
-    counts = judged[0].numel(), int(differs.sum()), int((differs & ~decides).sum())
+    drawn = _spread(yardsticks - right, right, torch.finfo(found.dtype).eps) / length.sqrt()
+    honest = yardsticks if again is None or not narrow else again(SHAKEN)
+    squares, draws, differs = _leaning(honest - right, towards) / length.square(), len(honest), length > 0
+    while True:
+        decides = differs & (torch.maximum(drawn, (squares / draws).sqrt()) <= PROJECTION_ERROR)
+        largest = torch.where(decides, alpha, -torch.inf).amax(0)  # [HV, groups]; a NaN wins
+        leans = ~(largest <= PROJECTION_LIMIT)
+        if again is None or draws >= DRAWN_MORE or not leans.any():
+            break
+        while draws < DRAWN_MORE:
+            squares = squares + _leaning(again(SHAKEN) - right, towards) / length.square()
+            draws += SHAKEN
+    counts = leans.numel(), int(differs.sum()), int((differs & ~decides).sum())
     if not leans.any():
         worst, head, group = _worst(largest)
         return Looked(max(worst, 0.0), head, group, *counts, "")
@@ -134,11 +147,28 @@ def scene_of(piece: Piece, pieces: Sequence[Piece]) -> Scene:
     )  # fmt: skip
 
 
+def _again(piece: Piece) -> Draw | None:
+    shaken = piece.shaken
+
+    def draw(draws: int) -> torch.Tensor:
+        assert shaken is not None
+        state = shaken(draws).state
+        assert state is not None, "a piece that writes a state leaves it"
+        return state
+
+    return None if shaken is None else draw
+
+
+def _leaning(honest: torch.Tensor, towards: torch.Tensor) -> torch.Tensor:
+    """The squares of <r - o, o_h - o>, summed over draws.  honest [draws, HV, K, V]  ->  [hypotheses, HV, groups]"""
+    return torch.einsum("dgbn,hgbn->dhgb", grouped(honest), towards).square().sum(0)
+
+
 def _spread(honest: torch.Tensor, right: torch.Tensor, eps: float) -> torch.Tensor:
     """One standard deviation of an honest error along any one direction, per block [HV, groups]."""
-    noise: torch.Tensor = torch.linalg.vector_norm(honest, dim=-1).amax(0)
-    grain: torch.Tensor = torch.linalg.vector_norm(right, dim=-1) * (eps / 2)
-    return (noise + grain) / math.sqrt(right.shape[-1])
+    noise: torch.Tensor = torch.linalg.vector_norm(grouped(honest), dim=-1).amax(0)
+    grain: torch.Tensor = torch.linalg.vector_norm(grouped(right), dim=-1) * (eps / 2)
+    return (noise + grain) / math.sqrt(right.shape[-2] * COLUMNS)
 
 
 def _worst(largest: torch.Tensor) -> tuple[float, int, int]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded, Load, Save
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ..observe.moment import Moment
-from ..observe.rows import ASKED, paths, shares
+from ..observe.rows import ASKED, draft_stage, paths, rows, shares
 from ..verdict import Comparison, Tier
 from .base import exact
 
@@ -20,7 +20,7 @@ OWNERSHIP = Place("trunk", STAGE_LEVEL, "length")
 LENGTH = Place("trunk", AFTER_LAYERS, "length")
 ROOT = Place("trunk", AFTER_LAYERS, "root")
 PICK = Place("trunk", AFTER_LAYERS, "pick")
-DRAFT_PICK = Place("chain.1", AFTER_LAYERS, "pick")
+DRAFT_PICK = Place("extend", AFTER_LAYERS, "pick")  # of draft 1; the others stand at their steps
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,14 @@ class Identity:
     def __init__(self) -> None:
         self.parents: dict[str, tuple[int, ...]] = {}
         self.verified: dict[str, Window] = {}
+        self.proposed: dict[str, list[int]] = {}  # by the draft extend, one per MTP layer
+        self.saved: dict[str, list[int]] = {}
 
     def __call__(self, moment: Moment) -> Iterator[Comparison]:
         yield from self._rooms(moment)
         yield from self._standings(moment)
         yield from self._row_counts(moment)
+        self._propose(moment)
         if isinstance(moment.event, Draft):
             yield from self._drafted(moment, moment.event)
         if isinstance(moment.event, Forward):
@@ -74,9 +77,9 @@ class Identity:
         for place, tensor in moment.truth.places.items():
             if not tensor.shape[0]:
                 continue
-            rows = sum(s.asked if place.component in ASKED else s.count for s in shares(moment, place.stage))
+            right = sum(s.asked if place.component in ASKED else s.count for s in shares(moment, place.stage))
             found = moment.subject.places.get(place)
-            yield exact(self, moment, place, 0 if found is None else found.shape[0], rows, "has {} rows")
+            yield exact(self, moment, place, 0 if found is None else found.shape[0], right, "has {} rows")
 
     def _drafted(self, moment: Moment, event: Draft) -> Iterator[Comparison]:
         answer = moment.subject.answer
@@ -85,13 +88,43 @@ class Identity:
         for row, name in enumerate(event.requests):
             right = own[row] if event.picks is None else list(event.picks[row])
             yield exact(self, moment, DRAFT_PICK, drafts[row], right, "drafts are {}", name)
-            before = moment.subject.before.get(name)
-            if before is not None and before.proposal is not None:
-                yield exact(self, moment, DRAFT_PICK, own[row][0], before.proposal, "own draft 1 is {}", name)
+            for number, (place, said) in enumerate(self._heads(moment, row, name, len(own[row]))):
+                yield exact(self, moment, place, own[row][number], said, f"own draft {number + 1} is {{}}", name)
             if event.parents is not None:
                 self.parents[name] = (-1, *event.parents[row])
             else:
                 self.parents[name] = tuple(range(-1, len(right)))
+
+    def _heads(self, moment: Moment, row: int, name: str, drafts: int) -> Iterator[tuple[Place, int]]:
+        """What this side's head said for each draft, and where; nothing for a model without one, draft 1 for a tree."""
+        before = moment.subject.before.get(name)
+        if before is None or before.proposal is None or not drafts:
+            return
+        yield DRAFT_PICK, before.proposal
+        for step in range(1, drafts if getattr(moment.event, "parents", None) is None else 1):
+            chained = Place(f"chain.{step}", AFTER_LAYERS, "pick")
+            picks = moment.subject.places.get(chained)
+            if picks is not None and len(picks) > row:
+                yield chained, int(picks[row])
+            elif len(self.proposed.get(name, ())) > step:
+                yield Place(draft_stage(step), AFTER_LAYERS, "pick"), self.proposed[name][step]
+
+    def _propose(self, moment: Moment) -> None:
+        """Remember what every MTP layer picked behind the root."""
+        event = moment.event
+        if isinstance(event, Save):
+            self.saved[event.name] = self.proposed.get(event.request, [])
+        elif isinstance(event, Load):
+            self.proposed[event.request] = self.saved.get(event.name, [])
+        elif isinstance(event, Forward | Commit):
+            for share in shares(moment, "extend"):
+                self.proposed[share.request] = []
+            for place in sorted(moment.subject.places, key=Place.order):
+                if place.component == "pick" and place.stage.startswith("extend"):
+                    for share in shares(moment, place.stage):
+                        picks = rows(moment.subject, place, share)
+                        if picks is not None and len(picks) == 1:
+                            self.proposed[share.request].append(int(picks[0]))
 
     def _forwarded(self, moment: Moment) -> Iterator[Comparison]:
         answer = moment.subject.answer

@@ -14,7 +14,7 @@ from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D
 from instep_reference.contract.place import Place
 
 from ..observe.moment import Moment
-from ..observe.rows import ASKED, Share, shares
+from ..observe.rows import ASKED, Share, draft_stage, shares
 from ..verdict import Comparison, Tier
 from .base import held, slot_of
 
@@ -61,10 +61,10 @@ class Labels:
         for field in MEMORY:
             if in_flight and field in ("conv", "state"):
                 continue
-            stage = "extend" if field.startswith("draft") else "trunk"
             for layer, right in getattr(truth, field).items():
                 if not right.numel():
                     continue
+                stage = draft_stage(layer) if field.startswith("draft") else "trunk"
                 found = None if subject is None else getattr(subject, field).get(layer)
                 wrong = _differing(found, right)
                 said = self._diagnosis(moment, name, field, layer, found, right, wrong) if wrong.any() else ""

@@ -13,13 +13,17 @@ from importlib import import_module
 import typer
 
 COMMANDS: tuple[str, ...] = (
+    "calibrate",
     "doctor",
+    "faults",
     "fuzz",
     "gate",
     "generate",
     "memory",
     "record",
+    "relations",
     "replay",
+    "streams",
 )
 
 app = typer.Typer(

@@ -32,6 +32,7 @@ def fuzz(
     shrink: Annotated[float, typer.Option(help="Seconds for making a finding small.", min=0.0)] = 60.0,
     strategy: Annotated[str | None, typer.Option(help="How states are committed; left out: drawn by run.")] = None,
     conv: Annotated[str | None, typer.Option(help="The same for conv windows.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="How drafts are made: eagle or vanilla.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the trace of what is found.")] = Path("fuzz"),
 ) -> None:
     """Draw legal events until the sides part; exit 0: they never did, 1: divergence, 3: nothing compared."""
@@ -41,7 +42,7 @@ def fuzz(
     from ..rig.strategies import chosen
     from ..verdict import Exit
 
-    pinned = chosen(strategy=strategy, conv=conv)
+    pinned = chosen(strategy=strategy, conv=conv, drafter=drafter)
     names = tuple(dict.fromkeys(ops or ("ledger", "plain")))
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     count = examples or (ENDLESS if minutes is not None else EXAMPLES)

@@ -5,13 +5,17 @@ Leaves out: how (`instep.rig`) and the words (`instep.report`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from ..checks import Check
     from ..rig.rig import Outcome
+    from ..rig.variant import Variant
     from ..trace.file import Trace
     from ..trace.header import Part
 
@@ -27,10 +31,18 @@ def replay(
                                                       "lazy_rerun.")] = None,
     conv: Annotated[str | None, typer.Option(help="How conv windows are committed: windows or widened.")] = None,
     graphs: Annotated[bool, typer.Option("--graphs", help="Hold rounds in graphs: CUDA's, or an emulator's.")] = False,
+    drafter: Annotated[str | None, typer.Option(help="How drafts are made: eagle or vanilla.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.")] = None,
+    swap: Annotated[list[str] | None, typer.Option(help="OP=SET: this op from another set, gdn=plain; may be "
+                                                      "repeated.")] = None,
+    graft: Annotated[list[str] | None, typer.Option(help="PLACE@EVENT: there the reference's tensor goes on, "
+                                                       "trunk.2.core@17; may be repeated.")] = None,
+    ladder: Annotated[bool, typer.Option("--ladder/--no-ladder", help="After a divergence, run again with one thing "
+                                                                      "otherwise, to say where it was made.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    trail: Annotated[Path | None, typer.Option(help="Write a digest of every event's bytes there, for diff.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
@@ -38,24 +50,34 @@ def replay(
 
     from instep_reference.contract.errors import BadInput
 
+    from ..observe.trail import Trail
     from ..report import data, terminal
     from ..rig.alone import device_here, known_layout
     from ..rig.strategies import chosen
+    from ..rig.variant import Variant, graft_of, swaps_of
     from ..trace.file import read
     from ..trace.header import Part
-    from ..whole import writable
+    from ..whole import writable, write_whole
 
     given = {"device": device_here(device), "dtype": dtype, "layout": known_layout(layout), "graphs": graphs}
-    if json is not None:
-        writable(json)
+    variant = Variant(swaps_of(swap or ()), tuple(map(graft_of, graft or ())))
+    for file in (json, trail):
+        if file is not None:
+            writable(file)
     loaded = read(trace)
     runs = [Part(name, until) for name in ops] if ops else _planned(loaded, until)
     if not runs:
         raise BadInput(f"{trace.name} line 1: replay", found="no op set", expected="one, or --ops to name it")
+    trails = [Trail() for _ in runs]
     outcomes = [
-        _run(loaded, run, checkpoint, given | chosen(strategy=strategy or run.strategy, conv=conv or run.conv), layer)
-        for run in runs
+        _run(loaded, run, checkpoint, given | chosen(
+            strategy=strategy or run.strategy, conv=conv or run.conv, drafter=drafter or run.drafter,
+        ), layer, variant, ladder, () if trail is None else (kept,))
+        for run, kept in zip(runs, trails, strict=True)
     ]
+    if trail is not None:
+        lines = [f"{run.ops} {line}\n" for run, kept in zip(runs, trails, strict=True) for line in kept.lines]
+        write_whole({trail: "".join(lines).encode()})
     if json is not None:
         data.write(json, outcomes, commit=commit)
     terminal.show(outcomes, Console())
@@ -64,21 +86,24 @@ def replay(
 
 def _planned(trace: Trace, until: int | None) -> list[Part]:
     """The header's plan, cut at `until`."""
-    from msgspec.structs import replace
+    from msgspec.structs import replace as with_fields
 
     return [
-        replace(part, until=min((n for n in (part.until, until) if n is not None), default=None))
+        with_fields(part, until=min((n for n in (part.until, until) if n is not None), default=None))
         for part in trace.header.replay
     ]
 
 
 def _run(
-    trace: Trace, part: Part, checkpoint: Path | None, given: dict[str, Any], layers: list[int] | None
+    trace: Trace, part: Part, checkpoint: Path | None, given: dict[str, Any], layers: list[int] | None,
+    variant: Variant, ladder: bool, also: Sequence[Check],
 ) -> Outcome:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from ..localise import locate
     from ..rig.rig import Rig
+    from ..rig.variant import AS_IS
 
     ops, until = part.ops, part.until
     rig = Rig(trace, checkpoint, ops=ops, **given)
@@ -87,4 +112,11 @@ def _run(
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"{trace.header.name} [{ops}]".replace("[", r"\["), total=total)
-        return rig.run(until=until, layers=layers, progress=lambda index, event: bar.update(task, completed=index + 1))
+        outcome = rig.run(
+            until=until, layers=layers, progress=lambda index, event: bar.update(task, completed=index + 1),
+            variant=variant, also=also,
+        )
+        if not (ladder and outcome.verdict.findings) or variant != AS_IS:
+            return outcome
+        bar.update(task, description=f"{trace.header.name}: where it was made", total=None)
+        return replace(outcome, located=locate(rig, outcome, layers))

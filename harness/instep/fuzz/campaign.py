@@ -47,7 +47,7 @@ Progress = Callable[[int], None]
 class Settings:
     """What is run: op set, model, how many runs, for how long (None: no clock), and where a finding goes.
 
-    pinned  strategy and conv, as far as they are not drawn
+    pinned  strategy and conv, as far as they are not drawn, and the drafter if it is not the usual one
     """
 
     ops: str
@@ -144,7 +144,8 @@ class _Host:
 
     def begin(self, choose: draw.Draw) -> Example | None:
         """Both sides anew, in a room that is drawn; None once the time is over."""
-        room, steps = draw.room(choose), draw.candidates(choose)
+        layers = self.opened.config.mtp_layers if self.settings.pinned.get("drafter") == "vanilla" else None
+        room, steps = draw.room(choose), draw.candidates(choose, layers)
         pair = draw.strategies(choose, self.settings.pinned)
         if self.over:
             return None
@@ -210,7 +211,7 @@ def _kept(example: Example, settings: Settings) -> Outcome:
     model = with_fields(example.header.checkpoint, near=near)
     example.write(path, with_fields(example.header, checkpoint=model))
     (part,) = example.header.replay
-    pair = chosen(strategy=part.strategy, conv=part.conv)
+    pair = chosen(strategy=part.strategy, conv=part.conv, drafter=part.drafter)
     outcome = Rig(read(path), settings.checkpoint, ops=settings.ops, **pair).run()
     if outcome.verdict.exit is not Exit.DIVERGED:
         raise NotReproduced(f"{path}: a drawn run of these {len(example.events)} events diverged; replayed, it agrees")

@@ -22,6 +22,7 @@ from ..trace.legal import Law
 T = TypeVar("T")
 
 STEPS = (1, 3, 2, 7, 4)  # candidate step counts; a failing run shrinks to the first ones
+DRAWN = ("strategy", "conv")  # a drafter hangs on the model: it is named, or the usual one
 SLOTS = (2, 4)  # fewest and most slots
 SPREAD = 2  # slots are drawn from this many times as many, so that they are sparse
 PAGE_SIZES = (4, 16, 3)
@@ -46,16 +47,17 @@ def room(draw: Draw) -> Room:
     return Room(_order(draw, count, count * SPREAD), _order(draw, pages, pages), size, TOKENS)
 
 
-def candidates(draw: Draw) -> tuple[int, ...]:
-    """Two or three step counts; the first one is in force at first."""
-    return tuple(draw(st.lists(st.sampled_from(STEPS), min_size=2, max_size=3, unique=True)))
+def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
+    """Two or three step counts, none above `most`; the first one is in force at first."""
+    steps = [count for count in STEPS if most is None or count <= most]
+    return tuple(draw(st.lists(st.sampled_from(steps), min_size=min(2, len(steps)), max_size=3, unique=True)))
 
 
 def strategies(draw: Draw, pinned: Mapping[str, str]) -> dict[str, Any]:
-    """How states and conv windows are committed, as keywords; what is pinned is not drawn."""
-    return {
-        field: pinned[field] if field in pinned else draw(st.sampled_from(names)) for field, names in KNOWN.items()
-    }
+    """How states and conv windows are committed, as keywords; what is pinned, like a drafter, is not drawn."""
+    return {**pinned, **{
+        field: pinned[field] if field in pinned else draw(st.sampled_from(KNOWN[field])) for field in DRAWN
+    }}
 
 
 def admit(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:

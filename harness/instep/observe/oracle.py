@@ -8,25 +8,26 @@ Leaves out: the comparison (`checks/`), and windows that are trees.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
 
-from instep_reference import trunk
+from instep_reference import gdn, trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Forward, RequestState
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See
 from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
-from instep_reference.weights import DraftWeights, Weights
+from instep_reference.weights import DraftWeights, GdnWeights, Weights
 
 from ..verdict import Skipped
 from .moment import Moment
-from .piece import Flight, Folding, Piece, Runner, Work
-from .rows import Share, paths, rows, shares
+from .piece import Flight, Folding, Piece, Run, Runner, Work
+from .rows import Share, draft_stage, paths, rows, shares
 
 
 class Oracle:
@@ -56,9 +57,8 @@ class Oracle:
         elif isinstance(event, Forward):
             for share in shares(moment, "trunk"):
                 yield from self._trunk(moment, share)
-            if self.config.mtp_layers == 1:
-                for share in shares(moment, "extend"):
-                    yield from self._extend(moment, share)
+            for share in shares(moment, "extend") if self.config.mtp_layers else ():
+                yield from self._extend(moment, share)
         elif isinstance(event, Commit):
             for share in shares(moment, "extend"):
                 flight = self.flights.pop(share.request, None)
@@ -71,8 +71,6 @@ class Oracle:
                 yield Skipped("oracle", moment.index, "the drafts form trees")
             elif self.config.mtp_layers == 1:
                 yield from self._chains(moment)
-        if self.config.mtp_layers > 1 and isinstance(event, Forward | Commit):
-            yield Skipped("oracle", moment.index, "the draft head has several MTP layers")
 
     # -- the target --------------------------------------------------------------------------------------
 
@@ -94,7 +92,9 @@ class Oracle:
             base = _base(before, layer, share.start) if kind == "gdn" else None
             piece = self._piece(share, "trunk", layer, work, base if share.kind == "prefill" else None)
             if base is not None:
-                piece = replace(piece, folding=self._folding(moment, piece, base, share.count))
+                shaken = self._shaken(share, to_state(hidden, before, layer, layer, share.start))
+                folding = self._folding(moment, piece, base, share.count)
+                piece = replace(piece, folding=folding, shaken=shaken, narrow=self.runner.narrow)
             layers[layer] = piece
             yield piece
         yield from self._answers(moment, share, "trunk", len(self.config.layer_kinds) - 1)
@@ -104,11 +104,11 @@ class Oracle:
         else:
             self.previous[name] = before
 
-    def _layer(self, hidden: torch.Tensor, before: RequestState, layer: int, gdn: bool, start: int) -> Work:
+    def _layer(self, hidden: torch.Tensor, before: RequestState, layer: int, recurrent: bool, start: int) -> Work:
         def work(weights: Weights, see: See) -> torch.Tensor | None:
             like = weights.embedding
             memory: trunk.LayerMemory
-            if gdn and start:
+            if recurrent and start:
                 memory = GdnMemory(before.conv[layer].to(like), before.state[layer].to(like))
             elif start:
                 memory = AttentionMemory(before.keys[layer].to(like), before.values[layer].to(like))
@@ -153,11 +153,11 @@ class Oracle:
                 folding = self._folding(moment, verified, verified.folding.base, share.count)
                 yield replace(self.runner.fold(verified, folding, share.nodes), share=share)
         self.previous[name] = flight.before
-        if self.config.mtp_layers == 1 and flight.final is not None:
+        if self.config.mtp_layers and flight.final is not None:
             event = cast(Commit, moment.event)
             path = paths(moment, event)[event.requests.index(name)]
             tokens = [flight.window[node] for node in path.nodes] + [path.bonus]
-            yield from self._head(moment, share, "extend", tokens, flight.final[list(share.nodes)], flight.before)
+            yield from self._layers(moment, share, tokens, flight.final[list(share.nodes)], flight.before)
 
     # -- the draft head ----------------------------------------------------------------------------------
 
@@ -169,11 +169,34 @@ class Oracle:
             return
         root = moment.expected.roots_after[name]
         known = (*self.prompts.get(name, ()), *(() if root is None else (root,)))
-        tokens = list(known[share.start + 1 :][: share.count]) if share.kind == "prefill" else [cast(int, root)]
+        tokens = list(known[share.start + 1 :]) if share.kind == "prefill" else [cast(int, root)]
         bare = rows(moment.subject, Place("trunk", len(self.config.layer_kinds) - 1, "hidden"), share_of_trunk)
         others = [] if bare is None else [("reads the target's rows before the final norm", bare)]
         others.append(("reads the target's rows shifted by one", hidden.roll(1, 0)))
-        yield from self._head(moment, share, "extend", tokens, hidden, moment.subject.before[name], others)
+        yield from self._layers(moment, share, tokens, hidden, moment.subject.before[name], others)
+
+    def _layers(
+        self, moment: Moment, share: Share, following: list[int], hidden: torch.Tensor, before: RequestState,
+        others: Sequence[tuple[str, torch.Tensor]] = (),
+    ) -> Iterator[Piece]:
+        """Every MTP layer of a draft extend; layer i stands i tokens further on, the last of them picks of the layers
+        before, and reads their rows while there is a step for it, else the target's."""
+        fed, tokens = hidden, following
+        for layer in range(self.config.mtp_layers):
+            stage = draft_stage(layer)
+            mine = next(other for other in shares(moment, stage) if other.request == share.request)
+            mine = replace(mine, nodes=share.nodes)
+            yield from self._head(
+                moment, mine, stage, tokens[layer : layer + mine.count], fed, before, others, layer=layer
+            )
+            y, picks = (rows(moment.subject, Place(stage, AFTER_LAYERS, name), mine) for name in ("final", "pick"))
+            if y is None or (picks is None and mine.asked):
+                return  # T0 has said so
+            if len(tokens) == layer + mine.count and picks is not None:
+                tokens = [*tokens, *picks.tolist()]
+            chained = layer + 1 < moment.expected.num_steps
+            fed, stale = (y, hidden) if chained else (hidden, y)
+            others = [(f"reads {'the target' if chained else f'MTP layer {layer}'}'s rows", stale)]
 
     def _chains(self, moment: Moment) -> Iterator[Piece]:
         """Step i reads draft i and the head's own y of the step before."""
@@ -193,7 +216,7 @@ class Oracle:
 
     def _head(
         self, moment: Moment, share: Share, stage: str, tokens: list[int], hidden: torch.Tensor, before: RequestState,
-        others: Sequence[tuple[str, torch.Tensor]] = (),
+        others: Sequence[tuple[str, torch.Tensor]] = (), *, layer: int = 0,
     ) -> Iterator[Piece]:
         """Row p pairs hidden p with token p + 1; one MTP layer; the keys before are the subject's own.
 
@@ -207,14 +230,14 @@ class Oracle:
         fused = rows(side, Place(stage, STAGE_LEVEL, "fused"), share)
         if fused is None or fused.shape[0] != share.count:
             return
-        earlier = range(1, int(stage.partition(".")[2] or 1))
+        earlier = range(1, int(stage.partition(".")[2])) if stage.startswith("chain") else ()
         scratch = [Place(f"chain.{step}", 0, component) for step in earlier for component in ("key", "value")]
         if any(place not in side.places for place in scratch):
             return
         start += len(earlier)
         keys, values = (
             torch.cat((cache[: share.start], *(side.places[place][share.begin, None] for place in scratch[first::2])))
-            for first, cache in enumerate((before.draft_keys[0], before.draft_values[0]))
+            for first, cache in enumerate((before.draft_keys[layer], before.draft_values[layer]))
         )
 
         def work(weights: Weights, see: See) -> None:
@@ -222,10 +245,10 @@ class Oracle:
             memory = AttentionMemory(keys.to(like), values.to(like))
             positions = start + torch.arange(share.count, device=like.device)
             config = weights.config.drafter()
-            trunk.layer(config, _draft(weights).layers[0], 0, stage, fused.to(like), memory, positions, see)
+            trunk.layer(config, _draft(weights).layers[layer], layer, stage, fused.to(like), memory, positions, see)
 
-        yield self._piece(share, stage, 0, work)
-        yield from self._answers(moment, share, stage, 0)
+        yield self._piece(share, stage, layer, work)
+        yield from self._answers(moment, share, stage, layer)
 
     # -- both --------------------------------------------------------------------------------------------
 
@@ -234,6 +257,9 @@ class Oracle:
     ) -> Piece:
         truth, yardsticks = self.runner(work, share.count, base)
         return Piece(share, stage, layer, truth, yardsticks)
+
+    def _shaken(self, share: Share, work: Work) -> Callable[[int], Run]:
+        return partial(self.runner.shaken, work)
 
     def _folding(self, moment: Moment, piece: Piece, base: torch.Tensor, count: int) -> Folding:
         layer, name = piece.layer, piece.request
@@ -251,6 +277,26 @@ class Oracle:
         if share.kind == "prefill":
             return list(self.prompts[share.request][share.start : share.start + share.count])
         return [cast(int, moment.truth.before[share.request].root)]
+
+
+def to_state(hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int) -> Work:
+    """A GDN layer from its rows to the state, and nothing behind it; `number`: where the weights have the layer."""
+
+    def work(weights: Weights, see: See) -> torch.Tensor:
+        like, mine = weights.embedding, weights.layers[number]
+        assert isinstance(mine.mixer, GdnWeights), "asked of GDN layers alone"
+        memory = gdn.empty(weights.config, like.dtype, like.device)
+        if start:
+            memory = GdnMemory(before.conv[layer].to(like), before.state[layer].to(like))
+
+        def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
+            return see(Place("trunk", layer, component), tensor)
+
+        normed = at("normed", rms_norm(hidden.to(like), mine.input_norm, weights.config.eps))
+        positions = start + torch.arange(hidden.shape[0], device=like.device)
+        return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at)[1].state
+
+    return work
 
 
 def _base(before: RequestState, layer: int, start: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -16,11 +17,12 @@ from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import Place, See
 from instep_reference.weights import Weights
 
-from .reorder import Reordered
+from .reorder import Reordered, by_a_unit, up_or_down
 from .rows import Share
 
 # A piece of the reference: given weights in some width, it shows its places, and returns the state it left, if any.
 Work = Callable[[Weights, See], torch.Tensor | None]
+Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is written down and read again
 
 # How often a piece is drawn. The error of a block is measured by the largest of its draws. Where it hangs on one number
 # (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one honest error in
@@ -61,6 +63,8 @@ class Piece:
 
     yardsticks  the declared forms, drawn several times
     wrongs      what a known mistake would have computed, to name a failure: a sentence, and the piece on other rows
+    shaken      so many further draws, in which every declared rounding falls up or down by chance
+    narrow      whether something is stored narrower than it is computed: the yardsticks then share their roundings
     """
 
     share: Share
@@ -70,6 +74,8 @@ class Piece:
     yardsticks: Run
     folding: Folding | None = None
     wrongs: tuple[tuple[str, Work], ...] = ()
+    shaken: Callable[[int], Run] | None = None
+    narrow: bool = False
 
     @property
     def request(self) -> str:
@@ -100,11 +106,15 @@ class Runner:
     truth: Weights
     rounded: Weights
     rounds: Mapping[str, torch.dtype]
-    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+    generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator(self.rounded.embedding.device).manual_seed(0)
 
     def __call__(self, work: Work, rows: int, base: torch.Tensor | None = None) -> tuple[Run, Run]:
         """Truth, and the draws. `base`: the state before a prefill chunk, whose delta rule has a second form."""
-        drawn = self._drawn(work, min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_DRAWN // rows))))
+        draws = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_DRAWN // rows)))
+        drawn = self._drawn(work, draws, self._store, experts=self.rounded.config.experts > 0)
         return self.true(work), drawn if base is None else self._in_chunks(drawn, base)
 
     def true(self, work: Work) -> Run:
@@ -117,19 +127,36 @@ class Runner:
         truth = fold(piece.truth, folding.base, nodes)
         with Reordered(self.generator):
             drawn = fold(piece.yardsticks, folding.base, nodes)
-        runs = Run({}, truth[0]), Run({}, _stored(drawn, self.rounds.get("state")))
-        return replace(piece, truth=runs[0], yardsticks=runs[1], folding=folding)
+        runs = Run({}, truth[0]), Run({}, self._store("state", drawn))
+        shaken = None if piece.shaken is None else partial(self._folded, piece.shaken, folding.base, nodes)
+        return replace(piece, truth=runs[0], yardsticks=runs[1], folding=folding, shaken=shaken)
 
-    def _drawn(self, work: Work, draws: int) -> Run:
+    def _folded(self, shaken: Callable[[int], Run], base: torch.Tensor, nodes: Sequence[int], draws: int) -> Run:
+        verified = shaken(draws)
+        with Reordered(self.generator):
+            return Run({}, self._shake("state", fold(verified, base, nodes)))
+
+    def shaken(self, work: Work, draws: int) -> Run:
+        """Draws whose declared roundings fall by chance: they differ as honest engines do whose ties fall otherwise.
+
+        What is not stored narrower was rounded on its way as well, and moves within a unit of its own.
+        """
+        return self._drawn(work, draws, self._shake, experts=False)
+
+    @property
+    def narrow(self) -> bool:
+        return any(narrower(dtype, self.rounded.embedding.dtype) for dtype in self.rounds.values())
+
+    def _drawn(self, work: Work, draws: int, store: Store, *, experts: bool) -> Run:
         """All draws at once, as a further axis; one by one where rows choose experts, which no axis can follow."""
 
         def draw(_: torch.Tensor) -> tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]:
             places: dict[Place, torch.Tensor] = {}
-            state = work(self.rounded, _recording(places, self._round))
-            return places, () if state is None else (_stored(state, self.rounds.get("state")),)
+            state = work(self.rounded, _recording(places, lambda place, x: store(place.component, x)))
+            return places, () if state is None else (store("state", state),)
 
         with Reordered(self.generator):
-            if self.rounded.config.experts:
+            if experts:
                 places, state = _stacked([draw(torch.empty(0)) for _ in range(draws)])
             else:
                 places, state = torch.func.vmap(draw, randomness="different")(torch.empty(draws))
@@ -140,13 +167,27 @@ class Runner:
         place = next(place for place in drawn.places if place.component == "core")
         q, k, v, log_decay, erase, write = (part[:1] for part in _rule_inputs(drawn))
         forms = [recur_in_chunks(q, k, v, log_decay, erase, write, base.to(k)[None], chunk) for chunk in CHUNKS]
-        cores = [drawn.places[place], *(self._round(place, core) for core, _ in forms)]
+        cores = [drawn.places[place], *(self._store("core", core) for core, _ in forms)]
         assert drawn.state is not None, "a layer with a delta rule leaves a state"
-        states = [drawn.state, *(_stored(state, self.rounds.get("state")) for _, state in forms)]
+        states = [drawn.state, *(self._store("state", state) for _, state in forms)]
         return Run({**drawn.places, place: torch.cat(cores)}, torch.cat(states))
 
-    def _round(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
-        return _stored(tensor, self.rounds.get(place.component))
+    def _store(self, component: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Rounded to how it is stored, in the width that it came in."""
+        dtype = self.rounds.get(component)
+        return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype).to(tensor.dtype)
+
+    def _shake(self, component: str, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = self.rounds.get(component)
+        if not tensor.is_floating_point():
+            return tensor
+        if dtype is None or not narrower(dtype, tensor.dtype):
+            return by_a_unit(tensor, self.generator)
+        return up_or_down(tensor, dtype, self.generator)
+
+
+def narrower(stored: torch.dtype, width: torch.dtype) -> bool:
+    return stored.is_floating_point and width.is_floating_point and torch.finfo(stored).eps > torch.finfo(width).eps
 
 
 def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
@@ -180,8 +221,3 @@ def _stacked(shown: Sequence[_Shown]) -> _Shown:
     """The places and the state of several draws, draws first."""
     places = {place: torch.stack([one[place] for one, _ in shown]) for place in shown[0][0]}
     return places, tuple(torch.stack(each) for each in zip(*(state for _, state in shown), strict=True))
-
-
-def _stored(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Rounded to how it is stored, in the width that it came in."""
-    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype).to(tensor.dtype)

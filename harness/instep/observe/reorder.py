@@ -2,7 +2,8 @@
 
 Monte Carlo arithmetic (Parker 1997) at the level of tensor operations: inside `Reordered` every sum is moved by a draw
 from the error that a running sum in some order makes, every inexact function by a draw from the error that vendors'
-libraries state, while sums and products of two numbers round as they do. Leaves out: which piece is run.
+libraries state, while sums and products of two numbers round as they do; `up_or_down` is a rounding into storage that
+falls by chance. Leaves out: which piece is run.
 """
 
 from __future__ import annotations
@@ -27,6 +28,28 @@ FUNCTIONS = frozenset({"exp", "rsqrt", "sigmoid", "silu", "softplus", "sin", "co
 REDUCTIONS = frozenset({"matmul", "einsum", "sum", "mean", "softmax"})
 
 
+def up_or_down(x: torch.Tensor, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """x rounded to one of its two neighbours in a narrower dtype, by chance: upwards at the odds of where it stands.
+
+    At the part f of the way between them its error has mean 0 and a deviation of sqrt(f (1 - f)) units: never less than
+    min(f, 1 - f), the error of rounding to nearest. A number that the narrower dtype has stays what it is.
+    """
+    mantissa, _ = torch.frexp(x)  # at least 1/2 and below 1
+    scaled = mantissa * (1 / torch.finfo(dtype).eps * 2)  # now neighbours are whole numbers
+    cut = torch.floor(scaled + _chance(x, generator)) * (x / scaled)
+    return torch.where(x.isfinite() & (x != 0), cut, x).to(dtype).to(x.dtype)
+
+
+def by_a_unit(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """x moved within a unit of its own last place: what stands where nothing narrower is stored was rounded as well."""
+    return x * (1 + torch.finfo(x.dtype).eps * (2 * _chance(x, generator) - 1))
+
+
+def _chance(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    drawn = torch.rand(like.shape, generator=generator, dtype=like.dtype, device=generator.device)
+    return drawn.to(like.device)
+
+
 class Reordered(TorchFunctionMode):
     """While it is entered, sums and functions come out as they might elsewhere; every call is a draw of its own."""
 
@@ -48,8 +71,8 @@ class Reordered(TorchFunctionMode):
         return out
 
     def _evaluated(self, out: torch.Tensor) -> torch.Tensor:
-        drawn = 2 * torch.rand(out.shape, generator=self.generator, dtype=out.dtype) - 1
-        return out * (1 + FUNCTION_ULPS * torch.finfo(out.dtype).eps * drawn.to(out.device))
+        drawn = 2 * _chance(out, self.generator) - 1
+        return out * (1 + FUNCTION_ULPS * torch.finfo(out.dtype).eps * drawn)
 
     def _summed(self, out: torch.Tensor, terms: int, squares: torch.Tensor) -> torch.Tensor:
         """A sum s of n terms, by one of all running orders: its partial sums s_k are each rounded.
@@ -61,7 +84,8 @@ class Reordered(TorchFunctionMode):
         if terms < 2:
             return out
         deviation = ROUNDING * torch.finfo(out.dtype).eps * (terms * (out * out / 3 + squares / 6)).sqrt()
-        drawn = torch.randn(out.shape, generator=self.generator, dtype=out.dtype)
+        at = self.generator.device
+        drawn = torch.randn(out.shape, generator=self.generator, dtype=out.dtype, device=at)
         return out + deviation * drawn.to(out.device)
 
     def _softmax(self, scores: torch.Tensor, dim: int) -> torch.Tensor:

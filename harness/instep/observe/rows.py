@@ -39,12 +39,12 @@ class Share:
 
 def shares(moment: Moment, stage: str) -> list[Share]:
     """The rows of `stage` in batch order; empty when the event has no such stage."""
-    event = moment.event
+    event, family = moment.event, stage.partition(".")[0]
     if isinstance(event, Forward):
-        return _pack(_of_forward(moment, event, stage)) if stage in ("trunk", "extend") else []
+        return _pack(_of_forward(moment, event, stage)) if family in ("trunk", "extend") else []
     if isinstance(event, Commit):
-        return _pack(_of_commit(moment, event)) if stage == "extend" else []
-    if isinstance(event, Draft) and stage.startswith("chain"):
+        return _pack(_of_commit(moment, event)) if family == "extend" else []
+    if isinstance(event, Draft) and family == "chain":
         return _pack([(name, "draft", 1, moment.expected.lengths_after[name], 1, ()) for name in event.requests])
     return []
 
@@ -71,8 +71,21 @@ def rows(side: Side, place: Place, share: Share) -> torch.Tensor | None:
     return tensor[share.begin : share.begin + share.count]
 
 
+def draft_stage(layer: int) -> str:
+    """The stage in which an MTP layer takes in what was committed."""
+    return f"extend.{layer}" if layer else "extend"
+
+
 def parted(moment: Moment, stage: str, share: Share) -> bool:
-    """Whether subject and truth run this step of a draft chain on different tokens (only when picks are free)."""
+    """Whether subject and truth run this step of a draft on different tokens: behind free picks, or a layer's own."""
+    family, _, number = stage.partition(".")
+    if family == "extend":
+        picks = [Place(draft_stage(layer), AFTER_LAYERS, "pick") for layer in range(int(number or 0))]
+        said = [[side.places.get(place) for place in picks] for side in (moment.subject, moment.truth)]
+        return any(
+            one is not None and other is not None and not torch.equal(one, other)
+            for one, other in zip(*said, strict=True)
+        )
     ours, right = moment.subject.answer, moment.truth.answer
     if not (isinstance(ours, Drafted) and isinstance(right, Drafted)):
         return False
@@ -94,8 +107,17 @@ def _of_forward(moment: Moment, event: Forward, stage: str) -> list[_Piece]:
             continue
         rooted = row.kind == "decode" or moment.expected.roots_after[row.request] is not None
         count = row.tokens if row.kind == "prefill" else 1
-        pieces.append((row.request, row.kind, count, after - count, int(rooted), ()))
+        asked = rooted or _fills(moment, row.request, stage)
+        pieces.append((row.request, row.kind, count, after - count, int(asked), ()))
     return pieces
+
+
+def _fills(moment: Moment, request: str, stage: str) -> bool:
+    """Whether an MTP layer picks inside a prompt: where the next layer, which reads one token on, would find none."""
+    family, _, number = stage.partition(".")
+    layer, layers = int(number or 0), len(moment.truth.after[request].draft_keys)
+    behind = moment.expected.prompts[request] - moment.expected.lengths_after[request] - 1
+    return family == "extend" and layer + 1 < layers and behind <= layer
 
 
 def _of_commit(moment: Moment, event: Commit) -> list[_Piece]:

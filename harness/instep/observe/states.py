@@ -12,19 +12,16 @@ from types import MappingProxyType
 
 import torch
 
-from instep_reference import gdn
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import LayerKind, ModelConfig
 from instep_reference.contract.engine import RequestState
-from instep_reference.contract.place import STAGE_LEVEL, Place, See
-from instep_reference.gdn import GdnMemory
-from instep_reference.norms import rms_norm
-from instep_reference.weights import GdnWeights, Weights
+from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.weights import Weights
 
 from ..verdict import Skipped
 from .moment import Moment
-from .oracle import Oracle
-from .piece import Flight, Piece, Runner, Work
+from .oracle import Oracle, to_state
+from .piece import Flight, Piece, Runner
 from .rows import Share, rows
 
 
@@ -59,9 +56,10 @@ class StateOracle(Oracle):
             if hidden is None or hidden.shape[0] != share.count:
                 continue  # T0 has said so
             base = self._base(before, layer, share.start)
-            work = self._to_state(hidden, before, layer, number, share.start)
+            work = to_state(hidden, before, layer, number, share.start)
             piece = self._piece(share, "trunk", layer, work, base if share.kind == "prefill" else None)
-            layers[layer] = replace(piece, folding=self._folding(moment, piece, base, share.count))
+            folding, shaken = self._folding(moment, piece, base, share.count), self._shaken(share, work)
+            layers[layer] = replace(piece, folding=folding, shaken=shaken, narrow=self.runner.narrow)
             yield layers[layer]
         if share.kind == "verify":
             self.flights[name] = Flight(before, layers, None, moment.expected.windows[name])
@@ -72,23 +70,6 @@ class StateOracle(Oracle):
         """The state before the step; by the trace nothing came before a start of 0, whatever memory holds."""
         state = before.state[layer].to(self.device, torch.float64)
         return state if start else torch.zeros_like(state)
-
-    def _to_state(self, hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int) -> Work:
-        def work(weights: Weights, see: See) -> torch.Tensor:
-            like, mine = weights.embedding, weights.layers[number]
-            assert isinstance(mine.mixer, GdnWeights), "only GDN layers are here"
-            memory = gdn.empty(weights.config, like.dtype, like.device)
-            if start:
-                memory = GdnMemory(before.conv[layer].to(like), before.state[layer].to(like))
-
-            def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
-                return see(Place("trunk", layer, component), tensor)
-
-            normed = at("normed", rms_norm(hidden.to(like), mine.input_norm, self.config.eps))
-            positions = start + torch.arange(hidden.shape[0], device=like.device)
-            return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at)[1].state
-
-        return work
 
 
 def _lean(checkpoint: Checkpoint, gdn_layers: list[int]) -> Checkpoint:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..verdict import Comparison, Exit
+from ..verdict import Comparison, Exit, Located
 from ..whole import write_whole
 from .machine import machine
 from .terminal import Total, tiers
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..rig.rig import Outcome
 
 SCHEMA = 1
-FINDINGS = 100  # of a run that are written out; the first is the one that matters
+FINDINGS = 100  # of a run that are written out, and the first of every check; the first of all is what matters
 
 
 def write(path: Path, outcomes: Sequence[Outcome], *, commit: str | None = None) -> None:
@@ -53,7 +53,7 @@ def result(outcomes: Sequence[Outcome], *, commit: str | None = None) -> dict[st
 def typed(argv: Sequence[str]) -> str:
     """The command as it was typed, but for where the result goes."""
     words = [Path(argv[0]).name.replace("__main__.py", "instep"), *argv[1:]]
-    for option in ("--json", "--out"):
+    for option in ("--json", "--out", "--picture", "--trail"):
         if option in words[:-1]:
             del words[words.index(option) : words.index(option) + 2]
     return shlex.join(words)
@@ -70,14 +70,16 @@ def _run(outcome: Outcome) -> dict[str, Any]:
     verdict, plan = outcome.verdict, outcome.plan
     return {
         "name": outcome.name, "ops": plan.ops, "device": plan.device, "dtype": plan.dtype, "layout": plan.layout,
-        "strategy": plan.strategy, "conv": plan.conv, "graphs": plan.graphs,
+        "strategy": plan.strategy, "conv": plan.conv, "graphs": plan.graphs, "drafter": plan.drafter,
         "exit": int(verdict.exit), "events": verdict.events, "of": outcome.of, "elements": verdict.elements,
         "model": plan.checkpoint.digest, "served": outcome.served, "calls": outcome.calls,
         "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},
         "tiers": [_total(total) for total in tiers(outcome)],
         "skipped": len(verdict.skipped),
-        "findings": [_finding(found) for found in verdict.findings[:FINDINGS]],
+        "looked": {c.check: c.tier.value for c in verdict.compared if c.event == verdict.events - 1},
+        "findings": [finding(found) for found in _told(verdict.findings)],
         "message": divergence(outcome) if verdict.findings else None,
+        "located": None if outcome.located is None else _located(outcome.located),
         "history": asdict(outcome.history),
     }
 
@@ -88,7 +90,21 @@ def _total(total: Total) -> dict[str, Any]:
     return {**asdict(total), "tier": total.tier.value, "headroom": headroom}
 
 
-def _finding(found: Comparison) -> dict[str, Any]:
+def _told(findings: Sequence[Comparison]) -> list[Comparison]:
+    """In their order, the first of every check among them."""
+    first = {found.check: found for found in reversed(findings)}
+    return [found for number, found in enumerate(findings) if number < FINDINGS or first[found.check] is found]
+
+
+def _located(located: Located) -> dict[str, Any]:
+    """The finding that it is about is the first of `findings`."""
+    return {
+        "cause": located.cause, "op": located.op, "says": located.says, "options": located.options,
+        "hints": located.hints, "replays": located.replays,
+    }
+
+
+def finding(found: Comparison) -> dict[str, Any]:
     return {
         "check": found.check, "tier": found.tier.value, "event": found.event, "kind": found.kind,
         "stage": found.place.stage, "layer": found.place.layer, "component": found.place.component,

@@ -29,7 +29,7 @@ COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # c
 
 
 def divergence(outcome: Outcome) -> str:
-    """All that is known about the first finding, in at most five lines."""
+    """All that is known about the first finding, a line each."""
     first, *others = outcome.verdict.findings
     subject = f"optimized[{outcome.plan.ops}] against reference"
     lines = [f"DIVERGED  {outcome.name}, {subject}", f"  {where(first)}"]
@@ -40,6 +40,8 @@ def divergence(outcome: Outcome) -> str:
     lines.append(f"  {diagnosis}          ({numbers}; {first.tier.value} {first.check})")
     if others:
         lines.append(f"  {len(others)} more at this event, next: {where(others[0], short=True)}")
+    if outcome.located is not None:
+        lines += [f"  {outcome.located.says}", *(f"  hint: {hint}" for hint in outcome.located.hints)]
     return "\n".join([*lines, f"  {command(outcome, first)}"])
 
 
@@ -61,7 +63,8 @@ def where(found: Comparison, *, short: bool = False) -> str:
 def spelled(place: Place) -> str:
     """The place in words; the trunk goes without saying."""
     stage, _, step = place.stage.partition(".")
-    side = {"trunk": "", "extend": "draft extend ", "chain": f"draft step {int(step or 0) + 1} "}[stage]
+    extend = f"draft extend {step} " if step else "draft extend "  # of MTP layer `step`, where there are several
+    side = {"trunk": "", "extend": extend, "chain": f"draft step {int(step or 0) + 1} "}[stage]
     layer = "" if place.layer in (STAGE_LEVEL, AFTER_LAYERS) else f"layer {place.layer} "
     return f"{side}{layer}{NAMES.get(place.component, place.component)}"
 
@@ -69,23 +72,24 @@ def spelled(place: Place) -> str:
 def command(outcome: Outcome, found: Comparison) -> str:
     """What to type to see it again, and no more of it than is needed."""
     plan = outcome.plan
-    words = ["instep replay", _near(outcome.trace), f"--ops {plan.ops}", f"--until {found.event}"]
+    words = [*outcome.again, near(outcome.trace), f"--ops {plan.ops}", f"--until {found.event}"]
     if found.place.layer not in (STAGE_LEVEL, AFTER_LAYERS):
         words.append(f"--layer {found.place.layer}")
     for option, value, usual in (
         ("--device", plan.device, "cpu"), ("--dtype", plan.dtype, "float32"), ("--layout", plan.layout, "VK"),
         ("--strategy", plan.strategy, "rerun"), ("--conv", plan.conv, "windows"),
+        ("--drafter", plan.drafter, "eagle"),
     ):
         if value != usual:
             words.append(f"{option} {value}")
     if plan.graphs:
         words.append("--graphs")
     if outcome.elsewhere is not None:
-        words.append(f"--checkpoint {_near(outcome.elsewhere)}")
+        words.append(f"--checkpoint {near(outcome.elsewhere)}")
     return " ".join(words)
 
 
-def _near(path: Path) -> str:
+def near(path: Path) -> str:
     """The path as one would type it here, when it is below the working directory."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -37,6 +37,7 @@ class Setup:
     strategy: str | None = None
     conv: str | None = None
     graphs: bool | None = None
+    drafter: str | None = None
 
     @property
     def width(self) -> torch.dtype:
@@ -49,6 +50,8 @@ class Setup:
         named: dict[str, Any] = chosen(strategy=self.strategy, conv=self.conv)
         if self.graphs is not None:
             named["graphs"] = self.graphs
+        if self.drafter is not None:
+            named["drafter"] = self.drafter
         device, layout = device_here(self.device), known_layout(self.layout)
         return Options(device=device, activation=self.width, state=wide(self.width), layout=layout, **named)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from instep_optimized.ops.around import around
+from instep_optimized.ops.base import Ops
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
@@ -51,16 +52,19 @@ def shadow(config: ModelConfig) -> ModelConfig:
 
 def outcome(
     trace: Trace, checkpoint: Checkpoint, setup: Setup, *, until: int | None = None,
-    layers: Collection[int] | None = None, also: Sequence[Check] = (),
+    layers: Collection[int] | None = None, also: Sequence[Check] = (), judged: Sequence[Check] | None = None,
+    ops: Ops | None = None, kept: Collection[int] | None = None,
 ) -> Outcome:
     """Replay a trace in which everything is forced, up to and including event `until`.
 
-    layers: whose states are judged, None: all; also: further checks.
+    layers: whose states are judged, None: all; also: further checks; judged: instead of T0, T1 and T2d; ops: those of
+    the setup, wrapped; kept: the layers whose results are looked at, None: all.
     """
     room, adaptive = trace.header.room(), trace.header.adaptive_file(trace.path.name)
-    seats = sides(checkpoint, setup, room, num_steps=trace.header.num_steps, adaptive=adaptive)
+    seats = sides(checkpoint, setup, room, num_steps=trace.header.num_steps, adaptive=adaptive, ops=ops)
     lockstep = Lockstep(trace, seats)
-    verdict = run(lockstep, [*checks(checkpoint, setup, layers), *also], until=until)
+    chosen = checks(checkpoint, setup, layers) if judged is None else judged
+    verdict = run(lockstep, [*chosen, *also], until=until, layers=kept)
     options = setup.options()
     plan = Plan(
         checkpoint, room, trace.header.num_steps, adaptive, setup.ops, setup.device, setup.dtype, options.layout,
@@ -74,11 +78,12 @@ def outcome(
 
 
 def sides(
-    checkpoint: Checkpoint, setup: Setup, capacity: Capacity, *, num_steps: int, adaptive: AdaptiveFile | None = None
+    checkpoint: Checkpoint, setup: Setup, capacity: Capacity, *, num_steps: int, adaptive: AdaptiveFile | None = None,
+    ops: Ops | None = None,
 ) -> Sides:
     """Subject and ledger; there is no rounded run, because there is no whole reference."""
     calls = Counter[str]()
-    counted = around(setup.served(), unseen, counting(calls))
+    counted = around(ops or setup.served(), unseen, counting(calls))
     subject = engine(checkpoint, setup, capacity, num_steps=num_steps, adaptive=adaptive, ops=counted)
     seats = Seat(setup.ops, subject), Seat("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
     for seat in seats:

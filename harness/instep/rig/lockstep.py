@@ -12,15 +12,19 @@ from dataclasses import replace
 from functools import partial
 
 from instep_reference.contract.engine import Event
-from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ..checks.base import Check
+from ..checks.capacity import judged
+from ..checks.contracts import broken
 from ..observe.moment import Expected, Moment, Side
+from ..observe.noted import NOTHING
 from ..trace.book import Book
 from ..trace.file import Trace
 from ..trace.legal import Law
 from ..verdict import Comparison, Skipped, Tier, Verdict
+from .grafting import Mendable
 from .sides import Sides
 
 Progress = Callable[[int, Event], None]
@@ -42,9 +46,11 @@ class Lockstep:
         self.law = Law(trace.header)
         self.seconds = {"reference": 0.0, "subject": 0.0}
         self.next = 0
+        self.last: Moment | None = None
 
     def step(self) -> Moment:
         index, event = self.next, self.trace.events[self.next]
+        self._mend(index - 1)
         before = replace(self.law.book, live=dict(self.law.book.live))
         self.law.apply(event, self.trace.where(index))
         self.next += 1
@@ -55,6 +61,7 @@ class Lockstep:
         self.seconds["reference"] += time.perf_counter() - begun
         begun = time.perf_counter()
         try:
+            self.sides.grafting.begin(index, (truth if rounded is None else rounded).places)
             self.sides.watch.before(event)
             subject = self.sides.subject.step(event, live)
             changes = self.sides.watch.after()
@@ -64,9 +71,29 @@ class Lockstep:
         except Exception as error:  # whatever it is: the subject may be anybody's
             raise Refused(error, self.sides.subject.tape.last) from error
         self.seconds["subject"] += time.perf_counter() - begun
+        self.sides.grafting.end(index)
         expected = expect(before, self.law.book)
         redrawn = partial(self._redrawn, index) if self.sides.rounded_draw else None
-        return Moment(index, event, expected, subject, truth, rounded, changes, slots, pages, redrawn)
+        regions = self.sides.shown.regions
+        noted = NOTHING if self.sides.notes is None else self.sides.notes.take()
+        self.last = Moment(
+            index, event, expected, subject, truth, rounded, changes, slots, pages, redrawn, regions, noted
+        )
+        return self.last
+
+    def _mend(self, index: int) -> None:
+        """Put the reference's memory into the subject's, as it was after event `index`."""
+        places, sides = self.sides.grafting.memory(index), self.sides
+        if not places:
+            return
+        if not isinstance(sides.subject.engine, Mendable):
+            raise BadInput("--graft", found=sides.subject.name, expected="an op set: whose memory we can write")
+        right = sides.truth if sides.rounded is None else sides.rounded
+        for name, standing in self.law.book.live.items():
+            if standing.slot is not None and not standing.window:  # in a round, its memory belongs to nobody
+                sides.subject.engine.mend(name, places, right.states[name])
+                sides.subject.look(name)
+        sides.watch.forget()
 
     def _redrawn(self, last: int, draw: int) -> Side:
         """The rounded run from the start up to this event, as another draw. Every choice stands in the trace."""
@@ -89,6 +116,7 @@ def expect(before: Book, after: Book) -> Expected:
         roots_after={name: s.root for name, s in after.live.items()},
         windows=windows,
         num_steps=after.num_steps,
+        prompts={name: len(s.prompt) for book in (before, after) for name, s in book.live.items()},
     )
 
 
@@ -105,15 +133,19 @@ def run(
         try:
             moment = lockstep.step()
         except Refused as refused:
-            verdict.add([_refusal(index, event, refused)])
+            verdict.add(_refusals(lockstep, index, event, refused))
             return verdict
         verdict.served |= bool(moment.subject.places)
         results = [result for check in checks for result in check(moment)]
-        if verdict.add(result for result in results if _wanted(result, wanted)):
+        if verdict.add(result for result in results if _wanted(result, wanted) and not _put(lockstep, result)):
             return verdict
         if progress is not None:
             progress(index, event)
     return verdict
+
+
+def _put(lockstep: Lockstep, result: Comparison | Skipped) -> bool:
+    return isinstance(result, Comparison) and lockstep.sides.grafting.replaces(result)
 
 
 def _wanted(result: Comparison | Skipped, layers: frozenset[int] | None) -> bool:
@@ -122,6 +154,18 @@ def _wanted(result: Comparison | Skipped, layers: frozenset[int] | None) -> bool
         return True
     nowhere = result.tier is Tier.IDENTITY and result.place.layer in (STAGE_LEVEL, AFTER_LAYERS)
     return result.place.layer in layers or (nowhere and not result.agrees)
+
+
+def _refusals(lockstep: Lockstep, index: int, event: Event, refused: Refused) -> list[Comparison]:
+    """What it raised, where it stood; and before that every contract that it broke until then, every pool too small."""
+    kind, notes = str(event.__struct_config__.tag), lockstep.sides.notes
+    noted = NOTHING if notes is None else notes.take()
+    told = broken(noted, index, kind)
+    if noted.room is not None:
+        told += [pool for pool in judged(lockstep.sides.shown.regions(), noted, index, kind) if not pool.agrees]
+    if told:
+        refused.place = told[0].place
+    return [*told, _refusal(index, event, refused)]
 
 
 def _refusal(index: int, event: Event, refused: Refused) -> Comparison:

@@ -18,17 +18,20 @@ import torch
 
 from instep_optimized.layout import StateLayout
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import BadInput
 
 from ..checks import Check, for_labels, for_numbers
-from ..observe.oracle import Oracle
+from ..observe.moment import Moment
 from ..trace.file import Trace
 from ..trace.legal import verified
-from ..verdict import Verdict
+from ..verdict import Comparison, Located, Skipped, Tier, Verdict
+from .grafting import GraftedOracle
 from .history import History
 from .lockstep import Lockstep, Progress, run
 from .remembered import Remembered
 from .sides import DEFAULTS, Plan, Sides, candidates, moves_labels, rounds, seat, wide
+from .variant import AS_IS, Variant
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")
 
@@ -40,6 +43,7 @@ class Outcome:
     name      the trace's; of: how many events it has; elsewhere: the model, when it is not where the trace says
     seconds   wall clock per side, checks excluded; calls: op -> how often the subject's op set was called
     served    package -> sha256 of the source that was imported
+    last      the moment after the last event that was served; located: where a divergence was made, once it is known
     """
 
     name: str
@@ -52,6 +56,9 @@ class Outcome:
     seconds: dict[str, float]
     calls: dict[str, int]
     served: dict[str, str]
+    last: Moment | None = None
+    located: Located | None = None
+    again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome
 
 
 class Rig:
@@ -60,7 +67,7 @@ class Rig:
     def __init__(
         self, trace: Trace, checkpoint: Path | None = None, *, ops: str = "plain", device: str = "cpu",
         dtype: str = "float32", layout: StateLayout = "VK", strategy: str = DEFAULTS.strategy,
-        conv: str = DEFAULTS.conv, graphs: bool = DEFAULTS.graphs,
+        conv: str = DEFAULTS.conv, graphs: bool = DEFAULTS.graphs, drafter: str = DEFAULTS.drafter,
         checks: Callable[[Plan], Sequence[Check]] | None = None,
     ) -> None:
         self.trace, header = verified(trace), trace.header
@@ -73,25 +80,46 @@ class Rig:
         if set(header.candidates) != set(known):
             raise BadInput(f"{trace.path.name} line 1: candidates", found=header.candidates, expected=known)
         self.plan = Plan(
-            opened, header.room(), header.num_steps, adaptive, ops, device, dtype, layout, strategy, conv, graphs
+            opened, header.room(), header.num_steps, adaptive, ops, device, dtype, layout, strategy, conv, graphs,
+            drafter,
         )
         must_hold(opened, self.plan.width, dtype)
         self.checks = checks
 
     def run(
-        self, *, until: int | None = None, layers: Iterable[int] | None = None, progress: Progress | None = None
+        self, *, until: int | None = None, layers: Iterable[int] | None = None, progress: Progress | None = None,
+        variant: Variant = AS_IS, also: Sequence[Check] = (), judged_from: int = 0,
     ) -> Outcome:
-        """Replay from the start, up to and including event `until`; `layers` keeps the findings of these alone."""
-        sides = seat(self.plan)
+        """Replay from the start, up to and including event `until`; `layers` keeps the findings of these alone.
+
+        variant: what is otherwise this time; also: further checks, which see every moment; judged_from: the event at
+        which the checks of arithmetic begin, not within a round, where what came before is known to agree.
+        """
+        sides = seat(self.plan, variant)
         lockstep = Lockstep(self.trace, sides)
-        chosen = checks_for(self.plan, sides, self.trace.recorded) if self.checks is None else self.checks(self.plan)
-        verdict = run(lockstep, chosen, until=until, layers=layers, progress=progress)
+        chosen = self.checks(self.plan) if self.checks is not None else checks_for(
+            self.plan, sides, self.trace.recorded, variant
+        )
+        chosen = [Late(check, judged_from) if judged_from else check for check in chosen]
+        verdict = run(lockstep, [*chosen, *also], until=until, layers=layers, progress=progress)
         ran = self.trace.events[: lockstep.next]
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
             History.of(self.trace.header, ran, lockstep.law.book), len(self.trace.events), dict(lockstep.seconds),
-            dict(sides.calls), served(),
+            dict(sides.calls), served(), lockstep.last,
         )
+
+
+class Late:
+    """A check of arithmetic that begins at an event; before, it hears of the prompts alone. Exact ones see all."""
+
+    def __init__(self, check: Check, begin: int) -> None:
+        self.name, self.tier = check.name, check.tier
+        self._check, self._begin = check, begin
+
+    def __call__(self, moment: Moment) -> Iterable[Comparison | Skipped]:
+        early = moment.index < self._begin and self.tier not in (Tier.IDENTITY, Tier.BITWISE)
+        return () if early and not isinstance(moment.event, Admit) else self._check(moment)
 
 
 # What an engine keeps wide whatever its activations are.
@@ -109,14 +137,18 @@ def must_hold(checkpoint: Checkpoint, width: torch.dtype, named: str) -> None:
             )
 
 
-def checks_for(plan: Plan, sides: Sides, remembered: Mapping[str, torch.Tensor] | None = None) -> tuple[Check, ...]:
+def checks_for(
+    plan: Plan, sides: Sides, remembered: Mapping[str, torch.Tensor] | None = None, variant: Variant = AS_IS
+) -> tuple[Check, ...]:
     """Every check that has a meaning for these sides; checks remember their run, so each run has its own.
 
     remembered: what a recorded trace's reference answered, if there is one.
     """
     if moves_labels(sides.ops):
         return for_labels()
-    checks = for_numbers(Oracle(plan.checkpoint, rounds(plan, sides.ops), wide(plan.width)))
+    oracle = GraftedOracle(plan.checkpoint, rounds(plan, sides.ops), wide(plan.width))
+    oracle.grafts = frozenset(variant.graft)
+    checks = for_numbers(oracle)
     return checks if remembered is None else (Remembered(remembered), *checks)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
-from instep_optimized import OptimizedEngine, Options
+from instep_optimized import Options
 from instep_optimized.layout import StateLayout
 from instep_optimized.ops.around import around
 from instep_optimized.ops.base import Ops
@@ -35,8 +35,13 @@ from instep_reference.weights import Weights
 from ..adapters import Subject, find
 from ..observe.memory import Watch
 from ..observe.moment import Side
+from ..observe.noted import Room
+from ..observe.notes import Notes, replays_of
 from ..observe.reorder import Reordered
 from ..observe.tape import Tape
+from .grafting import Grafting, Mendable
+from .stored import StoringEngine
+from .variant import AS_IS, Variant, swapped
 
 DEFAULTS = Options()  # where no strategy is named
 WIDTHS = {
@@ -50,6 +55,7 @@ class Plan:
 
     strategy, conv  names of the optimized engine's commit strategies; an engine of somebody else has its own
     graphs          whether its bodies are held in graphs: of CUDA on a GPU, of the emulator elsewhere
+    drafter         how drafts are made: eagle, vanilla; an engine of somebody else has its own
     """
 
     checkpoint: Checkpoint
@@ -63,6 +69,7 @@ class Plan:
     strategy: str = DEFAULTS.strategy
     conv: str = DEFAULTS.conv
     graphs: bool = DEFAULTS.graphs
+    drafter: str = DEFAULTS.drafter
 
     @property
     def width(self) -> torch.dtype:
@@ -87,15 +94,22 @@ class Seat:
     arithmetic: AbstractContextManager[Any] = field(default_factory=nullcontext)
     tape: Tape = field(default_factory=Tape)
     states: dict[str, RequestState] = field(default_factory=dict)
+    told: Callable[[object], None] = lambda said: None  # the answer as it was given, before it is brought to the host
 
     def step(self, event: Event, live: Iterable[str]) -> Side:
         """Serve one event; `live`: the requests that are there afterwards."""
         before = self.states
         with self.arithmetic:
-            answer = on_host(event.on(self.engine))
+            said = event.on(self.engine)
+            self.told(said)
+            answer = on_host(said)
         places = self.tape.take()
         self.states = {name: on_host(self.engine.state(name)) for name in live}
         return Side(self.name, answer, places, before, self.states, self.engine.next_num_steps())
+
+    def look(self, name: str) -> None:
+        """The state of a request once more: something has changed it from outside."""
+        self.states = {**self.states, name: on_host(self.engine.state(name))}
 
 
 @dataclass
@@ -110,38 +124,69 @@ class Sides:
     ops: Ops | None
     calls: Counter[str]
     rounded_draw: Callable[[int], Seat] | None = None  # the rounded run from its start, as another draw
+    grafting: Grafting = field(default_factory=Grafting)
+    notes: Notes | None = None
 
 
-def seat(plan: Plan) -> Sides:
-    """Build all sides of a plan."""
+def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
+    """Build all sides of a plan; `variant`: what is otherwise at the subject."""
     found, calls = find(plan.ops), Counter[str]()
     if isinstance(found, Ops):
+        found = swapped(found, variant.swap)
         options = Options(
             device=plan.device, activation=plan.width, state=wide(plan.width), layout=plan.layout,
-            strategy=plan.strategy, conv=plan.conv, graphs=plan.graphs,
+            strategy=plan.strategy, conv=plan.conv, drafter=plan.drafter,
+            graphs=plan.graphs and not variant.without_graphs,
         )
-        counted = around(found, unseen, counting(calls))
-        with enough_memory(plan.capacity):
-            subject: Subject = OptimizedEngine(
+        options = replace(options, **dict(variant.options))  # type: ignore[arg-type]
+        notes = noting(plan, found)
+        counted = around(found, unseen, notes.wrapper, counting(calls))
+        with enough_memory(plan.capacity), notes.making("the optimized engine"):
+            engine = Mendable(
                 plan.checkpoint, counted, options, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive
             )
+        replays = None if engine.graphs is None else replays_of(engine.graphs)
+        subject: Subject = engine
+        poison = options.poison
+        notes.of(subject, poison=poison, guarded=options.guarded, replays=replays)
     else:
-        subject = found(
-            plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive, device=plan.device,
-            dtype=plan.width, layout=plan.layout,
-        )
+        if variant.swap or variant.options:
+            raise BadInput("--swap", found=plan.ops, expected="an op set: somebody else's engine has no ops to swap")
+        notes, poison = noting(plan, None), None
+        with notes.making("the engine"):
+            subject = found(
+                plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive, device=plan.device,
+                dtype=plan.width, layout=plan.layout,
+            )
+        notes.of(subject)
     ops = found if isinstance(found, Ops) else None
     if moves_labels(ops):
-        truth: _Seen = LedgerEngine(plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive)
+        truth: _Seen = LedgerEngine(
+            plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter
+        )
         rounded = draw = None
     else:
         truth = reference(plan, torch.float64)
         draw = partial(_rounded, plan, ops)
         rounded = draw(0)
-    sides = Sides(Seat(plan.ops, subject), Seat("truth", truth), rounded, Watch(subject), subject, ops, calls, draw)
-    _watch(sides.subject, unseen)
+    sides = Sides(
+        Seat(plan.ops, subject, notes, told=notes.answered), Seat("truth", truth), rounded, Watch(subject, poison),
+        subject, ops, calls, draw, Grafting(variant.graft), notes,
+    )
+    _watch(sides.subject, sides.grafting)
     _watch(sides.truth, unseen)
     return sides
+
+
+def noting(plan: Plan, found: Ops | None) -> Notes:
+    """What notes the op calls, host reads and graphs of a subject, and what was handed to whoever is made."""
+    steps, _ = candidates(plan.num_steps, plan.adaptive)
+    handed = {
+        "the model's configuration": plan.checkpoint.config, "the adaptive file": plan.adaptive,
+        "the capacity": plan.capacity,
+    }
+    room = Room(plan.capacity, max(steps) + 1)
+    return Notes(found, rounds(plan, found), plan.device, room, handed)
 
 
 @contextmanager
@@ -167,13 +212,17 @@ def moves_labels(ops: Ops | None) -> bool:
 def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     """The reference in some width; on the CPU, whatever the subject runs on."""
     weights = Weights.of(plan.checkpoint, dtype, torch.device("cpu"))
-    return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive)
+    return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter)
 
 
 def _rounded(plan: Plan, ops: Ops | None, draw: int) -> Seat:
     """One draw of the reference in the declared width."""
-    seat = Seat("rounded", reference(plan, wide(plan.width)), Reordered(torch.Generator().manual_seed(draw)))
-    _watch(seat, rounding(rounds(plan, ops)))
+    declared = rounds(plan, ops)
+    weights = Weights.of(plan.checkpoint, wide(plan.width), torch.device("cpu"))
+    engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter)
+    engine.stored = declared.get("state", wide(plan.width))
+    seat = Seat("rounded", engine, Reordered(torch.Generator().manual_seed(draw)))
+    _watch(seat, rounding(declared))
     return seat
 
 

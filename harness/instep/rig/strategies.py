@@ -1,6 +1,6 @@
-"""Commit strategies as a user names them: refused in one line when there is no such name.
+"""Commit strategies and drafters as a user names them: refused in one line when there is no such name.
 
-Leaves out: what they do (`instep_optimized.commit`), and combinations that an engine refuses.
+Leaves out: what they do (`instep_optimized.commit`, `.draft`), and combinations that an engine refuses.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_optimized.draft import MODES
 from instep_reference.contract.errors import BadInput
 
-KNOWN = {"strategy": tuple(STRATEGIES), "conv": tuple(CONV_FORMS)}
+KNOWN = {"strategy": tuple(STRATEGIES), "conv": tuple(CONV_FORMS), "drafter": tuple(MODES)}
 
 
 def chosen(**named: str | None) -> dict[str, Any]:

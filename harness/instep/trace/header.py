@@ -71,13 +71,14 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One op set that `instep replay` runs when none is named; `until` is the last event, None the whole trace.
 
-    strategy, conv  how the engine commits states and conv windows; None: its defaults
+    strategy, conv  how the engine commits states and conv windows; drafter: how it drafts; None: its defaults
     """
 
     ops: str
     until: int | None = None
     strategy: str | None = None
     conv: str | None = None
+    drafter: str | None = None
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -53,13 +53,26 @@ class Captured:
     seen: list[tuple[Place, torch.Tensor]]
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """What the last replay was of: whoever watches an engine reads it. given, idle: as they came to `run`."""
+
+    key: Hashable
+    bucket: int
+    rows: int
+    given: tuple[torch.Tensor, ...]
+    idle: tuple[Any, ...]
+    captured: Captured
+
+
 class Runner:
     """Graphs by (key, bucket). The key says all that a body depends on beside its inputs: kind and step count at least,
     for layouts with equal token counts are different graphs. A watched run has a graph of its own: it keeps results.
     """
 
     def __init__(self, record: Recorder, buckets: Sequence[int], device: torch.device | str = "cpu") -> None:
-        self._record, self._buckets, self._device = record, sorted(buckets), torch.device(device)
+        self._record, self.buckets, self._device = record, tuple(sorted(buckets)), torch.device(device)
+        self.last: Replayed | None = None
         self._captured: dict[tuple[Hashable, int, bool], Captured] = {}
 
     def run(
@@ -76,6 +89,7 @@ class Runner:
             for name, own, given, value in zip(_names(inputs), captured.inputs, inputs, idle, strict=True):
                 _fill(own, given, value, f"{key} {name}")
             captured.recording.replay()
+            self.last = Replayed(key, self._bucket(rows), rows, inputs, idle, captured)
             for place, tensor in captured.seen:
                 see(place, _cut(tensor, self._bucket(rows), rows))
         return _copied(captured.outputs, self._bucket(rows), rows)  # type: ignore[no-any-return]
@@ -84,14 +98,14 @@ class Runner:
         self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen
     ) -> None:
         """Capture every bucket of a key ahead of time; of `inputs` only types and shapes of a row matter."""
-        for bucket in reversed(self._buckets):  # the widest first: the others then fit into the memory that it needed
+        for bucket in reversed(self.buckets):  # the widest first: the others then fit into the memory that it needed
             self._of(key, bucket, ops, body, inputs, idle, see is not unseen)
 
     def _bucket(self, rows: int) -> int:
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             if bucket >= rows:
                 return bucket
-        raise OutOfCapacity(f"a batch of {rows} requests; the widest graph is for {self._buckets[-1]}")
+        raise OutOfCapacity(f"a batch of {rows} requests; the widest graph is for {self.buckets[-1]}")
 
     def _of(
         self, key: Hashable, bucket: int, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, watched: bool

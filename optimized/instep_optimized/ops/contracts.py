@@ -1,7 +1,7 @@
 """A wrapper for `around` that judges every op call by its contract: dtypes, shapes and index ranges.
 
-Leaves out: values. It reads indices on the host, so it belongs to checks and debugging, not to a timed run. What is
-found goes to `report` as a sentence; the call itself is not disturbed.
+Leaves out: values, and which shapes fit each other (`due.py`). It reads indices on the host, so it belongs to checks
+and debugging, not to a timed run. What is found goes to `report` as a sentence; the call itself is not disturbed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from instep_reference.contract.place import Place
 
 from ..layout import Address, Pages, Part, Ring
 from .around import Op, Wrapper, memory_of, tensors_of
+from .due import misfits, shapes
 
 Report = Callable[[str], None]
 
@@ -28,16 +29,32 @@ def contracts(report: Report) -> Wrapper:
         def call(**given: Any) -> Any:
             to = given.get("to")
             where = f"{name} ({to})" if isinstance(to, Place) else name
-            for clause in (*_before(given), *RULES.get(name, _none)(given)):
+            for clause in before(name, given):
                 report(f"{where}: {clause}")
             result = op(**given)
-            for clause in _after(name, given, result):
+            for clause in after(name, given, result):
                 report(f"{where}: {clause}")
             return result
 
         return call
 
     return wrapper
+
+
+def before(name: str, given: dict[str, Any]) -> Iterator[str]:
+    """The clauses that a call breaks by what it is given."""
+    yield from misfits(name, given)
+    yield from _before(given)
+    yield from RULES.get(name, _none)(given)
+
+
+def after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
+    """The clauses that it breaks by what it gave."""
+    yield from _after(name, given, result)
+    due = shapes(name, given) or ()
+    for tensor, shape in zip(result if isinstance(result, tuple) else (result,), due, strict=False):
+        if tensor.shape[1:] != shape[1:]:
+            yield f"{tuple(tensor.shape)} came back, {shape} is due"
 
 
 def _before(given: dict[str, Any]) -> Iterator[str]:
@@ -74,10 +91,12 @@ def _after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
     inputs = {memory_of(tensor) for value in given.values() for tensor in tensors_of(value)}
     seen: set[int] = set()
     for tensor, due in zip(results, expected, strict=True):
-        if not isinstance(tensor, torch.Tensor) or not tensor.numel():
+        if not isinstance(tensor, torch.Tensor):
             continue
         if tensor.shape[0] != due:
             yield f"{tensor.shape[0]} rows came back, {due} are due"
+        if not tensor.numel():
+            continue
         if memory_of(tensor) in inputs:
             yield "a result is a view on an input"
         if memory_of(tensor) in seen:

@@ -11,25 +11,26 @@ from typing import NamedTuple
 
 import torch
 
-# Results of a layer in data-flow order; this order is the order of findings.
-# Rows are packed in batch order, N in all: one row per token of the event.
+# Results of a layer, and its memory where it is written, in data-flow order; this is the order of findings.
+# Rows are packed in batch order, N in all: one row per token of the event. Memory is as the logical state of a request
+# has it.
 COMPONENTS: tuple[str, ...] = (
     "embedding",  # [N, D]   stage level: token embedding
-    "joined",     # [N, 2D]  draft only: [norm(embedding) | norm(hidden)], embedding first
-    "fused",      # [N, D]   draft only: fc(joined), the head's first hidden row
-    "normed",     # [N, D]   input norm of the layer
+    "normed",     # [N, D]   input norm of the layer; at stage level, draft only: norm(embedding)
     # GDN layer
     "qkv",        # [N, C]   conv input, channels q (H*K), k (H*K), v (HV*V)
     "z",          # [N, HV, V]
     "b",          # [N, HV]
     "a",          # [N, HV]
     "mixed",      # [N, C]   after conv and silu
+    "conv",       # [C, W-1]  memory, oldest first
     "q",          # [N, H, K]  l2-normalised and scaled by K ** -0.5
     "k",          # [N, H, K]  l2-normalised
     "v",          # [N, HV, V]
     "log_decay",  # [N, HV]
     "beta",       # [N, HV]
     "core",       # [N, HV, V] the read-out of the state
+    "state",      # [HV, K, V]  memory
     "gated",      # [N, HV, V] gated norm of core
     # attention layer
     "projected",  # [N, heads, 2, head_dim] q_proj: per head query, then gate
@@ -37,25 +38,24 @@ COMPONENTS: tuple[str, ...] = (
     "query",      # [N, heads, head_dim] normed and rotated
     "key",        # [N, kv_heads, head_dim] normed and rotated: what the KV pool holds
     "value",      # [N, kv_heads, head_dim]
+    "keys",       # [L, kv_heads, head_dim]  memory
+    "values",     # [L, kv_heads, head_dim]  memory
     "attended",   # [N, heads, head_dim] before the gate
     "opened",     # [N, heads, head_dim] times sigmoid(gate)
     # both kinds
     "mixer",      # [N, D]   out_proj or o_proj
     "residual",   # [N, D]   hidden + mixer
-    "post_normed",  # [N, D]
+    "post_normed",  # [N, D]  at stage level, draft only: norm(hidden)
+    "joined",     # [N, 2D]  stage level, draft only: [norm(embedding) | norm(hidden)], embedding first
+    "fused",      # [N, D]   stage level, draft only: fc(joined), the head's first hidden row
     "mlp",        # [N, D]
     "hidden",     # [N, D]   residual + mlp: the layer's answer
     # stage level, after the last layer
     "final",      # [N, D]   after the final norm (mtp.norm in the draft): what the head reads
     "logits",     # [rows that are asked for, vocab]
     "pick",       # [rows that are asked for] int64: argmax of logits
-    # memory, as the logical state of a request has it
-    "conv",       # [C, W-1]  oldest first
-    "state",      # [HV, K, V]
-    "keys",       # [L, kv_heads, head_dim]
-    "values",     # [L, kv_heads, head_dim]
+    "root",       # int, of a request's logical state; so is
     "length",     # int
-    "root",       # int
 )
 
 # Stages of an event in order. "trunk" is the target; "extend" the draft extend (prefill, decode and

@@ -30,8 +30,8 @@ def owed(part: Part) -> torch.Tensor:
     return ring.pending.clamp(0, ring.size) * returning
 
 
-def recalled(ring: Ring, requests: torch.Tensor, age: int) -> Token:
-    """The `age`-th pending token of these requests (numbers in the part)."""
+def recalled(ring: Ring, requests: torch.Tensor, age: int | torch.Tensor) -> Token:
+    """The `age`-th pending token of these requests (numbers in the part); `age` is one for all, or one of each."""
     units, entries = ring.units[requests], (ring.begin[requests] + age) % ring.size
     return Token(*(pool[units, entries % pool.shape[1]] for pool in (ring.k, ring.v, ring.log_decay, ring.beta)))
 

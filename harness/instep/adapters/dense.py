@@ -1,0 +1,83 @@
+"""A kernel that carries dense states through packed sequences, behind the contract of the `gdn` op.
+
+Leaves out: the kernel. Whoever has one writes neither slots nor pools nor rings: this gathers the states of a launch,
+hands them over, and puts back what came. A kernel that reads pools itself implements `Gdn` instead of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from instep_optimized.layout import Part, Ring
+from instep_optimized.ops.base import Gdn, GdnInputs
+from instep_optimized.ops.plain.lanes import Lanes, after, along, before, lanes
+from instep_optimized.ops.plain.ring import Token, keep, recalled
+from instep_optimized.ops.plain.wide import width
+from instep_reference.contract.place import Place
+
+
+class Kernel(Protocol):
+    """n sequences, one after the other in M rows, each through its own state; nothing it is given is changed.
+
+    q, k [M, H, K] (l2-normalised, q times K ** -0.5); v [M, HV, V]; log_decay, beta [M, HV]; lengths [n] int64, their
+    sum is M, some may be 0; state [n, HV, K, V] -> core [M, HV, V], the states after each sequence's last row.
+    """
+
+    def __call__(
+        self, *, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor,
+        lengths: torch.Tensor, state: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def dense(*, window: Kernel, chunk: Kernel) -> Gdn:
+    """The `gdn` op of two kernels: `window` for decode, verify and tokens run again, `chunk` for prefill."""
+
+    def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
+        core = torch.zeros_like(inputs.v, dtype=dtype)
+        for part in parts:
+            who = lanes(part)
+            if len(who.which):
+                _run(window if part.form == "window" else chunk, inputs, part, who, core)
+        return core
+
+    return gdn
+
+
+def _run(kernel: Kernel, inputs: GdnInputs, part: Part, who: Lanes, core: torch.Tensor) -> None:
+    stored = part.read.pool.dtype
+    state = before(part, who, width(inputs.q.dtype, stored))
+    if part.ring is not None:
+        state = _again(kernel, part.ring, who, state).to(stored).to(state.dtype)
+        for row, alive in enumerate(who.alive):
+            keep(part.ring, who.which[:alive], row, Token(*(x[who.rows[:alive, row]] for x in inputs[1:])))
+    after(part.settled, who, state)
+    for row, taken in _launches(part, who):
+        rows = who.rows[taken]
+        out, state = kernel(**GdnInputs(*(x[rows] for x in inputs))._asdict(), lengths=taken.sum(dim=1), state=state)
+        core[rows] = out.to(core.dtype)
+        along(part.each, who, row, state[: who.alive[row]])
+    after(part.store, who, state)
+
+
+def _launches(part: Part, who: Lanes) -> Iterator[tuple[int, torch.Tensor]]:
+    """[n, most] bool, the rows of a launch: all at once, or one of each request where the state after every row is
+    asked for; nothing without rows."""
+    rows = sum(alive > 0 for alive in who.alive)
+    if part.each is None and rows:
+        yield 0, who.inside
+    elif part.each is not None:
+        for row in range(rows):
+            yield row, who.inside & (torch.arange(part.most, device=who.inside.device) == row)
+
+
+def _again(kernel: Kernel, ring: Ring, who: Lanes, state: torch.Tensor) -> torch.Tensor:
+    """The states with the kept tokens in them; a token that is run again answers nothing: its key asks."""
+    ages = torch.arange(int(who.again.max()), device=state.device)
+    lane, age = torch.nonzero(ages < who.again[:, None], as_tuple=True)
+    if not len(lane):
+        return state
+    k, v, log_decay, beta = (x.to(state.dtype) for x in recalled(ring, who.which[lane], age))
+    return kernel(q=k, k=k, v=v, log_decay=log_decay, beta=beta, lengths=who.again, state=state)[1]

@@ -1,0 +1,169 @@
+"""Graded slips: how small an error each tier still finds, place by place, beside the error that is honest there.
+
+Leaves out: what slips there are in ops (`slips.py`). A slip in memory is made after the first commit that accepts a
+draft, in the state that the checks are shown; one in an op acts from the start, and everything behind it follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from instep_reference.contract.engine import Commit
+from instep_reference.contract.place import Place
+
+from ..checks.base import Check
+from ..checks.decisions import Decisions
+from ..checks.derived import Derived
+from ..checks.directed import Directed
+from ..checks.propagated import Propagated
+from ..observe.moment import Moment
+from ..observe.oracle import Oracle
+from ..observe.piece import Piece
+from ..rig.lockstep import Lockstep
+from ..rig.sides import Plan, rounds, wide
+from ..verdict import Comparison, Skipped, Tier
+from .scenes import Scene
+from .slips import SLIPS
+from .variants import Stage
+
+SIZES = tuple(10.0**-decade for decade in range(9))
+RUNS = 3  # scenes, one per shape of model; a slip counts as found when it is in all of them
+QUIET = 2  # sizes in a row that no tier finds, after which smaller ones are not tried
+NUMBERS = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED, Tier.DECISIONS)
+STORAGES = ("float32", "bfloat16")  # of activations; states are fp32
+TILE = 8  # columns
+
+Mix = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
+def _tile(right: torch.Tensor, before: torch.Tensor, size: float) -> torch.Tensor:
+    return _within(right, right * (1 + size))
+
+
+def _mixed(right: torch.Tensor, before: torch.Tensor, size: float) -> torch.Tensor:
+    return right + size * (before - right)
+
+
+def _mixed_tile(right: torch.Tensor, before: torch.Tensor, size: float) -> torch.Tensor:
+    return _within(right, _mixed(right, before, size))
+
+
+def _within(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
+    """Wrong in the first tile of the first head alone."""
+    found = right.clone()
+    found[0, :, :TILE] = wrong[0, :, :TILE]
+    return found
+
+
+# (the state after a commit, the one before, size) -> what stands there instead
+IN_MEMORY: dict[str, Mix] = {
+    "state, one tile": _tile,
+    "state, part of the one before": _mixed,
+    "state, one tile, part of the one before": _mixed_tile,
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What is found of a slip. honest: the largest relative error at that place of an engine that is right;
+    found: tier -> the smallest size from which on it is found in every run, None where none is."""
+
+    slip: str
+    storage: str
+    honest: float
+    found: Mapping[Tier, float | None]
+    runs: int
+    tried: int
+
+
+def names() -> tuple[str, ...]:
+    return (*SLIPS, *IN_MEMORY)
+
+
+def limits(device: str = "cpu", runs: int = RUNS) -> Iterator[Limit]:
+    """Every slip in every storage."""
+    stages = [Stage(device) for _ in range(runs)]
+    for storage in STORAGES:
+        for name in names():
+            yield limit(name, storage, stages)
+
+
+def limit(name: str, storage: str, stages: Sequence[Stage]) -> Limit:
+    """From the largest size down; a stage is a run, and keeps its scene."""
+    place = SLIPS[name].place if name in SLIPS else Place("trunk", 0, "state")
+    trials = [_trial(stage, name, storage, run) for run, stage in enumerate(stages)]
+    found: dict[Tier, float | None] = dict.fromkeys(NUMBERS)
+    lost: set[Tier] = set()
+    quiet = tried = 0
+    for size in SIZES:
+        seen = [{one.tier for one in trial(size) if not one.agrees} for trial in trials]
+        tried, quiet = tried + 1, 0 if any(seen) else quiet + 1
+        for tier in NUMBERS:
+            if all(tier in each for each in seen) and tier not in lost:
+                found[tier] = size
+            elif found[tier] is not None:
+                lost.add(tier)
+        if quiet == QUIET:
+            break
+    honest = max(
+        one.worst for trial in trials for one in trial(0.0) if one.tier is Tier.DERIVED and one.place == place
+    )
+    return Limit(name, storage, honest, found, len(stages), tried)
+
+
+def _trial(stage: Stage, name: str, storage: str, run: int) -> Callable[[float], Sequence[Comparison]]:
+    """size -> what the checks of numbers say on that scene."""
+    scene = stage.on(run)
+
+    def ran(ops: str) -> tuple[list[Comparison], Moment, Sequence[Piece | Skipped], Oracle]:
+        return _to_the_commit(stage, scene, scene.plan(ops, device=stage.device, dtype=storage))
+
+    if name in SLIPS:
+        return lambda size: ran(f"instep.calibrate.slips:{name}@{size!r}")[0]
+    _, moment, pieces, rest = ran("plain")
+    return lambda size: _judged(_disturbed(moment, IN_MEMORY[name], size), _checks(_Known(pieces, rest)))
+
+
+def _to_the_commit(
+    stage: Stage, scene: Scene, plan: Plan
+) -> tuple[list[Comparison], Moment, Sequence[Piece | Skipped], Oracle]:
+    """Everything that is said up to the first commit that accepts a draft, that moment, and the oracle's pieces."""
+    sides = stage.sides(plan, plan.dtype)
+    lockstep, said = Lockstep(scene.trace, sides), list[Comparison]()
+    oracle = Oracle(plan.checkpoint, rounds(plan, sides.ops), wide(plan.width))
+    checks = _checks(oracle)
+    while True:
+        moment = lockstep.step()
+        said += _judged(moment, checks)
+        if isinstance(moment.event, Commit) and any(path.nodes for path in moment.event.accepted or ()):
+            return said, moment, oracle.at(moment), oracle
+
+
+def _checks(oracle: Oracle) -> tuple[Check, ...]:
+    return Directed(oracle), Derived(oracle), Propagated(), Decisions()
+
+
+def _judged(moment: Moment, checks: Sequence[Check]) -> list[Comparison]:
+    return [one for check in checks for one in check(moment) if isinstance(one, Comparison)]
+
+
+def _disturbed(moment: Moment, mix: Mix, size: float) -> Moment:
+    """The state of the first request that had a draft accepted, in the first layer."""
+    assert isinstance(moment.event, Commit) and moment.event.accepted is not None
+    name = next(n for n, p in zip(moment.event.requests, moment.event.accepted, strict=True) if p.nodes)
+    after, before = moment.subject.after[name], moment.subject.before[name]
+    wrong = replace(after, state={**after.state, 0: mix(after.state[0], before.state[0], size)})
+    return replace(moment, subject=replace(moment.subject, after={**moment.subject.after, name: wrong}))
+
+
+class _Known(Oracle):
+    """Answers for one moment, whatever stands in the states after it: pieces begin at what was before."""
+
+    def __init__(self, pieces: Sequence[Piece | Skipped], of: Oracle) -> None:
+        self.pieces, self.runner, self.config = list(pieces), of.runner, of.config
+
+    def at(self, moment: Moment) -> list[Piece | Skipped]:
+        return self.pieces

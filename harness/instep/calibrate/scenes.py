@@ -1,0 +1,90 @@
+"""What calibration runs: small models with random weights, and short forced traces that own the triggers.
+
+Leaves out: who runs it (`variants.py`, `graded.py`). Nothing is read from files; a scene depends on its number alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import ModelConfig
+
+from ..rig.alone import header_of
+from ..rig.large import ledger
+from ..rig.sides import Plan
+from ..shapes import shape
+from ..shapes.drawn import random_checkpoint
+from ..trace.drive import drive
+from ..trace.file import Trace
+from ..trace.header import Room
+from ..trace.policy import Arrival, Policy, Steps
+
+VOCAB, PAGE_SIZE, WINDOW = 64, 4, 4
+# Two GDN layers around one of attention: errors are seen behind each kind.
+COMMON = {
+    "layer_kinds": ("gdn", "attention", "gdn"), "hidden": 32, "intermediate": 48, "heads": 2, "kv_heads": 1,
+    "head_dim": 16, "rotary_dim": 4, "dense_layers": (), "mtp_layers": 1, "vocab": VOCAB,
+}
+# r = HV / H of 1, 2 and 3; K under, over and equal to V; V no multiple of the 8 columns of a block.
+GDN = (
+    {"key_heads": 1, "value_heads": 2, "key_dim": 16, "value_dim": 24},
+    {"key_heads": 2, "value_heads": 2, "key_dim": 32, "value_dim": 16},
+    {"key_heads": 1, "value_heads": 3, "key_dim": 16, "value_dim": 20},
+)
+ROOM = Room((5, 1, 3), tuple(range(60, 0, -1)), PAGE_SIZE, 64)
+PROMPTS = (11, 3, 5)  # tokens of each request
+CHUNKS: tuple[tuple[int, ...], ...] = ((), (1, 10), (5, 6), (4, 3, 4), (9, 2), (2, 2, 7), (10, 1), (3,))
+ACCEPT = ((2, 0), (3, 1), (0, 3), (1, 2))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A model and a trace of it, in which every choice is forced."""
+
+    name: str
+    checkpoint: Checkpoint
+    trace: Trace
+
+    def plan(self, ops: str, **setup: str) -> Plan:
+        header = self.trace.header
+        return Plan(
+            self.checkpoint, header.room(), header.num_steps, header.adaptive_file(self.name), ops, **setup  # type: ignore[arg-type]
+        )
+
+
+def scene(number: int) -> Scene:
+    """Model, chunk sizes and accepted counts by number: they repeat at different paces, so all meet."""
+    chunks, accept = CHUNKS[number % len(CHUNKS)], ACCEPT[number // 2 % len(ACCEPT)]
+    checkpoint = random_checkpoint(config(number), seed=number)
+    name = f"scene {number}"
+    policy = _policy(name, chunks, accept)
+    header = header_of(policy, checkpoint, "plain")
+    generator = torch.Generator().manual_seed(number)
+    prompts = {
+        f"p{request}": tuple(torch.randint(1, VOCAB, (length,), generator=generator).tolist())
+        for request, length in enumerate(PROMPTS)
+    }
+    chooser = ledger(checkpoint.config, num_steps=policy.num_steps, adaptive=header.adaptive_file(name))
+    events = tuple(step.event for step in drive(policy, prompts, header, chooser))
+    return Scene(name, checkpoint, Trace(Path(f"{name}.jsonl"), header, events, {}, ""))
+
+
+def config(number: int) -> ModelConfig:
+    return replace(shape("qwen3.5-9b", layers=3), **{**COMMON, **GDN[number % len(GDN)]})  # type: ignore[arg-type]
+
+
+def _policy(name: str, chunks: tuple[int, ...], accept: tuple[int, ...]) -> Policy:
+    """Two requests, a third in the second round into a slot of its own, a step without drafts, a longer window."""
+    arrivals = (
+        Arrival("a", "p0", chunks=chunks, max_new=30), Arrival("b", "p1", max_new=30),
+        Arrival("c", "p2", arrive=1, chunks=(2,), max_new=30),
+    )  # fmt: skip
+    return Policy(
+        name, "Honest engines differ, and none is called wrong.", ROOM,
+        arrivals, num_steps=1, adaptive={"candidate_steps": [1, WINDOW - 1]}, steps=(Steps(1, WINDOW - 1),),
+        accept=accept, plain=(2,), rounds=4,
+    )

@@ -1,0 +1,143 @@
+"""Honest variants: engines that are right, no two alike, and how much of every allowance they use.
+
+Leaves out: engines that are a little wrong (`graded.py`). Consecutive variants share a scene, so its truth is run once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from instep_reference.contract.engine import Event
+
+from ..checks.directed import Directed
+from ..observe.moment import Side
+from ..rig.lockstep import Lockstep
+from ..rig.lockstep import run as run_all
+from ..rig.rig import checks_for
+from ..rig.sides import Plan, Seat, Sides, seat
+from ..verdict import Verdict
+from .honest import FORMS, NARROW
+from .scenes import Scene, scene
+
+HONEST = "instep.calibrate.honest:"
+A_SCENE = 8  # consecutive variants with the same scene
+# Activations and states; where both are fp32, every sum is.
+STORAGES: tuple[tuple[str, str], ...] = (
+    ("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16"),
+)
+# Commit strategies by state and conv window. The last pair serves no narrow state: see `options.py`.
+STRATEGIES: tuple[tuple[str, str], ...] = (
+    ("snapshot", "windows"), ("columns", "widened"), ("rerun", "windows"), ("columns", "windows"),
+    ("rerun", "widened"), ("snapshot", "widened"), ("lazy_rerun", "windows"),
+)
+LAYOUTS = ("VK", "KV")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """form        how sums are formed: one of `honest.FORMS`, or the name of an op set that does it its own way
+    storage     dtype of activations, of states
+    scene       model, chunk sizes, accepted counts
+    """
+
+    number: int
+    form: str
+    storage: tuple[str, str]
+    strategy: str
+    conv: str
+    layout: str
+    scene: int
+
+    @property
+    def ops(self) -> str:
+        if self.form not in FORMS:
+            return self.form
+        return f"{HONEST}{self.form}_{self.number}" + f"_{NARROW}" * (self.storage[1] == "bfloat16")
+
+    def plan(self, on: Scene, device: str) -> Plan:
+        return on.plan(
+            self.ops, device=device, dtype=self.storage[0], strategy=self.strategy, conv=self.conv, layout=self.layout
+        )
+
+
+def variants(count: int, op_sets: Iterable[str] = ()) -> Iterator[Variant]:
+    """The first so many: forms, storages, strategies and scenes at different paces, so that all meet.
+
+    op_sets: further ones that are right, as they are; they store states in fp32.
+    """
+    forms, others = [*FORMS, *op_sets], tuple(op_sets)
+    for number in range(count):
+        form, storage = forms[number % len(forms)], STORAGES[(number + number // len(STORAGES)) % len(STORAGES)]
+        if form in others:
+            storage = storage[0], "float32"
+        fitting = STRATEGIES if storage[1] == "float32" else STRATEGIES[:-1]
+        strategy, conv = fitting[number // len(forms) % len(fitting)]
+        yield Variant(number, form, storage, strategy, conv, LAYOUTS[number // 3 % 2], number // A_SCENE)
+
+
+@dataclass
+class Stage:
+    """Runs variants on their scenes; what truth and the rounded reference did on the last scene is kept."""
+
+    device: str = "cpu"
+    pairs: int = 0  # of a block and a wrong state, over all runs
+    _scene: tuple[int, Scene] | None = None
+    _kept: dict[str, Kept] = field(default_factory=dict)
+
+    def run(self, variant: Variant) -> Verdict:
+        """Every check over the whole scene, up to the first that fails: which none should."""
+        scene = self.on(variant.scene)
+        plan = variant.plan(scene, self.device)
+        sides = self.sides(plan, "/".join(variant.storage))
+        checks = checks_for(plan, sides)
+        verdict = run_all(Lockstep(scene.trace, sides), checks)
+        self.pairs += sum(check.pairs for check in checks if isinstance(check, Directed))
+        return verdict
+
+    def on(self, number: int) -> Scene:
+        if self._scene is None or number != self._scene[0]:
+            self._scene, self._kept = (number, scene(number)), {}
+        return self._scene[1]
+
+    def sides(self, plan: Plan, storage: str) -> Sides:
+        """All sides of a plan; truth and the rounded run answer from memory where they have run before."""
+        sides = seat(plan)
+        assert sides.rounded is not None, "honest op sets compute"
+        draw = sides.rounded_draw
+        assert draw is not None, "what has a rounded run can draw it again"
+        return replace(
+            sides, truth=self._again("truth", lambda: sides.truth),
+            rounded=self._again(storage, lambda: draw(0)),
+            rounded_draw=lambda number: self._again(f"{storage} {number}", lambda: draw(number)),
+        )
+
+    def _again(self, name: str, make: Callable[[], Seat]) -> Seat:
+        """From its first event on."""
+        if name not in self._kept:
+            fresh = make()
+            self._kept[name] = Kept(fresh.name, fresh.engine, fresh.arithmetic, fresh.tape)
+        self._kept[name].at = 0
+        return self._kept[name]
+
+
+@dataclass
+class Kept(Seat):
+    """A side that runs an event the first time and remembers it; `at`: events that it has answered in this run."""
+
+    kept: list[Side] = field(default_factory=list)
+    at: int = 0
+
+    def step(self, event: Event, live: Iterable[str]) -> Side:
+        if self.at == len(self.kept):
+            self.kept.append(super().step(event, live))
+        self.at += 1
+        return self.kept[self.at - 1]
+
+
+def described(variant: Variant) -> Mapping[str, object]:
+    """For the result file."""
+    return {
+        "number": variant.number, "form": variant.form, "activations": variant.storage[0], "states": variant.storage[1],
+        "strategy": variant.strategy, "conv": variant.conv, "layout": variant.layout, "scene": variant.scene,
+    }  # fmt: skip

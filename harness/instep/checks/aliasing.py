@@ -1,0 +1,61 @@
+"""T0: nobody shares what is his: configurations, pools, answers.
+
+Leaves out: results of ops that share memory, which a contract forbids (`contracts.py`), and buffers of graphs
+(`graphs.py`). A draft head that writes into the target's configuration changes the reference, too: so configurations
+are compared around every constructor, and no side is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from instep_reference.contract.place import STAGE_LEVEL, Place
+
+from ..observe.moment import Moment
+from ..observe.pools import Pools
+from ..verdict import Comparison, Skipped, Tier
+
+NOWHERE = Place("trunk", STAGE_LEVEL, "length")
+LONGEST = 100  # characters of a value that are told
+
+
+class Aliasing:
+    """Configurations are what they were, no two pools share a byte, answers are nobody's memory."""
+
+    name = "aliasing"
+    tier = Tier.IDENTITY
+
+    def __init__(self) -> None:
+        self.known: tuple[object, ...] | None = None
+
+    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+        configs = moment.noted.configs
+        changed = [_sentence(c.what, c.while_, field, *pair) for c in configs for field, pair in c.changed.items()]
+        if configs:
+            yield self._comparison(moment, sum(config.fields for config in configs), changed)
+        yield from self._pools(moment)
+        answered = moment.noted.answered
+        if answered is not None and answered.tensors:
+            said = [f"the answer is a view on {region}: the next event writes into it" for region in answered.pooled]
+            yield self._comparison(moment, answered.tensors, said)
+        if answered is not None and answered.changed:
+            names = ", ".join(answered.changed)
+            yield self._comparison(moment, 1, [f"the answer to an event before changed while this one ran: {names}"])
+
+    def _pools(self, moment: Moment) -> Iterator[Comparison]:
+        regions = moment.regions()
+        addresses = tuple((region.units.data_ptr(), region.units.shape, region.units.stride()) for region in regions)
+        if regions and addresses != self.known:
+            self.known = addresses
+            yield self._comparison(moment, sum(len(region.units) for region in regions), Pools(regions).overlaps())
+
+    def _comparison(self, moment: Moment, elements: int, said: list[str]) -> Comparison:
+        return Comparison(
+            self.name, self.tier, moment.index, moment.kind, NOWHERE, elements=elements, worst=float(len(said)),
+            allowed=0.0, diagnosis="; ".join(said),
+        )  # fmt: skip
+
+
+def _sentence(what: str, while_: str, field: str, was: str, now: str) -> str:
+    named = f"{what}, {field}," if field else what
+    return f"{named} changed while {while_}: it was {was[:LONGEST]} and is {now[:LONGEST]}"

@@ -1,0 +1,147 @@
+"""T0: every op call keeps its contract, and every row of a forward is served once, by the path that is meant for it.
+
+Leaves out: how calls are judged (`observe/calls.py`). Which rows there are, whose, and where their memory stands comes
+from the trace. Calls inside a CUDA graph cannot be judged while it is replayed: that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from instep_reference.contract.engine import Commit, Draft, Forward
+from instep_reference.contract.place import STAGE_LEVEL, Place
+
+from ..observe.moment import Moment
+from ..observe.noted import Noted, Served
+from ..observe.rows import Share, shares
+from ..verdict import Comparison, Skipped, Tier
+from .base import counted, slot_of
+
+NOWHERE = Place("trunk", STAGE_LEVEL, "length")
+RECURRENT = {"mixed": "conv", "core": "gdn"}  # component of the result -> the op that makes it
+
+
+class Contracts:
+    """Shapes, dtypes, strides, layouts and index ranges of every op call; and which op served each row."""
+
+    name = "contracts"
+    tier = Tier.IDENTITY
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+        noted = moment.noted
+        if not noted.ops:
+            if not self.said:
+                yield Skipped(self.name, moment.index, "nobody sees the op calls of somebody else's engine")
+            self.said = True
+            return
+        if not noted.calls:
+            if isinstance(moment.event, Draft | Forward | Commit) and noted.replays:
+                yield Skipped(self.name, moment.index, "op calls inside a CUDA graph are not judged; without --graphs "
+                              "they are")  # fmt: skip
+            return
+        yield from broken(noted, moment.index, moment.kind)
+        if not noted.broken:
+            yield self._comparison(moment, NOWHERE, noted.tensors, "", None, noted.calls)
+        if not noted.captured:  # the calls before a capture are of nobody's rows
+            yield from self._served(moment)
+
+    def _served(self, moment: Moment) -> Iterator[Comparison]:
+        """Rows by op and place, against the rows that the trace has there."""
+        found: dict[tuple[str, Place], list[Served]] = {}
+        for served in moment.noted.served:
+            found.setdefault((served.op, served.place), []).append(served)
+        for place in moment.truth.places:
+            op = "attend" if place.component == "attended" else RECURRENT.get(place.component)
+            if op is None or (op != "attend" and place.stage != "trunk"):
+                continue
+            due = _due(moment, place)
+            if due:
+                rows = sorted(found.get((op, place), []), key=lambda served: served.begin)
+                yield from self._matched(moment, op, place, due, rows)
+
+    def _matched(
+        self, moment: Moment, op: str, place: Place, due: list[tuple[Share, Served]], rows: list[Served]
+    ) -> Iterator[Comparison]:
+        right = [(served.form, served.units, served.count, served.before) for _, served in due]
+        given = [(served.form, served.units, served.count, served.before) for served in rows]
+        total = sum(served.count for _, served in due)
+        if right == given:
+            yield self._comparison(moment, place, total, "", None, len(due))
+            return
+        for number, (share, served) in enumerate(due):
+            if number >= len(rows) or given[number] != right[number]:
+                said = _mismatch(share, served, rows[number] if number < len(rows) else None)
+                yield self._comparison(moment, place, total, f"{_op(op, place)}: {said}", share.request)
+                return
+        yield self._comparison(moment, place, total, f"{_op(op, place)}: rows are served that the trace does not have: "
+                               f"{rows[len(due)].count} of unit {rows[len(due)].units}", None)  # fmt: skip
+
+    def _comparison(
+        self, moment: Moment, place: Place, elements: int, said: str, request: str | None, blocks: int = 1
+    ) -> Comparison:
+        return Comparison(
+            self.name, self.tier, moment.index, moment.kind, place, elements=elements, worst=float(bool(said)),
+            allowed=0.0, blocks=blocks, request=request, slot=slot_of(moment, request), diagnosis=said,
+        )  # fmt: skip
+
+
+def broken(noted: Noted, event: int, kind: str) -> list[Comparison]:
+    """Every clause that was broken, once; also of an event that the subject did not survive."""
+    found = []
+    for clause in dict.fromkeys(noted.broken):
+        times = noted.broken.count(clause)
+        said = f"{_op(clause.op, clause.place)}: {clause.clause}" + (f" ({times} times)" if times > 1 else "")
+        place = clause.place or NOWHERE
+        found.append(Comparison(
+            Contracts.name, Contracts.tier, event, kind, place, elements=1, worst=float(times), allowed=0.0,
+            diagnosis=said,
+        ))  # fmt: skip
+    return found
+
+
+def _due(moment: Moment, place: Place) -> list[tuple[Share, Served]]:
+    """What the trace says about the rows of a place: whose they are, and how they are to be served."""
+    found = []
+    stage, _, step = place.stage.partition(".")
+    for share in shares(moment, place.stage):
+        slot, pages = moment.expected.slots_after.get(share.request), moment.expected.pages_after.get(share.request)
+        if slot is None or pages is None:
+            continue
+        if place.component == "attended":
+            shift = int(step) - 1 if stage == "chain" else 0
+            served = Served("attend", place, "pages", tuple(pages), share.begin, share.count, share.start + shift)
+        else:
+            form = "chunk" if share.kind == "prefill" else "window"
+            served = Served(RECURRENT[place.component], place, form, (slot,), share.begin, share.count)
+        found.append((share, served))
+    return found
+
+
+def _mismatch(share: Share, right: Served, found: Served | None) -> str:
+    """The first thing that is otherwise, in words."""
+    whose = f'the {counted(share.count, "row")} of request "{share.request}" ({share.kind})'
+    if found is None:
+        return f"{whose} are served by nobody"
+    if found.form != right.form:
+        return f"{whose} are served as a {found.form}; {share.kind} rows are a {right.form}"
+    if found.units != right.units:
+        what = "pages" if right.form == "pages" else "slot"
+        return f"{whose} are served with {what} {_units(found)}; the trace has them in {what} {_units(right)}"
+    if found.count != right.count:
+        return f"{whose} are {found.count} where they are served"
+    return f"{whose} stand behind {counted(found.before, 'position')}; the trace has {right.before} before them"
+
+
+def _units(served: Served) -> str:
+    return ", ".join(map(str, served.units))
+
+
+def _op(op: str, place: Place | None) -> str:
+    """op gdn (trunk.2.core)"""
+    if place is None:
+        return f"op {op}"
+    layer = f".{place.layer}" if 0 <= place.layer < 1 << 16 else ""
+    return f"op {op} ({place.stage}{layer}.{place.component})"

@@ -1,0 +1,120 @@
+"""T0: a graph is replayed when one should be, on buffers that say what this event says, and nothing has moved.
+
+Leaves out: what a replay computes, which every other check sees. Requests, step count and slots come from the trace:
+which bucket and which key are right follows from them. Without graphs only addresses are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from instep_reference.contract.engine import Commit, Draft, Event, Forward
+from instep_reference.contract.place import STAGE_LEVEL, Place
+
+from ..observe.moment import Moment
+from ..observe.noted import Replay
+from ..verdict import Comparison, Skipped, Tier
+
+NOWHERE = Place("trunk", STAGE_LEVEL, "length")
+
+
+class Graphs:
+    """Keys, buckets, input buffers, addresses."""
+
+    name = "graphs"
+    tier = Tier.IDENTITY
+
+    def __init__(self) -> None:
+        self.pools: dict[tuple[str, int], int] = {}
+        self.buffers: dict[tuple[Any, int], tuple[int, ...]] = {}
+
+    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+        yield from self._pools(moment)
+        if not moment.noted.graphs:
+            return
+        key, requests = due(moment.event, moment.expected.num_steps)
+        replays = moment.noted.replays
+        yield self._comparison(moment, 1, [*_which(key, requests, replays)])
+        for replay in replays:
+            said = [*_inputs(replay), *_slots(moment, replay, requests)]
+            elements = sum(len(own) for _, own, _ in replay.inputs.values())
+            yield self._comparison(moment, elements, said)
+            were = self.buffers.setdefault((replay.key, replay.bucket), replay.addresses)
+            moved = sum(was != now for was, now in zip(were, replay.addresses, strict=True))
+            yield self._comparison(moment, len(were), [
+                f"{moved} of {len(were)} buffers of the graph {replay.key} for {replay.bucket} requests moved"
+            ] if moved else [])  # fmt: skip
+
+    def _pools(self, moment: Moment) -> Iterator[Comparison]:
+        """What a graph or a view holds on to is where it was."""
+        now = {(region.name, region.layer): region.units.data_ptr() for region in moment.regions()}
+        moved = [f"{name} (layer {layer}) moved" for (name, layer), address in now.items()
+                 if self.pools.get((name, layer), address) != address]  # fmt: skip
+        self.pools |= now
+        if now:
+            yield self._comparison(moment, len(now), moved)
+
+    def _comparison(self, moment: Moment, elements: int, said: list[str]) -> Comparison:
+        return Comparison(
+            self.name, self.tier, moment.index, moment.kind, NOWHERE, elements=max(elements, 1), worst=float(len(said)),
+            allowed=0.0, diagnosis="; ".join(said),
+        )  # fmt: skip
+
+
+def due(event: Event, num_steps: int) -> tuple[tuple[str, int] | None, tuple[str, ...]]:
+    """The key of the graph that serves an event, and its requests in batch order; None where none does."""
+    if isinstance(event, Draft):
+        return ("draft", num_steps) if event.requests and num_steps else None, event.requests
+    if isinstance(event, Commit):
+        return ("commit", num_steps) if event.requests else None, event.requests
+    if isinstance(event, Forward):
+        kinds = {row.kind for row in event.rows}
+        kind = kinds.pop() if len(kinds) == 1 else "prefill"
+        return None if kind == "prefill" else (kind, num_steps), tuple(row.request for row in event.rows)
+    return None, ()
+
+
+def _which(key: tuple[str, int] | None, requests: tuple[str, ...], replays: tuple[Replay, ...]) -> Iterator[str]:
+    if key is None:
+        for replay in replays:
+            yield f"the graph {replay.key} was replayed; nothing of this event is held in one"
+        return
+    if len(replays) != 1:
+        yield f"{len(replays)} graphs were replayed; the event is one replay of {key}"
+    for replay in replays:
+        if tuple(replay.key) != key:
+            yield f"the graph {replay.key} was replayed; the event is one of {key}"
+        if replay.rows != len(requests):
+            yield f"the graph was replayed for {replay.rows} requests; the event has {len(requests)}"
+        right = min((bucket for bucket in replay.buckets if bucket >= len(requests)), default=0)
+        if replay.bucket != right:
+            yield f"the bucket is for {replay.bucket} requests; for {len(requests)} it is the one for {right}"
+
+
+def _inputs(replay: Replay) -> Iterator[str]:
+    """Every row of a graph's own buffers says what the host said, or that it is idle."""
+    for name, (given, own, idle) in replay.inputs.items():
+        stale = [row for row in range(len(given)) if own[row] != given[row]]
+        if stale:
+            row = stale[0]
+            yield f"{name} of row {row} is {own[row]} in the graph's buffer; this event says {given[row]}"
+        padding = [row for row in range(len(given), len(own)) if not _idle(own[row], idle)]
+        if padding:
+            row = padding[0]
+            yield f"{name} of padding row {row} is {own[row]}; an idle row says {idle}"
+
+
+def _idle(value: Any, idle: Any) -> bool:
+    return all(one == idle for one in value) if isinstance(value, list) else bool(value == idle)
+
+
+def _slots(moment: Moment, replay: Replay, requests: tuple[str, ...]) -> Iterator[str]:
+    """The slots of the batch are those that the trace gives its requests."""
+    if "slots" not in replay.inputs:
+        return
+    found = replay.inputs["slots"][1][: len(requests)]
+    right = [moment.expected.slots_after.get(name) for name in requests]
+    for name, slot, due_slot in zip(requests, found, right, strict=False):
+        if slot != due_slot:
+            yield f'the graph serves request "{name}" in slot {slot}; the trace has it in slot {due_slot}'

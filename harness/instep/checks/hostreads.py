@@ -1,0 +1,62 @@
+"""T0: while an event runs the host reads nothing from the device, but for what a list allows by kind of event.
+
+Leaves out: how reads are caught (`observe/reads.py`). Inside ops that need not be captured (`plain`, `ledger`) a read
+is honest; between ops, and inside the launchers of an op set that captures, it stalls a round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from instep_reference.contract.place import STAGE_LEVEL, Place
+
+from ..observe.moment import Moment
+from ..verdict import Comparison, Skipped, Tier
+from .base import counted
+
+NOWHERE = Place("trunk", STAGE_LEVEL, "length")
+# Not the subject's: the harness itself, and what a watched engine cuts off for its watcher.
+WATCHING = ("instep.", "instep_optimized.seen")
+# The one transfer that a round declares: accepted counts on their way to the host.
+DECLARED = "instep_optimized.arriving"
+# Kind of event -> module -> how often it may read. What is kept aside is read out, and its places are sent: there the
+# host may wait.
+ASIDE = {DECLARED: 1, "instep_optimized.commit.": 4, "instep_optimized.memory.saved": 2}
+ALLOWED: Mapping[str, Mapping[str, int]] = {
+    "draft": {DECLARED: 1}, "forward": {DECLARED: 1}, "commit": {DECLARED: 1}, "set_num_steps": {DECLARED: 1},
+    "save": ASIDE, "load": ASIDE, "preempt": ASIDE, "resume": ASIDE,
+}  # fmt: skip
+
+
+class HostReads:
+    """Every host read of an event against the list."""
+
+    name = "hostreads"
+    tier = Tier.IDENTITY
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+        noted = moment.noted
+        if not (noted.trapped and noted.ops):
+            if not self.said:
+                yield Skipped(self.name, moment.index, "what somebody else's engine reads on the host is not watched")
+            self.said = True
+            return
+        allowed = ALLOWED.get(moment.kind, {})
+        reads = Counter(read for read in noted.reads if not read.reader.startswith(WATCHING))
+        of_module: Counter[str] = Counter()
+        said = []
+        for read, times in reads.items():
+            module = next((prefix for prefix in allowed if read.reader.startswith(prefix)), "")
+            of_module[module] += times
+            if of_module[module] > allowed.get(module, 0):
+                where = f"op {read.op}" if read.op else "between ops"
+                limit = f", {allowed[module]} allowed" if module else ""
+                said.append(f"the host reads the device {counted(times, 'time')} ({where}; {read.reader}{limit})")
+        yield Comparison(
+            self.name, self.tier, moment.index, moment.kind, NOWHERE, elements=noted.calls + 1, worst=float(len(said)),
+            allowed=0.0, diagnosis="; ".join(said),
+        )  # fmt: skip

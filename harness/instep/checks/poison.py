@@ -1,0 +1,140 @@
+"""T1: memory that nobody owns is poison, and nothing that somebody reads is.
+
+Leaves out: that outputs do not depend on which poison it is (a relation), and units that this very event gave back
+(`leaks.py`). Who owns what comes from the trace. Poison that is read shows as itself: a NaN, or the declared number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+
+import torch
+
+from instep_reference.contract.engine import Commit, Forward
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from ..observe.memory import Looked, pattern
+from ..observe.moment import Moment
+from ..observe.pools import standing
+from ..observe.rows import ASKED, shares
+from ..verdict import Comparison, Skipped, Tier
+from .base import counted, slot_of
+
+IN_FLIGHT = ("conv", "state")  # they belong to nobody between a verify and its commit
+
+
+class Poison:
+    """Free units hold poison from the start, and between their owners; logical states and places hold none."""
+
+    name = "poison"
+    tier = Tier.BITWISE
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.verified: set[str] = set()
+        self.held: dict[str, set[int]] = {"slot": set(), "page": set()}
+
+    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+        poison = moment.noted.poison
+        if poison is None:
+            if not self.begun:
+                yield Skipped(self.name, moment.index, "this engine does not poison what nobody owns")
+            self.begun = True
+            return
+        if not self.begun:
+            for looked in moment.changes.looked:
+                yield from self._untouched(moment, looked)
+        self.begun = True
+        held, before = owned(moment), self.held
+        self.held = held
+        for looked in moment.changes.looked:
+            if looked.poison is not None and looked.region.by in held:
+                yield self._free(moment, looked, held[looked.region.by] | before[looked.region.by])
+        yield from self._visible(moment, poison)
+
+    def _untouched(self, moment: Moment, looked: Looked) -> Iterator[Comparison]:
+        """Before the first event: new units are poison, and all red zones are one pattern."""
+        if looked.gap:
+            said = "the red zones are not alike: somebody wrote there while the engine was made"
+            yield self._comparison(moment, looked, (looked.before != looked.before[0, 0]), said)
+        elif looked.poison is not None:
+            yield self._comparison(moment, looked, looked.spoiled(looked.before), "is new and not poison")
+
+    def _free(self, moment: Moment, looked: Looked, busy: set[int]) -> Comparison:
+        wrong = looked.spoiled()
+        wrong[[unit for unit in busy if unit < len(wrong)]] = False
+        return self._comparison(moment, looked, wrong, "is free and not poison", len(busy))
+
+    def _comparison(
+        self, moment: Moment, looked: Looked, wrong: torch.Tensor, says: str, busy: int = 0
+    ) -> Comparison:
+        units, region = wrong.any(1).nonzero()[:, 0].tolist(), looked.region
+        first = units[0] if units else None
+        where = f"{region.name} {region.by} {first} {says}" if not looked.gap else f"{region.name}: {says}"
+        more = f"; so are {counted(len(units) - 1, region.by)} more" if len(units) > 1 else ""
+        return Comparison(
+            self.name, self.tier, moment.index, moment.kind, standing(region.name, region.layer),
+            elements=max(wrong.numel() - busy * wrong.shape[1], 1), blocks=max(len(wrong) - busy, 1),
+            worst=float(wrong.sum()), allowed=0.0, slot=first if region.by == "slot" else None,
+            diagnosis=where + more if units else "",
+        )  # fmt: skip
+
+    def _visible(self, moment: Moment, poison: float) -> Iterator[Comparison]:
+        """What the subject shows of live requests, and what its ops gave."""
+        if isinstance(moment.event, Forward):
+            self.verified |= {row.request for row in moment.event.rows if row.kind == "verify"}
+        elif isinstance(moment.event, Commit):
+            self.verified -= set(moment.event.requests)
+        self.verified &= moment.subject.after.keys()
+        for name, state in moment.subject.after.items():
+            for field in (each.name for each in fields(state)):
+                held = getattr(state, field)
+                if not isinstance(held, dict) or (name in self.verified and field in IN_FLIGHT):
+                    continue
+                stage = "extend" if field.startswith("draft") else "trunk"
+                for layer, tensor in held.items():
+                    place = Place(stage, layer, field.removeprefix("draft_"))
+                    yield from self._seen(moment, place, tensor, poison, name)
+        for place, tensor in moment.subject.places.items():
+            yield from self._seen(moment, place, tensor, poison, None)
+
+    def _seen(
+        self, moment: Moment, place: Place, tensor: torch.Tensor, poison: float, request: str | None
+    ) -> Iterator[Comparison]:
+        if not tensor.numel():
+            return
+        wrong, said = poisoned(tensor, poison), ""
+        count = int(wrong.sum())
+        if count:
+            first = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
+            request = request or _whose(moment, place, first)
+            said = f"{count} of {tensor.numel()} elements are poison ({poison:g}), the first in row {first}"
+        yield Comparison(
+            self.name, self.tier, moment.index, moment.kind, place, elements=tensor.numel(), worst=float(count),
+            allowed=0.0, request=request, slot=slot_of(moment, request), diagnosis=said,
+        )  # fmt: skip
+
+
+def poisoned(tensor: torch.Tensor, poison: float) -> torch.Tensor:
+    """Which elements are it; among numbers every NaN is one, whatever its payload became on the way."""
+    if tensor.is_floating_point() and math.isnan(poison):
+        return tensor.isnan()
+    return tensor == torch.tensor(pattern(poison, tensor.dtype), dtype=tensor.dtype)
+
+
+def owned(moment: Moment) -> dict[str, set[int]]:
+    """What a unit is counted by -> the units that the trace gives somebody after the event."""
+    expected = moment.expected
+    pages = {page for each in expected.pages_after.values() for page in each}
+    return {"slot": set(expected.slots_after.values()), "page": pages}
+
+
+def _whose(moment: Moment, place: Place, row: int) -> str | None:
+    asked = place.component in ASKED and place.layer == AFTER_LAYERS
+    for share in shares(moment, place.stage):
+        begin, count = (share.asked_begin, share.asked) if asked else (share.begin, share.count)
+        if begin <= row < begin + count:
+            return share.request
+    return None

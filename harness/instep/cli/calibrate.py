@@ -1,0 +1,101 @@
+"""`instep calibrate`: are honest engines left alone, and how small an error is found?
+
+Leaves out: the runs (`instep.calibrate`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..calibrate import Calibration
+
+
+def calibrate(
+    variants: Annotated[int, typer.Option(help="Honest engines, no two alike.", min=0)] = 200,
+    runs: Annotated[int, typer.Option(help="Runs per size of a graded slip; 0: none.", min=0)] = 3,
+    seconds: Annotated[float | None, typer.Option(help="Stop after so many, half for each table.", min=1.0)] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    ops: Annotated[list[str] | None, typer.Option(help="One more op set that is right, as triton; repeatable.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+) -> None:
+    """Run both tables; exit 0: no honest engine was called wrong, 1: one was, 3: nothing was compared."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .. import calibrate as calibration
+    from ..rig.alone import Setup, device_here
+    from ..verdict import Exit
+    from ..whole import writable
+
+    device_here(device)
+    for name in ops or []:
+        Setup(name).served()
+    if json is not None:
+        writable(json)
+    console, shown = Console(stderr=True), Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("calibrate", total=None)
+        result = calibration.calibrate(
+            variants, device=device, op_sets=ops or (), seconds=seconds, runs=runs,
+            told=lambda what, done, of: bar.update(task, description=what, completed=done, total=of),
+        )
+    if json is not None:
+        _write(result, json)
+    shown.print(_rates(result))
+    for variant, alarm in result.alarms:
+        said = f"{variant.form} {variant.number}, {alarm.check}, event {alarm.event}, {alarm.place}: {alarm.diagnosis}"
+        shown.print(f"false alarm: {said}", highlight=False, markup=False)
+    if result.limits:
+        shown.print(_limits(result))
+    code = Exit.DIVERGED if result.alarms else Exit.AGREED if result.ran or result.limits else Exit.INCONCLUSIVE
+    raise typer.Exit(int(code))
+
+
+def _rates(result: Calibration) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from ..calibrate.tables import by_tier
+
+    title = f"{len(result.ran)} honest engines; the rate of false alarms per block is under that with 95%"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("tier", "blocks", "undecided", "alarms", "rate under", "used", "by"):
+        table.add_column(name, justify="left" if name in ("tier", "by") else "right")
+    for rate in by_tier(result.table()):
+        table.add_row(
+            rate.tier.value, f"{rate.blocks:,}", f"{rate.undecided:,}", str(rate.alarms),
+            f"{rate.bound:.1e}", f"{rate.worst:.2f}" if rate.worst else "exact", rate.by,
+        )
+    return table
+
+
+def _limits(result: Calibration) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    tiers = list(result.limits[0].found)
+    title = "the smallest slip that is found in every run"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("place", "activations", "honest error", *(tier.value for tier in tiers)):
+        table.add_column(name, justify="left" if name in ("place", "activations") else "right")
+    for limit in result.limits:
+        sizes = ("" if limit.found[tier] is None else f"{limit.found[tier]:.0e}" for tier in tiers)
+        table.add_row(limit.slip, limit.storage, f"{limit.honest:.1e}", *sizes)
+    return table
+
+
+def _write(result: Calibration, path: Path) -> None:
+    import msgspec
+
+    from ..report.machine import machine
+    from ..whole import write_whole
+
+    data = {"machine": machine(result.device), **result.as_data()}
+    write_whole({path: msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"})

@@ -1,0 +1,96 @@
+"""`instep faults`: faults that engines have had, planted one by one; every one must be found, named and located.
+
+Leaves out: planting and judging (`instep.faults`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ..faults.base import Fault
+    from ..faults.judge import Result
+
+
+def faults(
+    names: Annotated[list[str] | None, typer.Argument(help="Faults by name; left out: all.")] = None,
+    family: Annotated[list[str] | None, typer.Option(help="Only of this family; may be repeated.")] = None,
+    ops: Annotated[list[str] | None, typer.Option(help="Only those of this op set; may be repeated.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes at a time; left out: as many as cores.", min=1)] = None,
+    no_text: Annotated[bool, typer.Option("--no-text", help="Leave out what accuracy would see of them.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the matrix of faults and checks there, as SVG.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+) -> None:
+    """Plant faults in copies of the source; exit 0: found and located, 1: one is not, 3: a run said nothing."""
+    import os
+
+    import msgspec
+    from rich.console import Console
+
+    from ..faults import told
+    from ..faults.matrix import Matrix
+    from ..faults.picture import drawn
+    from ..whole import writable, write_whole
+
+    for file in (json, picture):
+        if file is not None:
+            writable(file)
+    result = _run(_chosen(names, family, ops), jobs or os.cpu_count() or 1, not no_text)
+    told.show(result, Console())
+    if json is not None:
+        text = msgspec.json.encode(told.data(result, commit=commit))
+        write_whole({json: msgspec.json.format(text, indent=1) + b"\n"})
+    if picture is not None:
+        write_whole({picture: drawn(Matrix.of(result)).encode()})
+    raise typer.Exit(int(result.exit))
+
+
+def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] | None) -> list[Fault]:
+    """In the catalogue's order."""
+    from instep_reference.contract.errors import BadInput
+
+    from ..faults import FAMILIES, TRACES, by_id
+
+    if not TRACES.is_dir():
+        raise BadInput(str(TRACES), found="no such folder", expected="the traces of the faults",
+                       hint="they come with the repository, not with the installed package")
+    known = by_id()
+    for option, given, all_known in (("fault", names, known), ("--family", families, FAMILIES)):
+        for name in given or ():
+            if name not in all_known:
+                raise BadInput(option, found=name, expected=f"one of {_near(name, list(all_known))}")
+    found = [
+        fault for family, faults in FAMILIES.items() if not families or family in families for fault in faults
+        if (not names or fault.id in names) and (not ops or fault.how.ops in ops)
+    ]
+    if not found:
+        raise BadInput("faults", found="none of these", expected="at least one fault")
+    return found
+
+
+def _near(name: str, known: list[str]) -> str:
+    """The names that are most like it; all, where none is."""
+    from difflib import get_close_matches
+
+    return ", ".join(get_close_matches(name, known, n=5, cutoff=0.4) or known)
+
+
+def _run(chosen: list[Fault], jobs: int, text: bool) -> Result:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ..faults import TRACES
+    from ..faults.campaign import campaign
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"{len(chosen)} faults", total=None)
+        return campaign(
+            chosen, TRACES, jobs=jobs, text=text,
+            progress=lambda ended, of: bar.update(task, completed=ended, total=of),
+        )

@@ -1,0 +1,62 @@
+"""`instep relations`: a trace run again, otherwise, and what must then be equal.
+
+Leaves out: the relations (`instep.relations`), and the comparison with the reference (`instep replay`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def relations(
+    trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file.")],
+    name: Annotated[list[str] | None, typer.Argument(help="Relations to hold; left out: all of them.")] = None,
+    ops: Annotated[str, typer.Option(help="Op set, engine or module:attribute.")] = "plain",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Activations: float32, bfloat16, float16 or float64.")] = "float32",
+    layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
+    strategy: Annotated[str | None, typer.Option(help="How states are committed: snapshot, columns, rerun or "
+                                                      "lazy_rerun.")] = None,
+    conv: Annotated[str | None, typer.Option(help="How conv windows are committed: windows or widened.")] = None,
+    drafter: Annotated[str, typer.Option(help="How drafts are made: eagle or vanilla.")] = "eagle",
+    graphs: Annotated[bool, typer.Option("--graphs", help="Hold rounds in graphs: CUDA's, or an emulator's.")] = False,
+    checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
+    until: Annotated[int | None, typer.Option(help="The trace up to this event.", min=0)] = None,
+    bitwise: Annotated[bool, typer.Option("--bitwise", help="Hold bit by bit what the op set `invariant` promises.")]
+    = False,
+    tokens: Annotated[int, typer.Option(help="How many tokens the drift is watched for.", min=64)] = 2048,
+    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+) -> None:
+    """Hold relations between runs of one trace; exit 0: all agree, 1: divergence, 3: one of them compared nothing."""
+    from rich.console import Console
+
+    from .. import relations as table
+    from ..relations import told
+    from ..relations.case import Case
+    from ..rig.alone import device_here, known_layout
+    from ..rig.rig import Rig
+    from ..rig.strategies import chosen
+    from ..trace.file import read
+    from ..whole import writable
+
+    wanted = table.relations(name or ())
+    named = chosen(strategy=strategy, conv=conv, drafter=drafter)
+    if json is not None:
+        writable(json)
+    rig = Rig(
+        read(trace), checkpoint, ops=ops, device=device_here(device), dtype=dtype, layout=known_layout(layout),
+        graphs=graphs, **named,
+    )
+    case = Case.of(rig.trace, rig.plan, until=until, bitwise=bitwise, tokens=tokens)
+    waiting = Console(stderr=True)
+    with waiting.status("") as status:
+        found = table.held(case, wanted, lambda relation: status.update(f"{relation.name}: {relation.says}"))
+    run = told.Run(trace, checkpoint, until, case, tuple(found))
+    if json is not None:
+        told.write(json, run, commit=commit)
+    told.show(run, Console())
+    raise typer.Exit(int(table.worst(found)))

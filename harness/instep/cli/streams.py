@@ -1,0 +1,58 @@
+"""`instep streams`: a trace said in stamps, so that every state names the request and the positions that it holds.
+
+Leaves out: how (`instep.streams`) and the words (`instep.report`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def streams(
+    trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file; its model is not needed.")],
+    ops: Annotated[list[str] | None, typer.Option(help="Op set, or module:attribute; may be repeated. "
+                                                       "Left out: plain.")] = None,
+    level: Annotated[list[str] | None, typer.Option(help="op: the delta rule consumes whole labels, states are right "
+                                                         "to the bit; model: to the nearest label. "
+                                                         "Left out: both.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Activations: float32, bfloat16 or float16.")] = "float32",
+    layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
+    strategy: Annotated[list[str] | None, typer.Option(help="How states are committed; may be repeated. "
+                                                            "Left out: every strategy.")] = None,
+    conv: Annotated[str | None, typer.Option(help="How conv windows are committed: windows or widened.")] = None,
+    graphs: Annotated[bool, typer.Option("--graphs", help="Hold rounds in graphs: CUDA's, or an emulator's.")] = False,
+    until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
+    layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+) -> None:
+    """Replay a trace on labels that states can be read by; exit 0: all right, 1: a label is wrong, 3: nothing read."""
+    from rich.console import Console
+
+    from instep_optimized.commit import STRATEGIES
+    from instep_reference.contract.errors import BadInput
+
+    from ..report import data, terminal
+    from ..rig.alone import Setup
+    from ..streams.run import LEVELS, streamed
+    from ..trace.file import read
+    from ..whole import writable
+
+    chosen = [one for one in LEVELS if level is None or one in level]
+    if len(chosen) < len(set(level or LEVELS)):
+        raise BadInput("--level", found=", ".join(level or ()), expected=" or ".join(LEVELS))
+    if json is not None:
+        writable(json)
+    loaded = read(trace)
+    outcomes = [
+        streamed(loaded, Setup(served, device, dtype, layout, how, conv, graphs), one, until=until, layers=layer)
+        for served in ops or ["plain"] for how in strategy or STRATEGIES for one in chosen
+    ]
+    if json is not None:
+        data.write(json, outcomes, commit=commit)
+    terminal.show(outcomes, Console())
+    raise typer.Exit(int(data.worst(outcomes)))

@@ -1,0 +1,33 @@
+"""Faults planted on purpose: the proof that the harness bites. A line of FAMILIES is a family of them.
+
+Leaves out: how they are planted and judged (`campaign.py`), and classes whose feature is not built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from .base import Edit, Fault, How
+from .catalogue import chunks, dispatch, draft, graph, numerics, others, rollback, scheduling, slots
+
+__all__ = ["FAMILIES", "TRACES", "Edit", "Fault", "How", "by_id"]
+
+FAMILIES: Mapping[str, tuple[Fault, ...]] = {
+    "rollback": rollback.FAULTS,
+    "dispatch": dispatch.FAULTS,
+    "graph": graph.FAULTS,
+    "slots": slots.FAULTS,
+    "chunks": chunks.FAULTS,
+    "scheduling": scheduling.FAULTS,
+    "draft": draft.FAULTS,
+    "numerics": numerics.FAULTS,
+    "others": others.FAULTS,
+}
+
+TRACES = Path(__file__).resolve().parents[3] / "fixtures" / "traces" / "faults"
+
+
+def by_id() -> dict[str, Fault]:
+    """Every fault by its name."""
+    return {fault.id: fault for faults in FAMILIES.values() for fault in faults}

@@ -1,0 +1,131 @@
+"""The runs of a fault, each an ordinary command in a process of its own, with a copy of the source that serves it.
+
+Leaves out: what two runs mean side by side (`judge.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..verdict import Exit
+from . import plant
+from .base import How
+from .freerun import POLICY
+
+# What a request says in the free run; interpreted kernels take a hundred times as long for a token.
+TOKENS, INTERPRETED_TOKENS = 64, 10
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What a replay ended with.
+
+    code      its exit code; None: it did not end in time
+    findings  of the event at which it stopped, first finding first, as a result file has them
+    looked    check -> its tier, of the checks that compared something at that event
+    served    package -> digest of the source that answered
+    trail     a line for every event that was served (`observe/trail.py`)
+    events    how many events were served; of: how many the trace has
+    cause     what the ladder says made it (`instep.localise`)
+    error     the last thing it said, where there is no result
+    """
+
+    code: int | None
+    seconds: float
+    findings: tuple[Mapping[str, Any], ...] = ()
+    looked: Mapping[str, str] = field(default_factory=dict)
+    served: Mapping[str, str] = field(default_factory=dict)
+    trail: tuple[str, ...] = ()
+    calls: Mapping[str, int] = field(default_factory=dict)
+    events: int = 0
+    of: int = 0
+    message: str = ""
+    cause: str = ""
+    error: str = ""
+
+    @property
+    def clean(self) -> bool:
+        return self.code == Exit.AGREED and not self.findings and self.events == self.of > 0
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a free run ended with (`freerun.py`). error: why it broke, or did not run."""
+
+    texts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    drafts: int = 0
+    accepted: int = 0
+    states: Mapping[str, str] = field(default_factory=dict)
+    served: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted drafts of those that were verified."""
+        return self.accepted / self.drafts if self.drafts else None
+
+
+def replayed(folder: Path, trace: Path, how: How, out: Path) -> Arm:
+    """`instep replay` of the trace with the packages of that folder; its result goes to `out`, a trail beside it."""
+    trail = out.with_suffix(".trail")
+    words = ("replay", str(trace), *how.words(), "--json", str(out), "--trail", str(trail))
+    code, seconds, error = _ran(lambda: plant.run(folder, *words))
+    if not out.exists():
+        return Arm(code, seconds, error=error or "no result")
+    run = json.loads(out.read_text())["runs"][0]
+    return Arm(
+        code, seconds, tuple(run["findings"]), run["looked"], run["served"], tuple(trail.read_text().splitlines()),
+        run["calls"], run["events"], run["of"], run["message"] or "", (run["located"] or {}).get("cause", ""),
+    )
+
+
+def related(folder: Path, trace: Path, how: How, out: Path) -> Arm:
+    """`instep relations` with the one that `how` names."""
+    assert how.relation is not None
+    words = ("relations", str(trace), how.relation, *how.words(), "--json", str(out))
+    code, seconds, error = _ran(lambda: plant.run(folder, *words))
+    if not out.exists():
+        return Arm(code, seconds, error=error or "no result")
+    run = json.loads(out.read_text())["runs"][0]
+    looked = {run["relation"]: run["tiers"][0]} if run["tiers"] else {}
+    whole = run["of"] if run["elements"] else 0
+    return Arm(code, seconds, tuple(run["findings"]), looked, run["served"], events=whole, of=run["of"],
+               message=run["message"] or "")  # fmt: skip
+
+
+def both(replay: Arm, relation: Arm) -> Arm:
+    """A replay and a relation of the same copy as one arm: what either found, and the replay's trail."""
+    return replace(
+        replay, code=relation.code if replay.code == Exit.AGREED else replay.code,
+        seconds=replay.seconds + relation.seconds, findings=replay.findings + relation.findings,
+        looked={**replay.looked, **relation.looked}, events=min(replay.events, relation.events),
+        message=replay.message or relation.message, error=replay.error or relation.error,
+    )
+
+
+def spoken(folder: Path, trace: Path, how: How, out: Path) -> Said:
+    """The free run with the packages of that folder."""
+    if not trace.with_suffix(POLICY).exists():
+        return Said(error="the trace has no policy beside it")
+    tokens = INTERPRETED_TOKENS if how.ops == "triton" else TOKENS
+    words = (str(trace), str(tokens), str(out), msgspec.json.encode(how).decode())
+    _, _, error = _ran(lambda: plant.run_python(folder, "-m", "instep.faults.freerun", *words))
+    return msgspec.json.decode(out.read_bytes(), type=Said) if out.exists() else Said(error=error or "no result")
+
+
+def _ran(run: Callable[[], subprocess.CompletedProcess[str]]) -> tuple[int | None, float, str]:
+    """Exit code, seconds, and the last line of what it complained about."""
+    begun = time.perf_counter()
+    try:
+        done = run()
+    except subprocess.TimeoutExpired:
+        return None, time.perf_counter() - begun, f"it did not end within {plant.TIMEOUT_S:.0f} s"
+    return done.returncode, time.perf_counter() - begun, (done.stderr.strip().splitlines() or [""])[-1]

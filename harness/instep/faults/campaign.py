@@ -1,0 +1,92 @@
+"""Plants faults one by one and runs each beside its control, several processes at a time.
+
+Leaves out: a single run (`arms.py`), what comes of it (`judge.py`), and telling it (`told.py`, `picture.py`).
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from . import plant
+from .arms import Arm, Said, both, related, replayed, spoken
+from .base import Fault, How
+from .judge import Judged, Result, judge
+
+T = TypeVar("T")
+SLOW = "triton"  # interpreted, it takes longest: what is begun first holds nobody up in the end
+CONTROL = "control"
+
+
+def campaign(
+    faults: Sequence[Fault], traces: Path, *, jobs: int = 1, text: bool = True,
+    progress: Callable[[int, int], None] = lambda ended, of: None,
+) -> Result:
+    """Every fault beside its control, which faults of the same trace and setting share.
+
+    traces    the folder with the traces that the faults name
+    text      whether each also speaks freely: what a test of accuracy would see
+    progress  is told how many processes have ended, and of how many
+    """
+    begun, spent = time.perf_counter(), _spent()
+    with tempfile.TemporaryDirectory(prefix="instep-faults-") as scratch, ThreadPoolExecutor(jobs) as pool:
+        runs = _Runs(Path(scratch), faults, traces, pool)
+        for fault in sorted(faults, key=lambda fault: fault.how.ops != SLOW):
+            runs.begin(fault, text)
+        for ended, _ in enumerate(as_completed(runs.asked.values()), start=1):
+            progress(ended, len(runs.asked))
+        judged = tuple(runs.judged(fault, text) for fault in faults)
+    return Result(judged, time.perf_counter() - begun, _spent() - spent, jobs)
+
+
+def _spent() -> float:
+    """Seconds of processors that ended processes have taken: what a campaign costs, however busy the machine is."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+class _Runs:
+    """Every copy of the source, planted before anything runs, and every process that was asked for."""
+
+    def __init__(self, folder: Path, faults: Sequence[Fault], traces: Path, pool: ThreadPoolExecutor) -> None:
+        self.folder, self.traces, self.pool = folder, traces, pool
+        self.copies = {CONTROL: plant.planted(folder / CONTROL)}
+        self.copies |= {fault.id: plant.planted(folder / fault.id, *fault.edits) for fault in faults}
+        self.asked: dict[tuple[Any, ...], Future[Any]] = {}
+
+    def begin(self, fault: Fault, text: bool) -> None:
+        for copy in (fault.id, CONTROL):
+            self._arm(copy, fault)
+            if text:
+                self._text(copy, fault)
+
+    def judged(self, fault: Fault, text: bool) -> Judged:
+        control, faulty = (self._arm(copy, fault)() for copy in (CONTROL, fault.id))
+        right, planted = (plant.digests(self.copies[copy]) for copy in (CONTROL, fault.id))
+        said = (self._text(CONTROL, fault).result(), self._text(fault.id, fault).result()) if text else None
+        return judge(fault, control, faulty, right, planted, said)
+
+    def _arm(self, copy: str, fault: Fault) -> Callable[[], Arm]:
+        """A replay, with the relation that the fault names, if it does; called, it waits for them."""
+        replay = self._ask(replayed, copy, fault.trace, replace(fault.how, relation=None))
+        if fault.how.relation is None:
+            return replay.result
+        relation = self._ask(related, copy, fault.trace, fault.how)
+        return lambda: both(replay.result(), relation.result())
+
+    def _text(self, copy: str, fault: Fault) -> Future[Said]:
+        return self._ask(spoken, copy, fault.trace, fault.how.speaking())
+
+    def _ask(self, run: Callable[[Path, Path, How, Path], T], copy: str, trace: str, how: How) -> Future[T]:
+        """The same question is asked once."""
+        key = (run, copy, trace, how)
+        if key not in self.asked:
+            out = self.folder / f"{len(self.asked)}.json"
+            self.asked[key] = self.pool.submit(run, self.copies[copy], self.traces / f"{trace}.jsonl", how, out)
+        return self.asked[key]

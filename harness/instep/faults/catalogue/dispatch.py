@@ -1,0 +1,80 @@
+"""Rows that are served as something else: prompts as windows, windows as prompts, a layer as another's.
+
+Leaves out: every other family.
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.place import Place
+
+from ..base import Edit, Fault, How
+
+BATCH = "instep_optimized/batch.py"
+KINDS = "    kinds = [kind for kind in FORWARD_KINDS if any(span.kind == kind for span in spans)]\n"
+MIXED = Place("trunk", 0, "mixed")  # the conv is the first op that is told how rows are served
+IMPORT = Edit(BATCH, "from dataclasses import dataclass\n", "from dataclasses import dataclass, replace\n")
+
+
+def _served(*lines: str) -> tuple[Edit, ...]:
+    """Spans are given other kinds before they are sorted by kind."""
+    return IMPORT, Edit(BATCH, KINDS, "".join(f"    {line}\n" for line in lines) + KINDS)
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "prefill-as-verify", "prefill-as-verify", "A prompt of as many tokens as a window is served as a window.",
+        "vllm 53051",
+        _served("window = memory.board.window.shape[1]",
+                "spans = [replace(s, kind=\"verify\") if (s.kind, s.count) == (\"prefill\", window) else s "
+                "for s in spans]"),
+        "mixed", How(strategy="columns", conv="widened"), 5, MIXED,
+        "holds the state after 1 token; 4 were given", ("contracts", "bytes", "directed"),
+    ),
+    Fault(
+        "prefill-as-verify-snapshot", "prefill-as-verify",
+        "The same where windows keep snapshots: the slot of such a prompt is never written.",
+        "vllm 53051",
+        _served("window = memory.board.window.shape[1]",
+                "spans = [replace(s, kind=\"verify\") if (s.kind, s.count) == (\"prefill\", window) else s "
+                "for s in spans]"),
+        "mixed", How(ops="ledger", strategy="snapshot"), 5, MIXED,
+        "(prefill) are served as a window; prefill rows are a chunk", ("contracts", "bytes", "labels"),
+    ),
+    Fault(
+        "prefill-as-decode", "prefill-as-verify",
+        "A prompt of one token is served as a decode, which takes what stands in the slot for the request's own.",
+        "vllm 53051",
+        _served("spans = [replace(s, kind=\"decode\", fresh=False) if (s.kind, s.count) == (\"prefill\", 1) else s "
+                "for s in spans]"),
+        "ragged", How(), 2, MIXED,
+        "not finite", ("contracts", "poison", "derived"),
+    ),
+    Fault(
+        "verify-as-prefill", "verify-as-prefill",
+        "In a forward with a prompt in it, windows are served as prompts: every draft goes into the state.",
+        "vllm 55894",
+        _served("if any(s.kind == \"prefill\" for s in spans):",
+                "    spans = [replace(s, kind=\"prefill\") if s.kind == \"verify\" else s for s in spans]"),
+        "mixed", How(ops="ledger", strategy="snapshot"), 5, MIXED,
+        "changed in conv slot 4, which this event may not write", ("contracts", "bytes"),
+    ),
+    Fault(
+        "verify-as-prefill-marks", "verify-as-prefill",
+        "The same where accepted tokens are run again: the rejected ones count as settled.",
+        "vllm 55894",
+        _served("if any(s.kind == \"prefill\" for s in spans):",
+                "    spans = [replace(s, kind=\"prefill\") if s.kind == \"verify\" else s for s in spans]"),
+        "mixed", How(ops="ledger", conv="widened"), 5, MIXED,
+        "(verify) are served as a chunk; verify rows are a window", ("contracts", "bytes"),
+    ),
+    Fault(
+        "layer-kind-polluted", "layer-kind", "The full-attention layer finds its KV by the draft head's layer ids.",
+        "sglang 23331",
+        (Edit("instep_optimized/model/trunk.py",
+              "    pools = memory[\"keys\"].units(layer), memory[\"values\"].units(layer)\n",
+              "    layer_id = config.drafter().layer_kinds.index(\"attention\")\n"
+              "    pools = memory[\"draft_keys\"].units(layer_id), memory[\"draft_values\"].units(layer_id)\n"),),
+        "ragged", How(), 2, Place("trunk", 3, "keys"),
+        "are poison", ("bytes", "poison", "contracts"),
+    ),
+)

@@ -1,0 +1,119 @@
+"""What goes stale in a graph: inputs, padding, metadata, and graphs that are taken for one another.
+
+Leaves out: every other family.
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+
+from ..base import Edit, Fault, How
+
+RUNNER, ENGINE = "instep_optimized/graphs/runner.py", "instep_optimized/engine.py"
+ROUND, MOVE = "instep_optimized/round.py", "instep_optimized/ops/plain/move.py"
+# What the device knows of a request, and what a graph is given, belong to no layer.
+BOARD = Place("trunk", STAGE_LEVEL, "length")
+KEY = "key, seen = (kind, self._round.num_steps),"
+LABELS = How(ops="ledger", graphs=True)
+SPOTS = "    size, wanted = pool.shape[1], locations >= 0\n    spots = locations[wanted]\n"
+STORED = "    pool[spots // size, spots % size] = rows[wanted].to(pool.dtype)\n"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "stale-pad-row", "stale-pad-row",
+        "Padding rows are not refreshed: who stood there last is served again, and another owns the slot by now.",
+        "rtp-llm 1181",
+        (Edit(RUNNER, "    own[len(given) :].fill_(value)\n", ""),),
+        "graphs", LABELS, 13, BOARD,
+        "changed in window slot 5, which this event may not write", ("bytes",),
+    ),
+    Fault(
+        "pad-sentinel-slot-zero", "pad-sentinel", "Padding rows name slot 0 instead of no slot.",
+        "vllm-ascend 7506",
+        (Edit(ROUND, "IDLE = Inputs(-1, -1, 0, 0, -1)", "IDLE = Inputs(0, -1, 0, 0, -1)"),),
+        "graphs", LABELS, 0, BOARD,
+        "window slot 0 is new and not poison", ("poison", "bytes"),
+    ),
+    Fault(
+        "pad-sentinel-last-slot", "pad-sentinel", "The commit's copy does not skip -1: padding rows move the last "
+        "snapshot into the last slot.",
+        "vllm-ascend 7506",
+        (Edit(MOVE, "wanted = (source.units >= 0) & (target.units >= 0)",
+              "wanted = torch.ones_like(source.units, dtype=torch.bool)"),),
+        "graphs", How(ops="ledger", strategy="snapshot", graphs=True), 7, Place("trunk", 0, "conv"),
+        "changed in conv slot 5, which this event may not write", ("bytes", "labels"),
+    ),
+    Fault(
+        "pad-sentinel-page-zero", "pad-sentinel", "Rows without a place are stored in the first one, on page 0.",
+        "vllm-ascend 7506",
+        (Edit(MOVE, SPOTS + STORED,
+              "    size, spots = pool.shape[1], locations.clamp(min=0)\n"
+              "    pool[spots // size, spots % size] = rows.to(pool.dtype)\n"),),
+        "ragged", How(), 5, Place("extend", 0, "keys"),
+        "changed in draft_keys page 0, which this event may not write", ("bytes",),
+    ),
+    Fault(
+        "pad-sentinel-unguarded", "pad-sentinel", "Rows without a place are stored all the same: -1 is the last one.",
+        "vllm-ascend 7506",
+        (Edit(MOVE, SPOTS + STORED,
+              "    size, spots = pool.shape[1], locations\n"
+              "    pool[spots // size, spots % size] = rows.to(pool.dtype)\n"),),
+        "ragged", How(), 5, Place("extend", 0, "keys"),
+        "changed in draft_keys page 8, which this event may not write", ("bytes",),
+    ),
+    Fault(
+        "frozen-capture-table", "frozen-capture",
+        "The page table is assigned anew whenever it grows: a graph goes on with the one that it was captured with.",
+        "vllm 44868",
+        (
+            Edit("instep_optimized/memory/__init__.py", "from collections.abc import Sequence\n",
+                 "from collections.abc import Sequence\nfrom dataclasses import replace\n"),
+            Edit("instep_optimized/memory/__init__.py", "        self.board.map([\n",
+                 "        self.board = replace(self.board, table=self.board.table.clone())\n"
+                 "        self.board.map([\n"),
+        ),
+        "graphs", LABELS, 8, Place("chain.1", 0, "attended"),
+        "served with pages 7; the trace has them in pages 7, 1", ("labels", "contracts"),
+    ),
+    Fault(
+        "frozen-capture-forced", "frozen-capture",
+        "Inputs with two axes are not copied in: a graph goes on with the choices that it was captured with.",
+        "vllm 44868",
+        (Edit(RUNNER, "    own[: len(given)].copy_(given, non_blocking=True)\n",
+              "    own[: len(given)].copy_(given if given.dim() == 1 else own[: len(given)])\n"),),
+        "graphs", LABELS, 5, BOARD,
+        "forced of row 0 is [-1, -1] in the graph's buffer", ("graphs", "labels", "identity"),
+    ),
+    Fault(
+        "stale-hidden", "stale-hidden",
+        "A forward that no graph holds keeps its hidden rows in a new buffer; the commit's graph reads the one before.",
+        "sglang 22041",
+        (Edit("instep_optimized/mixed.py", "    keep_window(\n",
+              "    memory.board = replace(memory.board, final=memory.board.final.clone())\n    keep_window(\n"),),
+        "graphs", LABELS, 6, Place("trunk", AFTER_LAYERS, "pick"),
+        "pool is no pool of this engine: what is written there is lost", ("contracts", "labels"),
+    ),
+    Fault(
+        "graph-key-kind", "graph-key-collision", "Graphs are kept by kind alone, whatever the step count.",
+        "LightLLM 1338",
+        (Edit(ENGINE, KEY, "key, seen = (kind, 0),"),),
+        "graphs", LABELS, 5, BOARD,
+        "the graph ('draft', 0) was replayed", ("graphs", "serves"),
+    ),
+    Fault(
+        "graph-key-width", "graph-key-collision",
+        "Verify graphs are kept by kind alone: a narrow window is replayed in a wide one's layout.",
+        "LightLLM 1338",
+        (Edit(ENGINE, KEY, "key, seen = (kind, self._round.num_steps * (kind != \"verify\")),"),),
+        "graphs", LABELS, 9, BOARD,
+        "the graph ('verify', 0) was replayed", ("graphs", "identity", "labels"),
+    ),
+    Fault(
+        "graph-key-layout", "graph-key-collision",
+        "Graphs are kept by the layout of their inputs: a decode is served by the graph of a draft.",
+        "LightLLM 1338",
+        (Edit(ENGINE, KEY, "key, seen = (body.width, body.choices),"),),
+        "graphs", LABELS, 5, BOARD,
+        "the graph (1, 2) was replayed", ("graphs", "identity", "labels"),
+    ),
+)

@@ -1,0 +1,107 @@
+"""Faults of no other family: empty batches, waits, controllers, tiles that hang on the batch.
+
+Leaves out: every other family.
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+
+from ..base import Edit, Fault, How
+
+ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round.py"
+ADAPTIVE = "instep_optimized/adaptive.py"
+IDLE = "    def idle(self) -> None:\n        return None\n"
+WISH = Place("trunk", AFTER_LAYERS, "length")
+NOWHERE = Place("trunk", STAGE_LEVEL, "length")
+
+# A rank without requests takes part in the step, and a launcher divides rows among them.
+EMPTY_DIVISION = (
+    Edit(ENGINE, IDLE, "    def idle(self) -> None:\n        self._run(\"decode\", [])\n"),
+    Edit(ROUND, "len(flat) // max(1, len(slots)))", "len(flat) // len(slots))"),
+)
+IDLE_COUNTS = Edit(
+    ENGINE, IDLE, "    def idle(self) -> None:\n        self._catch_up()\n        self._controller._count(0, None)\n",
+)
+ASSERTED = Edit(
+    ROUND, "        self.strategy.commit(ops, Landing(\n",
+    "        assert int(landed.accept_lens.max()) <= width\n        self.strategy.commit(ops, Landing(\n",
+)
+IN_A_LAUNCHER = Edit(
+    "instep_optimized/kernels/chunk.py", "    blocks = ceil_div(part.most, TOKENS)\n",
+    "    blocks = ceil_div(int(part.count.max()), TOKENS)\n",
+)
+LAST_ONE_UNTOLD = Edit(
+    ENGINE,
+    "        for counts in self._untold:\n"
+    "            self._controller.committed([count - 1 for count in counts.list()])\n"
+    "        self._untold.clear()\n",
+    "        for counts in self._untold[:-1]:\n"
+    "            self._controller.committed([count - 1 for count in counts.list()])\n"
+    "        del self._untold[:-1]\n",
+)
+WITH_THE_BONUS = Edit(ENGINE, "[count - 1 for count in counts.list()]", "counts.list()")
+MID_ROUND = Edit(
+    ENGINE, "        self._untold.append(counts)\n",
+    "        self._untold.append(counts)\n"
+    "        self._catch_up()\n"
+    "        self._round = self._rounds[self._controller.wish()]\n",
+)
+NO_WARM_UP = Edit(ADAPTIVE, "past = self.batches - rules.warmup_batches", "past = self.batches")
+# One row is a product of a matrix and a vector, and such have deeper steps.
+STEPS_BY_ROWS = Edit(
+    "instep_optimized/kernels/invariant/linear.py", "    tile = tile_of(columns, x.element_size())\n",
+    "    tile = tile_of(columns, x.element_size())\n"
+    "    if rows < 2:\n"
+    "        tile = tile._replace(inner=2 * tile.inner)\n",
+)
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "empty-batch-division", "empty-batch", "An idle step is served as a round of nobody, which divides by nobody.",
+        "LightLLM 1338", EMPTY_DIVISION, "controller", How(ops="ledger"), 6, Place("trunk", STAGE_LEVEL, "embedding"),
+        "raised ZeroDivisionError", ("serves",),
+    ),
+    Fault(
+        "empty-batch-counts", "empty-batch", "An idle step counts as a batch of the controller's.",
+        "", (IDLE_COUNTS,), "controller", How(ops="ledger"), 9, WISH,
+        "next_num_steps wishes 3; expected 1", ("identity",), ("labels", "bytes"),
+    ),
+    Fault(
+        "hot-sync-assertion", "hot-sync", "A commit asserts that its counts are within the window, and waits for them.",
+        "LightLLM 1338", (ASSERTED,), "accepted", How(), 5, NOWHERE,
+        "the host reads the device", ("hostreads",), ("identity", "bytes", "directed", "derived"),
+    ),
+    Fault(
+        "hot-sync-launcher", "hot-sync", "A launcher reads the largest count off the device to size its grid.",
+        "LightLLM 1338", (IN_A_LAUNCHER,), "accepted", How(ops="triton"), 2, NOWHERE,
+        "op gdn", ("hostreads",), ("identity", "bytes", "directed", "derived"),
+    ),
+    Fault(
+        "controller-one-batch-late", "controller", "The controller's mean of accepted drafts lacks the last batch.",
+        "", (LAST_ONE_UNTOLD,), "controller", How(ops="ledger"), 12, WISH,
+        "next_num_steps wishes 1; expected 3", ("identity",), ("labels", "bytes"),
+    ),
+    Fault(
+        "controller-counts-the-bonus", "controller", "The controller's mean counts the bonus among accepted drafts.",
+        "", (WITH_THE_BONUS,), "controller", How(ops="ledger"), 25, WISH,
+        "next_num_steps wishes 3; expected 0", ("identity",), ("labels", "bytes"),
+    ),
+    Fault(
+        "controller-no-warm-up", "controller", "The first batches, which are to warm up, already decide.",
+        "", (NO_WARM_UP,), "controller", How(ops="ledger"), 9, WISH,
+        "next_num_steps wishes 3; expected 1", ("identity",), ("labels", "bytes"),
+    ),
+    Fault(
+        "controller-mid-round", "controller",
+        "A wish switches the round at once, where the driver has not yet put it in force.",
+        "", (MID_ROUND,), "late", How(ops="ledger"), 9,
+        Place("chain.1", AFTER_LAYERS, "pick"), "raised IndexError", ("identity", "serves"),
+    ),
+    Fault(
+        "batch-dependent-tile", "batch-dependent-tile",
+        "A single row is multiplied in deeper steps than several: its bits hang on the company.",
+        "vllm 42960", (STEPS_BY_ROWS,), "pair", How(ops="invariant", relation="alone"), 2, Place("trunk", 0, "qkv"),
+        "part, by", ("alone",), ("identity", "bytes", "derived", "propagated"),
+    ),
+)

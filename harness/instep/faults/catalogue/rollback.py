@@ -1,0 +1,192 @@
+"""Rejected drafts that leave something behind: what a request has after a commit is not that of the accepted node.
+
+Leaves out: every other family.
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.place import Place
+
+from ..base import Edit, Fault, How
+
+ROUND, PLAIN_GDN = "instep_optimized/round.py", "instep_optimized/ops/plain/gdn.py"
+SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/commit/columns.py"
+RERUN, LAZY_RERUN = "instep_optimized/commit/rerun.py", "instep_optimized/commit/lazy_rerun.py"
+CONV, STATE, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "core"))
+
+LANDING = "inputs.rows, inputs.slots, landed.last_correct_step_indices, landed.accept_lens,"
+ACCEPTED = "source=Address(pair.snapshots, landing.rows, landing.nodes),"
+RING = "ring=None if chunk else self._ring(layer, group.slots, plan),"
+
+
+def _node(what: str) -> Edit:
+    """The commit hands on another node than the accepted one."""
+    return Edit(ROUND, LANDING, LANDING.replace("landed.last_correct_step_indices", what))
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "commit-index-minus-one", "commit-index", "The commit takes the state one token before the accepted node.",
+        "sglang 25029", (_node("(landed.last_correct_step_indices - 1).clamp(min=0)"),),
+        "ragged", How(strategy="snapshot"), 5, CONV,
+        "holds the state after 2 tokens; 3 were accepted", ("bytes", "directed"),
+    ),
+    Fault(
+        "commit-index-plus-one", "commit-index", "The number of accepted tokens serves as the index of the last one.",
+        "sglang 25029", (_node("landed.accept_lens.clamp(max=self.num_steps)"),),
+        "ragged", How(strategy="snapshot"), 5, CONV,
+        "holds the state after 4 tokens; 3 were accepted", ("bytes", "directed"),
+    ),
+    Fault(
+        "commit-index-last", "commit-index", "The commit takes the state of the last node, whatever was accepted.",
+        "sglang 25029", (_node("inputs.width - 1"),),
+        "ragged", How(strategy="snapshot"), 5, CONV,
+        "holds the state after 5 tokens; 3 were accepted", ("bytes", "directed"),
+    ),
+    Fault(
+        "commit-index-column-zero", "commit-index", "The commit takes column 0 of the snapshots, the root's.",
+        "sglang 25029",
+        (Edit(SNAPSHOT, ACCEPTED, "source=Address(pair.snapshots[:, 0], landing.rows),"),),
+        "ragged", How(strategy="snapshot"), 5, CONV,
+        "holds the state after 1 token; 3 were accepted", ("bytes", "directed"),
+    ),
+    Fault(
+        "commit-index-offset", "commit-index",
+        "The mark of a widened conv line is the number of accepted tokens, one further than the accepted window.",
+        "sglang 25029",
+        (Edit(COLUMNS, "self._marks.write(ops, landing.slots, landing.nodes)",
+              "self._marks.write(ops, landing.slots, landing.lens)"),),
+        "ragged", How(conv="widened"), 5, CONV,
+        "holds the window after 4 tokens; 3 were accepted", ("bytes",), ("directed",),
+    ),
+    Fault(
+        "zero-accept-skipped", "zero-accept", "A request none of whose drafts is accepted is left out of the commit.",
+        "vllm 56419",
+        (Edit(ROUND, LANDING, LANDING.replace(
+            "inputs.slots", "torch.where(landed.num_correct_drafts > 0, inputs.slots, -1)",
+        )),),
+        "ragged", How(strategy="snapshot"), 5, CONV,
+        "holds the state from before the step; 1 was accepted", ("bytes", "directed"),
+    ),
+    Fault(
+        "zero-accept-wraps", "zero-accept",
+        "The index of no accepted draft, -1, is not clamped: it is the last column.",
+        "vllm 56419",
+        (_node("torch.where(landed.num_correct_drafts > 0, landed.last_correct_step_indices, -1)"),),
+        "ragged", How(strategy="snapshot"), 5, CONV,
+        "holds the state after 5 tokens; 1 was accepted", ("bytes", "directed"),
+    ),
+    Fault(
+        "unwritten-snapshot", "unwritten-snapshot",
+        "Snapshots begin with the first draft: after a full rejection the commit takes the root's, which is not there.",
+        "llama.cpp 28466",
+        (Edit(PLAIN_GDN, "along(part.each, who, row, S)", "along(part.each if row else None, who, row, S)"),),
+        "ragged", How(strategy="snapshot"), 5, STATE,
+        "are poison", ("poison", "directed", "derived"),
+    ),
+    Fault(
+        "conv-no-rollback", "conv-no-rollback", "The conv window is taken after the whole window, rejected drafts too.",
+        "vllm 50272",
+        (Edit(SNAPSHOT, ACCEPTED, "source=Address(\n                    pair.snapshots, landing.rows, "
+              "landing.nodes if self.component == \"state\" else landing.nodes * 0 + pair.snapshots.shape[1] - 1,\n"
+              "                ),"),),
+        "ragged", How(), 5, CONV,
+        "holds the window after 5 tokens; 3 were accepted", ("bytes",), ("directed",),
+    ),
+    Fault(
+        "path-handover-column-zero", "path-handover",
+        "A plain step reads column 0, as if the round before had accepted the root alone.",
+        "vllm 39273",
+        (Edit(COLUMNS, "            own,\n", "            own if group.kind != \"decode\" else "
+              "Address(columns, group.slots, column * 0),\n"),),
+        "rounds", How(strategy="columns"), 10, CORE,
+        "of the previous step", ("derived", "directed"),
+    ),
+    Fault(
+        "path-handover-pending", "path-handover",
+        "A plain step does not run again what is pending from the round before.",
+        "vllm 39273",
+        (Edit(RERUN, RING, "ring=self._ring(layer, group.slots, plan) if verify else None,"),),
+        "rounds", How(), 10, CORE,
+        "lacks the tokens of the previous step", ("derived", "directed"),
+    ),
+    Fault(
+        "scratch-replay-state", "scratch-replay", "Accepted tokens are run again on an empty state.",
+        "rMLX 436",
+        (Edit(PLAIN_GDN, "            S = state[owing]\n",
+              "            S = state[owing] if age else torch.zeros_like(state[owing])\n"),),
+        "ragged", How(), 5, STATE,
+        "was begun anew: what came before these tokens is lost", ("directed",),
+    ),
+    Fault(
+        "scratch-replay-kv", "scratch-replay", "Accepted tokens go through the draft head again with an empty KV.",
+        "rMLX 436",
+        (Edit(ROUND, "            batch = windows(ops, memory, who, tokens, \"draft\", width)\n",
+              "            batch = windows(ops, memory, who, tokens, \"draft\", width)\n"
+              "            batch = replace(batch, table=torch.full_like(batch.table, -1))\n"),),
+        "ragged", How(), 5, Place("extend", 0, "attended"),
+        "the trace has them in pages 2, 7", ("contracts", "derived"),
+    ),
+    Fault(
+        "positional-arguments-slots", "positional-arguments",
+        "Snapshot rows and slots are swapped in the state update.",
+        "sglang 25029",
+        (Edit(ROUND, LANDING, LANDING.replace("inputs.rows, inputs.slots", "inputs.slots, inputs.rows")),),
+        "graphs", How(ops="ledger", strategy="snapshot"), 7, CONV,
+        "target is unit 0, which is reserved", ("bytes", "labels", "contracts"),
+    ),
+    Fault(
+        "positional-arguments-ring", "positional-arguments",
+        "Where the pending tokens begin and how many they are is swapped in the ring of a launch.",
+        "sglang 25029",
+        (Edit(RERUN, "slots, plan.begin, plan.pending, plan.keep)", "slots, plan.pending, plan.begin, plan.keep)"),),
+        "ragged", How(), 4, CORE,
+        "not finite", ("poison", "derived"),
+    ),
+    Fault(
+        "pending-twice", "pending-count",
+        "A verify stores the state after the pending tokens, and its mark stays: they are pending once more.",
+        "",
+        (Edit(RERUN, "                self._marks.write(ops, group.slots, plan.after)",
+              "                if group.kind != \"verify\":\n"
+              "                    self._marks.write(ops, group.slots, plan.after)"),),
+        "ragged", How(), 8, STATE,
+        "twice", ("directed",),
+    ),
+    Fault(
+        "pending-never-stored", "pending-count",
+        "The lazy strategy never stores: at last more is pending than the ring holds.",
+        "",
+        (Edit(LAZY_RERUN, "return size - width - widest", "return size"),),
+        "full", How(strategy="lazy_rerun"), 16, CORE,
+        "pending", ("derived", "contracts"),
+    ),
+    Fault(
+        "pending-overwritten", "pending-count",
+        "The ring has room for one window: what is pending from the last one is dropped for the new one.",
+        "",
+        (Edit(RERUN, "        return 2 * widest\n", "        return widest\n"),),
+        "ragged", How(), 0, STATE,
+        "ring_k has 5 entries; 10 are needed", ("capacity",),
+    ),
+    Fault(
+        "pending-after-load", "pending-count",
+        "A state that is loaded or resumed is said to have all its tokens pending.",
+        "",
+        (Edit(RERUN, "self._marks.put(slot, length)", "self._marks.put(slot, 0)"),),
+        "kept", How(ops="ledger"), 12, STATE,
+        "bytes differ", ("bytes", "labels"),
+    ),
+    Fault(
+        "stale-tile", "stale-tile", "The commit leaves out one tile of 8 columns of one head.",
+        "",
+        (Edit("instep_optimized/ops/plain/move.py",
+              "target.pool[_spots(target, wanted)] = source.pool[_spots(source, wanted)]",
+              "block, old = source.pool[_spots(source, wanted)], target.pool[_spots(target, wanted)]\n"
+              "    if block.ndim == 4:\n"
+              "        block[:, 1, :, 8:16] = old[:, 1, :, 8:16]\n"
+              "    target.pool[_spots(target, wanted)] = block"),),
+        "ragged", How(strategy="snapshot"), 5, STATE,
+        "holds the state from before the step; 3 were accepted, in 1 of 32 blocks", ("directed", "derived"),
+    ),
+)

@@ -1,0 +1,126 @@
+"""Requests that leave, come back, and change their places in the batch.
+
+Leaves out: every other family.
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+
+from ..base import Edit, Fault, How
+
+ENGINE, SAVED = "instep_optimized/engine.py", "instep_optimized/memory/saved.py"
+
+# The batch is condensed into the order of its slots; the accepted counts stay in the order in which they came.
+BY_SLOT = Edit(
+    ENGINE, "        landed = self._named(requests)\n",
+    "        landed = sorted(self._named(requests), key=lambda one: self._memory.slots.of(one.name))\n",
+)
+LENGTHS_BY_SLOT = Edit(
+    ENGINE, "        for number, request in enumerate(landed):\n            request.length.settle()",
+    "        for number, request in enumerate(sorted(landed, key=lambda one: self._memory.slots.of(one.name))):\n"
+    "            request.length.settle()",
+)
+CONDENSED_ROWS = Edit(
+    ENGINE, "[request.row for request in landed])", "range(len(landed)))",
+)
+UNSETTLED = Edit(
+    ENGINE, "        self._preempted[request] = self._kept(request)\n",
+    "        kept, memory = self._kept(request)\n"
+    "        slot, states = self._memory.slots.of(request), self._memory[\"state\"]\n"
+    "        raw = {layer: states.units(layer)[slot].clone() for layer in memory.state}\n"
+    "        self._preempted[request] = (kept, replace(memory, state=raw))\n",
+)
+NO_DRAFT_KV = Edit(
+    SAVED, 'PAGED = ("keys", "values", "draft_keys", "draft_values")', 'PAGED = ("keys", "values")',
+)
+NO_PROPOSAL = Edit(
+    SAVED, "        board.proposals[slot], board.proposed[slot] = kept.proposal, kept.proposed\n",
+    "        board.proposed[slot] = kept.proposed\n",
+)
+NO_PROPOSED = Edit(
+    SAVED, "        board.proposals[slot], board.proposed[slot] = kept.proposal, kept.proposed\n",
+    "        board.proposals[slot] = kept.proposal\n",
+)
+NO_ROOT = Edit(SAVED, "    board.window[slot, 0] = kept.root\n", "")
+NO_CONV = Edit(
+    ENGINE, "length, memory.conv, memory.state)",
+    "length, {layer: torch.zeros_like(conv) for layer, conv in memory.conv.items()}, memory.state)",
+)
+SLOT_STAYS = Edit(
+    ENGINE, "        if self._preempted.pop(request, None) is None:\n",
+    "        if self._preempted.pop(request, None) is None and self._requests[request].row is None:\n",
+)
+PAGES_STAY = Edit(
+    "instep_optimized/memory/__init__.py", "self.slots.give(request), self.pages.release(request)",
+    "self.slots.give(request), self.pages.of(request)",
+)
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "count-permute-batch", "count-permute",
+        "The batch is condensed between verify and commit, and takes the accepted counts in the order of before.",
+        "vllm 53919", (BY_SLOT,), "accepted", How(), 8, Place("trunk", AFTER_LAYERS, "pick"),
+        "holds the window after 2 tokens; 4 were accepted", ("bytes", "directed", "identity"),
+    ),
+    Fault(
+        "count-permute-lengths", "count-permute",
+        "Memory takes the right counts; the host gathers them in another order, and lengths are exchanged.",
+        "vllm 53919", (LENGTHS_BY_SLOT,), "accepted", How(ops="ledger"), 8, Place("trunk", AFTER_LAYERS, "length"),
+        "holds the state after 2 tokens; 4 were accepted", ("labels", "identity"),
+    ),
+    Fault(
+        "count-permute-rows", "count-permute",
+        "After an abort the commit numbers the rows of the verify anew, and takes those of the aborted request.",
+        "vllm 53919", (CONDENSED_ROWS,), "aborted", How(), 6, Place("trunk", 0, "conv"),
+        'of request "a"', ("bytes",), ("identity",),
+    ),
+    Fault(
+        "lifecycle-loss-pending", "lifecycle-loss",
+        "A preempted request keeps the state as it stands in the slot, without the tokens that are run again later.",
+        "sglang 35957", (UNSETTLED,), "kept", How(ops="ledger"), 10, Place("trunk", 0, "state"),
+        "holds the state from before the step; 3 were accepted", ("labels", "bytes"), ("identity",),
+    ),
+    Fault(
+        "lifecycle-loss-draft-kv", "lifecycle-loss",
+        "What is kept of a request comes back without the draft head's KV.",
+        "sglang 35957", (NO_DRAFT_KV,), "kept", How(), 12, Place("extend", 0, "keys"),
+        "bytes differ", ("bytes",), ("identity", "directed", "decisions"),
+    ),
+    Fault(
+        "lifecycle-loss-proposal", "lifecycle-loss",
+        "A resumed request has lost the draft that was already proposed.",
+        "sglang 35957", (NO_PROPOSAL,), "kept", How(), 16, Place("extend", AFTER_LAYERS, "pick"),
+        "draft", ("bytes", "identity"), ("directed",),
+    ),
+    Fault(
+        "lifecycle-loss-proposed-row", "lifecycle-loss",
+        "A resumed request has lost the head's row behind its proposed draft: the chain goes on from another one.",
+        "sglang 35957", (NO_PROPOSED,), "kept", How(), 16, Place("extend", AFTER_LAYERS, "final"),
+        "bytes differ", ("bytes",), ("identity", "directed"),
+    ),
+    Fault(
+        "lifecycle-loss-root", "lifecycle-loss",
+        "A resumed request goes on from whatever root stood in its new slot.",
+        "sglang 35957", (NO_ROOT,), "kept", How(ops="ledger"), 16, Place("trunk", AFTER_LAYERS, "root"),
+        "expected 101", ("identity",),
+    ),
+    Fault(
+        "lifecycle-loss-conv", "lifecycle-loss",
+        "A request comes back with its recurrent state and an empty conv window.",
+        "sglang 35957", (NO_CONV,), "kept", How(), 12, Place("trunk", 0, "conv"),
+        "bytes differ", ("bytes",), ("identity", "directed"),
+    ),
+    Fault(
+        "lifecycle-loss-slot", "lifecycle-loss",
+        "An abort between verify and commit leaves the slot and its pages behind.",
+        "sglang 35957", (SLOT_STAYS,), "kept", How(ops="ledger"), 22, Place("trunk", STAGE_LEVEL, "length"),
+        "slots are", ("identity",),
+    ),
+    Fault(
+        "lifecycle-loss-pages", "lifecycle-loss",
+        "A request that leaves gives its slot back, and none of its pages.",
+        "sglang 35957", (PAGES_STAY,), "kept", How(ops="ledger"), 10, Place("trunk", STAGE_LEVEL, "length"),
+        "pages are", ("identity",),
+    ),
+)

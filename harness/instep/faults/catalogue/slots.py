@@ -1,0 +1,139 @@
+"""Memory that is not the request's own: reused, out of range, at another stride, or a copy of it.
+
+Leaves out: every other family.
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.place import STAGE_LEVEL, Place
+
+from ..base import Edit, Fault, How
+
+SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/commit/columns.py"
+RERUN, BUDGET = "instep_optimized/commit/rerun.py", "instep_optimized/memory/budget.py"
+CONV, STATE, MIXED, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "mixed", "core"))
+BOARD = Place("trunk", STAGE_LEVEL, "length")  # what the device knows of a request: of no layer
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "dirty-slot", "dirty-slot", "A first chunk takes what stands in its slot for the request's own.",
+        "vllm 35219",
+        (Edit("instep_optimized/mixed.py", "fresh=prefill and not begin)", "fresh=False)"),),
+        "ragged", How(strategy="snapshot"), 2, MIXED,
+        "not finite", ("poison", "derived"),
+    ),
+    Fault(
+        "dirty-slot-mark", "dirty-slot", "The mark of a slot is not reset when another request is given the slot.",
+        "vllm 35219",
+        (Edit(COLUMNS, "    def claim(self, slot: int) -> None:\n        self._marks.put(slot, 0)",
+              "    def claim(self, slot: int) -> None:\n        return"),),
+        "wider", How(ops="ledger", strategy="columns"), 2, CORE,
+        "read columns run from", ("contracts", "serves"),
+    ),
+    Fault(
+        "caller-stride-snapshot", "caller-stride",
+        "A verify takes the row stride of its snapshots from the step count in force, the commit from the pool.",
+        "sglang 23331",
+        (Edit(SNAPSHOT, "            each=Address(self.snapshots, group.rows) if verify else None,\n",
+              "            each=Address(self.snapshots.as_strided(self.snapshots.shape, (\n"
+              "                self.snapshots.shape[1] * self.snapshots.stride(1), *self.snapshots.stride()[1:],\n"
+              "            )), group.rows) if verify else None,\n"),),
+        "wider", How(strategy="snapshot"), 4, MIXED,
+        "the pitch of snapshot_conv is", ("contracts", "tails"),
+    ),
+    Fault(
+        "caller-stride-columns", "caller-stride",
+        "Slots are read and written at the stride of the step count in force; the pool is wider.",
+        "sglang 23331",
+        (Edit(COLUMNS, "        own = Address(columns, group.slots, column)\n",
+              "        own = Address(columns.as_strided(columns.shape, (\n"
+              "            columns.stride(0) - columns.stride(1) * (columns.shape[1] - self._width), "
+              "*columns.stride()[1:],\n        )), group.slots, column)\n"),),
+        "wider", How(ops="ledger", strategy="columns"), 2, CORE,
+        "the pitch of state is", ("bytes", "labels", "contracts"),
+    ),
+    Fault(
+        "caller-stride-kernel", "caller-stride",
+        "The launcher of the recurrence makes the row stride of the snapshots from the window's width.",
+        "sglang 23331",
+        (Edit("instep_optimized/kernels/window.py",
+              "    each, each_units, _, *each_steps = flat(part.each, 3, part.read)  # row t is its column\n",
+              "    each, each_units, _, *each_steps = flat(part.each, 3, part.read)  # row t is its column\n"
+              "    each_steps[0] = part.most * each_steps[1]\n"),),
+        "short", How(ops="triton", strategy="snapshot"), 4, STATE,
+        "snapshot_state row 0 changed at position 2, where this event does not write", ("bytes", "tails"),
+    ),
+    Fault(
+        "pool-initial-steps", "pool-initial-steps", "Pools are as wide as the first step count needs, not the widest.",
+        "sglang 23331",
+        (Edit("instep_optimized/build.py", "max(candidates) + 1", "candidates[1] + 1"),),
+        "wider", How(ops="ledger"), 0, BOARD,
+        "window has 2 places; 4 are needed", ("capacity",),
+    ),
+    Fault(
+        "one-slot-too-few", "one-slot-too-few", "State pools have as many units as the highest slot says: one too few.",
+        "sglang 37066",
+        (Edit(BUDGET, "component, \"slot\", of_kind(config, \"gdn\"), max(sizes.capacity.slots) + 1,",
+              "component, \"slot\", of_kind(config, \"gdn\"), max(sizes.capacity.slots),"),),
+        "accepted", How(ops="ledger"), 0, CONV,
+        "are needed", ("capacity", "serves"),
+    ),
+    Fault(
+        "one-row-too-few", "one-slot-too-few", "Snapshots have one row less than a batch can have requests.",
+        "sglang 37066",
+        (Edit(BUDGET, "by=\"row\", units=len(sizes.capacity.slots))",
+              "by=\"row\", units=len(sizes.capacity.slots) - 1)"),),
+        "graphs", How(ops="ledger", strategy="snapshot"), 0, CONV,
+        "snapshot_conv has 3 rows; 4 are needed", ("capacity",),
+    ),
+    Fault(
+        "narrow-offset", "int32-offset",
+        "Places of KV rows are computed in 16 bits, as 32 bits would be in a pool that is 65536 times as long.",
+        "flashinfer 3230",
+        (Edit("instep_optimized/ops/plain/move.py", "    spots = locations[wanted]\n",
+              "    spots = locations[wanted].to(torch.int16).long()\n"),),
+        "far", How(ops="ledger"), 2, Place("trunk", 3, "keys"),
+        "changed in keys page 5, which this event may not write", ("bytes", "labels"),
+    ),
+    Fault(
+        "narrow-offset-kernel", "int32-offset",
+        "The kernel of the recurrence computes where a slot begins in 16 bits, for the same reason.",
+        "flashinfer 3230",
+        (Edit("instep_optimized/kernels/window.py", "    source = read + unit * read_unit + ",
+              "    source = read + (unit * read_unit & 0xFFFF) + "),),
+        "far", How(ops="triton"), 4, CORE,
+        "not finite", ("poison", "derived"),
+    ),
+    Fault(
+        "stride-blind-move", "stride-blind", "The copy kernel takes slots to stand as close as they can.",
+        "sglang 12335",
+        (Edit("instep_optimized/kernels/move.py",
+              "        return pool, address.units, address.units, pool.stride(0), 0\n",
+              "        return pool, address.units, address.units, math.prod(pool.shape[1:]), 0\n"),),
+        "short", How(ops="triton", strategy="snapshot"), 5, CONV,
+        "changed in the red zone beside conv slot 2, which this event may not write", ("bytes",),
+    ),
+    Fault(
+        "lost-write", "lost-write", "A prefill chunk stores its state into a contiguous copy of the pool.",
+        "chunk prefill",
+        (
+            Edit("instep_optimized/ops/plain/gdn.py", "from typing import Literal, NamedTuple\n",
+                 "from dataclasses import replace\nfrom typing import Literal, NamedTuple\n"),
+            Edit("instep_optimized/ops/plain/gdn.py", "    after(part.store, who, state)\n",
+                 "    store = part.store\n"
+                 "    if part.form == \"chunk\" and store is not None:\n"
+                 "        store = replace(store, pool=store.pool.contiguous())\n"
+                 "    after(store, who, state)\n"),
+        ),
+        "rounds", How(), 2, STATE,
+        "are poison", ("poison", "directed", "derived"),
+    ),
+    Fault(
+        "row-for-slot", "row-for-slot", "A verify keeps its tokens in the ring of its batch row, not of its slot.",
+        "",
+        (Edit(RERUN, "ring=None if chunk else self._ring(layer, group.slots, plan),",
+              "ring=None if chunk else self._ring(layer, group.rows, plan),"),),
+        "accepted", How(ops="ledger"), 4, CORE,
+        "changed in ring_k slot 0, which this event may not write", ("bytes", "contracts"),
+    ),
+)

@@ -1,0 +1,121 @@
+"""A fault's engine left to itself: its own drafts, picks and acceptance, on the schedule that the fault's trace has.
+
+Leaves out: judging. What comes of it is what a test of accuracy would see: texts, and how many drafts were accepted.
+
+    python -P -m instep.faults.freerun TRACE TOKENS OUT.json HOW      (how: JSON of `How`)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Engine
+
+from ..observe.trail import feed
+from ..rig.alone import Setup, engine, header_of
+from ..rig.rig import served
+from ..trace.book import Standing
+from ..trace.drive import drive
+from ..trace.file import Trace, read
+from ..trace.legal import Law
+from ..trace.policy import Policy, read_policy
+from .base import How
+
+ENDLESS = 1000  # rounds: more than anybody needs
+POLICY = ".policy.json"  # beside every trace of a fault: what it was recorded from
+
+
+def spoken(trace: Path, setup: Setup, tokens: int) -> dict[str, Any]:
+    """Every request says so many tokens. An engine that breaks keeps what was said until then, and its error."""
+    loaded = read(trace)
+    checkpoint = Checkpoint.open(trace.parent / loaded.header.checkpoint.near)
+    policy = freed(read_policy(trace.with_suffix(POLICY)), loaded, tokens)
+    header = header_of(policy, checkpoint, setup.ops)
+    plain = engine(
+        checkpoint, setup, header.room(), num_steps=header.num_steps, adaptive=header.adaptive_file("policy")
+    )
+    kept, events, error = _Kept(plain), [], ""
+    prompts = {arrival.prompt: _prompts(loaded)[arrival.request] for arrival in policy.arrivals}
+    try:
+        for step in drive(policy, prompts, header, cast(Engine, kept)):
+            events.append(step.event)
+    except Exception as broken:  # whatever it is: that it broke is what a user sees
+        error = f"{type(broken).__name__}: {' '.join(str(broken).split())}"
+    law = Law(header)
+    for event in events:
+        law.apply(event)
+    standings = {one.request: one for one in (*law.book.ended, *law.book.live.values())}
+    return _told(standings, events, tokens) | {"states": kept.states, "error": error, "served": served()}
+
+
+def freed(policy: Policy, trace: Trace, tokens: int) -> Policy:
+    """The policy without forced acceptance, with room for so many tokens of everybody."""
+    room, widest = policy.capacity, max((*trace.header.candidates, policy.num_steps)) + 1
+    prompts = _prompts(trace)
+    arrivals = tuple(
+        msgspec.structs.replace(arrival, max_new=tokens) for arrival in policy.arrivals if arrival.request in prompts
+    )
+    longest = max(map(len, prompts.values())) + tokens + 2 * widest
+    count = len(arrivals) * -(-longest // room.page_size)
+    spare = (page for page in range(1, len(room.pages) + count + 1) if page not in room.pages)
+    pages = (*room.pages, *(page for page, _ in zip(spare, range(count - len(room.pages)), strict=False)))
+    return msgspec.structs.replace(
+        policy, accept=(), rounds=ENDLESS, arrivals=arrivals, capacity=msgspec.structs.replace(room, pages=pages)
+    )
+
+
+def _prompts(trace: Trace) -> dict[str, tuple[int, ...]]:
+    """Request -> prompt."""
+    return {event.request: event.prompt for event in trace.events if isinstance(event, Admit)}
+
+
+def _told(standings: Mapping[str, Standing], events: Iterable[AnyEvent], tokens: int) -> dict[str, Any]:
+    """drafts: how many were verified; accepted: how many of them the engine took."""
+    drafts = accepted = 0
+    windows: dict[str, int] = {}
+    for event in events:
+        if isinstance(event, Commit) and event.accepted is not None:
+            accepted += sum(len(path.nodes) for path in event.accepted)
+            drafts += sum(windows[request] for request in event.requests)
+        elif isinstance(event, Draft) and event.picks is not None:
+            windows |= dict(zip(event.requests, map(len, event.picks), strict=True))
+    texts = {name: list(standing.said[:tokens]) for name, standing in standings.items()}
+    return {"texts": texts, "drafts": drafts, "accepted": accepted}
+
+
+class _Kept:
+    """An engine that keeps a digest of every request's logical state when it finishes; all else is the engine's."""
+
+    def __init__(self, served: Engine) -> None:
+        self._served = served
+        self.states: dict[str, str] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._served, name)
+
+    def finish(self, request: str) -> None:
+        digest = hashlib.blake2b(digest_size=16)
+        feed(digest, self._served.state(request))
+        self.states[request] = digest.hexdigest()
+        self._served.finish(request)
+
+
+def main(argv: list[str]) -> None:
+    trace, tokens, out, how = argv
+    asked = msgspec.json.decode(how, type=How)
+    setup = Setup(
+        asked.ops, "cpu", asked.dtype, asked.layout, asked.strategy, asked.conv, asked.graphs, asked.drafter
+    )
+    said = spoken(Path(trace), setup, int(tokens))
+    Path(out).write_bytes(msgspec.json.encode(said))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

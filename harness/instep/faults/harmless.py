@@ -1,0 +1,52 @@
+"""Edits that look like faults and cannot matter, each with the proof. They count nowhere; a harness that reports one
+is wrong.
+
+Leaves out: faults (`catalogue/`). The tests run these: every event must agree, and bytes differ only where said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .base import Edit, How
+
+
+@dataclass(frozen=True)
+class Harmless:
+    """what, origin, edits, trace, how: as of a fault; proof: why it cannot matter; fires: whether any byte differs."""
+
+    id: str
+    what: str
+    origin: str
+    edits: tuple[Edit, ...]
+    trace: str
+    how: How
+    proof: str
+    fires: bool
+
+
+HARMLESS: tuple[Harmless, ...] = (
+    Harmless(
+        "zero-accept-clamped", "The node of a commit is clamped to be at least 0.", "vllm 56419",
+        (Edit(
+            "instep_optimized/round.py", "inputs.rows, inputs.slots, landed.last_correct_step_indices,",
+            "inputs.rows, inputs.slots, landed.last_correct_step_indices.clamp(min=0),",
+        ),),
+        "ragged", How(strategy="snapshot"),
+        "The root is always accepted, so accept_lens is at least 1 and the node, accept_lens - 1, at least 0: "
+        "a clamp returns what it was given. Where the index counts drafts, not tokens, it is -1 for none, and a clamp "
+        "hides that: it is the fault zero-accept.",
+        fires=False,
+    ),
+    Harmless(
+        "beta-by-its-definition", "The write gate is 1 / (1 + exp(-b)) and not the library's sigmoid.", "",
+        (Edit(
+            "instep_optimized/ops/plain/gdn.py", "beta=sigmoid(b.to(q.dtype)),",
+            "beta=1 / (1 + torch.exp(-b.to(q.dtype))),",
+        ),),
+        "accepted", How(),
+        "Both are within two roundings of the exact value for every b, also where exp(-b) overflows (the quotient is 0 "
+        "then, as the gate is): an error of the size that every op has, which the derived tier measures and allows.",
+        fires=True,
+    ),
+)

@@ -1,0 +1,169 @@
+"""A fault and its control side by side: void, or found, named, located; and what its text and acceptance tell.
+
+Leaves out: running them (`arms.py`, `campaign.py`).
+    void     nothing can be said: the control is not clean, the planted source did not serve, or nothing fired
+    found    a check that is meant to see it has a finding
+    named    a diagnosis says what the catalogue says; never, where nothing but an error is expected to be said
+    located  the first finding stands at the fault's first event, stage, layer and component
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..verdict import Exit, Tier
+from .arms import Arm, Said
+from .base import Fault
+
+TIERS = [tier.value for tier in Tier]
+LOCATED = 0.95  # of the faults that fire must be located exactly
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a test of accuracy would see of a fault.
+
+    agreement   part of the control's tokens that stand at the same place in its text
+    acceptance  part of the drafts that were accepted; usual: with the control
+    states      whether any request's logical state at its end is another than the control's
+    error       why it broke off, or was not run
+    """
+
+    agreement: float = 0.0
+    acceptance: float | None = None
+    usual: float | None = None
+    states: bool = False
+    error: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """The same text, while the states behind it are not the same."""
+        return not self.error and self.agreement == 1 and self.states
+
+    @property
+    def raised(self) -> bool:
+        """More drafts are accepted than without the fault."""
+        return not self.error and (self.acceptance or 0) > (1 if self.usual is None else self.usual)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A fault with its arms; void: why nothing can be said of it, or empty; heard: None where no text was asked for."""
+
+    fault: Fault
+    control: Arm
+    arm: Arm
+    void: str
+    heard: Heard | None = None
+
+    @property
+    def seen(self) -> dict[str, str]:
+        """Check that has a finding -> its tier, in the order of tiers."""
+        found = {finding["check"]: finding["tier"] for finding in self.arm.findings}
+        return dict(sorted(found.items(), key=lambda each: (TIERS.index(each[1]), each[0])))
+
+    @property
+    def found(self) -> bool:
+        return not self.void and bool(self.seen.keys() & set(self.fault.seen_by))
+
+    @property
+    def named(self) -> bool:
+        says = self.fault.says
+        return self.found and bool(says) and any(says in finding["diagnosis"] for finding in self.arm.findings)
+
+    @property
+    def located(self) -> bool:
+        first = self.arm.findings[0] if self.arm.findings else None
+        return self.found and first is not None and (self.fault.event, *self.fault.place) == (
+            first["event"], first["stage"], first["layer"], first["component"]
+        )
+
+    @property
+    def decisions_only(self) -> bool:
+        """Whether nothing but tokens and acceptance gave it away."""
+        return self.found and set(self.seen.values()) == {Tier.DECISIONS.value}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A whole campaign: seconds on the clock, and of processors; processes at a time."""
+
+    judged: tuple[Judged, ...]
+    seconds: float
+    processor_seconds: float
+    jobs: int
+
+    @property
+    def fired(self) -> tuple[Judged, ...]:
+        return tuple(one for one in self.judged if not one.void)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What was required and does not hold, a sentence each."""
+        fired = self.fired
+        missed = [one.fault.id for one in fired if not one.found]
+        only = [one.fault.id for one in fired if one.decisions_only]
+        elsewhere = [one.fault.id for one in fired if not one.located]
+        said = []
+        if missed:
+            said.append(f"not found: {', '.join(missed)}")
+        if only:
+            said.append(f"found by tokens or acceptance alone: {', '.join(only)}")
+        if len(elsewhere) > (1 - LOCATED) * len(fired):
+            said.append(f"{len(fired) - len(elsewhere)} of {len(fired)} are located exactly, {LOCATED:.0%} must be; "
+                        f"not {', '.join(elsewhere)}")  # fmt: skip
+        return tuple(said)
+
+    @property
+    def exit(self) -> Exit:
+        """As everywhere, what is wrong outranks what said nothing."""
+        if self.failures:
+            return Exit.DIVERGED
+        return Exit.AGREED if self.judged and len(self.fired) == len(self.judged) else Exit.INCONCLUSIVE
+
+
+def judge(
+    fault: Fault, control: Arm, arm: Arm, right: Mapping[str, str], planted: Mapping[str, str],
+    said: tuple[Said, Said] | None = None,
+) -> Judged:
+    """right, planted: digests of the source that was to serve the control, and the faulty arm; said: control, fault."""
+    heard = None if said is None else hear(said[0], said[1], planted)
+    return Judged(fault, control, arm, next(_reasons(control, arm, right, planted), ""), heard)
+
+
+def _reasons(
+    control: Arm, arm: Arm, right: Mapping[str, str], planted: Mapping[str, str]
+) -> Iterator[str]:
+    """Why nothing can be said."""
+    if not control.clean:
+        yield f"the control is not clean: {control.message or control.error or f'exit code {control.code}'}"
+    elif control.served != right:
+        yield "the control was served by another source"
+    elif arm.served and (arm.served != planted or planted == right):
+        yield "the planted source did not serve"
+    elif not fired(control, arm):
+        yield "it never fired: every byte, every answer and every call is the control's"
+
+
+def fired(control: Arm, arm: Arm) -> bool:
+    """Whether the faulty run differs in anything: a finding, a refusal, an answer, a byte anywhere, a call."""
+    if arm.findings or arm.code not in (Exit.AGREED, Exit.DIVERGED):
+        return True
+    return arm.trail != control.trail or arm.calls != control.calls
+
+
+def hear(control: Said, faulty: Said, planted: Mapping[str, str]) -> Heard:
+    """The two texts beside each other, token by token."""
+    if control.error:
+        return Heard(error=f"the control broke: {control.error}")
+    if faulty.served and faulty.served != planted:
+        return Heard(error="the planted source did not serve")
+    pairs = [
+        (token, faulty.texts.get(name, ())[place : place + 1])
+        for name, text in control.texts.items() for place, token in enumerate(text)
+    ]
+    same = sum((token,) == there for token, there in pairs)
+    return Heard(
+        same / max(len(pairs), 1), faulty.acceptance, control.acceptance, faulty.states != control.states, faulty.error
+    )

@@ -1,0 +1,74 @@
+"""The classes of faults, by family: what goes wrong in each, in a few words.
+
+Leaves out: the faults (`catalogue/`), and classes whose feature is not built: trees and tensor parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+KINDS: Mapping[str, Mapping[str, str]] = {
+    "rollback": {
+        "commit-index": "the committed state is that of another node of the window",
+        "zero-accept": "a round in which no draft is accepted is a special case, wrongly",
+        "unwritten-snapshot": "the commit takes a state that the verify did not write",
+        "conv-no-rollback": "the state is rolled back, the conv window is not",
+        "path-handover": "the step after a commit begins from another place than the commit left",
+        "scratch-replay": "accepted tokens are run again on something else than what they belong to",
+        "positional-arguments": "two index arguments of an update are swapped",
+        "pending-count": "too many or too few tokens are taken for those that are still to be folded in",
+        "stale-tile": "a part of a state is left as it was",
+    },
+    "dispatch": {
+        "prefill-as-verify": "the last tokens of a prompt are taken for a window",
+        "verify-as-prefill": "a window is taken for tokens of a prompt",
+        "layer-kind": "a layer is taken for one of the other kind",
+    },
+    "graph": {
+        "stale-pad-row": "rows that pad a batch keep what the last replay left there",
+        "pad-sentinel": "the index of a padding row is used as an address",
+        "frozen-capture": "what was assigned after the capture is not what the graph reads",
+        "stale-hidden": "a graph reads another buffer than the one that was written",
+        "graph-key-collision": "two graphs that differ have the same key",
+    },
+    "slots": {
+        "dirty-slot": "a slot is used again with what its last owner left",
+        "caller-stride": "a stride is computed from the call, not read off the pool",
+        "pool-initial-steps": "a pool is as large as the first step count needs",
+        "one-slot-too-few": "a pool is smaller than its own count by one",
+        "int32-offset": "an offset does not fit into the integer that holds it",
+        "stride-blind": "a kernel takes a strided view for a packed one",
+        "lost-write": "a result goes into a copy that nobody reads",
+        "row-for-slot": "memory of a slot is found by the number of a batch row",
+    },
+    "chunks": {
+        "chunk-boundary": "something is lost, or counted twice, between two chunks of a prompt",
+        "state-transpose": "one path has a state the other way round",
+        "checkpoint-boundary": "a state is kept under the wrong number of tokens",
+    },
+    "scheduling": {
+        "count-permute": "counts of a batch meet the requests of another one",
+        "lifecycle-loss": "a request that leaves and comes back has lost something",
+    },
+    "draft": {
+        "mtp-hidden": "the head is fed another hidden row than the one it was trained on",
+        "draft-prefill": "the head's tokens of a prompt are not shifted by one, or not ended rightly",
+        "draft-chain": "a step of the chain stands at another position, or runs on another draft",
+        "draft-input": "what is joined for the head is joined in another order",
+        "draft-kv": "the head's KV is not as long as the target's",
+        "config-alias": "making the head changes the target's configuration",
+    },
+    "numerics": {
+        "gate-numerics": "gates or norms are computed by a formula that is almost the right one",
+        "attention-numerics": "attention turns, weighs or sums with a number that is almost the right one",
+        "product-numerics": "some columns of a product are computed otherwise than the others",
+        "state-narrowed": "a state is stored in a narrower type than declared",
+        "fold-formula": "accepted tokens are folded in by another formula than decode's, and drift",
+    },
+    "others": {
+        "empty-batch": "a step without rows is not left alone",
+        "hot-sync": "a round waits for the host",
+        "controller": "step counts are chosen from the wrong rounds, or at the wrong time",
+        "batch-dependent-tile": "how a row is summed hangs on the rows beside it",
+    },
+}

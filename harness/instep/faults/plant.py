@@ -1,0 +1,80 @@
+"""Plants source edits in a temporary copy of the three packages, and runs that copy in a process of its own.
+
+Leaves out: which faults there are. The product is never touched, and contains no switch that makes it wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from instep_reference.contract.errors import BadInput
+
+from .base import Edit
+
+PACKAGES = ("instep_reference", "instep_optimized", "instep")
+TIMEOUT_S = 300.0
+
+
+def source(package: str) -> Path:
+    """Where a package is imported from; it is not imported for that."""
+    found = importlib.util.find_spec(package)
+    assert found is not None and found.origin is not None
+    return Path(found.origin).parent
+
+
+def planted(folder: Path, *edits: Edit) -> Path:
+    """A new folder with a copy of the packages in which the edits stand; without edits, the control."""
+    for package in PACKAGES:
+        # Compiled files come along: they hold for every source whose time of change was copied too.
+        shutil.copytree(source(package), folder / package)
+    for edit in edits:
+        path = folder / edit.file
+        path.write_text(edited(path.read_text(), edit))
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            compiled.unlink()
+    return folder
+
+
+def edited(text: str, edit: Edit) -> str:
+    """The text with the edit; refused unless what it replaces stands there exactly once."""
+    times = text.count(edit.old)
+    if times != 1:
+        first = next(iter(edit.old.strip().splitlines()), "")
+        raise BadInput(
+            f"planting in {edit.file}", found=f"{first!r} stands there {times} times", expected="exactly once",
+            hint="the source has changed: move the fault's text with it",
+        )
+    return text.replace(edit.old, edit.new)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Package -> sha256 of its source in that folder, as a result file has it under `served`."""
+    return {package: _digest(folder / package) for package in PACKAGES}
+
+
+def run(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`instep ARGS` with the packages of that folder alone, as a user would run it."""
+    return run_python(folder, "-c", "from instep.cli import main; main()", *args, cwd=cwd)
+
+
+def run_python(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`python ARGS` with the packages of that folder first (`-P`: not the working directory)."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
+    environment = kept | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    return subprocess.run(
+        [sys.executable, "-P", *args], capture_output=True, text=True, check=False, cwd=cwd or folder,
+        env=environment, timeout=TIMEOUT_S,
+    )
+
+
+def _digest(root: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,61 @@
+"""Who makes what: the ops that hand on a place or write a component of memory, and what else the same call gives.
+
+Leaves out: the order of findings itself, which is the contract's (`Place.order`, `Comparison.order`).
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.place import Place
+
+# Op -> the components that it hands on. `linear` gives one at a time.
+RESULTS: dict[str, tuple[str, ...]] = {
+    "embed": ("embedding",),
+    "concat": ("joined",),
+    "norm": ("normed", "post_normed", "final"),
+    "linear": ("fused", "qkv", "z", "b", "a", "projected", "key_raw", "value", "mixer"),
+    "conv": ("mixed",),
+    "gdn_inputs": ("q", "k", "v", "log_decay", "beta"),
+    "gdn": ("core",),
+    "gated_norm": ("gated",),
+    "attention_inputs": ("query", "key"),
+    "attend": ("attended",),
+    "open": ("opened",),
+    "add": ("residual", "hidden"),
+    "mlp": ("mlp",),
+    "moe": ("mlp",),
+    "lm_head": ("logits",),
+    "pick": ("pick",),
+}
+TOGETHER = ("gdn_inputs", "attention_inputs")  # all results of one call
+
+READERS = ("mixed", "core", "attended")  # results that hang on what is read from memory
+
+# Component of memory -> the ops that write it, or say where it is written, the nearest first.
+WRITERS: dict[str, tuple[str, ...]] = {
+    "conv": ("conv", "move"),
+    "state": ("gdn", "move", "ring"),
+    "keys": ("store_rows", "place_rows"),
+    "values": ("store_rows", "place_rows"),
+    "length": ("advance", "accept"),
+    "root": ("choose", "accept", "store_rows"),
+}
+
+
+def ops_of(place: Place) -> tuple[str, ...]:
+    """The ops that may have made what stands there, the likeliest first."""
+    if place.component in WRITERS:
+        return WRITERS[place.component]
+    makers = tuple(op for op, components in RESULTS.items() if place.component in components)
+    return (*makers, "accept", "choose") if place.component == "pick" else makers
+
+
+def siblings(place: Place) -> tuple[Place, ...]:
+    """Everything that the call gave which gave this place."""
+    together = next((RESULTS[op] for op in TOGETHER if place.component in RESULTS[op]), (place.component,))
+    return tuple(place._replace(component=component) for component in together)
+
+
+def also_writes(place: Place, memory: Place) -> bool:
+    """Whether the op that hands on `place` is one that writes this memory, of the same layer."""
+    same = (place.stage, place.layer) == (memory.stage, memory.layer)
+    return same and bool(set(WRITERS.get(memory.component, ())) & set(ops_of(place)))

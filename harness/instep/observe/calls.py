@@ -1,0 +1,169 @@
+"""A wrapper for `around` that judges every op call of an event by its contract, and notes which rows it served.
+
+Leaves out: what the ops compute, and what is made of the notes (`checks/contracts.py`). It reads indices on the host,
+so calls under a capture of CUDA graphs are counted and not judged, and while it judges no host read is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from instep_optimized.layout import Pages, Part
+from instep_optimized.ops.around import Op, tensors_of
+from instep_optimized.ops.contracts import after, before
+from instep_reference.contract.engine import Region
+from instep_reference.contract.place import Place
+
+from .noted import Broken, Served
+from .pools import Pools, standing
+from .reads import Reads
+
+# Where ops stand that read on the host honestly, whatever the set says that they serve in.
+HONEST = ("instep_optimized.ops.plain", "instep_optimized.ops.ledger")
+
+
+class Calls:
+    """What the op calls of one event were like. `wrapper` goes to `around`; `begin` and `take` bracket an event."""
+
+    def __init__(self, captures: bool, declared: Mapping[str, torch.dtype], reads: Reads) -> None:
+        """captures: the op set claims that it never waits; declared: component -> dtype of its rows."""
+        self._captures, self._declared, self._reads = captures, declared, reads
+        self._pools, self._on = Pools(()), False
+        self._addresses: list[tuple[object, ...]] = []
+        self._last: Place | None = None
+        self._clear()
+
+    def begin(self, regions: Sequence[Region]) -> None:
+        addresses: list[tuple[object, ...]] = [(region.units.data_ptr(), region.units.stride()) for region in regions]
+        if addresses != self._addresses:
+            self._pools, self._addresses = Pools(regions), addresses
+        self._clear()
+        self._on = True
+
+    def end(self) -> None:
+        self._on = False
+
+    def take(self) -> dict[str, Any]:
+        """Fields of `Noted`."""
+        return {
+            "calls": self._calls, "tensors": self._tensors, "captured": self._captured, "broken": tuple(self._broken),
+            "served": tuple(self._served), "by": dict(self._by),
+        }
+
+    def wrapper(self, name: str, op: Op) -> Op:
+        """Judge, run, judge."""
+        by = f"{getattr(op, '__module__', '?')}.{getattr(op, '__qualname__', name)}"
+        waits = not self._captures or by.startswith(HONEST)
+
+        def call(**given: Any) -> Any:
+            if not self._on:
+                return op(**given)
+            self._by[name] = by
+            if _capturing():
+                self._captured += 1
+                return op(**given)
+            with self._reads.paused():
+                self._note(name, given, chain(before(name, given), self._views(given)))
+                self._served += _served(name, given)
+                result = op(**given) if waits else None
+            if not waits:
+                with self._reads.inside(name):
+                    result = op(**given)
+            with self._reads.paused():
+                self._note(name, given, chain(after(name, given, result), self._dtypes(given, result)))
+            self._calls += 1
+            self._tensors += sum(1 for value in (*given.values(), result) for _ in tensors_of(value))
+            return result
+
+        return call
+
+    def _note(self, name: str, given: dict[str, Any], clauses: Iterator[str]) -> None:
+        place = self._place(given)
+        try:
+            self._broken += [Broken(name, place, clause) for clause in clauses]
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:  # so wrong that a rule fell over it
+            self._broken.append(Broken(name, place, f"was called so that it cannot be judged ({error})"))
+
+    def _place(self, given: dict[str, Any]) -> Place | None:
+        """Where the result is named, or where the memory stands that is written; else the place named before."""
+        to = given.get("to")
+        if to is not None:
+            self._last = to if isinstance(to, Place) else next(iter(to))
+            return self._last
+        memory = given["target"].pool if "target" in given else given.get("pool")
+        region = None if memory is None else self._pools.of(memory)
+        place = None if region is None else standing(region.name, region.layer)
+        return self._last if place is None or place.component == "length" else place
+
+    def _views(self, given: dict[str, Any]) -> Iterator[str]:
+        """Memory is given as views on the engine's own pools, of the layer that is served; a fold may store aside."""
+        to = given.get("to")
+        layer = to.layer if isinstance(to, Place) else None
+        folds = "inputs" in given and not len(given["inputs"].q)
+        for name, view in _memory(given):
+            if not (folds and name == "store" and self._pools.of(view) is None):
+                yield from self._pools.clauses(name, view, layer)
+
+    def _dtypes(self, given: dict[str, Any], result: Any) -> Iterator[str]:
+        """Named results are stored as the op set declares."""
+        to = given.get("to")
+        pairs = [(to, result)] if isinstance(to, Place) else zip(to, result, strict=True) if to else ()
+        for place, tensor in pairs:
+            right = self._declared.get(place.component)
+            if right is not None and isinstance(tensor, torch.Tensor) and tensor.dtype != right:
+                yield f"{place.component} came back as {tensor.dtype}, {right} is declared"
+
+    def _clear(self) -> None:
+        self._calls = self._tensors = self._captured = 0
+        self._broken: list[Broken] = []
+        self._served: list[Served] = []
+        self._by: dict[str, str] = {}
+        self._last = None
+
+
+def _memory(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The memory that a call reads or writes, by the name that its contract has for it."""
+    for part in given.get("parts", ()):
+        assert isinstance(part, Part)
+        for name in ("read", "store", "each", "settled"):
+            if getattr(part, name) is not None:
+                yield name, getattr(part, name).pool
+        if part.ring is not None:
+            for name in ("k", "v", "log_decay", "beta"):
+                yield f"ring {name}", getattr(part.ring, name)
+    if isinstance(given.get("pages"), Pages):
+        yield from (("keys", given["pages"].keys), ("values", given["pages"].values))
+    if "pool" in given:
+        yield "pool", given["pool"]
+    if "source" in given:
+        yield from (("source", given["source"].pool), ("target", given["target"].pool))
+    for name in ("length", "settled"):
+        if isinstance(given.get(name), torch.Tensor):
+            yield name, given[name]
+
+
+def _served(name: str, given: dict[str, Any]) -> Iterator[Served]:
+    """Whose rows a call with memory serves, and how."""
+    to = given.get("to")
+    if not isinstance(to, Place):
+        return
+    for part in given.get("parts", ()):
+        lists = part.read.units.tolist(), part.begin.tolist(), part.count.tolist()
+        for unit, begin, count in zip(*lists, strict=True):
+            if count:
+                yield Served(name, to, part.form, (unit,), begin, count)
+    pages = given.get("pages")
+    if isinstance(pages, Pages):
+        lists = pages.begin.tolist(), pages.count.tolist(), pages.before.tolist()
+        for table, begin, count, before in zip(pages.table.tolist(), *lists, strict=True):
+            if count:
+                held = tuple(page for page in table if page >= 0)
+                yield Served(name, to, "pages", held, begin, count, before)
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

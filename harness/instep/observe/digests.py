@@ -1,0 +1,94 @@
+"""Digests of memory, computed where it stands: one int64 per block of a unit, from every byte and its position.
+
+Leaves out: which memory, and what a changed digest means (`memory.py`). A word is spread over all bits before it is
+weighed and after, so that neither words that change places nor changes that cancel in a plain sum go unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+# Integers of the same width: a view that works whatever the strides of the pool are.
+INTEGER_OF_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 23}  # words at a time: scratch that fits a cache, or launches that are few
+SMALL = 1 << 14  # words of memory that is asked for together with others
+SPREAD = 29  # high bits that come down before a word is weighed: a product carries upwards alone
+FOLD = 32  # and the high half that comes down before the sum
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers of the same width: equality is then equality of bytes."""
+    return tensor.view(INTEGER_OF_WIDTH[tensor.element_size()])
+
+
+def words(units: torch.Tensor, blocks: int = 1) -> torch.Tensor:
+    """[units, ...] -> [units, blocks, n] integers over the same memory, in physical order, as wide as they come.
+
+    blocks: into how many pieces of equal size a unit falls, along its first inner axis. A unit that is not one dense
+    piece of memory has no such view and is copied.
+    """
+    shape, itemsize = units.shape, units.element_size()
+    inner = units[0].numel()
+    if not _dense(units) or (blocks > 1 and units.stride(1) * shape[1] != inner):
+        units = units.contiguous()
+    lines = units.as_strided((shape[0], blocks, inner // blocks), (units.stride(0), inner // blocks, 1))
+    for width in (8, 4, 2, 1):
+        sizes = (inner // blocks * itemsize, units.stride(0) * itemsize, units.storage_offset() * itemsize)
+        if all(size % width == 0 for size in sizes):
+            return lines.view(INTEGER_OF_WIDTH[width])
+    raise AssertionError("every size is a multiple of one byte")
+
+
+def digests(lines: torch.Tensor) -> torch.Tensor:
+    """[units, blocks, n] integers -> [units, blocks] int64, on the same device; nobody waits.
+
+    Of one changed word every change is seen: all steps but the sum can be undone.
+    """
+    weights = _weights(lines.shape[2], lines.device)
+    step = max(1, AT_ONCE[lines.device.type] // max(1, lines[0].numel()))
+    return torch.cat([_digests(lines[begin : begin + step], weights) for begin in range(0, len(lines), step)])
+
+
+def together(many: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """`digests` of each: small ones of one shape side by side, as it takes longer to ask than to answer."""
+    found: dict[int, torch.Tensor] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for number, lines in enumerate(many):
+        groups.setdefault((lines.shape[1:], lines.dtype, lines.numel() > SMALL), []).append(number)
+    for (*_, large), numbers in groups.items():
+        if large:
+            found |= {number: digests(many[number]) for number in numbers}
+        else:
+            parts = digests(torch.cat([many[number] for number in numbers]))
+            found |= dict(zip(numbers, torch.split(parts, [len(many[number]) for number in numbers]), strict=True))
+    return [found[number] for number in range(len(many))]
+
+
+def _digests(lines: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    lines = lines.to(torch.int64)
+    mixed = lines >> SPREAD
+    mixed ^= lines
+    mixed *= weights
+    mixed ^= mixed >> FOLD
+    return mixed.sum(-1)
+
+
+@lru_cache(maxsize=64)
+def _weights(count: int, device: torch.device) -> torch.Tensor:
+    """[count] odd numbers without a pattern: an odd factor loses no bit."""
+    generator = torch.Generator().manual_seed(count)
+    drawn = torch.randint(-(2**62), 2**62, (count,), generator=generator)
+    return (drawn * 2 + 1).to(device)
+
+
+def _dense(units: torch.Tensor) -> bool:
+    """Whether each unit is one piece of memory without holes, in whatever order of its axes."""
+    reached = 1
+    for step, size in sorted((step, size) for step, size in zip(units.stride()[1:], units.shape[1:], strict=True)):
+        if size > 1 and step != reached:
+            return False
+        reached *= size
+    return True

@@ -1,0 +1,96 @@
+"""Regions as addresses: which pool a tensor is a view on, whether it is a right one, and whether two pools overlap.
+
+Leaves out: contents. A pool's layout is nothing but its strides, so a view with others reads or writes elsewhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from instep_reference.contract.engine import Region
+from instep_reference.contract.place import STAGE_LEVEL, Place
+
+
+class Pools:
+    """The regions of an engine by address."""
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        self.regions = sorted((r for r in regions if r.units.numel()), key=lambda region: region.units.data_ptr())
+        self._begins = [region.units.data_ptr() for region in self.regions]
+        self._known: dict[tuple[object, ...], tuple[str, ...]] = {}
+
+    def of(self, tensor: torch.Tensor) -> Region | None:
+        """The region in whose memory a tensor begins."""
+        number = bisect_right(self._begins, tensor.data_ptr()) - 1
+        if number < 0 or tensor.data_ptr() >= self._begins[number] + _reach(self.regions[number].units):
+            return None
+        return self.regions[number]
+
+    def clauses(self, name: str, view: torch.Tensor, layer: int | None) -> tuple[str, ...]:
+        """What is wrong with this view on a pool; `layer`: whose pool it should be."""
+        key = name, view.data_ptr(), view.shape, view.stride(), view.dtype, layer
+        if key not in self._known:
+            self._known[key] = tuple(self._clauses(name, view, layer))
+        return self._known[key]
+
+    def _clauses(self, name: str, view: torch.Tensor, layer: int | None) -> Iterator[str]:
+        region = self.of(view)
+        if region is None:
+            yield f"{name} is no pool of this engine: what is written there is lost"
+            return
+        whole, by = region.units, region.by
+        if view.dtype != whole.dtype:
+            yield f"{name} is read as {view.dtype}, {region.name} holds {whole.dtype}"
+        if view.shape[0] > whole.shape[0]:
+            yield f"{name} has {view.shape[0]} units, {region.name} has {whole.shape[0]}"
+        if view.shape[0] > 1 and view.stride(0) != whole.stride(0):
+            yield (f"{name} steps {view.stride(0)} elements from {by} to {by}, the pitch of {region.name} is "
+                   f"{whole.stride(0)}")  # fmt: skip
+        if (offset := (view.data_ptr() - whole.data_ptr()) // whole.element_size()) >= whole.stride(0):
+            yield f"{name} begins {offset} elements into {region.name}, behind its first {by}"
+        inner = range(1, min(view.dim(), whole.dim()))
+        if any(view.shape[-axis] > 1 and view.stride(-axis) != whole.stride(-axis) for axis in inner):
+            steps, right = view.stride()[1:], whole.stride()[1:]
+            yield f"{name} is laid out with inner strides {steps}, {region.name} with {right}"
+        if layer is not None and region.layer != layer:
+            yield f"{name} is {region.name} of layer {region.layer}, the op serves layer {layer}"
+
+    def overlaps(self) -> list[str]:
+        """Units or red zones, of whatever region, that share a byte: the first of every pair of regions."""
+        labels, begins, ends = [], [], []
+        for region in self.regions:
+            for tensor, what in ((region.units, "units"), (region.gaps, "red zones")):
+                if tensor is None or not tensor.numel():
+                    continue
+                pitch, reach = tensor.stride(0) * tensor.element_size(), _reach(tensor[:1])
+                begin = tensor.data_ptr() + torch.arange(tensor.shape[0]) * pitch
+                labels += [f"{what} of {region.name} (layer {region.layer})"] * tensor.shape[0]
+                begins.append(begin)
+                ends.append(begin + reach)
+        if not begins:
+            return []
+        begin, order = torch.cat(begins).sort(stable=True)
+        reached = torch.cat(ends)[order].cummax(0)
+        shared = (begin[1:] < reached.values[:-1]).nonzero()[:, 0].tolist()
+        found = {(labels[order[int(reached.indices[at])]], labels[order[at + 1]]): None for at in shared}
+        return [f"{one} and {other} share memory" for one, other in found]
+
+
+def standing(region: str, layer: int) -> Place:
+    """Where findings about a region stand: its component, on the board the length."""
+    stage = "extend" if region.startswith("draft") else "trunk"
+    for component in ("conv", "keys", "values"):
+        if component in region:
+            return Place(stage, layer, component)
+    if region.startswith(("state", "snapshot_state", "ring_")):
+        return Place(stage, layer, "state")
+    return Place(stage, STAGE_LEVEL, "length")
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

@@ -1,0 +1,140 @@
+"""Who reads the device on the host while an event runs: on a CPU a trap for the calls that do it, on a GPU torch's own
+warnings.
+
+Leaves out: which reads are honest (`checks/hostreads.py`). On a GPU an event that is waited for explicitly is not seen:
+torch's debug mode does not report it.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .noted import HostRead
+
+# Calls that give the host a value, or whose result's shape depends on one: on a GPU each of them waits.
+READS = {
+    "item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "__contains__", "equal",
+    "is_nonzero", "allclose", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "cpu",
+}
+MASKED = {"__getitem__", "__setitem__"}  # by a mask of bools: how many rows that are is a value
+OURS = ("instep.observe", "torch", "contextlib", "warnings")  # frames between a read and its reader
+INTERPRETER = "triton"  # it stands in for the device: what it reads is no host read
+PROTOTYPE = "Synchronization debug mode"  # begins what torch says of the mode itself, whenever it is set
+CAPTURE = "torch.cuda."  # whoever captures a graph waits first: once for each
+WARN, OFF = 1, 0  # of torch.cuda.set_sync_debug_mode
+
+
+class Reads:
+    """Armed while a `with` lasts, but for what runs `paused`; `inside` says which op is at work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._trap = _Trap(self)
+        self._stack = ExitStack()
+        self.found: list[HostRead] = []
+        self._armed, self._op = False, ""
+
+    def __enter__(self) -> None:
+        self.found, self._armed, self._op = [], True, ""
+        self._stack = ExitStack()
+        if self._cuda:
+            caught: list[warnings.WarningMessage] = []
+            self._stack.callback(self._sort, caught)  # after the filters are what they were
+            recorded = self._stack.enter_context(warnings.catch_warnings(record=True))
+            self._stack.callback(lambda: caught.extend(recorded or ()))
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode(WARN)
+            self._stack.callback(torch.cuda.set_sync_debug_mode, OFF)
+        else:
+            self._stack.enter_context(self._trap)
+
+    def __exit__(self, *failed: object) -> None:
+        self._armed = False
+        self._stack.close()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is noted in here: our own judging, and ops that may read."""
+        before = self._set(False)
+        try:
+            with torch._C.DisableTorchFunction():  # an op makes hundreds of calls that nobody has to look at
+                yield
+        finally:
+            self._set(before)
+
+    @contextmanager
+    def inside(self, op: str) -> Iterator[None]:
+        """What is read in here was read inside that op."""
+        before, self._op = self._op, op
+        try:
+            yield
+        finally:
+            self._op = before
+
+    def note(self) -> None:
+        if self._armed and (reader := _reader(sys._getframe(2))):
+            self.found.append(HostRead(reader, self._op))
+
+    def _set(self, armed: bool) -> bool:
+        before, self._armed = self._armed, armed
+        if self._cuda:
+            torch.cuda.set_sync_debug_mode(WARN if armed else OFF)
+        return before
+
+    def _sort(self, caught: list[warnings.WarningMessage]) -> None:
+        """Warnings about a wait are host reads; the others are given again."""
+        for warning in caught:
+            module = _module(warning.filename)
+            if PROTOTYPE in str(warning.message):
+                continue
+            if "synchronizing CUDA operation" not in str(warning.message):
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+            elif not module.startswith(CAPTURE):
+                self.found.append(HostRead(f"{module} line {warning.lineno}", ""))
+
+
+class _Trap(TorchFunctionMode):
+    """Passes everything on, and notes what reads."""
+
+    def __init__(self, reads: Reads) -> None:
+        super().__init__()
+        self._reads = reads
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in READS or (name in MASKED and _masked(args[1])):
+            self._reads.note()
+        return func(*args, **(kwargs or {}))
+
+
+def _masked(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, torch.Tensor) and part.dtype is torch.bool for part in parts)
+
+
+def _reader(frame: FrameType | None) -> str | None:
+    """The innermost function that is neither torch's nor ours; None: the interpreter of kernels."""
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] == INTERPRETER:
+            return None
+        if not module.startswith(OURS):
+            return f"{module}.{frame.f_code.co_qualname} line {frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def _module(filename: str) -> str:
+    """The module of that file, as an import names it."""
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) == filename:
+            return name
+    return filename

@@ -1,0 +1,76 @@
+"""Table of contents of the relations: a file beside this one and a line here make one; `held` runs them.
+
+Leaves out: checks, which look at one event of one run (`instep.checks`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from instep_reference.contract.errors import BadInput
+
+from ..verdict import Exit, Skipped, Verdict
+from .base import Case, Relation
+
+# Cheap and exact ones first; what shares runs stands together.
+NAMES: tuple[str, ...] = (
+    "unseen",
+    "poison",
+    "pitch",
+    "slots",
+    "graph_is_eager",
+    "later_rows",
+    "speculation_off",
+    "alone",
+    "draft_layout",
+    "schedule",
+    "rejected_is_plain",
+    "decode_is_verify_1",
+    "split",
+    "drift",
+)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What came of one relation; lacks: why it has no meaning here, None where it has."""
+
+    relation: Relation
+    verdict: Verdict
+    seconds: float
+    lacks: str | None = None
+
+
+def relations(names: Iterable[str] = ()) -> tuple[Relation, ...]:
+    """Those of these names, in the order of the table; none: all of them."""
+    names = tuple(name.replace("-", "_") for name in names)
+    for name in names:
+        if name not in NAMES:
+            raise BadInput("relation", found=f'"{name}"', expected=f"one of {', '.join(NAMES)}")
+    return tuple(import_module(f".{name}", __name__).RELATION for name in NAMES if not names or name in names)
+
+
+def held(
+    case: Case, chosen: Sequence[Relation], before: Callable[[Relation], None] = lambda relation: None
+) -> list[Held]:
+    """Every relation on this case; `before`: told which one begins."""
+    found = []
+    for relation in chosen:
+        before(relation)
+        begun, verdict, lacks = time.perf_counter(), Verdict(), relation.lacks(case)
+        if lacks is None:
+            verdict.add(relation.hold(case))
+        else:
+            verdict.add([Skipped(relation.name, 0, lacks)])
+        verdict.events = len({compared.event for compared in verdict.compared})
+        found.append(Held(relation, verdict, time.perf_counter() - begun, lacks))
+    return found
+
+
+def worst(found: Sequence[Held]) -> Exit:
+    """A divergence outranks what compared nothing; relations without a meaning count only where there is no other."""
+    exits = {one.verdict.exit for one in found if one.lacks is None} or {Exit.INCONCLUSIVE}
+    return next(code for code in (Exit.DIVERGED, Exit.INCONCLUSIVE, Exit.AGREED) if code in exits)

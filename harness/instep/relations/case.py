@@ -1,0 +1,117 @@
+"""What a relation is given: a trace, a model, who serves it, and the runs of it that were made so far.
+
+Leaves out: which runs a relation compares, and how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from instep_optimized import OptimizedEngine, Options
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.errors import Unsupported
+
+from ..adapters import Maker, Subject, find
+from ..observe.reorder import Reordered
+from ..rig.sides import Plan, enough_memory, moves_labels, reference, rounding, rounds, wide
+from ..trace.file import Trace
+from ..trace.header import Header
+from .retold import Told, as_traced
+from .story import Story, Teller
+
+Through = Callable[[Subject], Subject]
+
+
+@dataclass
+class Case:
+    """A trace, the model, and who serves it; runs are made once and kept under their name.
+
+    bitwise  hold whatever an op set with invariant rows promises bit by bit, whatever it is called
+    tokens   how long the drift is watched
+    """
+
+    trace: Trace
+    plan: Plan
+    found: Ops | Maker
+    bitwise: bool = False
+    tokens: int = 2048
+    _stories: dict[str, Story] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, trace: Trace, plan: Plan, *, until: int | None = None, bitwise: bool = False, tokens: int = 2048
+    ) -> Case:
+        """From a plan; `until`: the trace up to this event."""
+        cut = trace if until is None else replace(trace, events=trace.events[: until + 1])
+        return cls(cut, plan, find(plan.ops), bitwise, tokens)
+
+    @property
+    def ops(self) -> Ops | None:
+        """The op set under test; None: an engine of somebody else."""
+        return self.found if isinstance(self.found, Ops) else None
+
+    @property
+    def labels(self) -> bool:
+        return moves_labels(self.ops)
+
+    @property
+    def rows_are_invariant(self) -> bool:
+        """Whether a row's bits hang on no other row: labels do not, and the op set `invariant` promises it."""
+        return self.bitwise or self.labels or (self.ops is not None and self.ops.name == "invariant")
+
+    def engine(self, header: Header, ops: Ops | None = None, **options: Any) -> Subject:
+        """A new engine with the room and the step counts of a header; `options`: fields of `Options` that differ."""
+        plan, found = self.plan, ops or self.found
+        room, adaptive = header.room(), header.adaptive_file(f"{self.trace.path.name} line 1")
+        if not isinstance(found, Ops):
+            if options.keys() - {"layout"}:
+                raise Unsupported("an engine of somebody else has no such options")
+            return found(
+                plan.checkpoint, room, num_steps=header.num_steps, adaptive=adaptive, device=plan.device,
+                dtype=plan.width, layout=options.get("layout", plan.layout),
+            )
+        chosen = {
+            "device": plan.device, "activation": plan.width, "state": wide(plan.width), "layout": plan.layout,
+            "strategy": plan.strategy, "conv": plan.conv, "drafter": plan.drafter, "graphs": plan.graphs, **options,
+        }
+        with enough_memory(room):
+            return OptimizedEngine(
+                plan.checkpoint, found, Options(**chosen), room, num_steps=header.num_steps, adaptive=adaptive
+            )
+
+    def told(
+        self, name: str, told: Callable[[], Told], through: Through = lambda engine: engine,
+        options: Mapping[str, Any] | None = None,
+    ) -> Story:
+        """What the subject says to these events; `through`: what stands between the events and the engine."""
+        if name not in self._stories:
+            events = told()
+            engine = through(self.engine(events.header, **(options or {})))
+            self._stories[name] = Teller(name, engine, events).tell()
+        return self._stories[name]
+
+    def traced(self) -> Story:
+        """The trace as it is."""
+        return self.told("the trace", lambda: as_traced(self.trace))
+
+    def truth(self) -> Story:
+        """The reference in fp64, on the trace."""
+        if "truth" not in self._stories:
+            engine = reference(self.plan, torch.float64)
+            self._stories["truth"] = Teller("truth", engine, as_traced(self.trace)).tell()
+        return self._stories["truth"]
+
+    def rounded(self, draw: int = 0) -> Story:
+        """A draw of the reference in the declared width (`rig/sides.py`)."""
+        name = f"rounded {draw}"
+        if name not in self._stories:
+            engine = reference(self.plan, wide(self.plan.width))
+            teller = Teller(name, engine, as_traced(self.trace), rounding(rounds(self.plan, self.ops)))
+            with Reordered(torch.Generator().manual_seed(draw)):
+                self._stories[name] = teller.tell()
+        return self._stories[name]
+

@@ -1,0 +1,129 @@
+"""Two stories side by side, bit by bit.
+
+Leaves out: making them (`story.py`), which two are compared (a relation's business), and those whose bits may differ
+(`within.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from instep_reference.contract.engine import RequestState
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from ..observe.memory import bits
+from ..verdict import Comparison, Skipped, Tier
+from .story import Block, Key, Story
+
+# Of a logical state, what belongs to no layer, and where it is made.
+SINGLE = {
+    "root": Place("trunk", AFTER_LAYERS, "root"), "proposal": Place("extend", AFTER_LAYERS, "pick"),
+    "proposal_hidden": Place("extend", AFTER_LAYERS, "final"),
+}
+
+
+def same(name: str, one: Story, other: Story) -> Iterator[Comparison | Skipped]:
+    """Every place at every position, and every state at every length, that both runs have: the same bytes."""
+    yield from stops(name, one, other)
+    for block in one.blocks:
+        matched, theirs = _theirs(block, other)
+        if matched:
+            yield in_bytes(name, block, _mine(block, matched), theirs, matched, one, other)
+    for standing in one.standings:
+        state = other.states.get((standing.request, standing.state.length))
+        if state is not None:
+            for place, mine, right in parts(standing.state, state):
+                at = Block(standing.event, standing.kind, standing.request, place, (), torch.empty(0))
+                yield in_bytes(name, at, mine, right, (standing.state.length,), one, other)
+
+
+def parts(one: RequestState, other: RequestState) -> Iterator[tuple[Place, Any, Any]]:
+    """The components of two states by their places, as far as there are any; what one of them lacks is None."""
+    for name, place in SINGLE.items():
+        if getattr(one, name) is not None or getattr(other, name) is not None:
+            yield place, getattr(one, name), getattr(other, name)
+    for name in ("conv", "state", "keys", "values", "draft_keys", "draft_values"):
+        stage = "extend" if name.startswith("draft_") else "trunk"
+        mine, theirs = getattr(one, name), getattr(other, name)
+        for layer in sorted(mine.keys() | theirs.keys()):
+            if all(layers.get(layer) is not None and not layers[layer].numel() for layers in (mine, theirs)):
+                continue  # no token yet
+            yield Place(stage, layer, name.removeprefix("draft_")), mine.get(layer), theirs.get(layer)
+
+
+def different(one: Any, other: Any) -> tuple[int, int]:
+    """How many numbers there are, and how many bytes of them differ; a whole number or None counts as one."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
+        if one.dtype != other.dtype:
+            return one.numel(), one.numel() * one.element_size()
+        unequal = bits(one) != bits(other)
+        if not bool(unequal.any()):
+            return one.numel(), 0
+        pairs = (x[unequal].contiguous().view(torch.uint8) for x in (one, other))
+        return one.numel(), int(torch.ne(*pairs).sum())
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return 1, 1
+    return int(one is not None or other is not None), int(one != other)
+
+
+def _mine(block: Block, matched: Sequence[Key]) -> torch.Tensor:
+    if len(matched) == len(block.keys):
+        return block.rows
+    wanted = set(matched)
+    return block.rows[[row for row, key in enumerate(block.keys) if key in wanted]]
+
+
+def _theirs(block: Block, other: Story) -> tuple[tuple[Key, ...], torch.Tensor]:
+    """The positions that the other run has, too, and its rows there."""
+    found = [(key, other.rows.get((block.request, block.place, key))) for key in block.keys]
+    rows = [row for _, row in found if row is not None]
+    matched = tuple(key for key, row in found if row is not None)
+    return matched, torch.stack(rows) if rows else torch.empty(0)
+
+
+def in_bytes(
+    name: str, at: Block, mine: Any, theirs: Any, keys: Sequence[Key], one: Story, other: Story
+) -> Comparison:
+    """One comparison of two tensors, whole numbers, or nothing."""
+    elements, wrong = different(mine, theirs)
+    return Comparison(
+        name, Tier.BITWISE, at.event, at.kind, at.place, elements=elements, worst=float(wrong), allowed=0.0,
+        request=at.request, diagnosis=_apart(mine, theirs, keys, one, other) if wrong else "",
+    )
+
+
+def _apart(mine: Any, theirs: Any, keys: Sequence[Key], one: Story, other: Story) -> str:
+    """Where rows part: which positions, and the largest difference; of whole numbers, both."""
+    between = f'"{other.name}" and "{one.name}"'
+    if not (isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor) and mine.shape == theirs.shape):
+        return f"is {_told(theirs)} in {other.name}, {_told(mine)} in {one.name}"
+    at = f"after {keys[0]} tokens"
+    if mine.shape[:1] == (len(keys),) and mine.dim() > 1:
+        rows = [position(key) for key, pair in zip(keys, zip(mine, theirs, strict=True), strict=True)
+                if different(*pair)[1]]
+        at = f"at position {rows[0]}" + (f" and {len(rows) - 1} further" if rows[1:] else "")
+    most = float((mine.double() - theirs.double()).abs().nan_to_num(torch.inf).max())
+    return f"{at} {between} part, by {most:.3g} at most"
+
+
+def position(key: Key) -> str:
+    """Of a row; of a draft chain: the one that it drafts from."""
+    return str(key) if isinstance(key, int) else f"{key[0] + len(key) - 2}"
+
+
+def _told(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
+
+
+def stops(name: str, one: Story, other: Story) -> Iterator[Comparison]:
+    """Whichever of the two did not come to its end."""
+    for story in (one, other):
+        if story.stopped is not None:
+            stop = story.stopped
+            yield Comparison(
+                name, Tier.IDENTITY, stop.event, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0,
+                diagnosis=f"{story.name}: {stop.why}; the event is legal",
+            )

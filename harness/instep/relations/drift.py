@@ -1,0 +1,86 @@
+"""Drift: over thousands of tokens the error of every head's state against fp64 stays flat, by the op and in the layers.
+
+Leaves out: the runs (`courses.py`). The delta rule is contractive: every write along a key takes with it what had
+gathered there, errors included. So an honest error settles within a few K / beta tokens, and growth is a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from instep_reference.contract.place import Place
+
+from ..checks.allowance import allowed
+from ..verdict import Comparison, Tier
+from .base import Case, Relation, Results
+from .courses import Course, by_the_op, through_the_layers
+
+SPANS = 8  # parts of a course that are judged one by one
+
+# The median error of a head in the last quarter may be so many times that in the second quarter. Errors that nothing
+# takes away add up as the square root of the tokens, at the worst: from the middle of the one to that of the other by
+# sqrt(7 / 3) = 1.53. One that grows with the tokens grows by 7 / 3 = 2.33; a median of 8 launches
+# scatters by some 15%.
+GROWTH = 2.0
+FEWEST = 8  # launches in a quarter, for a median to be one
+
+
+def hold(case: Case) -> Results:
+    ops = case.ops
+    assert ops is not None, "asked before"
+    layer = case.plan.checkpoint.config.layer_kinds.index("gdn")
+    for form in ("window", "chunk"):
+        yield from judged(by_the_op(case, ops, layer, form))
+    for course in through_the_layers(case, ops):
+        yield from judged(course)
+
+
+def judged(course: Course) -> Iterator[Comparison]:
+    """Within the allowance in every span, by the largest error of the yardstick so far; and flat."""
+    ends = torch.tensor(course.tokens)
+    for span in range(SPANS):
+        begin, end = (course.tokens[-1] * part // SPANS for part in (span, span + 1))
+        within = (ends > begin) & (ends <= end)
+        if bool(within.any()):
+            limit = allowed(course.yardstick[ends <= end].amax(0), course.stored)
+            error = course.errors[within].amax(0)
+            says = f"off by {{:.1e}} within {end} tokens of {course.what}, the yardstick by at most {{:.1e}}"
+            yield _told(course, int(within.nonzero()[-1]), error, limit, says, course.yardstick[ends <= end].amax(0))
+    quarters = [(ends > course.tokens[-1] * n // 4) & (ends <= course.tokens[-1] * (n + 1) // 4) for n in range(4)]
+    if min(int(quarters[n].sum()) for n in (1, 3)) >= FEWEST:
+        early, late = (course.errors[quarters[n]].median(0).values for n in (1, 3))
+        limit = GROWTH * early.clamp_min(torch.finfo(course.stored).eps)
+        says = f"the error grows: {{:.1e}} in the last quarter of {course.tokens[-1]} tokens of {course.what}, " \
+               "{:.1e} in the second"
+        yield _told(course, len(course.tokens) - 1, late, limit, says, early)
+
+
+def _told(
+    course: Course, launch: int, error: torch.Tensor, limit: torch.Tensor, says: str, beside: torch.Tensor
+) -> Comparison:
+    """The head that stands nearest to its limit, or beyond."""
+    head = int((error / limit).argmax())  # a NaN counts as the largest
+    worst, most = float(error[head]), float(limit[head])
+    return Comparison(
+        "drift", Tier.DERIVED, launch, course.kind, Place("trunk", course.layer, "state"), elements=error.numel(),
+        blocks=error.numel(), worst=worst, allowed=most, head=head,
+        diagnosis="" if worst <= most else says.format(worst, float(beside[head])),
+    )
+
+
+def lacks(case: Case) -> str | None:
+    if case.ops is None:
+        return "an engine of somebody else has no op to run by itself"
+    if case.labels:
+        return "labels have no error"
+    if "gdn" not in case.plan.checkpoint.config.layer_kinds:
+        return "this model has no state that could drift"
+    return None
+
+
+RELATION = Relation(
+    "drift", "over thousands of tokens the error against fp64 stays flat", (Tier.DERIVED,), hold, lacks,
+    of_the_trace=False,
+)

@@ -1,0 +1,205 @@
+"""A run told by positions: for every request, what each named place held at each of its tokens, and its states.
+
+Two runs that bring the same tokens in other steps have the same story, so stories are what most relations compare.
+Leaves out: comparing them (`compare.py`). Rows of rejected drafts belong to no position and are left out; rows of the
+draft chain stand at the length they started from, together with the drafts that led to them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
+
+from ..observe.memory import UNWATCHED
+from ..observe.moment import Moment, Side
+from ..observe.rows import ASKED, Share, shares
+from ..observe.tape import Tape
+from ..rig.lockstep import expect
+from ..rig.sides import on_host
+from ..trace.header import Header
+from ..trace.legal import Law
+from .retold import Told
+
+Serve = Callable[[e.AnyEvent], e.Answer | None]
+Key = int | tuple[int, ...]  # a position; of a draft chain: the length it started from, and the drafts so far
+
+
+class Seen(e.Engine, e.Watched, Protocol):
+    """An engine whose places can be seen."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of one place that one event computed for one request, and where each of them stands."""
+
+    event: int
+    kind: str
+    request: str
+    place: Place
+    keys: tuple[Key, ...]
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A request's logical state between rounds, after an event."""
+
+    event: int
+    kind: str
+    request: str
+    state: e.RequestState
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """An event that the engine did not serve."""
+
+    event: int
+    kind: str
+    place: Place
+    why: str
+
+
+@dataclass
+class Story:
+    """blocks, standings: in the order in which they came about; rows, states: the same by position and by length."""
+
+    name: str
+    blocks: list[Block] = field(default_factory=list)
+    standings: list[Standing] = field(default_factory=list)
+    rows: dict[tuple[str, Place, Key], torch.Tensor] = field(default_factory=dict)
+    states: dict[tuple[str, int], e.RequestState] = field(default_factory=dict)
+    stopped: Stopped | None = None
+    errors: dict[tuple[str, bool], dict[Key, float]] = field(default_factory=dict)  # of a yardstick (`compare.py`)
+
+    def add(self, block: Block) -> None:
+        self.blocks.append(block)
+        for key, row in zip(block.keys, block.rows, strict=True):
+            self.rows.setdefault((block.request, block.place, key), row)
+
+    def stand(self, standing: Standing) -> None:
+        self.standings.append(standing)
+        self.states.setdefault((standing.request, standing.state.length), standing.state)
+
+
+class Teller:
+    """Serves events to one engine and writes down its story."""
+
+    def __init__(self, name: str, engine: Seen, told: Told, first: See = unseen) -> None:
+        self.story, self.engine, self.told = Story(name), engine, told
+        self.server = Server(told.header, lambda event: event.on(engine))
+        self.admitted = Counter[str]()
+        self.flying: dict[str, list[Block]] = {}  # verified windows until it is known what is accepted
+        engine.watch(lambda place, tensor: self.server.tape(place, first(place, tensor)))
+
+    def tell(self) -> Story:
+        """Up to the end, or to the first event that the engine does not serve."""
+        for index, event in enumerate(self.told.events):
+            origin = self.told.origins[index]
+            try:
+                moment = self.server(event, origin)
+            except Unsupported:
+                raise
+            except Exception as error:  # whatever it is: the engine may be anybody's
+                self.story.stopped = stopped(origin, event, error, self.server.tape.last)
+                return self.story
+            if isinstance(event, e.Admit):
+                self.admitted[event.request] += 1
+            self._rows(moment)
+            self._states(moment)
+        return self.story
+
+    def named(self, request: str) -> str:
+        """Whoever takes a name again after its end is another request."""
+        return request if self.admitted[request] <= 1 else f"{request}/{self.admitted[request]}"
+
+    def _rows(self, moment: Moment) -> None:
+        if isinstance(moment.event, e.Abort):
+            self.flying.pop(moment.event.request, None)
+        if isinstance(moment.event, e.Commit):
+            for share in shares(moment, "extend"):
+                for block in self.flying.pop(share.request, []):
+                    self.story.add(_accepted(block, share.nodes))
+        for made, share in self._blocks(moment):
+            if moment.kind == "forward" and share.kind == "verify":
+                self.flying.setdefault(share.request, []).append(made)
+            else:
+                self.story.add(made)
+
+    def _blocks(self, moment: Moment) -> Iterator[tuple[Block, Share]]:
+        for place, tensor in moment.subject.places.items():
+            for share in shares(moment, place.stage):
+                asked = place.component in ASKED and place.layer == AFTER_LAYERS
+                begin, count = (share.asked_begin, share.asked) if asked else (share.begin, share.count)
+                rows = tensor[begin : begin + count]
+                if count and len(rows) == count:
+                    keys = _keys(moment, place.stage, share)[share.count - count :]
+                    yield Block(moment.index, moment.kind, self.named(share.request), place, keys, rows), share
+
+    def _states(self, moment: Moment) -> None:
+        for name in committed(moment):
+            state = on_host(self.engine.state(name))
+            self.story.stand(Standing(moment.index, moment.kind, self.named(name), state))
+
+
+class Server:
+    """One event after the other on one engine, with what the law says about it; states are not asked for."""
+
+    def __init__(self, header: Header, serve: Serve) -> None:
+        self.law, self.tape, self.serve = Law(header), Tape(), serve
+        heads = {layer: torch.empty(0) for layer in range(header.checkpoint.mtp_layers)}
+        # Of a state only the number of MTP layers is looked at, to know whose rows are whose.
+        self.unasked = e.RequestState(0, None, None, None, {}, {}, {}, {}, heads, heads)
+
+    def __call__(self, event: e.AnyEvent, origin: int) -> Moment:
+        """As the trace's event `origin`."""
+        book = self.law.book
+        before = replace(book, live=dict(book.live))
+        self.law.apply(event, f"event {origin}")
+        answer = on_host(self.serve(event))
+        side = Side("", answer, self.tape.take(), {}, dict.fromkeys(book.live, self.unasked), 0)
+        return Moment(origin, event, expect(before, book), side, side, None, UNWATCHED, {}, {})
+
+
+def stopped(origin: int, event: e.Event, error: Exception, last: Place | None) -> Stopped:
+    """What is known of an event that raised."""
+    said = str(error).splitlines()[0] if str(error) else "no message"
+    place = last or Place("trunk", STAGE_LEVEL, "embedding")
+    return Stopped(origin, str(event.__struct_config__.tag), place, f"raised {type(error).__name__} ({said})")
+
+
+def committed(moment: Moment) -> Sequence[str]:
+    """The requests whose committed state this event made."""
+    match moment.event:
+        case e.Forward(rows=rows):
+            return [row.request for row in rows if row.kind != "verify"]
+        case e.Commit(requests=names):
+            return names
+        case e.Load(request=name) | e.Resume(request=name):
+            return [name] if moment.expected.lengths_after[name] else []
+    return []
+
+
+def _keys(moment: Moment, stage: str, share: Share) -> tuple[Key, ...]:
+    """Positions of consecutive rows; nodes of a window until its commit says which of them stay."""
+    if not isinstance(moment.event, e.Draft):
+        return tuple(range(share.start, share.start + share.count))
+    step = int(stage.partition(".")[2])
+    picks = moment.event.picks or ()
+    return ((share.start, *picks[moment.event.requests.index(share.request)][:step]),)
+
+
+def _accepted(block: Block, nodes: tuple[int, ...]) -> Block:
+    """The rows of the nodes on the accepted path, each at its depth; windows are verified from their root on."""
+    start = block.keys[0]
+    assert isinstance(start, int), "a window stands at positions"
+    keys = tuple(range(start, start + len(nodes)))
+    return replace(block, keys=keys, rows=block.rows[list(nodes)])

@@ -1,0 +1,157 @@
+"""What `instep relations` says: a table of the relations, and for each that does not hold where the two runs part.
+
+Leaves out: holding them. The file has the fields of a replay's (`report/data.py`), a run for every relation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..report.data import FINDINGS, SCHEMA, finding, typed
+from ..report.machine import machine
+from ..report.terminal import EXACT, VERDICTS, short
+from ..report.words import near, where
+from ..rig.rig import served
+from ..verdict import Comparison, Tier
+from ..whole import write_whole
+from . import Held, worst
+from .case import Case
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was held on which case; elsewhere: the model, when it is not where the trace says."""
+
+    trace: Path
+    elsewhere: Path | None
+    until: int | None
+    case: Case
+    held: Sequence[Held]
+
+
+def show(run: Run, console: Console) -> None:
+    """A line for every relation; then what does not hold, and why something was not compared."""
+    plan = run.case.plan
+    setting = ", ".join([plan.ops, plan.dtype, plan.layout, plan.strategy, plan.conv, *(["graphs"] * plan.graphs)])
+    table = Table(title=f"{run.case.trace.header.name} [{setting}]", title_justify="left", title_style="bold")
+    for name, justify in (("relation", "left"), ("verdict", "left"), ("tiers", "left"), ("elements", "right"),
+                          ("headroom", "right"), ("seconds", "right")):  # fmt: skip
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for held in run.held:
+        table.add_row(*_cells(held))
+    console.print(table)
+    for held in run.held:
+        for reason in sorted({f"{skip.check} has no meaning here: {skip.reason}" for skip in held.verdict.skipped}):
+            console.print(Text(reason, style="dim"), soft_wrap=True)
+    for held in run.held:
+        if held.verdict.findings:
+            console.print(Text(divergence(run, held)), soft_wrap=True)
+
+
+def divergence(run: Run, held: Held) -> str:
+    """All that is known about the first finding of one relation."""
+    first, *others = held.verdict.findings
+    numbers = f"{_measure(first)} {first.worst:.4g}, limit {first.allowed:.4g}; {first.tier.value} {first.check}"
+    lines = [
+        f"DIVERGED  {run.case.trace.header.name}, optimized[{run.case.plan.ops}]: {held.relation.says}",
+        f"  {where(first)}", f"  {first.diagnosis}          ({numbers})",
+    ]
+    if others:
+        lines.append(f"  {len(others)} more, next: {where(others[0])}")
+    return "\n".join([*lines, f"  {command(run, held)}"])
+
+
+def command(run: Run, held: Held) -> str:
+    """What to type to see it again: this relation alone, and of the trace no more than is needed."""
+    plan, first = run.case.plan, held.verdict.findings[0]
+    words = ["instep relations", near(run.trace), held.relation.name, f"--ops {plan.ops}"]
+    last = len(run.case.trace.events) - 1
+    if held.relation.of_the_trace and first.event < last:
+        words.append(f"--until {first.event}")
+    for option, value, usual in (
+        ("--device", plan.device, "cpu"), ("--dtype", plan.dtype, "float32"), ("--layout", plan.layout, "VK"),
+        ("--strategy", plan.strategy, "rerun"), ("--conv", plan.conv, "windows"), ("--drafter", plan.drafter, "eagle"),
+    ):
+        if value != usual:
+            words.append(f"{option} {value}")
+    words += ["--graphs"] * plan.graphs + ["--bitwise"] * run.case.bitwise
+    if run.elsewhere is not None:
+        words.append(f"--checkpoint {near(run.elsewhere)}")
+    return " ".join(words)
+
+
+def write(path: Path, run: Run, *, commit: str | None = None) -> None:
+    """Write the result file; `commit`: the revision of the source, as the caller knows it."""
+    write_whole({path: msgspec.json.format(msgspec.json.encode(result(run, commit=commit)), indent=1) + b"\n"})
+
+
+def result(run: Run, *, commit: str | None = None) -> dict[str, Any]:
+    """The content of the file."""
+    import sys
+
+    return {
+        "schema": SCHEMA, "exit": int(worst(run.held)), "command": typed(sys.argv),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit,
+        "machine": machine(run.case.plan.device), "trace": run.trace.name,
+        "runs": [_run(run, held) for held in run.held],
+    }
+
+
+def _run(run: Run, held: Held) -> dict[str, Any]:
+    plan, verdict = run.case.plan, held.verdict
+    return {
+        "name": run.case.trace.header.name, "relation": held.relation.name, "says": held.relation.says,
+        "ops": plan.ops, "device": plan.device, "dtype": plan.dtype, "layout": plan.layout, "strategy": plan.strategy,
+        "conv": plan.conv, "graphs": plan.graphs, "drafter": plan.drafter, "exit": int(verdict.exit),
+        "lacks": held.lacks, "events": verdict.events, "of": len(run.case.trace.events),
+        "compared": len(verdict.compared), "elements": verdict.elements,
+        "model": plan.checkpoint.digest, "served": served(), "seconds": round(held.seconds, 3),
+        "tiers": [tier.value for tier in _tiers(held)], "headroom": _number(_headroom(verdict.compared)),
+        "skipped": [skip.reason for skip in verdict.skipped],
+        "findings": [finding(found) for found in verdict.findings[:FINDINGS]],
+        "message": divergence(run, held) if verdict.findings else None,
+    }
+
+
+def _cells(held: Held) -> tuple[str | Text, ...]:
+    if held.lacks is not None:
+        return held.relation.name, Text("no meaning", style="dim"), "", "", "", ""
+    compared = held.verdict.compared
+    headroom = _headroom([one for one in compared if one.tier not in EXACT or not one.agrees])
+    return (
+        held.relation.name, Text(*VERDICTS[held.verdict.exit]), " ".join(tier.value for tier in _tiers(held)),
+        short(held.verdict.elements), "exact" if headroom is None else f"{headroom:.3g}",
+        f"{held.seconds:.1f}",
+    )
+
+
+def _tiers(held: Held) -> list[Tier]:
+    found = {compared.tier for compared in held.verdict.compared}
+    return [tier for tier in Tier if tier in found]
+
+
+def _headroom(compared: Sequence[Comparison]) -> float | None:
+    """The largest; a NaN is worse than anything."""
+    parts = [one.headroom for one in compared]
+    return max(parts, key=lambda part: (math.isnan(part), part)) if parts else None
+
+
+def _number(value: float | None) -> float | str | None:
+    """An infinite headroom has no number in JSON: it is written as text."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _measure(found: Comparison) -> str:
+    return {Tier.IDENTITY: "differing", Tier.BITWISE: "differing bytes", Tier.DECISIONS: "margin"}.get(
+        found.tier, "difference"
+    )

@@ -1,0 +1,158 @@
+"""Two stories whose bits may differ: within what two honest runs may be apart.
+
+Leaves out: stories that must be the same bits (`compare.py`), and every constant (`checks/allowance.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..checks.allowance import LUCK, MARGIN_ERRORS, TRUTH_ERROR, allowed
+from ..checks.measure import blocks, relative_error
+from ..verdict import Comparison, Skipped, Tier
+from .compare import in_bytes, parts, position, stops
+from .story import Block, Key, Standing, Story
+
+# What is compared: what has come of all errors so far; beside it, whatever memory holds.
+PROPAGATED = ("hidden", "final", "logits")
+ARMS = 2.0  # two runs, each of which may be off by T3's allowance
+DRAWS = 3  # of the rounded run; fewer than T3's, because honest pairs of runs use up a fifth of what they are allowed
+
+
+@dataclass
+class Yardstick:
+    """What two honest runs may differ by: ARMS times T3's allowance, by the rounded reference's own error.
+
+    At one place its error may be small by luck; so what counts is the largest that it makes in hidden rows, final rows
+    and logits at the same positions, for memory at any position up to there (memory sums up all of them). Before
+    anything is called wrong the rounded run is drawn again, as in T3.
+    """
+
+    name: str
+    truth: Story
+    rounded: Callable[[int], Story]
+    one: Story
+    other: Story
+    _noise: dict[tuple[int, str, bool, tuple[Key, ...]], float] = field(default_factory=dict)
+
+    def compare(self) -> Iterator[Comparison | Skipped]:
+        """Wherever both runs and the truth are at the same tokens."""
+        yield from stops(self.name, self.one, self.other)
+        for block in self.one.blocks:
+            if block.place.component in PROPAGATED or block.place.component == "pick":
+                yield from self._block(block)
+        for standing in self.one.standings:
+            yield from self._standing(standing)
+
+    def _block(self, block: Block) -> Iterator[Comparison]:
+        held = tuple(key for key in block.keys if self._everywhere(block, key))
+        if not held:
+            return
+        mine, theirs, right = (self._rows(story, block, held) for story in (self.one, self.other, self.truth))
+        if block.place.component == "pick":
+            yield self._choices(block, held, mine, theirs)
+        else:
+            yield self._judged(block, mine, theirs, right, lambda draw: (
+                self._rows(self.rounded(draw), block, held), self._carried(draw, block, held)
+            ), held)
+
+    def _standing(self, standing: Standing) -> Iterator[Comparison]:
+        key = standing.request, standing.state.length
+        states = [story.states.get(key) for story in (self.other, self.truth, self.rounded(0))]
+        if any(state is None for state in states):
+            return
+        theirs, right, _ = states
+        assert theirs is not None and right is not None, "just looked"
+        true = {place: tensor for place, tensor, _ in parts(right, right)}
+        for place, mine, other in parts(standing.state, theirs):
+            if not isinstance(mine, torch.Tensor):
+                continue
+            at = Block(standing.event, standing.kind, standing.request, place, (), torch.empty(0))
+            drawn = partial(self._drawn_state, key, at)
+            yield self._judged(at, mine, other, true[place], drawn, (standing.state.length,))
+
+    def _drawn_state(self, key: tuple[str, int], at: Block, draw: int) -> tuple[torch.Tensor, float]:
+        state = self.rounded(draw).states[key]
+        noise = self._carried(draw, at, tuple(range(state.length)))
+        return next(tensor for place, tensor, _ in parts(state, state) if place == at.place), noise
+
+    def _judged(
+        self, at: Block, mine: torch.Tensor, theirs: Any, right: torch.Tensor,
+        drawn: Callable[[int], tuple[torch.Tensor, float]], keys: Sequence[Key],
+    ) -> Comparison:
+        """|x - y| / |o| <= 2 (3 e_r + 4 ulp), per head where there are heads, by the norm and the largest element."""
+        if not isinstance(theirs, torch.Tensor) or theirs.shape != mine.shape:
+            return in_bytes(self.name, at, mine, theirs, keys, self.one, self.other)
+        component, dtype = at.place.component, mine.dtype
+        x, y, o = (blocks(component, tensor) for tensor in (mine, theirs, right))
+        error, noise, limit = relative_error(y - x + o, o), torch.zeros(2, len(o)), torch.zeros(2, len(o))
+        for draw in range(DRAWS):
+            yard, floor = drawn(draw)
+            noise = torch.maximum(noise, relative_error(blocks(component, yard), o).clamp_min(floor).to(noise))
+            limit = ARMS * allowed(noise, dtype)
+            if bool((error <= limit).all()) or not bool((error <= LUCK * limit).all()):
+                break
+        parted = torch.where(error == 0, 0.0, error / limit)
+        metric, block = divmod(int(parted.argmax()), x.shape[0])
+        worst, most = float(error[metric, block]), float(limit[metric, block])
+        return Comparison(
+            self.name, Tier.PROPAGATED, at.event, at.kind, at.place, elements=mine.numel(), blocks=x.shape[0],
+            worst=worst, allowed=most, request=at.request, head=block if x.shape[0] > 1 else None,
+            diagnosis="" if worst <= most else self._sentence(x, y, o, keys),
+        )
+
+    def _sentence(self, x: torch.Tensor, y: torch.Tensor, o: torch.Tensor, keys: Sequence[Key]) -> str:
+        """Which of the two is further from the truth."""
+        far = {story.name: float(relative_error(run, o).max()) for story, run in ((self.one, x), (self.other, y))}
+        wrong = max(far, key=lambda name: (far[name] != far[name], far[name]))
+        apart = ", ".join(f"{name} {error:.1e}" for name, error in far.items())
+        return f"up to position {position(keys[-1])} {wrong} is further from the truth ({apart})"
+
+    def _choices(self, at: Block, keys: tuple[Key, ...], mine: torch.Tensor, theirs: torch.Tensor) -> Comparison:
+        """Own choices may differ where the truth's margin is under what the logits of two runs may be off by."""
+        score = at.place._replace(component="logits")
+        logits = torch.stack([self.truth.rows[at.request, score, key] for key in keys])
+        stored = self.one.rows[at.request, score, keys[0]].dtype
+        margin = (logits.gather(1, mine[:, None]) - logits.gather(1, theirs[:, None])).abs()[:, 0]
+        noise = torch.tensor(self._carried(0, at, keys))
+        granted = MARGIN_ERRORS * ARMS * logits.abs().amax(-1) * allowed(noise, stored)
+        worst = float(torch.where(mine != theirs, margin / granted, 0.0).max())
+        says = f"{self.other.name} chose {theirs.tolist()}, {self.one.name} {mine.tolist()}"
+        return Comparison(
+            self.name, Tier.DECISIONS, at.event, at.kind, at.place, elements=len(mine), worst=worst, allowed=1.0,
+            request=at.request, diagnosis=says if worst > 1 else "", undecided=int((mine != theirs).sum()),
+        )
+
+    def _everywhere(self, block: Block, key: Key) -> bool:
+        at = block.request, block.place, key
+        return all(at in story.rows for story in (self.other, self.truth, self.rounded(0)))
+
+    def _rows(self, story: Story, block: Block, keys: Sequence[Key]) -> torch.Tensor:
+        return torch.stack([story.rows[block.request, block.place, key] for key in keys])
+
+    def _carried(self, draw: int, at: Block, keys: tuple[Key, ...]) -> float:
+        """The largest error of the rounded run at these positions, in the target or in its head."""
+        trunk = at.place.stage == "trunk"
+        known = draw, at.request, trunk, keys
+        if known not in self._noise:
+            errors = self._errors(draw).get((at.request, trunk), {})
+            self._noise[known] = max((errors.get(key, 0.0) for key in keys), default=0.0)
+        return max(self._noise[known], TRUTH_ERROR)
+
+    def _errors(self, draw: int) -> dict[tuple[str, bool], dict[Key, float]]:
+        """Request and side -> position -> the rounded run's largest error there; kept with the run."""
+        story = self.rounded(draw)
+        if not story.errors:
+            for (request, place, key), row in story.rows.items():
+                right = self.truth.rows.get((request, place, key))
+                if place.component in PROPAGATED and right is not None:
+                    off = float(relative_error(row.double()[None], right.double()[None]).max())
+                    at = story.errors.setdefault((request, place.stage == "trunk"), {})
+                    at[key] = max(at.get(key, 0.0), off)
+        return story.errors
+

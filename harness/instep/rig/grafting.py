@@ -1,0 +1,117 @@
+"""Putting the reference's tensor where the subject's would go on: in a place, or in memory after an event.
+
+Leaves out: which places, and whether it helped (`instep.localise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from instep_optimized import OptimizedEngine
+from instep_reference.contract.engine import RequestState
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import Place, See
+
+from ..observe.moment import Moment
+from ..observe.oracle import Oracle
+from ..observe.piece import Piece, Run, Work
+from ..observe.rows import Share, rows
+from ..verdict import Comparison
+from .variant import Graft, in_memory, spelled
+
+
+class Grafting:
+    """`begin` an event with the reference's places, let the subject run, `end` it; in between it is a `See`.
+
+    A place that is seen in several parts gets the tensor in parts, in the same order. Memory is replaced between the
+    event and the next one (`memory`), so what stands in it at the event itself is not compared (`replaces`).
+    """
+
+    def __init__(self, grafts: Sequence[Graft] = ()) -> None:
+        self._grafts = grafts
+        self._now: dict[Place, torch.Tensor] = {}
+        self._put: dict[Place, int] = {}  # rows so far
+
+    def begin(self, event: int, places: Mapping[Place, torch.Tensor]) -> None:
+        wanted = [g.place for g in self._grafts if g.event == event and not in_memory(g.place)]
+        self._now, self._put = {place: places[place] for place in wanted if place in places}, dict.fromkeys(wanted, 0)
+
+    def __call__(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        if place not in self._now:
+            return tensor
+        begin = self._put[place]
+        part = self._now[place][begin : begin + len(tensor)]
+        if part.shape != tensor.shape:
+            return tensor
+        self._put[place] = begin + len(tensor)
+        return part.to(tensor)
+
+    def end(self, event: int) -> None:
+        """Whatever was wanted of this event must have been put there, all of it."""
+        for place, put in self._put.items():
+            if place not in self._now or put != len(self._now[place]):
+                raise BadInput("--graft", found=f"{spelled(place)}@{event}", expected="a place of that event, with as "
+                               "many rows on both sides")
+
+    def memory(self, event: int) -> list[Place]:
+        """What is replaced in memory once the event is over."""
+        return [g.place for g in self._grafts if g.event == event and in_memory(g.place)]
+
+    def replaces(self, result: Comparison) -> bool:
+        return result.place in self.memory(result.event)
+
+
+class Mendable(OptimizedEngine):
+    """The engine under test with one way in more: parts of a request's memory become others."""
+
+    def mend(self, request: str, places: Sequence[Place], right: RequestState) -> None:
+        kept, memory = self._kept(request)
+        changed: dict[str, Any] = {}
+        for place in places:
+            name = field_of(place)
+            layers = changed.setdefault(name, dict(getattr(memory, name)))
+            if place.layer in layers:
+                layers[place.layer] = getattr(right, name)[place.layer].to(layers[place.layer])
+        self._restore(kept, replace(memory, **changed))
+
+
+def field_of(place: Place) -> str:
+    """The field of a `RequestState` that this component of memory is."""
+    return place.component if place.stage == "trunk" else f"draft_{place.component}"
+
+
+class GraftedOracle(Oracle):
+    """An oracle that goes on from the grafted tensor too: what was computed from it is held to these very bits."""
+
+    grafts: frozenset[Graft] = frozenset()
+    _moment: Moment
+
+    def at(self, moment: Moment) -> Any:
+        self._moment = moment
+        return super().at(moment)
+
+    def _piece(self, share: Share, stage: str, layer: int, work: Work, base: torch.Tensor | None = None) -> Piece:
+        return super()._piece(share, stage, layer, self._with(share, work), base)
+
+    def _shaken(self, share: Share, work: Work) -> Callable[[int], Run]:
+        return super()._shaken(share, self._with(share, work))
+
+    def _with(self, share: Share, work: Work) -> Work:
+        moment = self._moment
+        here = {g.place for g in self.grafts if g.event == moment.index and g.place in moment.subject.places}
+        if not here:
+            return work
+
+        def grafted(weights: Any, see: See) -> torch.Tensor | None:
+            def goes_on(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+                put = rows(moment.subject, place, share) if place in here else None
+                fits = put is not None and put.shape == tensor.shape
+                return see(place, put.to(tensor.device, tensor.dtype) if put is not None and fits else tensor)
+
+            return work(weights, goes_on)
+
+        return grafted

@@ -1,0 +1,133 @@
+"""A model made by hand: its conv windows, states and values hold the stamps of the tokens that were taken in.
+
+A token's embedding is one-hot in its key and in every digit. Every mixer and MLP adds nothing, so each layer sees the
+embedding itself. A GDN layer writes, at the key of the token's position, the token's code: keys are one-hot and large,
+beta is 1, nothing decays. Then the delta rule replaces row p % 16 of a state by the code of position p. Attention
+layers hold the code as their values; in the draft head value head 0 holds the next token's, head 1 the row's own.
+Leaves out: text. What such a model says means nothing; everything is forced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from types import MappingProxyType
+
+import torch
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import LayerKind, ModelConfig
+from instep_reference.contract.shapes import expected_shapes
+
+from .stamps import DIGIT, DIGITS, KEYS, WIDTH, Stamp, columns, vocabulary
+
+LANE = KEYS + len(DIGITS) * DIGIT  # one-hot features of one token
+HIDDEN = 2 * LANE  # the second lane is the draft head's: there the hidden row stands beside the next token
+ONES = 1 + len(DIGITS)  # how many features of a token are 1
+LOUD = 20.0  # sigmoid(20) is 1 and softplus(-20) is 0, as far as fp32 sees; as a key it outweighs every epsilon
+
+
+def config(requests: int, *, gdn_layers: int = 3, mtp_layers: int = 1) -> ModelConfig:
+    """GDN layers, then one attention layer; two value heads to a key head, K = V = 16."""
+    gdn: tuple[LayerKind, ...] = tuple("gdn" for _ in range(gdn_layers))
+    return ModelConfig(
+        model_type="qwen3_5", vocab=vocabulary(requests), hidden=HIDDEN,
+        layer_kinds=(*gdn, "attention"), eps=1e-6, tied=True,
+        key_heads=2, value_heads=4, key_dim=KEYS, value_dim=WIDTH, conv_width=4, output_gate="silu",
+        heads=2, kv_heads=2, head_dim=WIDTH, rotary_dim=4, rope_theta=10000.0,
+        intermediate=8, experts=0, experts_per_token=0, expert_intermediate=0, shared_intermediate=0, norm_topk=True,
+        dense_layers=(), mtp_layers=mtp_layers,
+    )  # fmt: skip
+
+
+def stream_checkpoint(made: ModelConfig) -> Checkpoint:
+    """The weights, bf16 like released ones: whatever is not named here is 0 and adds nothing."""
+    tensors = {name: torch.zeros(size) for name, size in expected_shapes(made).items()}
+    tensors["model.embed_tokens.weight"] = _embedding(made)
+    tensors["model.norm.weight"] += _unit(ONES)
+    for layer, kind in enumerate(made.layer_kinds):
+        at = f"model.layers.{layer}"
+        tensors[f"{at}.input_layernorm.weight"] += _unit(ONES)
+        tensors |= _gdn(made, f"{at}.linear_attn", layer) if kind == "gdn" else _values(made, at, layer, (0, 0))
+    if made.mtp_layers:
+        tensors |= _draft(made, tensors)
+    stored = {name: tensor if name.endswith("A_log") else tensor.bfloat16() for name, tensor in tensors.items()}
+    digest = hashlib.sha256(f"stream {made}".encode()).hexdigest()
+    return Checkpoint(made, MappingProxyType(stored), digest)
+
+
+def _embedding(made: ModelConfig) -> torch.Tensor:
+    table = torch.zeros(made.vocab, HIDDEN)
+    for token in range(made.vocab):
+        stamp = Stamp.of(token)
+        table[token, stamp.key] = 1
+        for which, digit in enumerate(stamp.digits):
+            table[token, _feature(which, digit)] = 1
+    return table
+
+
+def _feature(which: int, digit: int, lane: int = 0) -> int:
+    return lane * LANE + KEYS + which * DIGIT + digit
+
+
+def _unit(ones: int) -> float:
+    """The stored norm weight w, used as 1 + w, with which a row of so many ones stays as it is."""
+    return math.sqrt(ones / HIDDEN) - 1
+
+
+def _gdn(made: ModelConfig, at: str, layer: int) -> dict[str, torch.Tensor]:
+    keys = made.key_heads * made.key_dim
+    key = torch.zeros(keys, HIDDEN)
+    for head in range(made.key_heads):
+        key[head * KEYS : (head + 1) * KEYS, :KEYS] = LOUD * torch.eye(KEYS)
+    value = torch.cat([_coder(head, layer, before_silu) for head in range(made.value_heads)])
+    conv = torch.zeros(2 * keys + made.value_heads * made.value_dim, 1, made.conv_width)
+    conv[:, 0, -1] = 1  # the token itself
+    always = torch.zeros(made.value_heads, HIDDEN)
+    always[:, :KEYS] = 1  # a token has exactly one key
+    return {
+        f"{at}.in_proj_qkv.weight": torch.cat((key, key, value)), f"{at}.conv1d.weight": conv,
+        f"{at}.in_proj_b.weight": LOUD * always, f"{at}.in_proj_a.weight": -2 * LOUD * always,
+    }
+
+
+def _values(made: ModelConfig, at: str, layer: int, lanes: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """lanes: of which lane each value head holds the code."""
+    coders = [_coder(head, layer, lambda value: value, lane) for head, lane in enumerate(lanes)]
+    return {f"{at}.self_attn.v_proj.weight": torch.cat(coders)}
+
+
+def _draft(made: ModelConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """fc puts the next token's features into lane 0 and the hidden row's into lane 1."""
+    fc = torch.zeros_like(tensors["mtp.fc.weight"])
+    fc[:LANE, :LANE] = fc[LANE:, HIDDEN : HIDDEN + LANE] = torch.eye(LANE)
+    found = {"mtp.fc.weight": fc, "mtp.norm.weight": tensors["mtp.norm.weight"] + _unit(2 * ONES)}
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        found[f"mtp.{name}.weight"] = tensors[f"mtp.{name}.weight"] + _unit(ONES)
+    for layer in range(made.mtp_layers):
+        at = f"mtp.layers.{layer}"
+        name = f"{at}.input_layernorm.weight"
+        found |= {name: tensors[name] + _unit(2 * ONES), **_values(made, at, layer, (0, 1))}
+    return found
+
+
+def _coder(head: int, layer: int, stored: Callable[[float], float], lane: int = 0) -> torch.Tensor:
+    """[16, D]: features to the columns of a code; stored(y): what is multiplied out so that y is read."""
+    weight = torch.zeros(WIDTH, HIDDEN)
+    for column, (kind, number) in enumerate(columns(head, layer)):
+        if kind == "constant":
+            weight[column, lane * LANE : lane * LANE + KEYS] = stored(float(number))
+            continue
+        for digit in range(DIGIT):
+            weight[column, _feature(number, digit, lane)] = stored(float(digit + 1))
+    return weight
+
+
+def before_silu(value: float) -> float:
+    """The x with x sigmoid(x) = value, for values of at least 1: a few steps of Newton's."""
+    x = value
+    for _ in range(8):
+        gate = 1 / (1 + math.exp(-x))
+        x -= (x * gate - value) / (gate * (1 + x * (1 - gate)))
+    return x

@@ -1,0 +1,136 @@
+"""A trace said in stamps: the same events, every token replaced by the stamp of its request and position.
+
+Leaves out: windows that are trees. Drafts that their commit accepts are stamped as the tokens that they become, all
+others as rejected; a request that loads what another saved has the other's prompt, and so the other's stamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.errors import BadInput
+
+from ..trace.file import Trace
+from ..trace.header import Model
+from ..trace.legal import Law
+from .checkpoint import config, stream_checkpoint
+from .stamps import MOST_POSITIONS, Stamp
+
+
+@dataclass(frozen=True)
+class Held:
+    """A request as the trace has it: all tokens that are known, of which `length` are committed; its window, if any."""
+
+    tokens: tuple[int, ...]
+    length: int
+    window: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """names: a request's number -> its name; held: after every event, what each live request holds."""
+
+    trace: Trace
+    config: ModelConfig
+    names: tuple[str, ...]
+    held: tuple[Mapping[str, Held], ...]
+
+
+def relabelled(trace: Trace) -> Labelled:
+    """The trace for the model of `checkpoint.py` with as many requests."""
+    events, names = trace.events, tuple(event.request for event in trace.events if isinstance(event, e.Admit))
+    made = config(len(names), mtp_layers=min(trace.header.checkpoint.mtp_layers, 1))
+    digest = stream_checkpoint(made).digest
+    model = Model("in memory", digest, digest, made.vocab, made.mtp_layers)
+    header = replace(trace.header, checkpoint=model, stop=None)
+    law, said, held = Law(header), list[e.AnyEvent](), list[Mapping[str, Held]]()
+    writer = _Writer(events, _prompts(events))
+    for index, event in enumerate(events):
+        said.append(writer.stamped(index, event, law))
+        law.apply(said[-1], trace.where(index))
+        live = law.book.live
+        held.append({name: Held((*one.prompt, *one.said), one.length, one.window) for name, one in live.items()})
+    return Labelled(Trace(trace.path, header, tuple(said), {}, ""), made, names, tuple(held))
+
+
+def _prompts(events: Sequence[e.AnyEvent]) -> dict[int, int]:
+    """Number of an admission -> the number of the request whose prompt it has."""
+    owner, number, live, saved = dict[int, int](), -1, dict[str, int](), dict[str, int]()
+    for event in events:
+        if isinstance(event, e.Admit):
+            number += 1
+            live[event.request] = owner[number] = number
+        elif isinstance(event, e.Save):
+            saved[event.name] = owner[live[event.request]]
+        elif isinstance(event, e.Load):
+            owner[live[event.request]] = saved[event.name]
+    return owner
+
+
+@dataclass
+class _Writer:
+    """Goes through the events once; `numbers`: the live requests' numbers."""
+
+    events: Sequence[e.AnyEvent]
+    prompts: Mapping[int, int]
+
+    def __post_init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self.admitted = 0
+
+    def stamped(self, index: int, event: e.AnyEvent, law: Law) -> e.AnyEvent:
+        match event:
+            case e.Admit():
+                owner = self.prompts[self.admitted]
+                self.numbers[event.request] = self.admitted
+                self.admitted += 1
+                return replace(event, prompt=tuple(_token(owner, at) for at in range(len(event.prompt))))
+            case e.Draft():
+                return self._draft(index, event, law)
+            case e.Forward():
+                rows = (replace(row, root=self._root(row, law)) for row in event.rows)
+                return replace(event, rows=tuple(rows))
+            case e.Commit():
+                return self._commit(event, law)
+        return event
+
+    def _draft(self, index: int, event: e.Draft, law: Law) -> e.Draft:
+        if event.parents is not None:
+            raise BadInput(f"event {index}: parents", found="a tree", expected="a chain: streams verify chains")
+        picks = []
+        for name, drafts in zip(event.requests, event.picks or (), strict=True):
+            begin, taken = law.book.live[name].length + 1, self._accepted(index, name)
+            picks.append(tuple(_token(self.numbers[name], begin + n, n >= taken) for n in range(len(drafts))))
+        return replace(event, picks=tuple(picks))
+
+    def _accepted(self, index: int, name: str) -> int:
+        """How many of the drafts of this event the next commit of the request takes."""
+        for event in self.events[index + 1 :]:
+            if isinstance(event, e.Abort) and event.request == name:
+                return 0
+            if isinstance(event, e.Commit) and name in event.requests and event.accepted is not None:
+                return len(event.accepted[event.requests.index(name)].nodes)
+        return 0
+
+    def _root(self, row: e.Row, law: Law) -> int | None:
+        if row.root is None:
+            return None
+        return _token(self.numbers[row.request], law.book.live[row.request].length + row.tokens)
+
+    def _commit(self, event: e.Commit, law: Law) -> e.Commit:
+        paths = []
+        for name, path in zip(event.requests, event.accepted or (), strict=True):
+            at = law.book.live[name].length + 1 + len(path.nodes)
+            paths.append(replace(path, bonus=_token(self.numbers[name], at)))
+        return replace(event, accepted=tuple(paths))
+
+
+def _token(request: int, position: int, rejected: bool = False) -> int:
+    if position >= MOST_POSITIONS:
+        raise BadInput("trace", found=f"position {position}", expected=f"under {MOST_POSITIONS} for exact streams")
+    return Stamp(request, position, rejected).token

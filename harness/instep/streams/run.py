@@ -1,0 +1,55 @@
+"""A trace through an engine, said in stamps: T0, T1 and the check `stream`, and no reference at all.
+
+Leaves out: numbers. Two levels: `model`, the model made by hand, whose values are right to the nearest label; and `op`,
+where what the delta rule consumes is rounded to the labels first, so that every state is right to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
+
+from instep_optimized.ops.base import GdnInputs, Ops
+
+from ..checks.bytes import Bytes
+from ..checks.identity import Identity
+from ..rig.alone import Setup
+from ..rig.large import outcome
+from ..rig.rig import Outcome
+from ..trace.file import Trace
+from .checkpoint import stream_checkpoint
+from .relabel import relabelled
+from .stream import Stream
+
+Level = Literal["op", "model"]
+LEVELS: tuple[Level, ...] = ("op", "model")
+
+
+def streamed(
+    trace: Trace, setup: Setup, level: Level, *, until: int | None = None, layers: Collection[int] | None = None
+) -> Outcome:
+    """Replay the trace's events on stamps; `setup`: op set, strategy and the rest; layers: judge these alone."""
+    named = msgspec.structs.replace(trace.header, name=f"{trace.header.name}, stamps, {level} level")
+    labelled = relabelled(replace(trace, header=named))
+    exact = level == "op"
+    served = setup.served()
+    found = outcome(
+        labelled.trace, stream_checkpoint(labelled.config), setup, until=until, kept=layers,
+        ops=labels_consumed(served) if exact else served,
+        judged=(Identity(), Stream(labelled, labelled.config, exact=exact), Bytes()),  # the label before the bytes
+    )
+    history = replace(found.history, texts=())  # such a text means nothing
+    return replace(found, history=history, again=("instep", "streams", "--level", level))
+
+
+def labels_consumed(ops: Ops) -> Ops:
+    """The op set, with what `gdn_inputs` gives rounded: keys one-hot, values labels, beta 1, no decay."""
+
+    def rounded(**given: Any) -> GdnInputs:
+        found = ops.gdn_inputs(**given)
+        return GdnInputs(*(x.round() + 0.0 for x in found))  # -0 would be another number's bits
+
+    return replace(ops, name=f"{ops.name}, labels consumed", gdn_inputs=rounded)

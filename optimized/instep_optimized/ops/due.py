@@ -1,0 +1,155 @@
+"""What shapes an op is due to be given and to give: `base.py`'s docstrings as sums over axes.
+
+Leaves out: indices and memory (`contracts.py`), and dtypes, which an op set declares by place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Given = dict[str, Any]
+Shape = tuple[int, ...]
+
+
+def misfits(name: str, given: Given) -> Iterator[str]:
+    """Arguments that do not fit each other."""
+    for what, found, right in FITS.get(name, _nothing)(given):
+        if found != right:
+            yield f"{what} is {found}, {right} fits"
+
+
+def shapes(name: str, given: Given) -> tuple[Shape, ...] | None:
+    """The shape of every result, in order; None: nothing is said about this op."""
+    return GIVES[name](given) if name in GIVES else None
+
+
+Fit = tuple[str, object, object]  # what, as it is, as it should be
+
+
+def _nothing(given: Given) -> Iterator[Fit]:
+    return iter(())
+
+
+def _linear(given: Given) -> Iterator[Fit]:
+    weight = tuple(given["weight"].shape)
+    yield "weight", weight, (math.prod(given["shape"]), math.prod(given["x"].shape[1:]))
+
+
+def _same(given: Given) -> Iterator[Fit]:
+    yield "y", tuple(given["y"].shape), tuple(given["x"].shape)
+
+
+def _norm(given: Given) -> Iterator[Fit]:
+    yield "weight", tuple(given["weight"].shape), tuple(given["x"].shape[-1:])
+
+
+def _conv(given: Given) -> Iterator[Fit]:
+    channels, width = given["weight"].shape
+    yield "x", given["x"].shape[1], channels
+    for part in given["parts"]:
+        for name, address in (("read", part.read), ("store", part.store), ("each", part.each)):
+            if address is not None:
+                yield f"a window of {name}", tuple(address.pool.shape[-2:]), (channels, width - 1)
+
+
+def _gdn_inputs(given: Given) -> Iterator[Fit]:
+    heads, keys = given["A_log"].shape[0], given["key_heads"] * given["key_dim"]
+    yield "channels behind the keys, by value heads,", (given["mixed"].shape[1] - 2 * keys) % heads, 0
+    for name in ("a", "b"):
+        yield name, tuple(given[name].shape), (given["mixed"].shape[0], heads)
+    yield "dt_bias", tuple(given["dt_bias"].shape), (heads,)
+
+
+def _gdn(given: Given) -> Iterator[Fit]:
+    q, k, v, log_decay, beta = given["inputs"]
+    state = (v.shape[-2], k.shape[-1], v.shape[-1])
+    yield "q", tuple(q.shape), tuple(k.shape)
+    for name, gate in (("log_decay", log_decay), ("beta", beta)):
+        yield name, tuple(gate.shape), tuple(v.shape[:-1])
+    for part in given["parts"]:
+        for name in ("read", "store", "each", "settled"):
+            if getattr(part, name) is not None:
+                yield f"a state of {name}", tuple(getattr(part, name).pool.shape[-3:]), state
+        if part.ring is not None:
+            for name, tensor in (("k", k), ("v", v), ("log_decay", log_decay), ("beta", beta)):
+                pool = getattr(part.ring, name)
+                yield f"an entry of ring {name}", (tuple(pool.shape[2:]), pool.dtype), (
+                    tuple(tensor.shape[1:]), tensor.dtype)  # fmt: skip
+
+
+def _gated_norm(given: Given) -> Iterator[Fit]:
+    yield "z", tuple(given["z"].shape), tuple(given["core"].shape)
+    yield "weight", tuple(given["weight"].shape), tuple(given["core"].shape[-1:])
+
+
+def _attention_inputs(given: Given) -> Iterator[Fit]:
+    rows, _, two, width = given["projected"].shape
+    yield "projected, query and gate,", two, 2
+    yield "key_raw", (given["key_raw"].shape[0], given["key_raw"].shape[2]), (rows, width)
+    yield "positions", tuple(given["positions"].shape), (rows,)
+    for name in ("q_norm", "k_norm"):
+        yield name, tuple(given[name].shape), (width,)
+
+
+def _store_rows(given: Given) -> Iterator[Fit]:
+    yield "a row", (tuple(given["rows"].shape[1:]), given["rows"].dtype), (
+        tuple(given["pool"].shape[2:]), given["pool"].dtype)  # fmt: skip
+
+
+def _attend(given: Given) -> Iterator[Fit]:
+    pages, heads = given["pages"], given["query"].shape[1]
+    yield "values", tuple(pages.values.shape), tuple(pages.keys.shape)
+    yield "head_dim", given["query"].shape[2], pages.keys.shape[3]
+    yield "query heads, by KV heads,", heads % pages.keys.shape[2], 0
+
+
+def _open(given: Given) -> Iterator[Fit]:
+    rows, heads, width = given["attended"].shape
+    yield "projected", tuple(given["projected"].shape), (rows, heads, 2, width)
+
+
+def _mlp(given: Given) -> Iterator[Fit]:
+    hidden, inner = given["down"].shape
+    yield "gate_up", tuple(given["gate_up"].shape), (2 * inner, given["x"].shape[1])
+    yield "down", hidden, given["x"].shape[1]
+
+
+def _move(given: Given) -> Iterator[Fit]:
+    source, target = given["source"], given["target"]
+    positions = (int(source.column is not None), int(target.column is not None))
+    yield "a unit", (tuple(source.pool.shape[1 + positions[0] :]), source.pool.dtype), (
+        tuple(target.pool.shape[1 + positions[1] :]), target.pool.dtype)  # fmt: skip
+
+
+FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
+    "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs, "gdn": _gdn,
+    "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
+    "open": _open, "mlp": _mlp, "move": _move,
+}  # fmt: skip
+
+
+def _like(name: str) -> Callable[[Given], tuple[Shape, ...]]:
+    return lambda given: (tuple(given[name].shape),)
+
+
+def _heads(given: Given) -> tuple[Shape, ...]:
+    rows, keys = given["mixed"].shape[0], (given["key_heads"], given["key_dim"])
+    values = given["A_log"].shape[0]
+    width = (given["mixed"].shape[1] - 2 * math.prod(keys)) // values
+    return ((rows, *keys), (rows, *keys), (rows, values, width), (rows, values), (rows, values))
+
+
+GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
+    "embed": lambda g: ((g["tokens"].shape[0], g["table"].shape[1]),),
+    "norm": _like("x"), "add": _like("x"), "conv": _like("x"), "mlp": _like("x"), "moe": _like("x"),
+    "linear": lambda g: ((g["x"].shape[0], *g["shape"]),),
+    "concat": lambda g: ((g["x"].shape[0], g["x"].shape[1] + g["y"].shape[1]),),
+    "select": lambda g: ((g["index"].shape[0], *g["x"].shape[1:]),),
+    "gdn_inputs": _heads, "gdn": lambda g: (tuple(g["inputs"].v.shape),), "gated_norm": _like("core"),
+    "attention_inputs": lambda g: (
+        (g["projected"].shape[0], g["projected"].shape[1], g["projected"].shape[3]), tuple(g["key_raw"].shape)),
+    "attend": _like("query"), "open": _like("attended"), "choose": _like("own"),
+    "lm_head": lambda g: ((g["x"].shape[0], g["weight"].shape[0]),), "pick": lambda g: ((g["logits"].shape[0],),),
+}  # fmt: skip

@@ -1,0 +1,207 @@
+"""Somebody else's kernels behind the `gdn` op: one written as `docs/adapters.md` says, and FLA's where it is installed.
+
+Leaves out: native kernels at real sizes (`tests/perf/fla_gpu.py`, run here with a few channels).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from instep.adapters import find
+from instep.adapters.dense import dense
+from instep.rig.rig import Rig
+from instep.trace.file import Trace
+from instep.verdict import Exit
+from instep_optimized import load
+from instep_optimized.commit import STRATEGIES
+from instep_optimized.layout import StateLayout
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.errors import Unsupported
+from support.command import Runner, complaint
+from support.ops_cases import GDN, Case, agree, serve
+from support.traces import recorded
+
+TOP = Path(__file__).resolve().parents[2]
+PAGE = (TOP / "docs" / "adapters.md").read_text()
+ADAPTIVE = TOP / "fixtures" / "traces" / "adaptive.jsonl"
+PLAIN = load("plain")
+HERE = importlib.util.find_spec("fla") is not None and importlib.util.find_spec("einops") is not None
+needs_fla = pytest.mark.skipif(not HERE, reason="fla-core or einops is not installed")
+
+# What the page says to break: (old, new, what is said of it).
+BROKEN = [
+    tuple(re.findall(r"`([^`]+)`", line)) for line in PAGE.splitlines()
+    if re.match(r"\| `.+` \| `.+` \| `", line)
+]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """`mine(old, new)`: the file of the page, broken there, where `--ops mine:OPS` finds it."""
+
+    def written(old: str = "", new: str = "") -> Path:
+        text = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+        assert not old or text.count(old) == 1
+        path = tmp_path / "mine.py"
+        path.write_text(text.replace(old, new) if old else text)
+        return path
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    yield written
+    sys.modules.pop("mine", None)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Three requests, rounds of every kind, a preemption and a reload, through a model of a few channels."""
+    return recorded(tmp_path_factory.mktemp("small"))
+
+
+def test_the_file_of_the_page_agrees_and_is_short(mine: Callable[..., Path], instep: Runner) -> None:
+    assert len(mine().read_text().splitlines()) < 30
+    ran = instep("replay", ADAPTIVE, "--ops", "mine:OPS", "--until", 6)
+    assert ran.code == 0 and "mine:OPS agrees" in ran.out, ran
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("old", "new", "says"), [edit[:3] for edit in BROKEN], ids=[edit[2] for edit in BROKEN])
+def test_what_the_page_breaks_is_found_where_it_says(
+    old: str, new: str, says: str, mine: Callable[..., Path], instep: Runner
+) -> None:
+    mine(old, new)
+    ran = instep("replay", ADAPTIVE, "--ops", "mine:OPS", "--until", 6, "--no-ladder")
+    more = next(edit[3:] for edit in BROKEN if edit[0] == old)
+    assert ran.code == 1 and all(part in ran.out for part in (says, *more)), ran.out
+
+
+def test_the_page_breaks_three_things() -> None:
+    assert len(BROKEN) == 3 and any("2 were accepted" in part for part in BROKEN[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "layout"), [*zip(STRATEGIES, cycle(("VK", "KV")), strict=False)])
+def test_every_strategy_serves_dense_states(
+    strategy: str, layout: StateLayout, mine: Callable[..., Path], small: Trace
+) -> None:
+    mine()
+    verdict = Rig(small, ops="mine:OPS", strategy=strategy, layout=layout).run().verdict
+    assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
+
+
+@pytest.mark.parametrize("case", GDN, ids=str)
+def test_dense_keeps_to_the_contract(case: Case, mine: Callable[..., Path]) -> None:
+    """Idle and padded requests, fresh ones, columns, skipped stores, red zones: what every op set is asked."""
+    mine()
+    ours = find("mine:OPS")
+    assert isinstance(ours, Ops)
+    served = serve(ours, case)
+    assert agree(case, serve(PLAIN, case), served) == []
+
+
+def test_a_kernel_that_loses_what_is_run_again_is_found(mine: Callable[..., Path], small: Trace) -> None:
+    """`dense` hands kept tokens over as sequences of their own, asked by their keys."""
+    first = "    q, k = (x.repeat_interleave"
+    mine(first, f"    if q is k:\n        return v, state\n{first}")
+    verdict = Rig(small, ops="mine:OPS", strategy="rerun").run().verdict
+    assert verdict.exit is Exit.DIVERGED
+    found = verdict.findings[0]
+    assert (found.kind, found.place.component) == ("commit", "state") and "accepted" in found.diagnosis, found
+
+
+def test_the_figures_on_a_gpu_can_be_made(tmp_path: Path) -> None:
+    file = tmp_path / "fla.json"
+    names = ("plain", "fla") if HERE else ("plain", "plain")
+    words = [word for name in names for word in ("--ops", name)]
+    common = ["--narrow", "--device", "cpu", "--shape", "qwen3.5-27b", "--strategy", "rerun", "--rounds", "2"]
+    assert _script().main([*common, *words, "--out", str(file), "--commit", "abc"]) == 0
+    result = json.loads(file.read_text())
+    assert {run["ops"] for run in result["runs"]} == set(names) and result["commit"] == "abc"
+    assert {tier["tier"] for tier in result["runs"][-1]["tiers"]} == {"T0", "T1", "T2d"}
+    (apart,) = result["apart"]
+    assert apart["states"] > 0 and apart["worst"] < 1e-5
+    assert set(result["peers"]) >= {"fla-core", "einops"} and (result["peers"]["fla-core"] is not None) == HERE
+
+
+@pytest.mark.skipif(HERE, reason="fla-core is installed")
+def test_without_the_package_the_name_says_so(instep: Runner) -> None:
+    said = complaint(instep("replay", ADAPTIVE, "--ops", "fla"))
+    assert "'fla' (No module named" in said and "fla, or module:attribute" in said
+
+
+@needs_fla
+@pytest.mark.parametrize("case", GDN, ids=str)
+def test_flas_recurrent_kernel_keeps_to_the_contract(case: Case) -> None:
+    served = serve(find("fla"), case)
+    assert agree(case, serve(PLAIN, case), served) == []
+
+
+@needs_fla
+@pytest.mark.parametrize("case", [case for case in GDN if "chunk" in case.name or "mixed" in case.name], ids=str)
+def test_flas_chunked_kernels_keep_to_the_contract(case: Case, mended: ModuleType) -> None:
+    ops = replace(PLAIN, gdn=dense(window=mended.RECURRENT, chunk=mended.CHUNKED))
+    served = serve(ops, case)
+    assert agree(case, serve(PLAIN, case), served) == []
+
+
+@needs_fla
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_fla_computes_the_model_under_every_strategy(strategy: str, small: Trace) -> None:
+    verdict = Rig(small, ops="fla", strategy=strategy).run().verdict
+    assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
+
+
+@needs_fla
+def test_fla_refuses_what_it_would_narrow() -> None:
+    ops = find("fla")
+    assert isinstance(ops, Ops) and not ops.captures
+    with pytest.raises(Unsupported, match="float64"):
+        ops.types(torch.float64, torch.float64)
+
+
+@pytest.fixture
+def mended(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The adapter, with FLA's chunked kernels mended for the interpreter: nothing to tune, indices with methods."""
+    from triton.runtime.autotuner import Autotuner
+
+    adapter = importlib.import_module("instep.adapters.fla")
+    for name, module in list(sys.modules.items()):
+        for kernel in vars(module).values() if name.startswith("fla.ops") else ():
+            kernel = getattr(kernel, "fn", kernel)
+            if isinstance(kernel, Autotuner):
+                monkeypatch.setattr(kernel, "configs", kernel.configs[:1])
+    monkeypatch.setitem(vars(sys.modules["fla.ops.common.chunk_delta_h"]), "range", _indices)
+    return adapter
+
+
+def _indices(count: Any) -> Iterator[Any]:
+    """`range` as it is in a compiled kernel: of Triton's scalars."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    for index in range(int(count.handle.data.item())):
+        yield tl.core.tensor(TensorHandle(np.array([index], dtype=np.int32), tl.int32), tl.int32)
+
+
+def _script() -> ModuleType:
+    """The benchmark, which is a script."""
+    spec = importlib.util.spec_from_file_location("fla_gpu", TOP / "tests" / "perf" / "fla_gpu.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,227 @@
+"""Calibration: honest engines are honest and differ, slips are as large as they say, tables count what was seen.
+
+Leaves out: the whole run, whose result is committed (`fixtures/results/calibration.json`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from instep.adapters import find
+from instep.calibrate import honest
+from instep.calibrate.graded import IN_MEMORY, NUMBERS, limit, names
+from instep.calibrate.graded import STORAGES as ACTIVATIONS
+from instep.calibrate.scenes import scene
+from instep.calibrate.slips import SLIPS
+from instep.calibrate.tables import Calibration, Rate, by_tier
+from instep.calibrate.variants import STORAGES, STRATEGIES, Stage, Variant, variants
+from instep.checks.allowance import UNDECIDED_CAP
+from instep.checks.derived import Derived
+from instep.observe.oracle import Oracle
+from instep.rig.lockstep import Lockstep, run
+from instep.rig.sides import rounds
+from instep.verdict import Comparison, Tier
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import Place
+from support.calibration_tables import undecided
+from support.command import complaint
+from support.readme import RESULTS
+
+pytestmark = pytest.mark.slow
+
+X = torch.randn(7, 5, 48, generator=torch.Generator().manual_seed(0))
+WEIGHT = torch.randn(11, 48, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def stage():
+    return Stage()
+
+
+def test_every_form_sums_the_same_terms_in_its_own_order():
+    seen = {}
+    for form in honest.FORMS:
+        if form == "chunked":
+            continue
+        order = honest.Order(form, 4)
+        total, product = order.total(X), order.product(X[:, 0], WEIGHT)
+        assert torch.allclose(total, X.sum(-1), rtol=1e-4, atol=1e-5)
+        assert torch.allclose(product, X[:, 0] @ WEIGHT.T, rtol=1e-4, atol=1e-5)
+        seen[form] = total.numpy().tobytes()
+    assert len(set(seen.values())) == len(seen), "no two forms give the same bits"
+
+
+def test_honest_op_sets_are_found_by_name_and_say_what_they_store():
+    assert find("instep.calibrate.honest:running_3").name == "running_3"
+    told = find("instep.calibrate.honest:running_3_narrow").rounds(torch.float32, torch.float32)
+    assert told["state"] is torch.bfloat16 and told["hidden"] is torch.float32
+    for wrong in ("running", "running_x", "walking_3", "running_3_wide"):
+        with pytest.raises(BadInput):
+            find(f"instep.calibrate.honest:{wrong}")
+
+
+def test_200_variants_are_all_different_and_meet_every_kind():
+    made = list(variants(200))
+    assert len({one.ops for one in made}) == len(made), "the seed is the number"
+    assert {(one.form, one.storage) for one in made} == {(f, storage) for f in honest.FORMS for storage in STORAGES}
+    assert {(one.strategy, one.conv) for one in made} == set(STRATEGIES)
+    assert {(one.strategy, one.form) for one in made} >= {(s, f) for s, _ in STRATEGIES for f in honest.FORMS}
+    assert len({one.scene for one in made}) >= 24 and {one.layout for one in made} == {"VK", "KV"}
+
+
+def test_a_scene_owns_what_can_go_wrong():
+    for number in range(8):
+        kinds = [type(event) for event in scene(number).trace.events]
+        commits = [event for event in scene(number).trace.events if isinstance(event, e.Commit)]
+        assert kinds.count(e.Commit) == 2 and e.SetNumSteps in kinds
+        counts = {len(path.nodes) for commit in commits for path in commit.accepted}
+        assert len(counts) > 1, "ragged acceptance"
+        assert any(
+            any(row.kind == "decode" for row in event.rows) and not any(row.kind == "verify" for row in event.rows)
+            for event in scene(number).trace.events if isinstance(event, e.Forward)
+        ), "a plain step after a commit"
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Variant(2, "running", ("float32", "bfloat16"), "columns", "widened", "KV", 1),
+        Variant(3, "chunked", ("bfloat16", "float32"), "lazy_rerun", "windows", "VK", 1),
+    ],
+    ids=lambda variant: variant.form,
+)
+def test_an_honest_engine_is_left_alone(stage, variant):
+    verdict = stage.run(variant)
+    assert not verdict.findings and verdict.events == len(stage.on(1).trace.events)
+    assert {one.tier for one in verdict.compared} == set(Tier)
+
+
+def test_truth_runs_once_for_all_variants_of_a_scene(stage):
+    on = stage.on(2)
+    plan, kept = on.plan("plain"), []
+    for _ in range(2):
+        truth = stage.sides(plan, "float32").truth
+        kept.append([truth.step(event, ()) for event in on.trace.events[:3]])
+    assert all(one is other for one, other in zip(*kept, strict=True))
+    first, other = (stage.sides(plan, storage).rounded for storage in ("float32", "bfloat16"))
+    assert first is not other, "roundings are others"
+
+
+def test_a_wrong_engine_is_a_false_alarm_with_a_name(stage):
+    variant = Variant(0, "support.wrong_ops:UNMOVED", ("float32", "float32"), "snapshot", "windows", "VK", 1)
+    result = Calibration("cpu")
+    result.add(variant, stage.run(variant))
+    assert result.alarms and "from before the step" in result.alarms[0][1].diagnosis
+    told = result.as_data()
+    assert told["alarms"][0]["form"] == "support.wrong_ops:UNMOVED"
+    assert sum(rate["alarms"] for rate in told["false_alarms"]) == len(result.alarms)
+
+
+# -- slips -------------------------------------------------------------------------------------------------
+
+
+def test_a_slip_of_no_size_changes_no_bit_and_a_small_one_its_place_alone():
+    names = ("plain", "instep.calibrate.slips:qkv@0.0", "instep.calibrate.slips:qkv@0.01")
+    plain, none, small = map(find, names)
+    given = {"x": X[:, 0], "weight": WEIGHT, "shape": (11,)}
+    place = SLIPS["qkv"].place
+    right, same, off = (ops.linear(**given, to=place) for ops in (plain, none, small))
+    assert torch.equal(right, same) and not torch.equal(right, off)
+    assert (off != right).any(0).nonzero().flatten().tolist() == [3]
+    elsewhere = Place("trunk", 2, "qkv")
+    assert torch.equal(small.linear(**given, to=elsewhere), right)
+    for wrong in ("qkv", "qkv@much", "nothing@0.1"):
+        with pytest.raises(BadInput):
+            find(f"instep.calibrate.slips:{wrong}")
+
+
+def test_a_slip_in_memory_is_found_down_to_the_honest_error():
+    found = limit("state, part of the one before", "float32", [Stage()])
+    assert set(found.found) == set(NUMBERS) and found.honest < 2e-6
+    assert found.found[Tier.DIRECTED] <= 1.0 and found.found[Tier.PROPAGATED] is None
+    assert 1e-6 <= found.found[Tier.DERIVED] <= 1e-4
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_a_slip_is_found_at_its_place(stage, name):
+    """T2 at the first event in which it acts; run up to there alone."""
+    on, place = stage.on(2), SLIPS[name].place
+    plan = on.plan(f"instep.calibrate.slips:{name}@0.01")
+    sides = stage.sides(plan, "float32")
+    verdict = run(Lockstep(on.trace, sides), [Derived(Oracle(plan.checkpoint, rounds(plan, sides.ops), torch.float32))])
+    assert verdict.findings[0].place == place and verdict.findings[0].event == 2
+
+
+def test_mixes_in_memory_reach_from_right_to_wrong():
+    right, before = X[:4, :, :32], -X[:4, :, :32]
+    for name, mix in IN_MEMORY.items():
+        assert torch.equal(mix(right, before, 0.0), right)
+        wrong = mix(right, before, 1.0) != right
+        assert wrong.any() and (not wrong[1:].any() and not wrong[0, :, 8:].any()) == ("tile" in name)
+
+
+# -- tables ------------------------------------------------------------------------------------------------
+
+
+def compared(worst, blocks=4, tier=Tier.DERIVED):
+    return Comparison("derived", tier, 0, "forward", Place("trunk", 0, "k"), 8, worst, 1.0, blocks=blocks, undecided=1)
+
+
+def test_a_rate_counts_blocks_and_bounds_what_was_never_seen():
+    rate = Rate(Tier.DERIVED, "float32")
+    assert rate.bound == 1.0
+    for worst in (0.1, 0.4, 0.2):
+        rate = rate.with_one(compared(worst), f"at {worst}")
+    assert (rate.comparisons, rate.blocks, rate.elements, rate.undecided, rate.alarms) == (3, 12, 24, 3, 0)
+    assert (rate.worst, rate.by, rate.bound) == (0.4, "at 0.4", 3 / 12)
+    many = replace(rate, blocks=3000)
+    assert many.bound == 1e-3
+    bounds = [replace(many, alarms=alarms).bound for alarms in range(12)]
+    assert all(one < two for one, two in pairwise(bounds))
+    wrong = rate.with_one(compared(math.nan), "worst of all")
+    assert wrong.alarms == 1 and math.isnan(wrong.worst) and wrong.by == "worst of all"
+
+
+def test_tiers_are_summed_over_storages():
+    one = Rate(Tier.DERIVED, "float32").with_one(compared(0.5), "running")
+    two = Rate(Tier.DERIVED, "bfloat16").with_one(compared(0.3), "exact")
+    (total,) = by_tier([one, two])
+    assert (total.blocks, total.worst, total.by) == (8, 0.5, "running, float32")
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_both_tables_and_leaves_honest_engines_alone(instep, tmp_path):
+    file = tmp_path / "calibration.json"
+    ran = instep("calibrate", "--variants", "1", "--runs", "0", "--json", str(file))
+    assert ran.code == 0, ran
+    told = json.loads(file.read_text())
+    assert told["variants"] == 1 and told["alarms"] == [] and told["ran"][0]["form"] == "permuted"
+    assert {rate["tier"] for rate in told["false_alarms"]} == {tier.value for tier in Tier}
+    assert "1 honest engine" in ran.out
+
+
+def test_the_command_refuses_what_computes_nothing_and_says_when_nothing_was_compared(instep):
+    assert "ledger" in complaint(instep("calibrate", "--ops", "ledger"))
+    assert instep("calibrate", "--variants", "0", "--runs", "0").code == 3
+
+
+def test_the_committed_result_is_of_enough_engines_and_called_none_wrong():
+    told = json.loads((RESULTS / "calibration.json").read_text())
+    assert told["variants"] == len(told["ran"]) >= 200 and told["alarms"] == []
+    assert {(one["form"], one["states"]) for one in told["ran"]} >= {(f, s) for f in honest.FORMS for _, s in STORAGES}
+    for tier in Tier:
+        rates = [rate for rate in told["false_alarms"] if rate["tier"] == tier.value]
+        assert sum(rate["blocks"] for rate in rates) >= 1000 and all(rate["worst"] < 1 for rate in rates)
+    assert undecided(told) < UNDECIDED_CAP / 2
+    assert {(one["place"], one["storage"]) for one in told["limits"]} == {(n, s) for n in names() for s in ACTIVATIONS}
+    for one in told["limits"]:
+        assert one["honest"] < one["found"]["T2"] <= 100 * one["honest"] + 1e-5, "T2 looks at every place, and closely"

@@ -1,0 +1,82 @@
+"""Digests: one changed bit is seen wherever it stands, and so are changes that cancel in a sum.
+
+Leaves out: what is made of them (`test_memory.py`).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from instep.observe.digests import bits, digests, together, words
+
+NO_CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=[NO_CARD, pytest.mark.gpu])])
+def pool(request) -> torch.Tensor:
+    """Guarded states of five slots, seen transposed."""
+    drawn = torch.randn(5, 2 * 4 * 6 + 16, generator=torch.Generator().manual_seed(1)).to(request.param)
+    return drawn[:, : 2 * 4 * 6].unflatten(1, (2, 6, 4)).mT
+
+
+def digest(pool: torch.Tensor, blocks: int = 1) -> list[list[int]]:
+    return digests(words(pool, blocks)).tolist()
+
+
+def test_words_are_the_same_memory_as_wide_as_it_comes(pool):
+    lines = words(pool)
+    assert lines.shape == (5, 1, 24) and lines.dtype is torch.int64
+    lines[3] = 0
+    assert not pool[3].any() and pool[4].all()
+
+
+@pytest.mark.parametrize("bit", [0, 1, 22, 23, 30, 31])
+def test_any_single_bit_is_seen(pool, bit):
+    before = digest(pool)
+    view = bits(pool)
+    for at in ((0, 0, 0, 0), (2, 1, 3, 5), (4, 1, 0, 3)):
+        view[at] ^= -(1 << 31) if bit == 31 else 1 << bit
+        now = digest(pool)
+        assert [number for number in range(5) if now[number] != before[number]] == [at[0]]
+        view[at] ^= -(1 << 31) if bit == 31 else 1 << bit
+    assert digest(pool) == before
+
+
+def test_changes_that_cancel_in_a_sum_are_seen(pool):
+    before = digest(pool)
+    pool[1] *= -1  # every sign: an even number of top bits
+    pool[2, 0], pool[2, 1] = pool[2, 1].clone(), pool[2, 0].clone()
+    pool[3, 0, 0, 0], pool[3, 0, 0, 2] = pool[3, 0, 0, 2].clone(), pool[3, 0, 0, 0].clone()
+    now = digest(pool)
+    assert [number for number in range(5) if now[number] != before[number]] == [1, 2, 3]
+
+
+def test_signs_of_any_two_elements_do_not_cancel():
+    zeros = torch.zeros(1, 64)
+    before, seen = digest(zeros), set()
+    for one in range(64):
+        for other in range(one):
+            flipped = zeros.clone()
+            flipped[0, one] = flipped[0, other] = -0.0
+            seen.add(digest(flipped)[0][0])
+    assert len(seen) == 64 * 63 // 2 and before[0][0] not in seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_positions_of_a_unit_have_digests_of_their_own(dtype):
+    rows = torch.arange(3 * 4 * 5).view(3, 4, 5).to(dtype)
+    before = torch.tensor(digest(rows, 4))
+    rows[1, 2, 3] += 1
+    changed = torch.tensor(digest(rows, 4)) != before
+    assert changed.nonzero().tolist() == [[1, 2]]
+
+
+def test_units_with_holes_are_read_all_the_same():
+    wide = torch.arange(60).view(3, 4, 5)
+    assert digest(wide[:, :, :3]) == digest(wide[:, :, :3].contiguous())
+
+
+def test_side_by_side_or_one_by_one_is_the_same(pool):
+    many = [words(pool), words(pool[:2]), words(torch.arange(12).view(3, 4)), words(pool.flip(0))]
+    assert [found.tolist() for found in together(many)] == [digests(lines).tolist() for lines in many]

@@ -1,0 +1,227 @@
+"""Planted faults are found, named and located; and what proves nothing is void, not a success and not a miss.
+
+Leaves out: the whole catalogue (`instep faults` runs it; `tests/test_house.py` holds its texts to the source).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from instep.faults import TRACES, by_id, plant, told
+from instep.faults.arms import Arm, Said, both, replayed, spoken
+from instep.faults.base import Edit, Fault, How
+from instep.faults.campaign import campaign
+from instep.faults.harmless import HARMLESS, Harmless
+from instep.faults.judge import Judged, Result, hear, judge
+from instep.faults.matrix import Mark, Matrix
+from instep.faults.picture import drawn
+from instep.rig.rig import served
+from instep.verdict import Exit
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import Place
+from support.command import Runner, complaint
+
+# One of a family each, chosen for speed: most share the control arm of one short trace.
+FEW = (
+    "commit-index-minus-one", "prefill-as-verify-snapshot", "stale-pad-row", "row-for-slot", "count-permute-lengths",
+    "draft-chain-own-drafts",
+)
+ROW_FOR_SLOT = by_id()["row-for-slot"]
+# What cannot fire: a comment, on a trace and in a setting that a fault above has, too.
+COMMENT = Edit("instep_optimized/engine.py", "NO_OPINION = -1  #", "NO_OPINION = -1  # as ever,")
+IDLE = replace(ROW_FOR_SLOT, id="a-comment", edits=(COMMENT,))
+
+RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
+CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, trail=("0 a", "1 b"), events=2, of=2)
+FAULT = Fault(
+    "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", How(), 1, Place("trunk", 0, "conv"),
+    "holds the state after 2", ("bytes",),
+)
+
+
+def finding(check: str = "bytes", tier: str = "T1", **otherwise: object) -> dict[str, object]:
+    said = {"event": 1, "stage": "trunk", "layer": 0, "component": "conv", "where": "there",
+            "diagnosis": "holds the state after 2 tokens"}  # fmt: skip
+    return {"check": check, "tier": tier, **said, **otherwise}
+
+
+def diverged(*findings: dict[str, object]) -> Arm:
+    return Arm(Exit.DIVERGED, 1.0, findings, {"bytes": "T1"}, PLANTED, ("0 a", "1 c"), events=2, of=2)
+
+
+def judged(arm: Arm, control: Arm = CONTROL, fault: Fault = FAULT) -> Judged:
+    return judge(fault, control, arm, RIGHT, PLANTED)
+
+
+def result(*judged: Judged) -> Result:
+    return Result(judged, 1.0, 1.0, 1)
+
+
+@pytest.fixture(scope="module")
+def ran() -> Result:
+    return campaign([*(by_id()[name] for name in FEW), IDLE], TRACES, jobs=2, text=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEW)
+def test_a_planted_fault_is_found_named_and_located(ran: Result, name: str) -> None:
+    one = next(one for one in ran.judged if one.fault.id == name)
+    assert not one.void and one.control.clean, one.void
+    assert one.found and one.named and one.located, list(told.surprises(one))
+    assert one.arm.served != one.control.served == served(), "the planted source must have served"
+
+
+@pytest.mark.slow
+def test_a_fault_that_does_not_fire_is_void(ran: Result) -> None:
+    one = ran.judged[-1]
+    assert one.fault is IDLE and one.arm.clean and "never fired" in one.void
+    assert ran.exit is Exit.INCONCLUSIVE and len(ran.fired) == len(FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", HARMLESS, ids=lambda one: one.id)
+def test_what_cannot_matter_is_not_reported(one: Harmless, tmp_path: Path) -> None:
+    trace, out = TRACES / f"{one.trace}.jsonl", tmp_path / "out.json"
+    edited = replayed(plant.planted(tmp_path / "planted", *one.edits), trace, one.how, out)
+    assert edited.clean, edited.message or edited.error
+    if one.fires:
+        assert edited.trail != replayed(plant.planted(tmp_path / "control"), trace, one.how, out).trail, one.proof
+
+
+@pytest.mark.slow
+def test_what_is_told_is_what_was_judged(ran: Result) -> None:
+    console = Console(width=120, record=True, file=StringIO())
+    told.show(ran, console)
+    shown = console.export_text()
+    assert f"{len(FEW)} of {len(FEW)} faults found" in shown and "1 void" in shown
+    assert all(name in shown for name in FEW)
+    data = json.loads(json.dumps(told.data(ran, commit="abc")))
+    assert (data["faults"], data["found"], data["located"], data["void"]) == (len(FEW) + 1, len(FEW), len(FEW), 1)
+    assert data["commit"] == "abc" and data["machine"]["torch"] and data["exit"] == Exit.INCONCLUSIVE
+    matrix = Matrix.of(ran)
+    rows = [row for rows in matrix.families.values() for row in rows]
+    assert len(rows) == len(ran.judged) and all(Mark.MEANT in row.marks for row in rows[: len(FEW)])
+    picture = drawn(matrix)
+    assert picture.startswith("<svg") and picture.count('class="meant"') >= 4 * len(FEW)  # three signs, and a check
+
+
+@pytest.mark.slow
+def test_a_faulty_engine_left_to_itself_says_something_else(tmp_path: Path) -> None:
+    fault = by_id()["commit-index-minus-one"]
+    folder, trace = plant.planted(tmp_path / "planted", *fault.edits), TRACES / f"{fault.trace}.jsonl"
+    faulty = spoken(folder, trace, fault.how.speaking(), tmp_path / "faulty.json")
+    right = spoken(plant.planted(tmp_path / "control"), trace, fault.how.speaking(), tmp_path / "right.json")
+    assert not right.error and right.drafts > 0 and right.texts.keys() == faulty.texts.keys() == right.states.keys()
+    heard = hear(right, faulty, plant.digests(folder))
+    assert heard.agreement < 1 and heard.states and not heard.equal and not heard.error
+    same = hear(right, right, right.served)
+    assert same.agreement == 1 and not same.states and not same.equal and not same.raised
+
+
+def test_found_named_and_located() -> None:
+    one = judged(diverged(finding()))
+    assert one.found and one.named and one.located and result(one).exit is Exit.AGREED
+
+
+@pytest.mark.parametrize(
+    ("arm", "says"),
+    [
+        (replace(diverged(), code=Exit.AGREED), "not found: made-up"),
+        (diverged(finding("derived", "T2")), "not found: made-up"),
+        (diverged(finding("bytes", "T4")), "by tokens or acceptance alone: made-up"),
+        (diverged(finding(layer=1)), "0 of 1 are located exactly"),
+        (diverged(finding(event=0)), "0 of 1 are located exactly"),
+        (Arm(None, 9.0, error="it did not end within 300 s"), "not found: made-up"),
+    ],
+    ids=["nothing said", "by another check", "by tokens", "another layer", "another event", "no end"],
+)
+def test_a_fault_that_is_missed_or_lies_elsewhere_is_a_failure(arm: Arm, says: str) -> None:
+    ended = result(judged(arm))
+    assert ended.exit is Exit.DIVERGED and any(says in failure for failure in ended.failures), ended.failures
+
+
+def test_a_wrong_name_is_told_but_required_of_nobody() -> None:
+    one = judged(diverged(finding(diagnosis="differs")))
+    assert one.found and not one.named and result(one).exit is Exit.AGREED
+    assert any("not named 'holds the state after 2'" in line for line in told.surprises(one))
+
+
+def test_where_only_the_size_of_an_error_is_said_nothing_is_named() -> None:
+    one = judged(diverged(finding()), fault=replace(FAULT, says=""))
+    assert one.found and one.located and not one.named and not list(told.surprises(one))
+
+
+@pytest.mark.parametrize(
+    ("arm", "control", "why"),
+    [
+        (replace(CONTROL, served=PLANTED), CONTROL, "it never fired"),
+        (diverged(finding()), replace(CONTROL, code=Exit.DIVERGED, findings=(finding(),)), "the control is not clean"),
+        (diverged(finding()), replace(CONTROL, events=1), "the control is not clean"),
+        (diverged(finding()), Arm(4, 1.0, error="broken"), "the control is not clean: broken"),
+        (diverged(finding()), replace(CONTROL, served=PLANTED), "the control was served by another source"),
+        (replace(diverged(finding()), served=RIGHT), CONTROL, "the planted source did not serve"),
+    ],
+    ids=["never fired", "control diverged", "control stopped", "control broke", "wrong control", "wrong source"],
+)
+def test_what_proves_nothing_is_void(arm: Arm, control: Arm, why: str) -> None:
+    one = judged(arm, control)
+    assert why in one.void and not (one.found or one.named or one.located)
+    ended = result(one)
+    assert ended.exit is Exit.INCONCLUSIVE and not ended.failures
+    assert any(f"void: {why}" in line for line in told.surprises(one))
+
+
+def test_a_single_byte_or_call_makes_a_fault_fire() -> None:
+    quiet = replace(CONTROL, served=PLANTED)
+    assert "never fired" in judged(quiet).void
+    for arm in (replace(quiet, trail=("0 a", "1 c")), replace(quiet, calls={"gdn": 1})):
+        assert not judged(arm).void and result(judged(arm)).exit is Exit.DIVERGED
+
+
+def test_a_relation_finds_what_no_replay_can() -> None:
+    related = Arm(Exit.DIVERGED, 1.0, (finding("alone"),), {"alone": "T1"}, PLANTED, events=2, of=2)
+    one = judged(both(replace(CONTROL, served=PLANTED), related), fault=replace(FAULT, seen_by=("alone",)))
+    assert one.found and one.located and not one.void
+
+
+def test_text_and_acceptance() -> None:
+    right = Said({"a": (1, 2, 3, 4)}, 10, 5, {"a": "x"}, RIGHT)
+    other = Said({"a": (1, 9, 3)}, 10, 6, {"a": "y"}, PLANTED)
+    heard = hear(right, other, PLANTED)
+    assert heard.agreement == 0.5 and heard.raised and not heard.equal
+    assert hear(right, replace(other, texts=right.texts), PLANTED).equal
+    assert "did not serve" in hear(right, replace(other, served=RIGHT), PLANTED).error
+    assert "broke" in hear(replace(right, error="x"), other, PLANTED).error
+
+
+@pytest.mark.parametrize("old", ["no such text", "x"])
+def test_a_text_that_does_not_stand_exactly_once_is_refused(old: str) -> None:
+    with pytest.raises(BadInput, match=r"stands there \d times.*expected exactly once"):
+        plant.edited("x = x + 1\n", Edit("instep/verdict.py", old, "y"))
+
+
+def test_a_fault_whose_text_has_moved_is_refused_before_anything_runs() -> None:
+    moved = replace(FAULT, edits=(Edit("instep/verdict.py", "no such text", ""),))
+    with pytest.raises(BadInput, match=r"planting in instep/verdict\.py.*move the fault's text"):
+        campaign([moved], TRACES)
+
+
+def test_a_copy_is_the_source_that_is_here(tmp_path: Path) -> None:
+    assert plant.digests(plant.planted(tmp_path / "control")) == served()
+    assert plant.digests(plant.planted(tmp_path / "planted", COMMENT)) != served()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("commit-index-minus-two",), "commit-index-minus-one"), (("--family", "rolback"), "rollback"),
+     (("--ops", "nobody"), "none of these")],
+)  # fmt: skip
+def test_wrong_usage_is_refused_in_a_line(instep: Runner, words: tuple[Any, ...], says: str) -> None:
+    assert says in complaint(instep("faults", *words))

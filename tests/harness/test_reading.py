@@ -1,0 +1,149 @@
+"""docs/reading-a-divergence.md says what the tool says: messages word for word, its table of checks, its constants.
+
+Leaves out: the README's message (`test_faults_readme.py`), and whether the checks are right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from instep.checks import allowance, for_labels, for_numbers
+from instep.faults import FAMILIES
+from instep.localise import ladder, locate
+from instep.observe.oracle import Oracle
+from instep.observe.piece import DRAWS, FEWEST_DRAWS
+from instep.report import data
+from instep.report.data import FINDINGS
+from instep.report.words import divergence
+from instep.rig.alone import Setup
+from instep.rig.remembered import Remembered
+from instep.rig.rig import Outcome, Rig
+from instep.rig.variant import Variant, graft_of
+from instep.streams.run import streamed
+from instep.streams.stream import Stream
+from instep.trace.file import Trace, read
+
+TOP = Path(__file__).resolve().parents[2]
+PAGE = (TOP / "docs" / "reading-a-divergence.md").read_text()
+OPS, STRATEGY = "support.stream_ops:BEFORE", "snapshot"
+
+
+@pytest.fixture(scope="module")
+def ragged() -> Trace:
+    return read(TOP / "fixtures" / "traces" / "faults" / "ragged.jsonl")
+
+
+@pytest.fixture(scope="module")
+def rig(ragged: Trace) -> Rig:
+    return Rig(ragged, ops=OPS, strategy=STRATEGY)
+
+
+@pytest.fixture(scope="module")
+def outcome(rig: Rig) -> Outcome:
+    found = rig.run()
+    return replace(found, located=locate(rig, found))
+
+
+@pytest.mark.slow
+def test_the_message_is_what_a_replay_says(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(TOP)
+    assert said("replay") == divergence(outcome)
+    assert f"instep replay fixtures/traces/faults/ragged.jsonl --ops {OPS} --strategy {STRATEGY}" in PAGE
+    assert "(line 7 of the file" in PAGE
+    seventh = outcome.trace.read_text().splitlines()[6]
+    assert json.loads(seventh)["event"] == outcome.verdict.findings[0].kind
+
+
+@pytest.mark.slow
+def test_the_data_stand_in_the_result_file(outcome: Outcome, tmp_path: Path) -> None:
+    data.write(tmp_path / "result.json", [outcome])
+    lines = iter((tmp_path / "result.json").read_text().splitlines())
+    missing = [line for line in said("json").splitlines() if line.strip() != "..." and line not in lines]
+    assert not missing
+
+
+@pytest.mark.slow
+def test_what_is_done_by_hand_comes_out_as_told(rig: Rig, outcome: Outcome) -> None:
+    assert outcome.located is not None and outcome.located.options == ("--swap move=plain",)
+    grafted = rig.run(until=5, judged_from=3, layers=[0], variant=Variant(graft=(graft_of("trunk.0.conv@5"),)))
+    first, other = grafted.verdict.findings[0], next(f for f in outcome.verdict.findings if f.place.layer == 1)
+    assert (first.place.component, first.diagnosis) == ("state", "holds the state after 2 tokens; 3 were accepted")
+    assert other.diagnosis == outcome.verdict.findings[0].diagnosis
+    for typed in ("--swap move=plain", "--graft trunk.0.conv@5 --layer 0", "--until 5 --layer 1"):
+        assert f"\n{typed} " in PAGE
+
+
+def test_a_stream_says_what_the_page_shows(ragged: Trace) -> None:
+    assert said("streams") in divergence(streamed(ragged, Setup(OPS, strategy=STRATEGY), "op"))
+
+
+def test_the_table_names_every_check_in_order_with_its_tier() -> None:
+    labels, numbers = for_labels(), for_numbers(cast(Oracle, None))
+    by_name = {check.name: check for check in (*labels[:2], *numbers)}
+    told = [(name, tier, on) for name, tier, on, _, _ in table()]
+    assert told == [
+        (name, check.tier.value, on({c.name for c in labels}, {c.name for c in numbers}, name))
+        for name, check in by_name.items()
+    ]
+    assert all(compares.strip() for _, _, _, compares, _ in table())
+    assert all(f"`{name}`" in PAGE for name in (Remembered.name, Stream.name, "serves", "undecidable", "ties"))
+
+
+def test_the_faults_of_a_check_are_those_that_it_is_meant_to_see() -> None:
+    meant: dict[str, set[str]] = {}
+    for fault in (fault for family in FAMILIES.values() for fault in family):
+        for check in fault.seen_by:
+            meant.setdefault(check, set()).add(fault.kind)
+    for name, _, _, _, faults in table():
+        kinds = set(re.findall(r"`([^`]+)`", faults))
+        assert kinds <= meant.get(name, set()), f"{name}: {sorted(kinds - meant.get(name, set()))}"
+        assert kinds or name not in meant, f"{name} is meant to see {sorted(meant[name])}; the page names none"
+
+
+def test_the_numbers_are_the_constants() -> None:
+    flowing = " ".join(PAGE.split())
+    for told in (
+        f"{FEWEST_DRAWS} to {DRAWS} times", f"{allowance.YARDSTICK_FACTOR:g} times the largest draw's",
+        f"{allowance.ULPS:g} ulp of the stored dtype", f"per head and {allowance.COLUMNS} columns of V",
+        f"at most 1/{1 / allowance.PROJECTION_ERROR:g}", f"{allowance.DRAWN_MORE} of them before anything",
+        f"drawn up to {allowance.REDRAWS} times more", f"over {allowance.TIES_CAP:.0%} of all choices",
+        f"and over {allowance.TIES_ALWAYS}, they are", f"up to {ladder.BEYOND} events on",
+        f"the first {FINDINGS} are written out",
+    ):
+        assert told in flowing
+    assert (allowance.PROJECTION_LIMIT, allowance.UNDECIDED_CAP, allowance.MARGIN_ERRORS) == (0.5, 0.5, 2.0)
+    assert {"contracts", "capacity", "hostreads"} <= set(ladder.DIRECT)
+
+
+def test_the_rungs_are_told_in_the_ladders_own_words() -> None:
+    source = Path(ladder.__file__).read_text()
+    for words in (
+        "a graph fault: run eagerly, ", "seen in the call itself", "caused by ", "caused here",
+        ": with the reference's ", " instead, all that follows agrees", ", in what is read from memory",
+        "writes it wrongly again", "not confirmed: ",
+    ):
+        assert words in PAGE and words in source, words
+
+
+def said(name: str) -> str:
+    """What stands in the page as said by the tool."""
+    found = re.search(rf"<!-- said: {name} -->\n```\n(.*?)\n```", PAGE, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def table() -> list[tuple[str, ...]]:
+    """Name without its marks, tier, what it runs on, what it compares, faults."""
+    text = PAGE.partition("<!-- checks -->\n")[2].partition("<!-- end -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
+    return [(row[0].strip("`"), *row[1:]) for row in rows]
+
+
+def on(labels: set[str], numbers: set[str], name: str) -> str:
+    return "both" if name in labels & numbers else "labels" if name in labels else "numbers"

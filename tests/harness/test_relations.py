@@ -1,0 +1,201 @@
+"""Relations between runs of a trace: they agree where nothing is wrong, and each meets the fault that it exists for.
+
+Leaves out: the command (`test_relations_command.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from instep import relations as table
+from instep.relations import NAMES, Held, held, relations, worst
+from instep.relations.case import Case
+from instep.relations.retold import alone, as_traced, chunked, decoded, exact_windows, lives, rejected, rescheduled
+from instep.rig.rig import Rig
+from instep.trace.file import Trace
+from instep.trace.legal import Law
+from instep.trace.policy import Arrival
+from instep.verdict import Exit, Tier
+from instep_optimized.memory import Memory
+from instep_reference.contract.engine import Commit, Draft, Forward, Load
+from support.traces import policy, recorded
+
+SLOTS = (5, 2)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Chunks, rounds of every outcome, a preemption, a reload: all that two slots can see."""
+    told = policy(capacity=msgspec.structs.replace(policy().capacity, slots=SLOTS))
+    return recorded(tmp_path_factory.mktemp("relations"), told)
+
+
+def case(trace: Trace, ops: str, *, bitwise: bool = False, tokens: int = 64, **plan: Any) -> Case:
+    return Case.of(trace, Rig(trace, ops=ops, **plan).plan, bitwise=bitwise, tokens=tokens)
+
+
+def hold(name: str, trace: Trace, ops: str, **given: Any) -> Held:
+    return held(case(trace, ops, **given), relations([name]))[0]
+
+
+# ---- nothing is wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ops", ["plain", "ledger"])
+def test_all_relations_agree_where_nothing_is_wrong(trace: Trace, ops: str) -> None:
+    found = held(case(trace, ops), relations())
+    assert worst(found) is Exit.AGREED, [one.verdict.findings[:1] for one in found]
+    without = {one.relation.name for one in found if one.lacks is not None}
+    assert without == ({"drift"} if ops == "ledger" else set())
+    for one in found:
+        if one.lacks is None:
+            assert one.verdict.elements > 40 and one.verdict.events >= 4, one.relation.name
+            inexact = {Tier.PROPAGATED, Tier.DECISIONS, Tier.DERIVED} & {c.tier for c in one.verdict.compared}
+            assert ops == "plain" or not inexact, "labels are exact"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plan", "names"), [
+    ({"dtype": "bfloat16", "strategy": "columns", "conv": "widened", "layout": "KV"}, ("alone", "rejected_is_plain")),
+    ({"strategy": "lazy_rerun"}, ("rejected_is_plain", "decode_is_verify_1")),
+    ({"dtype": "float64"}, ("draft_layout",)),
+])  # fmt: skip
+def test_they_agree_in_other_settings(narrow: Trace, plan: dict[str, Any], names: tuple[str, ...]) -> None:
+    for one in held(case(narrow, "plain", **plan), relations(names)):
+        assert one.verdict.exit is Exit.AGREED, one.verdict.findings[:1]
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """A model that is stored in bf16, as real ones are."""
+    return recorded(tmp_path_factory.mktemp("narrow"), policy(deeds=()), dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """As little as the interpreter can be asked for: two requests with a prompt of one token, and a few rounds."""
+    arrivals = (Arrival("a", "one", max_new=3), Arrival("b", "one", arrive=1, max_new=2))
+    told = policy(deeds=(), arrivals=arrivals, adaptive={"candidate_steps": [1]}, steps=(), accept=(1, 0))
+    small = {"hidden_size": 16, "intermediate_size": 16, "linear_num_value_heads": 2, "num_attention_heads": 2}
+    return recorded(tmp_path_factory.mktemp("tiny"), told, **small)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ops", "names"), [
+    ("triton", ("slots",)),
+    ("invariant", ("alone",)),
+])  # fmt: skip
+def test_kernels_agree_on_a_tiny_trace(tiny: Trace, ops: str, names: tuple[str, ...]) -> None:
+    for one in held(case(tiny, ops), relations(names)):
+        assert one.verdict.exit is Exit.AGREED, one.verdict.findings[:1]
+        assert ops == "triton" or {c.tier for c in one.verdict.compared} == {Tier.BITWISE}, "not a bit may differ"
+
+
+# ---- the fault that a relation exists for
+
+FAULTS = [
+    ("poison", "NEVER_FRESH", {}, "mixed"),
+    ("pitch", "OWN_STRIDE", {}, "state"),
+    ("slots", "FEW_SLOTS", {}, "mixed"),
+    ("later_rows", "ONE_SCALE", {}, "mixer"),
+    ("alone", "ONE_SCALE", {}, "conv"),
+    ("split", "ALWAYS_FRESH", {}, "hidden"),
+    ("schedule", "FORGETFUL", {}, "state"),
+    ("rejected_is_plain", "NEVER_THE_ROOT", {"strategy": "snapshot"}, "conv"),
+    ("decode_is_verify_1", "COARSE_DECODE", {}, "state"),
+    ("draft_layout", "LAST_OF_THE_LAYOUT", {}, "final"),
+    ("unseen", "shy", {}, "conv"),
+    ("speculation_off", "other_layout", {}, "state"),
+]
+
+
+@pytest.mark.parametrize(("name", "fault", "plan", "component"), FAULTS, ids=[name for name, *_ in FAULTS])
+def test_a_relation_meets_the_fault_that_it_exists_for(
+    trace: Trace, name: str, fault: str, plan: dict[str, Any], component: str
+) -> None:
+    found = hold(name, trace, f"support.parting:{fault}", **plan)
+    assert found.verdict.exit is Exit.DIVERGED
+    first = found.verdict.findings[0]
+    assert first.place.component == component, first
+    assert first.check == name and first.diagnosis
+    assert 0 < first.event < len(trace.events) and first.request is not None
+
+
+def test_a_graph_that_kept_what_was_re_assigned_is_no_eager_run(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow = Memory.grow
+
+    def re_assigned(self: Memory, wants: Any) -> None:
+        grow(self, wants)
+        self.board = replace(self.board, table=self.board.table.clone())
+
+    monkeypatch.setattr(Memory, "grow", re_assigned)
+    found = hold("graph_is_eager", trace, "plain")
+    assert found.verdict.exit is Exit.DIVERGED
+    assert '"eager" and "replayed"' in found.verdict.findings[0].diagnosis
+
+
+def test_what_hangs_on_sums_since_the_beginning_drifts(trace: Trace) -> None:
+    found = hold("drift", trace, "support.parting:SINCE_THE_BEGINNING", tokens=512)
+    assert found.verdict.exit is Exit.DIVERGED
+    first = found.verdict.findings[0]
+    assert first.place.component == "state" and first.head is not None
+    assert any(each.diagnosis.startswith("the error grows") for each in found.verdict.findings)
+
+
+def test_a_run_that_raises_is_where_two_runs_part(trace: Trace) -> None:
+    found = hold("slots", trace, "support.subjects:refusing")
+    assert found.verdict.exit is Exit.DIVERGED
+    assert "raised IndexError (row 3 of 2); the event is legal" in found.verdict.findings[0].diagnosis
+
+
+def test_bitwise_holds_what_an_op_set_s_name_does_not_promise(trace: Trace) -> None:
+    held_so = hold("alone", trace, "plain", bitwise=True)
+    assert {c.tier for c in held_so.verdict.compared} == {Tier.BITWISE}
+
+
+# ---- what is told again
+
+
+@pytest.mark.parametrize("manner", [
+    lambda life: life, decoded, rejected((1, 3), 64), rescheduled((0, 1, 3, 1), 64), exact_windows, chunked(()),
+    chunked((1, 2, 3)),
+], ids=["as it was", "decoded", "rejected", "rescheduled", "exact windows", "whole", "small chunks"])  # fmt: skip
+def test_a_course_told_otherwise_is_legal_and_says_the_same(trace: Trace, manner: Any) -> None:
+    said = {}
+    for told in (alone(trace), alone(trace, manner)):
+        law, texts = Law(told.header), {}
+        for event in told.events:
+            law.apply(event)
+        texts = {ended.request: ended.said for ended in law.book.ended}
+        for name, text in texts.items():
+            shorter = min(len(text), len(said.setdefault(name, text)))
+            assert text[:shorter] == said[name][:shorter] and (shorter > 1 or name == "d")
+
+
+def test_every_request_has_a_course_of_its_own(trace: Trace) -> None:
+    told = {life.request: life for life in lives(trace)}
+    assert set(told) == {"a", "b", "c", "d"}
+    loads = [index for index, event in enumerate(trace.events) if isinstance(event, Load)]
+    assert loads and [beat.origins[-1] for beat in told["d"].beats].count(loads[0]) >= 1, "what led to the saved state"
+    assert not any(isinstance(event, Load) for event in alone(trace).events)
+    rounds = [beat for life in told.values() for beat in life.beats if beat.kind == "round"]
+    assert {beat.accepted for beat in rounds} >= {0, 1}
+    assert all(
+        isinstance(trace.events[one], kind) for beat in rounds for one, kind in
+        zip(beat.origins, (Draft, Forward, Commit), strict=True) if not isinstance(trace.events[one], Load)
+    )
+    assert as_traced(trace).events == trace.events
+
+
+def test_the_table_is_complete() -> None:
+    assert [relation.name for relation in relations()] == list(NAMES)
+    files = Path(str(table.__file__)).parent.glob("*.py")
+    assert {file.stem for file in files if "\nRELATION = " in file.read_text()} == set(NAMES)
+    assert all(relation.says and relation.tiers for relation in relations())

@@ -1,0 +1,153 @@
+"""Exact streams: codes, relabelled traces, clean runs of every strategy, and what is said of states in the wrong place.
+
+Leaves out: numbers that are a little wrong; labels cannot see them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from instep.cli import app
+from instep.rig.alone import Setup
+from instep.streams.checkpoint import before_silu, config, stream_checkpoint
+from instep.streams.relabel import relabelled
+from instep.streams.run import LEVELS, streamed
+from instep.streams.stamps import MOST_POSITIONS, Stamp, code, decoded, vocabulary
+from instep.trace.file import Trace, read
+from instep.trace.legal import verified
+from instep.verdict import Exit
+from instep_optimized.commit import STRATEGIES
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
+
+TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
+
+
+@pytest.fixture(scope="module")
+def ragged() -> Trace:
+    return read(TRACES / "faults" / "ragged.jsonl")
+
+
+@pytest.fixture(scope="module")
+def adaptive() -> Trace:
+    return read(TRACES / "adaptive.jsonl")
+
+
+def test_every_stamp_has_a_token_and_a_code_of_its_own_in_every_head_and_layer() -> None:
+    stamps = [Stamp.of(token) for token in range(vocabulary(3))]
+    assert [stamp.token for stamp in stamps] == list(range(vocabulary(3)))
+    assert Stamp(2, 41).token == (2 * MOST_POSITIONS + 41) * 2 and Stamp(2, 41, True).token % 2
+    codes = {tuple(code(stamp, head, layer)) for stamp in stamps[::37] for head in (0, 1) for layer in (0, 2)}
+    assert len(codes) == 4 * len(stamps[::37]) and max(map(max, codes)) <= 16
+    assert all(decoded(torch.tensor(code(stamp, 1, 2)), 1, 2) == stamp for stamp in stamps[::37])
+    assert decoded(torch.tensor(code(stamps[5], 1, 2)), 0, 2) is None and decoded(torch.zeros(16), 0, 0) is None
+
+
+def test_more_requests_or_positions_than_labels_are_refused(adaptive: Trace) -> None:
+    with pytest.raises(BadInput, match="at most 16"):
+        vocabulary(17)
+    first = adaptive.events[0]
+    assert isinstance(first, e.Admit)
+    long = e.Admit(first.request, tuple([1] * (MOST_POSITIONS + 1)))
+    with pytest.raises(BadInput, match="position 256"):
+        relabelled(Trace(adaptive.path, adaptive.header, (long,), {}, ""))
+
+
+@pytest.mark.parametrize("value", [1.0, 2.0, 16.0])
+def test_silu_is_undone(value: float) -> None:
+    assert torch.nn.functional.silu(torch.tensor(before_silu(value))).item() == pytest.approx(value, rel=1e-6)
+
+
+def test_the_model_gives_back_the_code_of_every_token() -> None:
+    """In fp64, and from bf16 weights: the hidden row of any layer is the embedding."""
+    from instep_reference.gdn import causal_conv
+    from instep_reference.norms import rms_norm
+    from instep_reference.weights import GdnWeights, Weights
+
+    made = config(2)
+    weights = Weights.of(stream_checkpoint(made))
+    tokens = [Stamp(1, 200).token, Stamp(0, 7, True).token]
+    mixer = weights.layers[1].mixer
+    assert isinstance(mixer, GdnWeights)
+    normed = rms_norm(weights.embedding[tokens], weights.layers[1].input_norm, made.eps)
+    fed = causal_conv(normed @ mixer.qkv.T, mixer.conv, torch.zeros(len(mixer.conv), 3, dtype=torch.float64))[0]
+    values = torch.nn.functional.silu(fed[:, 64:]).view(2, 4, 16)
+    for row, token in zip(values, tokens, strict=True):
+        assert [decoded(one.round(), head, 1) for head, one in enumerate(row)] == [Stamp.of(token)] * 4
+
+
+def test_a_relabelled_trace_is_legal_and_says_which_drafts_are_rejected(adaptive: Trace) -> None:
+    labelled = relabelled(adaptive)
+    assert verified(labelled.trace) and len(labelled.held) == len(adaptive.events)
+    rejected = 0
+    for event, held in zip(labelled.trace.events, labelled.held, strict=True):
+        for name, one in held.items():
+            stamps = [Stamp.of(token) for token in one.tokens[: one.length]]
+            assert [stamp.position for stamp in stamps] == list(range(one.length)), name
+            assert not any(stamp.rejected for stamp in stamps)
+        if isinstance(event, e.Draft):
+            rejected += sum(Stamp.of(token).rejected for picks in event.picks or () for token in picks)
+    assert rejected > 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_right_engines_hold_what_they_should(strategy: str, level: str, ragged: Trace) -> None:
+    found = streamed(ragged, Setup("plain", strategy=strategy, conv="widened"), level, until=9)
+    assert found.verdict.exit is Exit.AGREED
+    read_off = [c for c in found.verdict.compared if c.check == "stream"]
+    assert {c.place.component for c in read_off} == {"conv", "state", "values"}
+    assert {c.place.stage for c in read_off} == {"trunk", "extend"} and sum(c.elements for c in read_off) > 50_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+def test_prompts_in_chunks_preemptions_and_loads_keep_their_stamps(level: str, adaptive: Trace) -> None:
+    """The whole trace: chunk boundaries, a reload, slots that are used again."""
+    found = streamed(adaptive, Setup("plain", graphs=True), level)
+    assert found.verdict.exit is Exit.AGREED and found.verdict.events == len(adaptive.events)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kernels_hold_what_they_should(dtype: str) -> None:
+    trace = read(TRACES / "faults" / "short.jsonl")
+    assert streamed(trace, Setup("triton", dtype=dtype), "op").verdict.exit is Exit.AGREED
+    assert streamed(trace, Setup("triton", dtype=dtype), "model").verdict.exit is Exit.AGREED
+
+
+SAID = (
+    ("BEFORE", "ragged", 'holds request "b" up to position'),
+    ("SWAPPED", "ragged", 'expected request "'),
+    ("TURNED", "ragged", "holds a transposed state"),
+    ("BEGUN_ANEW", "adaptive", "holds nothing in head 0 where position"),
+)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("ops", "name", "says"), SAID, ids=[ops for ops, _, _ in SAID])
+def test_a_state_in_the_wrong_place_says_whose_it_is(
+    ops: str, name: str, says: str, level: str, request: pytest.FixtureRequest
+) -> None:
+    setup = Setup(f"support.stream_ops:{ops}", strategy="snapshot")
+    verdict = streamed(request.getfixturevalue(name), setup, level, until=14).verdict
+    assert verdict.exit is Exit.DIVERGED
+    said = [found.diagnosis for found in verdict.findings if found.check == "stream"]
+    assert any(says in one and one.startswith("slot ") for one in said), said
+
+
+def test_the_command_says_it_and_writes_its_result(tmp_path: Path) -> None:
+    trace, file = str(TRACES / "faults" / "ragged.jsonl"), tmp_path / "found.json"
+    told = ["--strategy", "rerun", "--level", "op", "--json", str(file)]
+    done = CliRunner().invoke(app, ["streams", trace, *told])
+    assert done.exit_code == Exit.AGREED, done.output
+    assert json.loads(file.read_text())["runs"][0]["elements"] > 0 and "stamps, op level" in done.output
+    wrong = CliRunner().invoke(app, ["streams", trace, "--ops", "support.stream_ops:BEFORE", "--strategy", "snapshot"])
+    assert wrong.exit_code == Exit.DIVERGED and "expected up to position" in " ".join(wrong.output.split())
+    with pytest.raises(BadInput, match="op or model"):
+        CliRunner().invoke(app, ["streams", trace, "--level", "bit"], catch_exceptions=False)

@@ -1,0 +1,349 @@
+"""Structural checks: silent on right engines, a sentence that names the thing on wrong ones.
+
+Leaves out: faults planted in the source (`instep faults`), and what a contract's clauses are (`test_around_contracts`).
+Every wrong engine here is a right one with one function exchanged while the test runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from instep.checks import structure
+from instep.rig.rig import Rig
+from instep.trace.file import Trace
+from instep.trace.policy import Arrival, Policy, Steps
+from instep.verdict import Comparison, Exit, Verdict
+from instep_optimized import batch, engine
+from instep_optimized import round as rounds
+from instep_optimized.commit import rerun, snapshot
+from instep_optimized.draft.eagle import Eagle
+from instep_optimized.graphs import Emulator, runner
+from instep_optimized.memory import Memory, budget, pool
+from instep_optimized.memory.pages import PageTable
+from support.traces import ROOM, recorded
+
+NAMES = {check.name for check in structure()}
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Trace:
+    """Two requests over prompts, a narrow and a wide window, a plain step, and both leave."""
+    told = Policy(
+        name="small", claim="Two requests, side by side.", capacity=ROOM, num_steps=1,
+        adaptive={"candidate_steps": [1, 3]}, arrivals=(
+            Arrival("a", "few", chunks=(2,), max_new=8), Arrival("b", "one", max_new=6),
+        ),
+        steps=(Steps(2, 3), Steps(4, 0), Steps(5, 1)), accept=(0, 1, 2),
+    )  # fmt: skip
+    return recorded(tmp_path_factory.mktemp("structure"), told)
+
+
+def replayed(trace: Trace, ops: str = "ledger", **how: Any) -> Verdict:
+    return Rig(trace, ops=ops, **how).run().verdict
+
+
+def found(trace: Trace, check: str, ops: str = "ledger", **how: Any) -> list[Comparison]:
+    """What one check says of the event at which a run stops."""
+    verdict = replayed(trace, ops, **how)
+    assert verdict.exit is Exit.DIVERGED
+    mine = [finding for finding in verdict.findings if finding.check == check]
+    assert mine, [(finding.check, finding.diagnosis) for finding in verdict.findings]
+    return mine
+
+
+@pytest.mark.parametrize("how", [
+    {"ops": "plain"}, {"ops": "ledger", "graphs": True}, {"ops": "plain", "strategy": "columns", "conv": "widened"},
+    {"ops": "ledger", "strategy": "snapshot"}, {"ops": "ledger", "strategy": "columns", "graphs": True},
+    {"ops": "ledger", "strategy": "lazy_rerun", "layout": "KV"},
+], ids=lambda how: " ".join(map(str, how.values())))  # fmt: skip
+def test_a_right_engine_is_asked_everything_and_nothing_is_found(trace, how):
+    verdict = replayed(trace, **how)
+    assert verdict.exit is Exit.AGREED, [(finding.check, finding.diagnosis) for finding in verdict.findings]
+    asked = {name: [one for one in verdict.compared if one.check == name] for name in NAMES}
+    assert all(asked.values()) and all(one.elements > 0 for mine in asked.values() for one in mine)
+    assert not [skipped for skipped in verdict.skipped if skipped.check in NAMES]
+
+
+def test_somebody_elses_engine_is_asked_what_it_can_answer_and_the_rest_is_said(trace):
+    verdict = replayed(trace, "support.subjects:right")
+    assert verdict.exit is Exit.AGREED
+    assert {one.check for one in verdict.compared} >= {"capacity", "aliasing", "graphs", "leaks"}
+    reasons = {skipped.check: skipped.reason for skipped in verdict.skipped}
+    assert reasons.keys() >= {"contracts", "hostreads", "poison"}
+
+
+# Contracts
+
+
+def test_a_prompt_that_is_served_as_a_window_is_named(trace, monkeypatch):
+    part = batch.Group.part
+    monkeypatch.setattr(batch.Group, "part", lambda self, *args, **given: replace(part(self, *args, **given),
+                                                                                 form="window"))  # fmt: skip
+    first = found(trace, "contracts", strategy="snapshot")[0]
+    assert first.diagnosis == ('op conv (trunk.0.mixed): the 2 rows of request "a" (prefill) are served as a window; '
+                               "prefill rows are a chunk")  # fmt: skip
+    assert first.slot == 3 and first.request == "a"
+
+
+def test_rows_served_in_another_requests_slot_are_named(trace, monkeypatch):
+    part = batch.Group.part
+    monkeypatch.setattr(
+        batch.Group, "part", lambda self, read, **given: part(self, replace(read, units=read.units.flip(0)), **given)
+    )
+    first = found(trace, "contracts", strategy="snapshot")[0]
+    assert 'of request "' in first.diagnosis and "are served with slot" in first.diagnosis
+
+
+def test_a_copy_of_a_pool_is_no_pool(trace, monkeypatch):
+    part = snapshot._Pair.part
+
+    def lost(self: Any, group: Any) -> Any:
+        made = part(self, group)
+        return made if made.store is None else replace(made, store=replace(made.store, pool=self.slots.clone()))
+
+    monkeypatch.setattr(snapshot._Pair, "part", lost)
+    said = [finding.diagnosis for finding in found(trace, "contracts", strategy="snapshot")]
+    assert said[0] == "op conv (trunk.0.mixed): store is no pool of this engine: what is written there is lost"
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    (lambda pool: pool.as_strided(pool.shape, (pool.shape[1:].numel(), *pool.stride()[1:])), "the pitch of state is"),
+    (lambda pool: pool.as_strided(pool.shape, (*pool.stride()[:-2], *pool.stride()[:-3:-1])), "inner strides"),
+    (lambda pool: pool[1:], "behind its first slot"),
+], ids=["pitch", "layout", "offset"])  # fmt: skip
+def test_a_view_with_other_strides_is_named(trace, monkeypatch, change, sentence):
+    part = rerun.Rerun._part
+
+    def elsewhere(self: Any, *given: Any) -> Any:
+        made = part(self, *given)
+        return replace(made, read=replace(made.read, pool=change(made.read.pool)))
+
+    monkeypatch.setattr(rerun.Rerun, "_part", elsewhere)
+    said = [finding.diagnosis for finding in found(trace, "contracts")]
+    assert any("op gdn (trunk.0.core): read" in one and sentence in one for one in said), said
+
+
+def test_a_result_of_another_dtype_is_named(trace):
+    first = found(trace, "contracts", "support.wrong_ops:DOUBLED")[0]
+    assert "op gated_norm (trunk.0.gated): gated came back as torch.float64, torch.float32" in first.diagnosis
+
+
+def test_what_broke_before_an_engine_fell_over_is_told_with_it(trace):
+    verdict = replayed(trace, "support.wrong_ops:SHORT")
+    assert {finding.check for finding in verdict.findings} == {"contracts", "serves"}
+    assert verdict.findings[0].diagnosis == "op gated_norm (trunk.0.gated): 0 rows came back, 3 are due"
+
+
+# Capacity
+
+
+def test_a_pool_for_the_step_count_at_the_start_is_named(trace, monkeypatch):
+    monkeypatch.setattr(
+        budget, "positions", lambda component, config, sizes: replace(
+            budget.units(component, config, sizes), shape=(2, *budget.units(component, config, sizes).shape)
+        ),
+    )  # fmt: skip
+    said = [finding.diagnosis for finding in found(trace, "capacity", strategy="snapshot")]
+    assert said[0] == "snapshot_conv has 2 columns; 4 are needed for the widest window, of 4 tokens"
+
+
+def test_one_slot_too_few_is_named(trace, monkeypatch):
+    units = budget.units
+    monkeypatch.setattr(
+        snapshot, "units", lambda component, config, sizes: replace(units(component, config, sizes), units=3)
+    )
+    said = [finding.diagnosis for finding in found(trace, "capacity", strategy="snapshot")]
+    assert said[0].startswith("conv has 3 units; 4 are needed, one per slot that is handed out and slot 0")
+
+
+# Aliasing
+
+
+def test_a_drafter_that_writes_into_the_targets_configuration_is_named(trace, monkeypatch):
+    of = Eagle.of.__func__
+
+    def polluting(cls: type, stored: Any, config: Any, head: Any, memory: Any) -> Any:
+        object.__setattr__(config, "rope_theta", 7.0)
+        return of(cls, stored, config, head, memory)
+
+    monkeypatch.setattr(Eagle, "of", classmethod(polluting))
+    monkeypatch.setattr("instep_optimized.build.DRAFTERS", {("qwen3_5", "eagle"): Eagle.of})
+    said = found(trace, "aliasing")[0].diagnosis
+    assert said.startswith("the model's configuration, rope_theta, changed while the optimized engine was made: it was "
+                           "10000000.0 and is 7.0")  # fmt: skip
+
+
+def test_two_layers_on_one_memory_are_named(trace, monkeypatch):
+    units = Memory.regions
+
+    def overlapping(self: Memory) -> Any:
+        keys, *others = [region for region in units(self) if region.name in ("keys", "values")]
+        return [*units(self), replace(others[0], units=keys.units[1:])]
+
+    monkeypatch.setattr(Memory, "regions", overlapping)
+    said = found(trace, "aliasing")[0].diagnosis
+    assert "units of keys (layer 1)" in said and "share memory" in said
+
+
+def test_an_answer_on_a_pool_is_named(trace, monkeypatch):
+    monkeypatch.setattr(engine.OptimizedEngine, "draft", _on_the_board)
+    said = [finding.diagnosis for finding in found(trace, "aliasing")]
+    assert said[0].startswith("the answer is a view on window")
+
+
+def _on_the_board(self: Any, requests: Any, picks: Any = None, parents: Any = None) -> Any:
+    drafts = torch.tensor(picks)
+    board = self._memory.board.window
+    for row, name in enumerate(requests):
+        board[self._memory.slots.of(name), 1 : drafts.shape[1] + 1] = drafts[row]
+    return engine.Drafted(board[: len(requests), 1 : drafts.shape[1] + 1], drafts)
+
+
+def test_an_answer_that_the_next_replay_overwrites_is_named(trace, monkeypatch):
+    def kept(outputs: Any, bucket: int, rows: int) -> Any:
+        if isinstance(outputs, torch.Tensor):
+            return runner._cut(outputs, bucket, rows)
+        return runner._like(outputs, [kept(output, bucket, rows) for output in outputs])
+
+    monkeypatch.setattr(runner, "_copied", kept)
+    said = [finding.diagnosis for finding in found(trace, "aliasing", graphs=True)]
+    assert said[0].startswith("the answer to an event before changed while this one ran: ")
+
+
+# Graphs
+
+
+def _not_padded(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> None:
+    own[: len(given)].copy_(given)
+
+
+def _frozen(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> None:
+    if not name.endswith("forced"):
+        runner_fill(own, given, value, name)
+
+
+runner_fill = runner._fill
+
+
+def test_a_padding_row_that_is_not_refreshed_is_named(tmp_path, monkeypatch):
+    told = Policy(
+        name="small", claim="One of four leaves.", capacity=msgspec.structs.replace(ROOM, slots=(3, 1, 2, 5)),
+        num_steps=1, adaptive=None, accept=(0,),
+        arrivals=tuple(Arrival(name, "one", max_new=most) for name, most in (("a", 9), ("b", 9), ("c", 2), ("d", 9))),
+    )
+    monkeypatch.setattr(runner, "_fill", _not_padded)
+    said = [finding.diagnosis for finding in found(recorded(tmp_path, told), "graphs", graphs=True)]
+    assert "of padding row" in said[0] and "an idle row says" in said[0]
+
+
+def test_an_input_that_is_not_copied_is_named(trace, monkeypatch):
+    monkeypatch.setattr(runner, "_fill", _frozen)
+    said = found(trace, "graphs", graphs=True)[0].diagnosis
+    assert said.startswith("forced of row 0 is") and "this event says" in said
+
+
+def test_a_bucket_that_is_too_wide_is_named(trace, monkeypatch):
+    monkeypatch.setattr(runner.Runner, "_bucket", lambda self, rows: self.buckets[-1])
+    said = found(trace, "graphs", graphs=True)[0].diagnosis
+    assert said == "the bucket is for 2 requests; for 1 it is the one for 1"
+
+
+def test_the_graph_of_another_kind_is_named(trace, monkeypatch):
+    run = runner.Runner.run
+    monkeypatch.setattr(
+        runner.Runner, "run", lambda self, key, *given, **more: run(self, (key[0].replace("commit", "verify"), key[1]),
+                                                                   *given, **more),
+    )  # fmt: skip
+    monkeypatch.setattr(engine, "prepared", lambda ops, of, device: runner.Runner(Emulator(), (1, 2), device))
+    said = [finding.diagnosis for finding in replayed(trace, graphs=True).findings]
+    assert any("the graph ('verify', 1) was replayed; the event is one of ('commit', 1)" in one for one in said), said
+
+
+def test_a_pool_that_is_made_anew_is_named(trace, monkeypatch):
+    set_num_steps = engine.OptimizedEngine.set_num_steps
+
+    def anew(self: Any, num_steps: int) -> None:
+        set_num_steps(self, num_steps)
+        old = self._memory.pools["picks"]
+        self._memory.pools["picks"] = pool.Pool(old.demand, guarded=True, poison=float("nan"), device=self._device)
+
+    monkeypatch.setattr(engine.OptimizedEngine, "set_num_steps", anew)
+    assert found(trace, "graphs")[0].diagnosis == "picks (layer 0) moved; picks_ends (layer 0) moved"
+
+
+# Host reads
+
+
+def test_a_read_between_ops_is_named(trace, monkeypatch):
+    commit = rounds.Round.commit
+
+    def waiting(self: Any, ops: Any, inputs: Any) -> Any:
+        landed = commit(self, ops, inputs)
+        if int(landed.accept_lens.max()) > self.width:
+            raise AssertionError("never")
+        return landed
+
+    monkeypatch.setattr(rounds.Round, "commit", waiting)
+    first = found(trace, "hostreads")[0]
+    assert first.kind == "commit"
+    assert first.diagnosis.startswith("the host reads the device 1 time (between ops; ")
+    assert "waiting line" in first.diagnosis
+
+
+def test_a_read_inside_an_op_that_says_it_can_be_captured_is_named(trace):
+    first = found(trace, "hostreads", "support.wrong_ops:WAITING")[0]
+    assert "(op gated_norm; support.wrong_ops._waiting line" in first.diagnosis
+    honest = Rig(trace, ops="support.wrong_ops:HONEST").run(until=first.event).verdict
+    assert honest.exit is Exit.AGREED
+
+
+# Tails
+
+
+def test_a_column_behind_a_narrow_window_is_named(trace):
+    first = found(trace, "tails", "support.wrong_ops:ONE_COLUMN_MORE", strategy="snapshot")[0]
+    assert first.diagnosis == ("snapshot_state row 0 changed at position 2, where this event does not write (there it "
+                               "writes positions 0 to 1)")  # fmt: skip
+
+
+# Poison and leaks
+
+
+def test_a_new_unit_that_is_not_poison_is_named(trace, monkeypatch):
+    scrub = pool.Pool.scrub
+    monkeypatch.setattr(pool.Pool, "scrub", lambda self, units: scrub(self, list(units)[: max(len(units) - 1, 2)]))
+    said = [finding.diagnosis for finding in found(trace, "poison")]
+    assert any(one.startswith("conv slot 3 is new and not poison") for one in said), said
+
+
+def test_poison_that_is_read_is_named_with_its_row(trace):
+    first = found(trace, "poison", "support.wrong_ops:POISONED")[0]
+    assert first.diagnosis.endswith("elements are poison (nan), the first in row 1")
+    assert first.place.component == "gated" and first.request == "a"
+
+
+def test_a_slot_that_is_given_back_as_it_was_is_named(trace, monkeypatch):
+    release = Memory.release
+
+    def unscrubbed(self: Memory, request: str) -> None:
+        slot = self.slots.of(request)
+        kept = {layer: self["conv"].units(layer)[slot].clone() for layer in self.layers("conv")}
+        release(self, request)
+        for layer, window in kept.items():
+            self["conv"].units(layer)[slot] = window
+
+    monkeypatch.setattr(Memory, "release", unscrubbed)
+    first = found(trace, "leaks")[0]
+    assert first.diagnosis == f'conv slot {first.slot} still hold what request "{first.request}" left there'
+    assert first.place.component == "conv"
+
+
+def test_pages_that_stay_owned_are_named(trace, monkeypatch):
+    monkeypatch.setattr(PageTable, "release", lambda self, request: self.of(request))
+    said = " ".join(finding.diagnosis for finding in found(trace, "leaks"))
+    assert 'is owned by "' in said and "page " in said

@@ -1,0 +1,99 @@
+"""Vanilla drafting replayed: a trace of a model with several MTP layers is really compared, in labels and in numbers.
+
+Leaves out: what the drafter does (`tests/optimized/test_vanilla.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.cli.record import make
+from instep.rig.rig import Rig
+from instep.trace.file import Trace
+from instep.trace.header import Part
+from instep.trace.policy import Arrival, Deed, Steps
+from instep.verdict import Exit
+from instep_optimized.draft import vanilla
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from support.checkpoints import write
+from support.traces import PROMPTS, VOCAB, policy
+
+# The second chunk leaves one token of the prompt, the third one none: the last layers read what the first ones pick.
+POLICY = policy(
+    arrivals=(Arrival("a", "more", chunks=(7, 12, 1), max_new=9), Arrival("b", "one", max_new=8),
+              Arrival("c", "few", arrive=1, chunks=(3,), max_new=6)),
+    steps=(Steps(2, 3), Steps(4, 0), Steps(5, 3)), deeds=(Deed(3, "preempt", "b"), Deed(4, "resume", "b")),
+    replay=(Part("ledger"), Part("plain")),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Trace:
+    folder = tmp_path_factory.mktemp("vanilla")
+    model = write(folder / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2,
+                  mtp_num_hidden_layers=3)  # fmt: skip
+    return make(model, PROMPTS, POLICY, folder / "vanilla.jsonl", drafter="vanilla")
+
+
+@pytest.mark.parametrize("ops", ["ledger", "plain"])
+def test_every_mtp_layer_is_compared(trace, ops):
+    verdict = Rig(trace, ops=ops, drafter="vanilla").run().verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    numbers = {"derived", "propagated", "decisions", "bytes", "identity"}
+    checks = {"ledger": {"labels", "bytes", "identity"}, "plain": numbers}[ops]
+    for number in range(3):
+        stage = f"extend.{number}" if number else "extend"
+        seen = {c.check for c in verdict.compared if c.place.stage == stage}
+        assert checks <= seen, (stage, checks - seen)
+        assert {"keys", "values"} <= {c.place.component for c in verdict.compared if c.place.stage == stage}
+
+
+def test_the_headers_plan_names_the_drafter(trace, instep):
+    assert {part.drafter for part in trace.header.replay} == {"vanilla"}
+    told = instep("replay", trace.path, "--until", 6)
+    assert told.code == Exit.AGREED, told.out + told.err
+    refused = instep("replay", trace.path, "--ops", "plain", "--drafter", "eagle")
+    assert refused.code == Exit.BAD_INPUT and "MTP" in refused.err
+
+
+@pytest.mark.slow
+def test_fuzzed_from_the_command_line(trace, instep, tmp_path):
+    told = instep("fuzz", "--ops", "ledger", "--checkpoint", trace.path.parent / "model", "--drafter", "vanilla",
+                  "--examples", 2, "--seed", 1, "--out", tmp_path)  # fmt: skip
+    assert told.code == Exit.AGREED, told.out + told.err
+
+
+def stale(self: vanilla.Vanilla, ops: Any, memory: Any, batch: Any, hidden: torch.Tensor, *given: Any) -> None:
+    """The second layer reads the target's rows, not those of the first layer."""
+    unchained = replace(self, chained=False)
+    right(unchained, ops, memory, batch, hidden, *given)
+
+
+right = vanilla.Vanilla.extend
+
+
+@pytest.mark.parametrize("ops", ["ledger", "plain"])
+def test_a_layer_that_reads_the_wrong_rows_is_found_where_it_reads_them(trace, ops, monkeypatch):
+    monkeypatch.setattr(vanilla.Vanilla, "extend", stale)
+    first = Rig(trace, ops=ops, drafter="vanilla").run().verdict.findings[0]
+    assert first.place.stage == "extend.1", first
+    assert first.place == Place("extend.1", STAGE_LEVEL, "post_normed")
+    assert ops == "ledger" or "reads the target's rows" in first.diagnosis
+
+
+@pytest.mark.parametrize("ops", ["ledger", "plain"])
+def test_drafts_that_are_not_the_layers_own_are_found(trace, ops, monkeypatch):
+    """The second and the third proposal change places on the way out: nothing else in the event would show it."""
+    def crossed(self: vanilla.Vanilla, ops: Any, memory: Any, who: Any, use: Any, num_steps: int) -> Any:
+        said = handed(self, ops, memory, who, use, num_steps)
+        return said if num_steps < 3 else (*said[:-2], said[-1], said[-2])
+
+    handed = vanilla.Vanilla.draft
+    monkeypatch.setattr(vanilla.Vanilla, "draft", crossed)
+    first = Rig(trace, ops=ops, drafter="vanilla").run().verdict.findings[0]
+    assert first.kind == "draft" and "own draft 2 is" in first.diagnosis
+    assert first.place == Place("extend.1", AFTER_LAYERS, "pick")

@@ -1,0 +1,134 @@
+"""This trace again, but ...: an op from another set, the reference's tensor in a place or in memory, no graphs.
+
+Leaves out: which variant is tried when (`test_ladder.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from instep.rig.rig import Rig
+from instep.rig.variant import AS_IS, Graft, Variant, graft_of, place_of, spelled, swaps_of
+from instep.trace.file import Trace
+from instep.verdict import Exit
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from support.traces import recorded
+
+LOUDER = "support.subjects:LOUDER"
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("variant"))
+
+
+def first(trace: Trace, kind: type[e.Event]) -> int:
+    return next(number for number, event in enumerate(trace.events) if isinstance(event, kind))
+
+
+PLACES = {
+    "trunk.2.core": Place("trunk", 2, "core"), "trunk.embedding": Place("trunk", STAGE_LEVEL, "embedding"),
+    "trunk.logits": Place("trunk", AFTER_LAYERS, "logits"), "extend.post_normed": Place("extend", -1, "post_normed"),
+    "extend.0.key": Place("extend", 0, "key"), "extend.1.1.key": Place("extend.1", 1, "key"),
+    "extend.2.joined": Place("extend.2", STAGE_LEVEL, "joined"), "chain.1.0.query": Place("chain.1", 0, "query"),
+    "chain.3.pick": Place("chain.3", AFTER_LAYERS, "pick"), "trunk.0.state": Place("trunk", 0, "state"),
+}
+
+
+def test_a_place_is_read_as_it_is_spelled():
+    for text, place in PLACES.items():
+        assert place_of(text) == place and spelled(place) == text
+    assert graft_of("trunk.2.core@17") == Graft(PLACES["trunk.2.core"], 17)
+    assert str(graft_of("chain.3.pick@4")) == "chain.3.pick@4"
+    assert swaps_of(["gdn=plain", "conv=support.subjects:LOUDER"]) == {"gdn": "plain", "conv": LOUDER}
+
+
+@pytest.mark.parametrize("text", [
+    "trunk.2.core", "trunk.2.core@", "trunk.2.core@x", "@3", "core@3", "trunk.2.cores@3", "stem.2.core@3",
+    "trunk.two.core@3", "trunk.1.2.core@3", "chain.core@3", "chain.1.2.3.core@3", "trunk.length@3", "trunk..core@3",
+])
+def test_a_place_that_is_none_is_bad_input(text):
+    with pytest.raises(BadInput, match="--graft"):
+        graft_of(text)
+
+
+@pytest.mark.parametrize("text", ["gdn", "gdn=", "=plain", ""])
+def test_a_swap_that_is_none_is_bad_input(text):
+    with pytest.raises(BadInput, match="OP=SET"):
+        swaps_of([text])
+
+
+@pytest.mark.parametrize(("swap", "says"), [
+    ({"gnd": "plain"}, "one of the ops"), ({"gdn": "nobody"}, "no such name"),
+    ({"gdn": "support.subjects:refusing"}, "has no single ops"),
+])
+def test_an_op_or_a_set_that_is_not_there_is_bad_input(trace, swap, says):
+    with pytest.raises(BadInput, match=says):
+        Rig(trace, ops="plain").run(until=2, variant=Variant(swap=swap))
+
+
+def test_a_swapped_op_serves(trace):
+    wrong = Rig(trace, ops="plain").run(until=2, variant=Variant(swap={"gated_norm": LOUDER})).verdict
+    right = Rig(trace, ops=LOUDER).run(until=2, variant=Variant(swap={"gated_norm": "plain"})).verdict
+    assert wrong.findings[0].place == Place("trunk", 0, "gated") and right.exit is Exit.AGREED
+
+
+@pytest.mark.parametrize("ops", ["ledger", "plain"])
+def test_a_right_engine_agrees_with_the_reference_put_into_any_place(trace, ops):
+    """Every place of two events, and all memory after them: what follows is held to the very bits that were put."""
+    forward, draft = first(trace, e.Forward), first(trace, e.Draft)
+    seen = Rig(trace, ops=ops).run(until=draft).last
+    assert seen is not None
+    places = [place for place in seen.truth.places if place.component not in ("logits", "pick")]
+    memory = [Place("trunk", 0, "conv"), Place("trunk", 0, "state"), Place("trunk", 1, "keys"),
+              Place("extend", 0, "values")]  # fmt: skip
+    grafts = [*(Graft(place, draft) for place in places), *(Graft(place, forward) for place in memory)]
+    grafts += [Graft(Place("trunk", 0, name), forward) for name in ("z", "k", "core", "hidden")]
+    verdict = Rig(trace, ops=ops).run(until=draft + 3, variant=Variant(graft=tuple(grafts))).verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+
+
+def test_a_graft_heals_its_event_and_no_other(trace):
+    rig = Rig(trace, ops=LOUDER)
+    at = rig.run().verdict.findings[0]
+    healed = rig.run(variant=Variant(graft=(Graft(at.place, at.event),))).verdict.findings[0]
+    assert healed.place == at.place and healed.event > at.event
+
+
+def test_what_stands_in_memory_is_replaced_after_the_event(trace):
+    """The commit of a move that moves nothing: with the reference's memory the next events agree."""
+    rig = Rig(trace, ops="support.wrong_ops:UNMOVED", strategy="snapshot")
+    found = rig.run().verdict.findings
+    grafts = tuple(Graft(place, found[0].event) for place in dict.fromkeys(f.place for f in found))
+    assert {graft.place.component for graft in grafts} == {"conv", "state"} and found[0].kind == "commit"
+    assert rig.run(until=found[0].event + 2, variant=Variant(graft=grafts)).verdict.exit is Exit.AGREED
+    assert rig.run(until=found[0].event + 2, variant=Variant(graft=grafts[:1])).verdict.exit is Exit.DIVERGED
+
+
+def test_a_place_that_the_event_has_not_is_bad_input(trace):
+    with pytest.raises(BadInput, match=r"trunk\.0\.core@0"):
+        Rig(trace, ops="plain").run(until=1, variant=Variant(graft=(Graft(Place("trunk", 0, "core"), 0),)))
+
+
+def test_somebody_elses_engine_has_nothing_to_swap_and_no_memory_to_write(trace):
+    rig, forward = Rig(trace, ops="support.subjects:refusing"), first(trace, e.Forward)
+    for variant in (Variant(swap={"gdn": "plain"}), Variant(graft=(Graft(Place("trunk", 0, "state"), forward),))):
+        with pytest.raises(BadInput, match="refusing"):
+            rig.run(until=forward + 1, variant=variant)
+
+
+def test_eagerly_nothing_is_held_in_graphs_and_further_options_reach_the_engine(trace):
+    rig, only_plain = Rig(trace, ops="ledger", graphs=True), Variant(eager=True, options={"guarded": False})
+    held, eager = rig.run(until=2), rig.run(until=2, variant=only_plain)
+    assert sum(held.calls.values()) > sum(eager.calls.values()), "capturing runs every body once more"
+    assert held.last is not None and any(region.gaps is not None for region in held.last.regions())
+    assert eager.last is not None and all(region.gaps is None for region in eager.last.regions())
+
+
+def test_the_default_changes_nothing():
+    assert Variant() == AS_IS and not AS_IS.without_graphs
+    assert replace(AS_IS, eager=True).without_graphs and Variant(graft=(graft_of("trunk.0.z@1"),)).without_graphs

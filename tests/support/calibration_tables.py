@@ -1,0 +1,41 @@
+"""The README's two tables of calibration, from `fixtures/results/calibration.json`.
+
+Leaves out: measuring (`instep calibrate`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def alarms(result: dict[str, Any]) -> str:
+    """One line per tier, over all storages."""
+    lines = [
+        f"| tier | blocks judged, {result['variants']} honest engines | called wrong | rate, with 95% under "
+        "| most of an allowance used |", "|---" * 5 + "|",
+    ]  # fmt: skip
+    for tier in dict.fromkeys(rate["tier"] for rate in result["false_alarms"]):
+        rates = [rate for rate in result["false_alarms"] if rate["tier"] == tier]
+        blocks, called = (sum(rate[what] for rate in rates) for what in ("blocks", "alarms"))
+        worst = max(rates, key=lambda rate: rate["worst"])
+        used = f"{worst['worst']:.2f} ({worst['by']}, {worst['storage']})" if worst["worst"] else "exact"
+        under = f"{3 / blocks:.0e}" if not called else "see the file"
+        lines.append(f"| {tier} | {blocks:,} | {called} | {under} | {used} |")
+    return "\n".join(lines)
+
+
+def undecided(result: dict[str, Any]) -> float:
+    """The part of the pairs of a block and a wrong state that T2d could not decide."""
+    counted = sum(rate["undecided"] for rate in result["false_alarms"] if rate["tier"] == "T2d")
+    return float(counted / result["pairs"])
+
+
+def limits(result: dict[str, Any]) -> str:
+    """The smallest slip that every run finds, by place and storage."""
+    tiers = list(result["limits"][0]["found"])
+    head = ["what is off", "activations", "honest error there", *(f"found by {tier} from" for tier in tiers)]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for limit in result["limits"]:
+        sizes = ("never" if limit["found"][tier] is None else f"{limit['found'][tier]:.0e}" for tier in tiers)
+        lines.append("| " + " | ".join((limit["place"], limit["storage"], f"{limit['honest']:.0e}", *sizes)) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,55 @@
+"""The README's two tables of planted faults: the score, and what a test of accuracy would not have seen.
+
+Leaves out: making the result that they are read from (`instep faults --json fixtures/results/faults.json`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Results = Mapping[str, Any]
+JUDGED = ("found", "named", "located")
+
+
+def score(result: Results) -> str:
+    """A line per family, and all of them."""
+    families = dict.fromkeys(one["family"] for one in result["results"])
+    lines = ["| family | faults | found | named | located | first seen by |", "|---" * 6 + "|"]
+    for family in families:
+        mine = [one for one in result["results"] if one["family"] == family]
+        first = dict.fromkeys(one["first"]["check"] for one in mine if one["first"])
+        lines.append(_line(family, mine, ", ".join(f"`{check}`" for check in sorted(first))))
+    lines.append(_line("all", result["results"], f"{result['seconds'] / 60:.0f} min, {result['jobs']} processes"))
+    return "\n".join(lines)
+
+
+def _line(name: str, faults: Iterable[Results], last: str) -> str:
+    faults = list(faults)
+    counts = [sum(one[what] for one in faults) for what in JUDGED]
+    return f"| {name} | {len(faults)} | " + " | ".join(map(str, counts)) + f" | {last} |"
+
+
+def unseen(result: Results) -> str:
+    """Faults that leave the text as it is while states differ, and faults with which more drafts are accepted."""
+    heard = [one for one in result["results"] if one["text"] is not None and not one["void"]]
+    equal = [one for one in heard if one["text"]["equal"]]
+    raised = sorted(
+        (one for one in heard if one["text"]["raised"] and not one["text"]["equal"]),
+        key=lambda one: one["text"]["usual"] - one["text"]["acceptance"],
+    )
+    lines = [
+        "| planted fault | tokens that stay | accepted drafts, without and with it | instep says |", "|---" * 4 + "|",
+        *map(_unseen, (*equal, *raised)),
+    ]
+    return "\n".join(lines)
+
+
+def _unseen(one: Results) -> str:
+    text, first = one["text"], one["first"]
+    rates = ("" if text["usual"] is None or text["acceptance"] is None
+             else f"{text['usual']:.0%} → {text['acceptance']:.0%}")  # fmt: skip
+    said = f"event {first['event']} {first['kind']}: {first['diagnosis']}" if first else ""
+    tokens = "all" if text["agreement"] == 1 else f"{text['agreement']:.0%}"
+    cells = (one["what"].rstrip("."), tokens, rates, said)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
