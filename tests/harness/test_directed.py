@@ -37,6 +37,7 @@ def scene(count=3, window=5, seed=0, verb="accepted", key_dim=K):
     return Scene(
         drawn(HV, key_dim, V), k, drawn(window, HV, V), log_decay, drawn(window, HV).sigmoid(), count, verb,
         drawn(HV, key_dim, V), [('of request "x"', drawn(HV, key_dim, V))],
+        [("counts the tokens of the previous step twice", drawn(HV, key_dim, V))],
     )  # fmt: skip
 
 
@@ -77,9 +78,11 @@ def test_every_wrong_state_is_called_by_its_name(width, noise, make):
 LISTED = {
     "one token less": "one_less", "one more": "one_more", "column 0": "column_zero", "all drafts": "all_drafts",
     "no commit": "no_commit", "another count": "another_count", "another slot's state": "another_slot",
-    "previous step": "previous_step", "previous step lost": "previous_step_lost", "zero": "zero",
+    "previous step": "previous_step", "previous step lost": "previous_step_lost",
+    "previous step miscounted": "previous_step_miscounted", "zero": "zero",
     "begun at zero": "began_at_zero", "transposed": "transposed", "begun transposed": "began_transposed",
-    "last decay dropped": "last_decay_dropped", "last decay doubled": "last_decay_doubled",
+    "last decay dropped": "last_decay_dropped",
+    "block's decay dropped": "block_decay_dropped", "last decay doubled": "last_decay_doubled",
     "stale gate": "stale_gate", "stale k": "stale_k",
 }  # fmt: skip
 

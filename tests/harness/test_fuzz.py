@@ -78,7 +78,7 @@ def test_a_few_runs_agree_and_are_counted(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "examples"), [("ledger", 60), ("plain", 6)])
+@pytest.mark.parametrize(("ops", "examples"), [("ledger", 25), ("plain", 5)])
 def test_nothing_is_found_without_a_fault(ops: str, examples: int, model: Path, tmp_path: Path) -> None:
     counts = nothing_found(model, tmp_path, ops, examples).coverage.counts()
     for condition in ("several requests in one forward", "accepted: ragged", "a verify after a switch"):

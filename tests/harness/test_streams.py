@@ -108,9 +108,10 @@ def test_right_engines_hold_what_they_should(strategy: str, level: str, ragged: 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_prompts_in_chunks_preemptions_and_loads_keep_their_stamps(level: str, adaptive: Trace) -> None:
-    """The whole trace: chunk boundaries, a reload, slots that are used again."""
-    found = streamed(adaptive, Setup("plain", graphs=True), level)
-    assert found.verdict.exit is Exit.AGREED and found.verdict.events == len(adaptive.events)
+    """Chunk boundaries, a preemption, a reload, slots that are used again; at the op level to the end of the trace."""
+    until = len(adaptive.events) - 1 if level == "op" else 60
+    found = streamed(adaptive, Setup("plain", graphs=True), level, until=until)
+    assert found.verdict.exit is Exit.AGREED and found.verdict.events == until + 1
 
 
 @pytest.mark.slow

@@ -139,6 +139,17 @@ def test_what_broke_before_an_engine_fell_over_is_told_with_it(trace):
     assert verdict.findings[0].diagnosis == "op gated_norm (trunk.0.gated): 0 rows came back, 3 are due"
 
 
+def test_a_pool_of_another_dtype_than_declared_is_named(trace, monkeypatch):
+    units = rerun.units
+    monkeypatch.setattr(
+        rerun, "units", lambda component, config, sizes: replace(
+            units(component, config, sizes), dtype=torch.bfloat16 if component == "state" else sizes.types.conv
+        ),
+    )  # fmt: skip
+    said = found(trace, "contracts", "plain")[0].diagnosis
+    assert said.startswith("op gdn (trunk.0.core): units of read are torch.bfloat16, torch.float32 is declared")
+
+
 # Capacity
 
 

@@ -71,6 +71,12 @@ def test_an_op_or_a_set_that_is_not_there_is_bad_input(trace, swap, says):
         Rig(trace, ops="plain").run(until=2, variant=Variant(swap=swap))
 
 
+@pytest.mark.parametrize(("ops", "other"), [("ledger", "plain"), ("plain", "ledger")])
+def test_labels_and_numbers_do_not_mix(trace, ops, other):
+    with pytest.raises(BadInput, match=r"--swap: found gdn=.*which moves"):
+        Rig(trace, ops=ops).run(until=2, variant=Variant(swap={"gdn": other}))
+
+
 def test_a_swapped_op_serves(trace):
     wrong = Rig(trace, ops="plain").run(until=2, variant=Variant(swap={"gated_norm": LOUDER})).verdict
     right = Rig(trace, ops=LOUDER).run(until=2, variant=Variant(swap={"gated_norm": "plain"})).verdict
@@ -110,7 +116,7 @@ def test_what_stands_in_memory_is_replaced_after_the_event(trace):
 
 
 def test_a_place_that_the_event_has_not_is_bad_input(trace):
-    with pytest.raises(BadInput, match=r"trunk\.0\.core@0"):
+    with pytest.raises(BadInput, match=r"trunk\.0\.core@0, where the event, admit, has no such place"):
         Rig(trace, ops="plain").run(until=1, variant=Variant(graft=(Graft(Place("trunk", 0, "core"), 0),)))
 
 

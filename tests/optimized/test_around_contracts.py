@@ -81,6 +81,7 @@ def test_an_engine_keeps_every_contract(
         (replace(PART, begin=torch.tensor([0, 1])), "two requests share a row"),
         (replace(PART, begin=torch.tensor([0, 3])), "rows 0 to 3 of 3 are named"),
         (replace(PART, most=1), "most is 1, the largest count is 2"),
+        (replace(PART, read=Address(POOL, torch.tensor([1, 3]), torch.tensor([-1, 0]))), "columns run from -1 to 0"),
         (replace(PART, each=Address(torch.zeros(2, 1, 6, 3), torch.tensor([0, 1]))), "2 positions do not fit in 1"),
     ],
 )
@@ -170,6 +171,24 @@ def test_results_of_the_wrong_length_and_views_on_inputs_are_named() -> None:
 def test_shapes_that_do_not_fit_are_named(op: str, given: dict[str, Any], sentence: str) -> None:
     found = broken(op, to=HERE, **given)
     assert any(sentence in line and line.startswith(f"{op} (trunk layer 0 mixed)") for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("before", "sentence"),
+    [
+        ([9, 4], "6 tokens are pending; beside 5 rows the ring of 10 entries holds 5"),
+        ([8, 3], "1 tokens more are in the state than the request has"),
+    ],
+)
+def test_pending_tokens_that_a_ring_cannot_hold_are_named(before: list[int], sentence: str) -> None:
+    def plan(before: list[int]) -> list[str]:
+        return broken(
+            "ring", slots=torch.tensor([1, 2, -1]), before=torch.tensor([*before, 0]), count=torch.tensor([5, 5, 0]),
+            settled=torch.tensor([0, 3, 4]), size=10, most=5, spare=0,
+        )
+
+    assert not any("state" in line or "pending" in line for line in plan([8, 4]))
+    assert any(sentence in line for line in plan(before)), plan(before)
 
 
 def test_rows_of_another_dtype_than_their_pool_are_named() -> None:

@@ -31,10 +31,10 @@ def replay() -> str:
     for file in sorted(RESULTS.glob("replay-*.json")):
         result = json.loads(file.read_text())
         for run in result["runs"]:
-            used = {tier["tier"]: tier["headroom"] for tier in run["tiers"]}
+            used, held = {tier["tier"]: tier["headroom"] for tier in run["tiers"]}, ", graphs" * run["graphs"]
             kind = run["dtype"] if "T2" in used else "labels"
             cells = (
-                f"`{run['ops']}` {kind}, {run['layout']}, {run['strategy']}{', graphs' * run.get('graphs', False)}", _machine(result["machine"]),
+                f"`{run['ops']}` {kind}, {run['layout']}, {run['strategy']}{held}", _machine(result["machine"]),
                 f"{run['events']} of {run['of']}", f"{sum(tier['blocks'] for tier in run['tiers']):,}",
                 f"{run['elements']:,}", "exact", *(f"{used[tier]:.2f}" if tier in used else "" for tier in tiers),
             )  # fmt: skip

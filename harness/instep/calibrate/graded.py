@@ -163,7 +163,7 @@ class _Known(Oracle):
     """Answers for one moment, whatever stands in the states after it: pieces begin at what was before."""
 
     def __init__(self, pieces: Sequence[Piece | Skipped], of: Oracle) -> None:
-        self.pieces, self.runner, self.config = list(pieces), of.runner, of.config
+        self.pieces, self.runner, self.config, self.rounds = list(pieces), of.runner, of.config, of.rounds
 
     def at(self, moment: Moment) -> list[Piece | Skipped]:
         return self.pieces

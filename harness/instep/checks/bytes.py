@@ -6,7 +6,7 @@ and positions they are comes from the trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from ..observe.memory import Trespass, bits
 from ..observe.moment import Moment
 from ..observe.rows import Share, draft_stage, rows, shares
 from ..verdict import Comparison, Skipped, Tier
-from .base import counted, held, slot_of
+from .base import counted, exact, held, slot_of
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
 CACHES = (
@@ -28,6 +28,10 @@ CACHES = (
     ("draft_values", "extend", "value", "values"),
 )
 MEMORY = ("conv", "state", "keys", "values", "draft_keys", "draft_values")
+
+# What a round begins with: draft 1, the head's row behind it, and the root.
+PROPOSAL, PROPOSED = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTER_LAYERS, "final")
+ROOT = Place("trunk", AFTER_LAYERS, "root")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Bytes:
     tier = Tier.BITWISE
 
     def __init__(self) -> None:
+        self.round: dict[str, Verified] = {}  # of the last forward, whatever became of them
         self.verified: dict[str, Verified] = {}
         self.parked: dict[str, RequestState] = {}
         self.saved: dict[str, RequestState] = {}
@@ -54,6 +59,7 @@ class Bytes:
         busy: set[str] = set()
         if isinstance(moment.event, Forward):
             busy = {row.request for row in moment.event.rows}
+            self.round = {share.request: _flight(moment, share) for share in shares(moment, "trunk")}
             for share in shares(moment, "trunk"):
                 yield from self._ran(moment, share)
         elif isinstance(moment.event, Commit):
@@ -95,12 +101,10 @@ class Bytes:
         )  # fmt: skip
 
     def _ran(self, moment: Moment, share: Share) -> Iterator[Comparison]:
-        before = moment.subject.before[share.request]
-        kept = {place: rows(moment.subject, place, share) for place in moment.subject.places if place.stage == "trunk"}
-        flight = Verified(before, {place: row.clone() for place, row in kept.items() if row is not None})
+        flight = self.round[share.request]
         if share.kind == "verify":
             self.verified[share.request] = flight
-            yield from self._in_flight(moment, share, before)
+            yield from self._in_flight(moment, share, flight.before)
         else:
             yield from self._taken_in(moment, share, flight, list(range(share.count)))
 
@@ -131,6 +135,17 @@ class Bytes:
                     right = torch.cat((cache[: share.start], row.to(cache.dtype)))
                     found = getattr(after, field).get(layer)
                     yield self._same(moment, place._replace(component=component), share.request, found, right)
+        if extend is not None:
+            yield from self._proposed(moment, extend, after)
+
+    def _proposed(self, moment: Moment, extend: Share, after: RequestState) -> Iterator[Comparison]:
+        """What the next round begins with: draft 1, and the head's row behind it, as the draft extend gave them."""
+        y, pick = (rows(moment.subject, place, extend) for place in (PROPOSED, PROPOSAL))
+        if extend.asked and moment.expected.roots_after[extend.request] is not None:
+            if y is not None and len(y) == extend.count:
+                yield self._same(moment, PROPOSED, extend.request, after.proposal_hidden, y[-1])
+            if pick is not None and len(pick) == 1:
+                yield exact(self, moment, PROPOSAL, after.proposal, int(pick[0]), "draft 1 is {}", extend.request)
 
     def _window(
         self, moment: Moment, share: Share, layer: int, before: torch.Tensor, fed: torch.Tensor, nodes: list[int]
@@ -141,11 +156,12 @@ class Bytes:
         result = self._same(moment, Place("trunk", layer, "conv"), share.request, found, right)
         if result.agrees or found is None or found.shape != right.shape:
             return result
-        counts = [n for n in range(len(fed) + 1) if torch.equal(bits(shifted(before, fed[:n])), bits(found))]
-        if not counts:
-            return result
         verb = "accepted" if share.kind == "commit" else "given"
-        return replace(result, diagnosis=held("window", counts[0], len(nodes), verb))
+        others = {name: flight for name, flight in self.round.items() if name != share.request}
+        for said, wrong in wrong_windows(before, fed, nodes, verb, others, layer):
+            if torch.equal(bits(wrong), bits(found)):
+                return replace(result, diagnosis=said)
+        return result
 
     def _kept_aside(self, moment: Moment) -> Iterator[Comparison]:
         """What is preempted or saved comes back bit by bit."""
@@ -155,11 +171,16 @@ class Bytes:
         elif isinstance(event, Save) and event.request in before:
             self.saved[event.name] = before[event.request]
         elif isinstance(event, Resume) and event.request in self.parked:
-            yield from self._unchanged(moment, event.request, self.parked.pop(event.request))
+            yield from self._came_back(moment, event.request, self.parked.pop(event.request))
         elif isinstance(event, Load) and event.name in self.saved:
-            yield from self._unchanged(moment, event.request, self.saved[event.name])
+            yield from self._came_back(moment, event.request, self.saved[event.name])
         elif isinstance(event, Abort):
             self.verified.pop(event.request, None)
+
+    def _came_back(self, moment: Moment, name: str, kept: RequestState) -> Iterator[Comparison]:
+        for result in self._unchanged(moment, name, kept):
+            said = result.diagnosis and f"comes back otherwise than it was kept: {result.diagnosis}"
+            yield replace(result, diagnosis=said)
 
     def _unchanged(self, moment: Moment, name: str, before: RequestState) -> Iterator[Comparison]:
         after = moment.subject.after.get(name)
@@ -172,7 +193,10 @@ class Bytes:
                     yield self._same(moment, Place(stage, layer, field.removeprefix("draft_")), name, found, right)
         if before.proposal_hidden is not None:
             found = None if after is None else after.proposal_hidden
-            yield self._same(moment, Place("extend", AFTER_LAYERS, "final"), name, found, before.proposal_hidden)
+            yield self._same(moment, PROPOSED, name, found, before.proposal_hidden)
+        if after is not None:
+            yield exact(self, moment, PROPOSAL, after.proposal, before.proposal, "draft 1 is {}", name)
+            yield exact(self, moment, ROOT, after.root, before.root, "root is {}", name)
 
     def _same(
         self, moment: Moment, place: Place, request: str, found: torch.Tensor | None, right: torch.Tensor
@@ -193,6 +217,32 @@ class Bytes:
 
 def _stage(family: str, layer: int) -> str:
     return draft_stage(layer) if family == "extend" else family
+
+
+def _flight(moment: Moment, share: Share) -> Verified:
+    """What this request brought into a forward, and its rows there."""
+    kept = {place: rows(moment.subject, place, share) for place in moment.subject.places if place.stage == "trunk"}
+    before = moment.subject.before[share.request]
+    return Verified(before, {place: row.clone() for place, row in kept.items() if row is not None})
+
+
+def wrong_windows(
+    before: torch.Tensor, fed: torch.Tensor, nodes: Sequence[int], verb: str, others: Mapping[str, Verified], layer: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a conv window [C, W-1] would be if a known mistake had been made, and the sentence that says so."""
+    for count in range(len(fed) + 1):
+        yield held("window", count, len(nodes), verb), shifted(before, fed[:count])
+    begun = shifted(torch.zeros_like(before), fed[list(nodes)])
+    yield "was begun anew: what came before these tokens is lost", begun
+    yield "is all zero", torch.zeros_like(before)
+    for name, other in others.items():
+        window, taken = other.before.conv.get(layer), other.rows.get(Place("trunk", layer, "qkv"))
+        if window is None or taken is None:
+            continue
+        window = window if other.before.length else torch.zeros_like(window)
+        for count in range(len(taken) + 1):
+            after = f"after {counted(count)}" if count else "from before the step"
+            yield f'holds the window of request "{name}" {after}', shifted(window, taken[:count])
 
 
 def shifted(window: torch.Tensor, fed: torch.Tensor) -> torch.Tensor:

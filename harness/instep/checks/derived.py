@@ -5,6 +5,7 @@ Leaves out: how the pieces are run (`observe/oracle.py`), and which wrong state 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -51,15 +52,28 @@ class Derived:
             away = torch.linalg.vector_norm(found.to(wrong) - wrong)
             if away <= NEAR * torch.linalg.vector_norm(truth - wrong):
                 return replace(result, diagnosis=f"{sentence}; {result.diagnosis}")
-        return result
+        return _narrowed(result, found)
 
     def _state(self, moment: Moment, piece: Piece) -> Iterator[Comparison]:
         truth, drawn = piece.truth.state, piece.yardsticks.state
         if truth is not None and drawn is not None:
-            found = moment.subject.after[piece.request].state.get(piece.layer)
-            yield measured(self._spot(moment, piece, "state"), found, truth, drawn)
+            found, stored = moment.subject.after[piece.request].state.get(piece.layer), self.oracle.rounds.get("state")
+            result = measured(self._spot(moment, piece, "state"), found, truth, drawn, stored=stored)
+            if found is not None and stored is not None and found.dtype != stored and found.shape == truth.shape:
+                said = "; ".join(filter(None, (f"is {found.dtype}, {stored} is declared", result.diagnosis)))
+                result = replace(result, worst=math.inf, diagnosis=said)
+            yield result if result.agrees or found is None else _narrowed(result, found)
 
     def _spot(self, moment: Moment, piece: Piece, component: str) -> Spot:
         slot = slot_of(moment, piece.request)
         place = piece.place(component)
         return Spot(self.name, self.tier, moment.index, moment.kind, place, piece.request, slot)
+
+
+def _narrowed(result: Comparison, found: torch.Tensor) -> Comparison:
+    """Whether what is wrong consists of numbers of a narrower dtype alone."""
+    for narrow in (torch.bfloat16, torch.float16):
+        if torch.finfo(narrow).bits < torch.finfo(found.dtype).bits and torch.equal(found.to(narrow).to(found), found):
+            said = f"as if stored in {str(narrow).removeprefix('torch.')}; {result.diagnosis}"
+            return replace(result, diagnosis=said)
+    return result

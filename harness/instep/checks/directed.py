@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from ..observe.moment import Moment
-from ..observe.oracle import Oracle
+from ..observe.oracle import Oracle, handed_over
 from ..observe.piece import Piece
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import COLUMNS, DRAWN_MORE, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, SHAKEN, UNDECIDED_CAP
@@ -140,10 +140,13 @@ def scene_of(piece: Piece, pieces: Sequence[Piece]) -> Scene:
     for other in pieces:
         if other.layer == piece.layer and other.request != piece.request and other.truth.state is not None:
             others.append((f'of request "{other.request}"', other.truth.state))
+    past, handed = folding.past, list[tuple[str, torch.Tensor]]()
+    if past is not None:
+        handed = [(says, state()) for says, state in handed_over(folding.base, past)]
     k, v, log_decay, beta = (folding.tokens.of(name) for name in ("k", "v", "log_decay", "beta"))
     return Scene(
         folding.base, k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, folding.count,
-        "accepted" if piece.share.kind == "commit" else "given", folding.previous, others,
+        "accepted" if piece.share.kind == "commit" else "given", None if past is None else past.base, others, handed,
     )  # fmt: skip
 
 

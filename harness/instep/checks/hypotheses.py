@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-from .base import held
+from .base import counted, held
 
 EVERY_COUNT_UP_TO = 16  # windows up to this long are tried after each of their tokens; longer ones are prompts
+
+BLOCKS = (16, 64)  # tokens that kernels of a chunk take at once
 
 
 class Wrong(NamedTuple):
@@ -33,6 +35,7 @@ class Scene:
     count     tokens of these that are committed, the first ones; verb: "accepted", "given"
     previous  the state before the step before this one, if there was one
     others    what the others hold: whose it is ("of request ..."), and [HV, K, V]
+    handed    what a miscounted step before this one would have left instead of `base`: a sentence, and [HV, K, V]
     """
 
     base: torch.Tensor
@@ -44,6 +47,7 @@ class Scene:
     verb: str
     previous: torch.Tensor | None
     others: Sequence[tuple[str, torch.Tensor]]
+    handed: Sequence[tuple[str, torch.Tensor]] = ()
 
     @cached_property
     def right(self) -> torch.Tensor:
@@ -54,13 +58,20 @@ class Scene:
 
     def counts(self) -> Iterable[int]:
         """The wrong counts that are tried."""
-        return (count for count in self._kept if count != self.count)
+        few = self.k.shape[0] <= EVERY_COUNT_UP_TO
+        tried = self._kept if few else {0, 1, self.count - 1, self.count + 1, self.k.shape[0]}
+        return (count for count in self._kept if count != self.count and count in tried)
 
     def fold(self, state: torch.Tensor, begin: int = 0) -> torch.Tensor:
         """The committed tokens from `begin` on, folded into another state."""
         for t in range(begin, self.count):
             state = step(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t])
         return state
+
+    def undecayed(self, begin: int) -> torch.Tensor:
+        """The right state, but the tokens from `begin` on did not make it forget what was there before them."""
+        decay = self.log_decay[begin : self.count].sum(0).exp()
+        return self.right + (1 - decay)[:, None, None] * self.after(begin)
 
     def last(self, *, k: torch.Tensor | None = None, log_decay: torch.Tensor | None = None,
              beta: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
@@ -74,13 +85,18 @@ class Scene:
     @cached_property
     def _kept(self) -> dict[int, torch.Tensor]:
         window = self.k.shape[0]
-        wanted = {0, 1, self.count - 1, self.count, self.count + 1, window}
+        wanted = {1, self.count - 1, self.count, self.count + 1, window, *(_block(self.count, b) for b in BLOCKS)}
         state, kept = self.base, {0: self.base}
         for t in range(window):
             state = step(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t])
             if window <= EVERY_COUNT_UP_TO or t + 1 in wanted:
                 kept[t + 1] = state
         return kept
+
+
+def _block(count: int, size: int) -> int:
+    """Where the last of so many tokens' blocks begins."""
+    return (count - 1) // size * size
 
 
 def step(
@@ -147,6 +163,11 @@ def previous_step_lost(scene: Scene) -> list[Wrong]:
     return [Wrong("lacks the tokens of the previous step", scene.fold(scene.previous))]
 
 
+def previous_step_miscounted(scene: Scene) -> list[Wrong]:
+    """The tokens of the step before were run again twice, or some of them not at all."""
+    return [Wrong(sentence, scene.fold(state)) for sentence, state in scene.handed]
+
+
 def zero(scene: Scene) -> list[Wrong]:
     return [Wrong("is all zero", torch.zeros_like(scene.base))]
 
@@ -171,7 +192,16 @@ def began_transposed(scene: Scene) -> list[Wrong]:
 
 def last_decay_dropped(scene: Scene) -> list[Wrong]:
     none = torch.zeros_like(scene.log_decay[0])
-    return [Wrong("lacks the decay of the last token", scene.last(log_decay=none))]
+    sentence = "lacks the decay of the last token"
+    return [Wrong(sentence, scene.last(log_decay=none)), Wrong(sentence, scene.undecayed(scene.count - 1))]
+
+
+def block_decay_dropped(scene: Scene) -> list[Wrong]:
+    """The last block of a chunk, perhaps not a full one, is read with its decay and stored without."""
+    begins = sorted({_block(scene.count, size) for size in BLOCKS} - {scene.count - 1})
+    return [
+        Wrong(f"lacks the decay of the last {counted(scene.count - begin)}", scene.undecayed(begin)) for begin in begins
+    ]
 
 
 def last_decay_doubled(scene: Scene) -> list[Wrong]:
@@ -204,8 +234,8 @@ def _other_layout_back(state: torch.Tensor) -> torch.Tensor:
 
 BANK: tuple[Callable[[Scene], list[Wrong]], ...] = (
     one_less, one_more, column_zero, all_drafts, no_commit, another_count, another_slot, previous_step,
-    previous_step_lost, zero, began_at_zero, transposed, began_transposed, last_decay_dropped, last_decay_doubled,
-    stale_gate, stale_k,
+    previous_step_lost, previous_step_miscounted, zero, began_at_zero, transposed, began_transposed, last_decay_dropped,
+    block_decay_dropped, last_decay_doubled, stale_gate, stale_k,
 )  # fmt: skip
 
 

@@ -15,10 +15,10 @@ import torch
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ..observe.memory import Looked, pattern
+from ..observe.memory import Looked, bits, pattern
 from ..observe.moment import Moment
 from ..observe.pools import standing
-from ..observe.rows import ASKED, shares
+from ..observe.rows import ASKED, draft_stage, shares
 from ..verdict import Comparison, Skipped, Tier
 from .base import counted, slot_of
 
@@ -93,8 +93,8 @@ class Poison:
                 held = getattr(state, field)
                 if not isinstance(held, dict) or (name in self.verified and field in IN_FLIGHT):
                     continue
-                stage = "extend" if field.startswith("draft") else "trunk"
                 for layer, tensor in held.items():
+                    stage = draft_stage(layer) if field.startswith("draft") else "trunk"
                     place = Place(stage, layer, field.removeprefix("draft_"))
                     yield from self._seen(moment, place, tensor, poison, name)
         for place, tensor in moment.subject.places.items():
@@ -105,12 +105,14 @@ class Poison:
     ) -> Iterator[Comparison]:
         if not tensor.numel():
             return
-        wrong, said = poisoned(tensor, poison), ""
+        own, said = poisoned(tensor, poison), ""
+        wrong = own if bool(own.any()) or not (tensor.is_floating_point() and math.isnan(poison)) else tensor.isnan()
         count = int(wrong.sum())
         if count:
             first = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
             request = request or _whose(moment, place, first)
-            said = f"{count} of {tensor.numel()} elements are poison ({poison:g}), the first in row {first}"
+            what = f"poison ({poison:g})" if wrong is own else "not a number, and not the poison's own bits"
+            said = f"{count} of {tensor.numel()} elements are {what}, the first in row {first}"
         yield Comparison(
             self.name, self.tier, moment.index, moment.kind, place, elements=tensor.numel(), worst=float(count),
             allowed=0.0, request=request, slot=slot_of(moment, request), diagnosis=said,
@@ -118,10 +120,9 @@ class Poison:
 
 
 def poisoned(tensor: torch.Tensor, poison: float) -> torch.Tensor:
-    """Which elements are it; among numbers every NaN is one, whatever its payload became on the way."""
-    if tensor.is_floating_point() and math.isnan(poison):
-        return tensor.isnan()
-    return tensor == torch.tensor(pattern(poison, tensor.dtype), dtype=tensor.dtype)
+    """Which elements are it, bit for bit. A NaN that arithmetic makes has other bits, but in 16 bits the same."""
+    own = torch.tensor([pattern(poison, tensor.dtype)], dtype=tensor.dtype)
+    return bits(tensor) == bits(own)
 
 
 def owned(moment: Moment) -> dict[str, set[int]]:

@@ -48,7 +48,8 @@ def calibrate(
         )
     if json is not None:
         _write(result, json)
-    shown.print(_rates(result))
+    if result.ran:
+        shown.print(_rates(result))
     for variant, alarm in result.alarms:
         said = f"{variant.form} {variant.number}, {alarm.check}, event {alarm.event}, {alarm.place}: {alarm.diagnosis}"
         shown.print(f"false alarm: {said}", highlight=False, markup=False)

@@ -69,8 +69,9 @@ class Judged:
 
     @property
     def named(self) -> bool:
-        says = self.fault.says
-        return self.found and bool(says) and any(says in finding["diagnosis"] for finding in self.arm.findings)
+        """By a diagnosis, or in the message, where the hints stand."""
+        says, told = self.fault.says, (self.arm.message, *(finding["diagnosis"] for finding in self.arm.findings))
+        return self.found and bool(says) and any(says in one for one in told)
 
     @property
     def located(self) -> bool:

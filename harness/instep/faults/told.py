@@ -24,6 +24,7 @@ from .judge import Heard, Judged, Result
 from .matrix import FAMILY_OF
 
 SCHEMA = 1
+SHOWN = 4  # diagnoses of a fault that nobody named
 YES, NO, UNNAMED = Text("yes", style="green"), Text("NO", style="red"), Text("-", style="dim")
 
 
@@ -82,7 +83,8 @@ def surprises(one: Judged) -> Iterator[str]:
         yield f"{fault.id}: {first['where']}; expected event {fault.event}, {_place(fault.place)}"
     if not one.named and fault.says:
         said = dict.fromkeys(f"{each['check']}: {each['diagnosis']}" for each in one.arm.findings)
-        yield "\n    ".join([f"{fault.id}: not named {fault.says!r}; said:", *said])
+        more = [f"and {len(said) - SHOWN} more"] if len(said) > SHOWN else []
+        yield "\n    ".join([f"{fault.id}: not named {fault.says!r}; said:", *list(said)[:SHOWN], *more])
     if sees := sorted(one.seen.keys() & set(fault.blind)):
         yield f"{fault.id}: {', '.join(sees)} should be blind to it"
 

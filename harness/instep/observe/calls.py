@@ -107,6 +107,9 @@ class Calls:
         for name, view in _memory(given):
             if not (folds and name == "store" and self._pools.of(view) is None):
                 yield from self._pools.clauses(name, view, layer)
+            right = self._declared.get("state") if "inputs" in given else None
+            if right is not None and not name.startswith("ring") and view.dtype != right:
+                yield f"units of {name} are {view.dtype}, {right} is declared"
 
     def _dtypes(self, given: dict[str, Any], result: Any) -> Iterator[str]:
         """Named results are stored as the op set declares."""

@@ -26,7 +26,7 @@ from instep_reference.weights import DraftWeights, GdnWeights, Weights
 
 from ..verdict import Skipped
 from .moment import Moment
-from .piece import Flight, Folding, Piece, Run, Runner, Work
+from .piece import REMEMBERED, Flight, Folding, Past, Piece, Run, Runner, Work, fold, only
 from .rows import Share, draft_stage, paths, rows, shares
 
 
@@ -40,7 +40,7 @@ class Oracle:
         self.prompts: dict[str, tuple[int, ...]] = {}
         self.flights: dict[str, Flight] = {}
         self.trees: set[str] = set()
-        self.previous: dict[str, RequestState] = {}
+        self.past: dict[str, Mapping[int, Past]] = {}  # by request and layer
         self._answered: tuple[Moment, list[Piece | Skipped]] | None = None
 
     def at(self, moment: Moment) -> list[Piece | Skipped]:
@@ -53,7 +53,7 @@ class Oracle:
         event = moment.event
         if isinstance(event, Admit):
             self.prompts[event.request] = event.prompt
-            self.previous.pop(event.request, None)
+            self.past.pop(event.request, None)
         elif isinstance(event, Forward):
             for share in shares(moment, "trunk"):
                 yield from self._trunk(moment, share)
@@ -94,7 +94,10 @@ class Oracle:
             if base is not None:
                 shaken = self._shaken(share, to_state(hidden, before, layer, layer, share.start))
                 folding = self._folding(moment, piece, base, share.count)
-                piece = replace(piece, folding=folding, shaken=shaken, narrow=self.runner.narrow)
+                piece = replace(
+                    piece, folding=folding, shaken=shaken, narrow=self.runner.narrow,
+                    wrongs=self._begun(hidden, before, layer, share.start, folding),
+                )
             layers[layer] = piece
             yield piece
         yield from self._answers(moment, share, "trunk", len(self.config.layer_kinds) - 1)
@@ -102,7 +105,36 @@ class Oracle:
             final = rows(side, Place("trunk", AFTER_LAYERS, "final"), share)
             self.flights[name] = Flight(before, layers, None if final is None else final.clone(), tuple(tokens))
         else:
-            self.previous[name] = before
+            self._remember(share, layers)
+
+    def _begun(
+        self, hidden: torch.Tensor, before: RequestState, layer: int, start: int, folding: Folding
+    ) -> tuple[tuple[str, Work], ...]:
+        """The layer begun from what a known mistake would have left there; only looked at when a place is wrong."""
+        if not start:
+            return ()
+
+        def carried(state: Callable[[], torch.Tensor]) -> Work:
+            return lambda weights, see: self._layer(
+                hidden, replace(before, state={layer: state()}), layer, True, start)(weights, see)  # fmt: skip
+
+        empty = self._layer(hidden, before, layer, True, 0)
+        wrongs = [("was begun anew: what came before these tokens is lost", empty)]
+        if (past := folding.past) is not None:
+            wrongs.append(("lacks the tokens of the previous step", carried(lambda: past.base)))
+            wrongs += [(says, carried(state)) for says, state in handed_over(folding.base, past)]
+        return tuple(wrongs)
+
+    def _remember(self, share: Share, layers: Mapping[int, Piece]) -> None:
+        """The step that was committed, for the next one."""
+        nodes = share.nodes or range(share.count)
+        self.past[share.request] = {
+            layer: Past(
+                piece.folding.base, only(piece.folding.tokens, nodes) if len(nodes) <= REMEMBERED else None,
+                "accepted" if share.kind == "commit" else "given",
+            )
+            for layer, piece in layers.items() if piece.folding is not None
+        }
 
     def _layer(self, hidden: torch.Tensor, before: RequestState, layer: int, recurrent: bool, start: int) -> Work:
         def work(weights: Weights, see: See) -> torch.Tensor | None:
@@ -152,7 +184,7 @@ class Oracle:
             if verified.folding is not None:
                 folding = self._folding(moment, verified, verified.folding.base, share.count)
                 yield replace(self.runner.fold(verified, folding, share.nodes), share=share)
-        self.previous[name] = flight.before
+        self._remember(share, flight.layers)
         if self.config.mtp_layers and flight.final is not None:
             event = cast(Commit, moment.event)
             path = paths(moment, event)[event.requests.index(name)]
@@ -263,13 +295,13 @@ class Oracle:
 
     def _folding(self, moment: Moment, piece: Piece, base: torch.Tensor, count: int) -> Folding:
         layer, name = piece.layer, piece.request
-        previous = self.previous.get(name)
+        past = self.past.get(name, {}).get(layer)
         others = [
             (f'of request "{other}"', state.state[layer].to(base))
             for other, state in moment.subject.before.items()
             if other != name and layer in state.state
         ]
-        return Folding(base, count, None if previous is None else previous.state[layer].to(base), others, piece.truth)
+        return Folding(base, count, past, others, piece.truth)
 
     def _tokens(self, moment: Moment, share: Share) -> list[int]:
         if share.kind == "verify":
@@ -297,6 +329,22 @@ def to_state(hidden: torch.Tensor, before: RequestState, layer: int, number: int
         return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at)[1].state
 
     return work
+
+
+def handed_over(base: torch.Tensor, past: Past) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    """What a miscounted step may have handed over instead of `base`, the state after it: a sentence, and the state."""
+    tokens = past.tokens
+    if tokens is None:
+        return
+    count = len(tokens.of("beta"))
+    yield "counts the tokens of the previous step twice", partial(_folded, tokens, base, range(count))
+    for some in range(1, count):
+        said = f"{some} token{'s' * (some > 1)} of the previous step; {count} were {past.verb}"
+        yield f"was carried on from the state after {said}", partial(_folded, tokens, past.base, range(some))
+
+
+def _folded(tokens: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
+    return fold(tokens, base, nodes)[0]
 
 
 def _base(before: RequestState, layer: int, start: int) -> torch.Tensor:

@@ -28,6 +28,8 @@ Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is writte
 # (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one honest error in
 # 31 000, of 4 draws by one in 93. Over many rows such numbers average out, and fewer draws do.
 DRAWS, FEWEST_DRAWS, ROWS_DRAWN = 16, 4, 64
+FOLDED = ("q", "k", "v", "log_decay", "beta")
+REMEMBERED = 16  # tokens of a step that are kept for the next one: a window, not a prompt
 CHUNKS = (16, 64)  # tokens to a chunk of the second declared form of the delta rule
 
 
@@ -43,16 +45,29 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Past:
+    """The step before this one: the state [HV, K, V] that it began with, in fp64, and the few tokens that it committed.
+
+    tokens  the truth's run over exactly these tokens, or None where they were many (a prompt)
+    verb    "accepted", "given"
+    """
+
+    base: torch.Tensor
+    tokens: Run | None
+    verb: str
+
+
+@dataclass(frozen=True)
 class Folding:
     """A state and the tokens folded into it: base [HV, K, V] in fp64, and the first `count` tokens.
 
     tokens    the truth's run over the whole window, which shows what each token folds in
-    previous  the state before the step before this one; others: whose, and what they hold
+    past      the step before this one; others: whose, and what they hold
     """
 
     base: torch.Tensor
     count: int
-    previous: torch.Tensor | None
+    past: Past | None
     others: Sequence[tuple[str, torch.Tensor]]
     tokens: Run
 
@@ -194,6 +209,12 @@ def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
     """The states [draws, HV, K, V] after the tokens at `nodes` of a run were folded into `base`, token by token."""
     q, k, v, log_decay, erase, write = (part[:, list(nodes)] for part in _rule_inputs(run))
     return gdn.recur(q, k, v, log_decay, erase, write, base.to(k).expand(len(k), *base.shape))[1]
+
+
+def only(run: Run, nodes: Sequence[int]) -> Run:
+    """What the tokens at `nodes` fold in, in a run of its own."""
+    folded = {place: rows for place, rows in run.places.items() if place.component in FOLDED}
+    return Run({place: rows[list(nodes)] for place, rows in folded.items()})
 
 
 def _rule_inputs(run: Run) -> tuple[torch.Tensor, ...]:

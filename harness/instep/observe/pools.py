@@ -13,6 +13,8 @@ import torch
 from instep_reference.contract.engine import Region
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
+from .rows import draft_stage
+
 
 class Pools:
     """The regions of an engine by address."""
@@ -81,7 +83,7 @@ class Pools:
 
 def standing(region: str, layer: int) -> Place:
     """Where findings about a region stand: its component, on the board the length."""
-    stage = "extend" if region.startswith("draft") else "trunk"
+    stage = draft_stage(layer) if region.startswith("draft") else "trunk"
     for component in ("conv", "keys", "values"):
         if component in region:
             return Place(stage, layer, component)

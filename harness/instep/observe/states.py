@@ -21,7 +21,7 @@ from instep_reference.weights import Weights
 from ..verdict import Skipped
 from .moment import Moment
 from .oracle import Oracle, to_state
-from .piece import Flight, Piece, Runner
+from .piece import Flight, Past, Piece, Runner
 from .rows import Share, rows
 
 
@@ -41,7 +41,7 @@ class StateOracle(Oracle):
         self.prompts: dict[str, tuple[int, ...]] = {}
         self.flights: dict[str, Flight] = {}
         self.trees: set[str] = set()
-        self.previous: dict[str, RequestState] = {}
+        self.past: dict[str, Mapping[int, Past]] = {}
         self._answered: tuple[Moment, list[Piece | Skipped]] | None = None
 
     def _trunk(self, moment: Moment, share: Share) -> Iterator[Piece | Skipped]:
@@ -64,7 +64,7 @@ class StateOracle(Oracle):
         if share.kind == "verify":
             self.flights[name] = Flight(before, layers, None, moment.expected.windows[name])
         else:
-            self.previous[name] = before
+            self._remember(share, layers)
 
     def _base(self, before: RequestState, layer: int, start: int) -> torch.Tensor:
         """The state before the step; by the trace nothing came before a start of 0, whatever memory holds."""

@@ -50,12 +50,15 @@ class Grafting:
         self._put[place] = begin + len(tensor)
         return part.to(tensor)
 
-    def end(self, event: int) -> None:
-        """Whatever was wanted of this event must have been put there, all of it."""
+    def end(self, event: int, kind: str) -> None:
+        """Whatever was wanted of this event, of some kind, must have been put there, all of it."""
         for place, put in self._put.items():
             if place not in self._now or put != len(self._now[place]):
-                raise BadInput("--graft", found=f"{spelled(place)}@{event}", expected="a place of that event, with as "
-                               "many rows on both sides")
+                has = "other rows there" if place in self._now else "no such place"
+                raise BadInput(
+                    "--graft", found=f"{spelled(place)}@{event}, where the event, {kind}, has {has}",
+                    expected="a place of that event, with as many rows on both sides",
+                )
 
     def memory(self, event: int) -> list[Place]:
         """What is replaced in memory once the event is over."""

@@ -71,7 +71,7 @@ class Lockstep:
         except Exception as error:  # whatever it is: the subject may be anybody's
             raise Refused(error, self.sides.subject.tape.last) from error
         self.seconds["subject"] += time.perf_counter() - begun
-        self.sides.grafting.end(index)
+        self.sides.grafting.end(index, str(type(event).__struct_config__.tag))
         expected = expect(before, self.law.book)
         redrawn = partial(self._redrawn, index) if self.sides.rounded_draw else None
         regions = self.sides.shown.regions

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
@@ -130,7 +131,7 @@ class Sides:
 
 def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
     """Build all sides of a plan; `variant`: what is otherwise at the subject."""
-    found, calls = find(plan.ops), Counter[str]()
+    found, calls, lent = find(plan.ops), Counter[str](), _lent(plan)
     if isinstance(found, Ops):
         found = swapped(found, variant.swap)
         options = Options(
@@ -139,11 +140,11 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
             graphs=plan.graphs and not variant.without_graphs,
         )
         options = replace(options, **dict(variant.options))  # type: ignore[arg-type]
-        notes = noting(plan, found)
+        notes = noting(lent, found)
         counted = around(found, unseen, notes.wrapper, counting(calls))
         with enough_memory(plan.capacity), notes.making("the optimized engine"):
             engine = Mendable(
-                plan.checkpoint, counted, options, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive
+                lent.checkpoint, counted, options, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive
             )
         replays = None if engine.graphs is None else replays_of(engine.graphs)
         subject: Subject = engine
@@ -152,10 +153,10 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
     else:
         if variant.swap or variant.options:
             raise BadInput("--swap", found=plan.ops, expected="an op set: somebody else's engine has no ops to swap")
-        notes, poison = noting(plan, None), None
+        notes, poison = noting(lent, None), None
         with notes.making("the engine"):
             subject = found(
-                plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive, device=plan.device,
+                lent.checkpoint, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive, device=plan.device,
                 dtype=plan.width, layout=plan.layout,
             )
         notes.of(subject)
@@ -176,6 +177,12 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
     _watch(sides.subject, sides.grafting)
     _watch(sides.truth, unseen)
     return sides
+
+
+def _lent(plan: Plan) -> Plan:
+    """The plan with a configuration of its own: what the subject writes into it, no other side reads."""
+    checkpoint = replace(plan.checkpoint, config=copy(plan.checkpoint.config))
+    return replace(plan, checkpoint=checkpoint, capacity=copy(plan.capacity), adaptive=copy(plan.adaptive))
 
 
 def noting(plan: Plan, found: Ops | None) -> Notes:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+import torch
+
 from instep_optimized.ops.around import DESCRIPTIONS
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import BadInput
@@ -67,8 +69,16 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
         found = find(source)
         if not isinstance(found, Ops):
             raise BadInput("--swap", found=source, expected="an op set: an engine has no single ops")
+        if _labels(found) != _labels(ops):
+            kinds = {True: "labels", False: "numbers"}
+            raise BadInput("--swap", found=f"{name}={source}, which moves {kinds[_labels(found)]}",
+                           expected=f"an op of a set that moves {kinds[_labels(ops)]}, as {ops.name} does")  # fmt: skip
         others[name] = getattr(found, name)
     return replace(ops, **others)
+
+
+def _labels(ops: Ops) -> bool:
+    return not ops.types(torch.float32, torch.float32).hidden.is_floating_point
 
 
 def graft_of(text: str) -> Graft:

@@ -144,6 +144,15 @@ def _plan_ring(given: dict[str, Any]) -> Iterator[str]:
     size, most = given["size"], given["most"]
     if most > size:
         yield f"{most} rows do not fit in {size} entries"
+        return
+    busy = given["slots"] >= 0
+    settled = given["settled"][given["slots"][busy].clamp(0, given["settled"].shape[0] - 1)]
+    pending = given["before"][busy] - settled
+    room = size - most
+    if bool((pending > room).any()):
+        yield f"{int(pending.max())} tokens are pending; beside {most} rows the ring of {size} entries holds {room}"
+    if bool((pending < 0).any()):
+        yield f"{-int(pending.min())} tokens more are in the state than the request has"
 
 
 def _choose(given: dict[str, Any]) -> Iterator[str]:
@@ -267,7 +276,8 @@ def _address(name: str, address: Address, *, reserved: bool = False) -> Iterator
     if reserved and bool((address.units == 0).any()):
         yield f"{name} is unit 0, which is reserved"
     if address.column is not None:
-        yield from _within(f"{name} columns", address.column, address.pool.shape[1])
+        used = address.column[address.units >= 0] if address.units.shape == address.column.shape else address.column
+        yield from _within(f"{name} columns", used, address.pool.shape[1], lowest=0)
 
 
 def _within(name: str, index: torch.Tensor, size: int, lowest: int = -1) -> Iterator[str]:

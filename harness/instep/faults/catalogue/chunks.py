@@ -138,14 +138,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "state-transpose-store", "state-transpose",
         "Prefill stores a state as rows of [K, V], where every other path reads [V, K].",
-        "sglang, chunked prefill on NPU", (STORED_TURNED,), "rounds", How(), 2, Place("trunk", 0, "state"),
-        "is transposed", ("directed",), ("identity",),
+        "sglang, chunked prefill on NPU", (STORED_TURNED,), "rounds", How(), 2, Place("trunk", 0, "core"),
+        "is transposed", ("contracts", "directed"), ("identity",),
     ),
     Fault(
         "state-transpose-read", "state-transpose",
         "A further chunk reads the state in the other layout and stores it in the right one.",
-        "sglang, chunked prefill on NPU", (READ_TURNED,), "rounds", How(), 3, Place("trunk", 0, "core"),
-        "was carried on from a transposed state", ("derived", "directed"), ("identity", "bytes"),
+        "sglang, chunked prefill on NPU", (READ_TURNED,), "rounds", How(), 2, Place("trunk", 0, "core"),
+        "read is laid out with inner strides", ("contracts",), ("identity", "bytes"),
     ),
     Fault(
         "checkpoint-boundary-count", "checkpoint-boundary",

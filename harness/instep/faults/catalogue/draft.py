@@ -123,8 +123,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "mtp-hidden-packed-rows", "mtp-hidden",
         "After a commit draft 1 is picked from row sum(accept_lens) - 1, where rows stand a window apart.",
-        "vllm 36531", (PACKED_ROWS,), "accepted", How(), 5, Place("extend", AFTER_LAYERS, "logits"),
-        "relative error", ("derived",), ("identity", "directed"),
+        "vllm 36531", (PACKED_ROWS,), "accepted", How(), 5, Place("extend", AFTER_LAYERS, "final"),
+        "relative error", ("bytes", "derived"), ("identity", "directed"),
     ),
     Fault(
         "mtp-hidden-row-stride", "mtp-hidden",
@@ -160,7 +160,7 @@ FAULTS: tuple[Fault, ...] = (
         "draft-prefill-not-shifted", "draft-prefill",
         "Behind a prompt row p of the head is paired with token p, not with token p + 1.",
         "", (NOT_SHIFTED,), "accepted", How(), 2, Place("extend", STAGE_LEVEL, "embedding"),
-        "shifted", ("derived",), ("identity", "directed"),
+        "caused here: with the reference's embedding", ("derived",), ("identity", "directed"),
     ),
     Fault(
         "draft-chain-position", "draft-chain",

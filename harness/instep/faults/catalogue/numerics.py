@@ -144,7 +144,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "state-narrow-pool", "state-narrowed", "The pool of states is allocated in bf16, where fp32 is declared.",
-        "", (NARROW_POOL,), "accepted", How(), 2, Place("trunk", 0, "state"),
+        "", (NARROW_POOL,), "accepted", How(), 2, Place("trunk", 0, "core"),
         "bfloat16", ("derived", "contracts"), ("identity", "bytes"),
     ),
     Fault(

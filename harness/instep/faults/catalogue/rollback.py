@@ -5,7 +5,7 @@ Leaves out: every other family.
 
 from __future__ import annotations
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..base import Edit, Fault, How
 
@@ -17,6 +17,9 @@ CONV, STATE, CORE = (Place("trunk", 0, component) for component in ("conv", "sta
 LANDING = "inputs.rows, inputs.slots, landed.last_correct_step_indices, landed.accept_lens,"
 ACCEPTED = "source=Address(pair.snapshots, landing.rows, landing.nodes),"
 RING = "ring=None if chunk else self._ring(layer, group.slots, plan),"
+
+# A ring whose v holds two windows, too: else what is pending for longer than it should be is overwritten there.
+WIDE_V = Edit(RERUN, "        return widest\n", "        return 2 * widest\n")
 
 
 def _node(what: str) -> Edit:
@@ -147,9 +150,12 @@ FAULTS: tuple[Fault, ...] = (
         "pending-twice", "pending-count",
         "A verify stores the state after the pending tokens, and its mark stays: they are pending once more.",
         "",
-        (Edit(RERUN, "                self._marks.write(ops, group.slots, plan.after)",
-              "                if group.kind != \"verify\":\n"
-              "                    self._marks.write(ops, group.slots, plan.after)"),),
+        (
+            Edit(RERUN, "                self._marks.write(ops, group.slots, plan.after)",
+                 "                if group.kind != \"verify\":\n"
+                 "                    self._marks.write(ops, group.slots, plan.after)"),
+            WIDE_V,
+        ),
         "ragged", How(), 8, STATE,
         "twice", ("directed",),
     ),
@@ -158,8 +164,8 @@ FAULTS: tuple[Fault, ...] = (
         "The lazy strategy never stores: at last more is pending than the ring holds.",
         "",
         (Edit(LAZY_RERUN, "return size - width - widest", "return size"),),
-        "full", How(strategy="lazy_rerun"), 16, CORE,
-        "pending", ("derived", "contracts"),
+        "full", How(strategy="lazy_rerun"), 16, Place("trunk", STAGE_LEVEL, "length"),
+        "tokens are pending; beside 5 rows the ring of", ("derived", "contracts"),
     ),
     Fault(
         "pending-overwritten", "pending-count",
@@ -175,7 +181,7 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(RERUN, "self._marks.put(slot, length)", "self._marks.put(slot, 0)"),),
         "kept", How(ops="ledger"), 12, STATE,
-        "bytes differ", ("bytes", "labels"),
+        "comes back otherwise than it was kept", ("bytes", "labels"),
     ),
     Fault(
         "stale-tile", "stale-tile", "The commit leaves out one tile of 8 columns of one head.",

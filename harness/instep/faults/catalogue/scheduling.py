@@ -85,7 +85,7 @@ FAULTS: tuple[Fault, ...] = (
         "lifecycle-loss-draft-kv", "lifecycle-loss",
         "What is kept of a request comes back without the draft head's KV.",
         "sglang 35957", (NO_DRAFT_KV,), "kept", How(), 12, Place("extend", 0, "keys"),
-        "bytes differ", ("bytes",), ("identity", "directed", "decisions"),
+        "comes back otherwise than it was kept", ("bytes",), ("identity", "directed", "decisions"),
     ),
     Fault(
         "lifecycle-loss-proposal", "lifecycle-loss",
@@ -97,7 +97,7 @@ FAULTS: tuple[Fault, ...] = (
         "lifecycle-loss-proposed-row", "lifecycle-loss",
         "A resumed request has lost the head's row behind its proposed draft: the chain goes on from another one.",
         "sglang 35957", (NO_PROPOSED,), "kept", How(), 16, Place("extend", AFTER_LAYERS, "final"),
-        "bytes differ", ("bytes",), ("identity", "directed"),
+        "comes back otherwise than it was kept", ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "lifecycle-loss-root", "lifecycle-loss",
@@ -109,7 +109,7 @@ FAULTS: tuple[Fault, ...] = (
         "lifecycle-loss-conv", "lifecycle-loss",
         "A request comes back with its recurrent state and an empty conv window.",
         "sglang 35957", (NO_CONV,), "kept", How(), 12, Place("trunk", 0, "conv"),
-        "bytes differ", ("bytes",), ("identity", "directed"),
+        "comes back otherwise than it was kept", ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "lifecycle-loss-slot", "lifecycle-loss",

@@ -1,0 +1,113 @@
+"""What comes back from being kept, what a round begins with, and conv windows that are somebody else's: each is named.
+
+Leaves out: that right engines are silent here (`test_checks.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.checks.bytes import Bytes, shifted
+from instep.checks.poison import poisoned
+from instep.observe.rows import Share, shares
+from instep.verdict import Comparison, Verdict
+from instep_reference.contract.engine import Commit, Forward, RequestState, Resume
+from instep_reference.contract.place import AFTER_LAYERS, Place
+from support import moments as m
+
+PICK, FINAL, CONV = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTER_LAYERS, "final"), Place(
+    "trunk", 0, "conv")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory) -> list[Any]:
+    opened = m.checkpoint(tmp_path_factory.mktemp("bytes"))
+    return m.run(opened, m.events_of(opened))
+
+
+def found(moments: list[Any], at: int, name: str, change: Any) -> Comparison:
+    """The first finding of `bytes` alone, with another state of a request after event `at`, and none before."""
+    check, verdict = Bytes(), Verdict()
+    for moment in moments[:at]:
+        assert not verdict.add(check(moment))
+    findings = verdict.add(check(m.with_state(moments[at], name, change)))
+    assert findings, "nothing was found"
+    return findings[0]
+
+
+def resumed(moments: list[Any]) -> tuple[int, str]:
+    moment = next(moment for moment in moments if isinstance(moment.event, Resume))
+    return moment.index, moment.event.request
+
+
+def committed(moments: list[Any]) -> tuple[int, Share]:
+    """A commit of several requests, and one that kept fewer tokens than its window had."""
+    for moment in moments:
+        if isinstance(moment.event, Commit) and len(moment.event.requests) > 1:
+            for share in shares(moment, "extend"):
+                if 1 < share.count < 4 == len(moment.expected.windows.get(share.request, (0,) * 4)):
+                    return moment.index, share
+    raise AssertionError("the run has no such commit")
+
+
+@pytest.mark.parametrize(("change", "place", "says"), [
+    (lambda s: replace(s, proposal=s.proposal + 1), PICK, "draft 1 is"),
+    (lambda s: replace(s, root=s.root + 1), Place("trunk", AFTER_LAYERS, "root"), "root is"),
+    (lambda s: replace(s, proposal_hidden=-s.proposal_hidden), FINAL, "bytes differ"),
+    (lambda s: replace(s, conv={**s.conv, 0: -s.conv[0]}), CONV, "bytes differ"),
+], ids=["proposal", "root", "proposed", "conv"])  # fmt: skip
+def test_what_comes_back_otherwise_is_said_to(moments, change, place, says):
+    finding = found(moments, *resumed(moments), change)
+    assert finding.place == place
+    assert finding.diagnosis.startswith("comes back otherwise than it was kept: ") and says in finding.diagnosis
+
+
+@pytest.mark.parametrize(("change", "place"), [
+    (lambda s: replace(s, proposal=s.proposal + 1), PICK),
+    (lambda s: replace(s, proposal_hidden=s.proposal_hidden.roll(1)), FINAL),
+], ids=["proposal", "proposed"])
+def test_what_a_round_begins_with_is_what_the_draft_extend_gave(moments, change, place):
+    at, share = committed(moments)
+    assert found(moments, at, share.request, change).place == place
+
+
+def windows(moments: list[Any], at: int, share: Share) -> dict[str, torch.Tensor]:
+    """Wrong conv windows of layer 0 by the sentence that they must get."""
+    verify = next(moment for moment in reversed(moments[:at]) if isinstance(moment.event, Forward))
+    qkv = verify.subject.places[Place("trunk", 0, "qkv")]
+    rows = {s.request: qkv[s.begin : s.begin + s.count] for s in shares(verify, "trunk")}
+    before = {name: state.conv[0] for name, state in verify.subject.before.items()}
+    other = next(name for name in rows if name != share.request)
+    mine = before[share.request]
+    return {
+        "was begun anew: what came before these tokens is lost":
+            shifted(torch.zeros_like(mine), rows[share.request][list(share.nodes)]),
+        "is all zero": torch.zeros_like(mine),
+        "holds the window from before the step": mine,
+        f'holds the window of request "{other}" after 1 token': shifted(before[other], rows[other][:1]),
+        f'holds the window of request "{other}" from before the step': before[other],
+    }
+
+
+def test_a_conv_window_that_is_not_the_requests_is_named(moments):
+    at, share = committed(moments)
+    for sentence, window in windows(moments, at, share).items():
+
+        def wrong(state: RequestState, window: torch.Tensor = window) -> RequestState:
+            return replace(state, conv={**state.conv, 0: window})
+
+        finding = found(moments, at, share.request, wrong)
+        assert finding.place == CONV and finding.diagnosis.startswith(sentence)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_nan_is_poison_by_its_bits_alone(dtype):
+    nan = float("nan")
+    memory = torch.tensor([nan, 1.0, nan], dtype=dtype)
+    memory.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])[2] |= 1  # another NaN
+    assert memory.isnan().tolist() == [True, False, True]
+    assert poisoned(memory, nan).tolist() == [True, False, False]

@@ -1,0 +1,150 @@
+"""States and places that a known mistake would leave, in a run: the step before miscounted, begun anew, stored narrow.
+
+Leaves out: the bank itself (`test_directed.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from instep.checks.derived import Derived
+from instep.checks.directed import Directed
+from instep.checks.hypotheses import step
+from instep.observe.oracle import Oracle
+from instep.observe.piece import Piece
+from instep.observe.rows import rows
+from instep_reference import trunk
+from instep_reference.contract.engine import Commit, Forward
+from instep_reference.contract.place import Place
+from instep_reference.weights import Weights
+from support import moments as m
+
+LAYER = 1
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    opened = m.checkpoint(tmp_path_factory.mktemp("named"))
+    return opened, m.run(opened, m.events_of(opened))
+
+
+def oracle_of(opened):
+    return Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)
+
+
+def states_at(oracle, moment):
+    return {
+        piece.request: piece for piece in oracle.at(moment)
+        if isinstance(piece, Piece) and piece.layer == LAYER and piece.writes_state
+    }
+
+
+@pytest.fixture(scope="module")
+def two_commits(run):
+    """A commit, a request, and its pieces in the commit before (of 3 tokens or more) and in this one."""
+    opened, moments = run
+    oracle, last = oracle_of(opened), {}
+    for moment in moments:
+        for name, piece in states_at(oracle, moment).items():
+            earlier = last.get(name)
+            both = earlier is not None and {piece.share.kind, earlier.share.kind} == {"commit"}
+            if both and earlier.folding.count >= 3:
+                return moment.index, name, earlier, piece
+            last[name] = piece
+    raise AssertionError("the run has no such commits")
+
+
+def folded(state, piece, count):
+    """The first `count` accepted tokens of a piece, folded in one by one."""
+    tokens = [piece.folding.tokens.of(name)[list(piece.share.nodes)] for name in ("k", "v", "log_decay", "beta")]
+    tokens[0] = tokens[0].repeat_interleave(tokens[1].shape[1] // tokens[0].shape[1], dim=1)
+    for t in range(count):
+        state = step(state, *(token[t] for token in tokens))
+    return state
+
+
+def directed(run, at, name, state):
+    opened, moments = run
+    check = Directed(oracle_of(opened))
+    for before in moments[:at]:
+        list(check(before))
+    moment = m.with_state(moments[at], name, lambda s: replace(s, state={**s.state, LAYER: state.float()}))
+    return next(said.diagnosis for said in check(moment) if not said.agrees)
+
+
+def test_the_step_before_counted_twice_is_named(run, two_commits):
+    at, name, earlier, piece = two_commits
+    twice = folded(piece.folding.base, earlier, earlier.folding.count)
+    state = folded(twice, piece, piece.folding.count)
+    assert directed(run, at, name, state).startswith("counts the tokens of the previous step twice")
+
+
+@pytest.mark.parametrize("some", [1, 2])
+def test_a_step_before_of_which_some_tokens_are_lost_is_named(run, two_commits, some):
+    at, name, earlier, piece = two_commits
+    state = folded(folded(earlier.folding.base, earlier, some), piece, piece.folding.count)
+    tokens = "1 token" if some == 1 else f"{some} tokens"
+    assert directed(run, at, name, state).startswith(
+        f"was carried on from the state after {tokens} of the previous step; {earlier.folding.count} were accepted")
+
+
+def test_a_layer_that_was_begun_anew_is_named_in_its_places(run):
+    """Conv and state of a second chunk at zero: q, k and v are wrong, too, so no wrong state has these tokens."""
+    opened, moments = run
+    oracle = oracle_of(opened)
+    for moment in moments:
+        pieces = [p for p in oracle.at(moment) if isinstance(p, Piece) and p.share.kind == "prefill" and p.wrongs]
+        piece = next((p for p in pieces if (p.stage, p.layer) == ("trunk", LAYER)), None)
+        if isinstance(moment.event, Forward) and piece is not None:
+            break
+    else:
+        raise AssertionError("the run has no second chunk")
+    share, shown = piece.share, {}
+    hidden = rows(moment.subject, Place("trunk", LAYER - 1, "hidden"), share).double()
+    empty = trunk.empty_memory(opened.config, "gdn", torch.float64, torch.device("cpu"))
+    positions = share.start + torch.arange(share.count)
+    weights = Weights.of(opened, torch.float64)
+    trunk.layer(opened.config, weights.layers[LAYER], LAYER, "trunk", hidden, empty, positions,
+                lambda place, tensor: shown.setdefault(place, tensor))  # fmt: skip
+    wrong = moment
+    for component in ("mixed", "core"):
+        place = Place("trunk", LAYER, component)
+
+        def put(tensor, place=place):
+            tensor[share.begin : share.begin + share.count] = shown[place].to(tensor)
+            return tensor
+
+        wrong = m.with_rows(wrong, place, put)
+    check = Derived(oracle_of(opened))
+    for before in moments[: moment.index]:
+        list(check(before))
+    said = {found.place.component: found.diagnosis for found in check(wrong) if not found.agrees}
+    for component in ("mixed", "core"):
+        assert said[component].startswith("was begun anew: what came before these tokens is lost; relative error")
+
+
+def judged(run, change):
+    """What T2 says of one commit in which a state was changed."""
+    opened, moments = run
+    at = next(moment.index for moment in moments if isinstance(moment.event, Commit))
+    name, check = moments[at].event.requests[0], Derived(oracle_of(opened))
+    for before in moments[:at]:
+        list(check(before))
+    moment = m.with_state(
+        moments[at], name, lambda s: replace(s, state={**s.state, LAYER: change(s.state[LAYER])}))
+    (found,) = [found for found in check(moment) if not found.agrees]
+    assert found.place == Place("trunk", LAYER, "state")
+    return found.diagnosis
+
+
+def test_a_state_that_went_through_16_bits_is_named(run):
+    assert judged(run, lambda state: state.bfloat16().float()).startswith("as if stored in bfloat16; relative error")
+
+
+def test_a_state_of_another_dtype_than_declared_is_named_and_granted_nothing(run):
+    said = judged(run, lambda state: state.bfloat16())
+    assert "is torch.bfloat16, torch.float32 is declared; relative error" in said
+    assert judged(run, lambda state: state.double()) == "is torch.float64, torch.float32 is declared"
