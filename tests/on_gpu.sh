@@ -42,7 +42,7 @@ if [ "$part" != time ]; then
 fi
 if [ "$part" != check ]; then
   task strategies-h200 60 python3 tests/perf/strategies_gpu.py --json "$out/strategies-h200.json" --commit "$commit"
-  task effect-h200 240 python3 tests/perf/adaptive_effect.py --layers 32 --graphs --fixed 1 3 7 --laps 2 --prompts 16 --checked 40 --judged 0 13 30 --out "$out/effect-h200.json" --commit "$commit"
+  task effect-h200 240 python3 tests/perf/adaptive_effect.py --layers 32 --graphs --fixed 1 3 7 --laps 5 --prompts 16 --checked 16 --judged 13 --out "$out/effect-h200.json" --commit "$commit"
   task kernels-h200 40 python3 tests/perf/kernels_gpu.py
   task invariant-h200 40 python3 tests/perf/invariant_gpu.py
 fi

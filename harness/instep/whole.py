@@ -29,8 +29,15 @@ def write_whole(files: Mapping[Path, bytes]) -> None:
         raise BadInput(str(folder), found=error.strerror, expected="a folder that can be written") from None
 
 
-def writable(path: Path) -> None:
-    """Refuse a place where no file can be put: asked before work is done, and again before it is written."""
+def writable(path: Path, *others: Path | None) -> None:
+    """Refuse a place where no file can be put: asked before work is done, and again before it is written.
+
+    others: what the same command reads, or writes elsewhere; of a trace, the file of its tensors is meant, too.
+    """
+    for other in filter(None, others):
+        for taken in (other, other.parent / f"{other.name.removesuffix('.jsonl')}.safetensors"):
+            if path.resolve() == taken.resolve() or (path.exists() and taken.exists() and path.samefile(taken)):
+                raise BadInput(str(path), found="a file that this command uses otherwise", expected="a file of its own")
     if path.is_dir():
         raise BadInput(str(path), found="a folder", expected="the name of a file")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):

@@ -139,7 +139,8 @@ def test_the_figures_on_a_gpu_can_be_made(tmp_path: Path) -> None:
 @pytest.mark.skipif(HERE, reason="fla-core is installed")
 def test_without_the_package_the_name_says_so(instep: Runner) -> None:
     said = complaint(instep("replay", ADAPTIVE, "--ops", "fla"))
-    assert "'fla' (No module named" in said and "fla, or module:attribute" in said
+    assert "'fla', whose package is not installed, expected fla-core and einops" in said
+    assert said.endswith("pip install fla-core einops")
 
 
 @needs_fla

@@ -240,6 +240,21 @@ def test_a_result_that_cannot_be_written(instep, trace):
         assert said in complaint(ran) and not ran.out
 
 
+@pytest.mark.parametrize("command", [("relations", "slots"), ("faults",)])
+def test_a_result_takes_the_place_of_nothing_that_the_command_needs(instep, trace, command):
+    name, *words = command
+    given, outputs = [(trace.path, *words), (trace.path, beside(trace.path))] if name == "relations" else [(), ()]
+    link = trace.path.with_name("link.json")
+    link.symlink_to(trace.path)
+    before = [path.read_bytes() for path in (trace.path, beside(trace.path))]
+    for output in (*outputs, *[link] * len(outputs)):
+        assert "a file of its own" in complaint(instep(name, *given, "--json", output))
+    if name == "faults":
+        both = ("--json", trace.path.parent / "r.svg", "--picture", trace.path.parent / "model" / ".." / "r.svg")
+        assert "a file of its own" in complaint(instep(name, *both))
+    assert before == [path.read_bytes() for path in (trace.path, beside(trace.path))]
+
+
 def test_record_refuses_a_bad_policy_and_writes_nothing(instep, trace, tmp_path):
     (tmp_path / "prompts.json").write_text('[{"name": "few", "tokens": [1, 2, 999]}]')
     told = policy(deeds=(), arrivals=tuple(a for a in policy().arrivals if a.prompt == "few"))

@@ -201,17 +201,24 @@ def test_tiers_are_summed_over_storages():
 
 def test_the_command_writes_both_tables_and_leaves_honest_engines_alone(instep, tmp_path):
     file = tmp_path / "calibration.json"
-    ran = instep("calibrate", "--variants", "1", "--runs", "0", "--json", str(file))
+    ran = instep("calibrate", "--variants", "1", "--runs", "0", "--json", str(file), "--commit", "abc")
     assert ran.code == 0, ran
     told = json.loads(file.read_text())
+    assert told["commit"] == "abc" and told["command"].endswith("--commit abc") and {"date", "machine"} <= told.keys()
     assert told["variants"] == 1 and told["alarms"] == [] and told["ran"][0]["form"] == "permuted"
     assert {rate["tier"] for rate in told["false_alarms"]} == {tier.value for tier in Tier}
-    assert "1 honest engine" in ran.out
+    assert "1 honest engine" in ran.out and "upper bound" in ran.out
 
 
-def test_the_command_refuses_what_computes_nothing_and_says_when_nothing_was_compared(instep):
+def test_the_command_refuses_what_computes_nothing(instep):
     assert "ledger" in complaint(instep("calibrate", "--ops", "ledger"))
-    assert instep("calibrate", "--variants", "0", "--runs", "0").code == 3
+    assert "at least one of either" in complaint(instep("calibrate", "--variants", "0", "--runs", "0"))
+
+
+def test_a_slip_of_size_0_that_is_found_is_an_error(monkeypatch):
+    monkeypatch.setitem(IN_MEMORY, "state, one tile", lambda right, before, size: right * 1.5)
+    with pytest.raises(RuntimeError, match=r"finds a slip of size 0 at .*state"):
+        limit("state, one tile", "float32", [Stage()])
 
 
 def test_the_committed_result_is_of_enough_engines_and_called_none_wrong():

@@ -53,12 +53,19 @@ def test_a_divergence_exits_1_with_the_message_and_the_command(instep, trace):
     assert again.code == 1 and "layer 0 gated" in again.out
 
 
-@pytest.mark.parametrize("words", [("--until", "3", "--layer", "55"), ("--until", "0"), ("--until", "1")])
+@pytest.mark.parametrize("words", [("--until", "0"), ("--until", "1")])
 @pytest.mark.parametrize("ops", [(), ("--ops", "plain"), ("--ops", "ledger")])
 def test_nothing_compared_or_computed_is_inconclusive(instep, trace, ops, words):
     ran = instep("replay", trace.path, *ops, *words)
     assert ran.code == 3 and "inconclusive" in ran.out
     assert ": nothing was compared" in ran.out or ": nothing was computed" in ran.out
+
+
+@pytest.mark.parametrize(("layer", "says"), [("55", "0 to "), ("-1", "--layer")])
+@pytest.mark.parametrize("command", ["replay", "streams"])
+def test_a_layer_that_the_model_does_not_have_is_bad_input(instep, trace, command, layer, says):
+    ran = instep(command, trace.path, "--until", "3", "--layer", layer)
+    assert ran.code == 2 and says in ran.err and "Traceback" not in ran.err
 
 
 def test_the_tool_runs_as_a_module():
@@ -99,7 +106,7 @@ def test_doctor_names_every_part(instep):
     ran = instep("doctor", "--json")
     found = json.loads(ran.out)
     assert ran.code == 0 and found["torch"] and found["device"].startswith(("cpu", "1", "2"))
-    assert {"python", "triton", "kernels", "transformers", "hypothesis"} <= found.keys()
+    assert {"python", "triton", "kernels", "transformers", "hypothesis", "fla"} <= found.keys()
     assert "interpreted" in instep("doctor").out or found["device"][0].isdigit()
 
 

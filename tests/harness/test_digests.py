@@ -52,6 +52,17 @@ def test_changes_that_cancel_in_a_sum_are_seen(pool):
     assert [number for number in range(5) if now[number] != before[number]] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_a_word_and_its_complement_differ(dtype):
+    numbers = torch.arange(8, dtype=dtype)[None]
+    for at in range(8):
+        other = numbers.clone()
+        other[0, at] = ~other[0, at]
+        assert digest(other) != digest(numbers)
+    nothing = torch.zeros_like(numbers)
+    assert digest(~numbers) != digest(numbers) and digest(nothing) != digest(~nothing)
+
+
 def test_signs_of_any_two_elements_do_not_cancel():
     zeros = torch.zeros(1, 64)
     before, seen = digest(zeros), set()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from instep.faults import TRACES, by_id, plant, told
+from instep.faults import FAMILIES, TRACES, by_id, plant, told
 from instep.faults.arms import Arm, Said, both, replayed, spoken
 from instep.faults.base import Edit, Fault, How
 from instep.faults.campaign import campaign
@@ -221,7 +221,15 @@ def test_a_copy_is_the_source_that_is_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [(("commit-index-minus-two",), "commit-index-minus-one"), (("--family", "rolback"), "rollback"),
-     (("--ops", "nobody"), "none of these")],
+     (("--family", "rolback"), "scheduling"), (("commit-index-minus-two",), "`instep faults --list` names all"),
+     (("--ops", "nobody"), "one of invariant, ledger, plain"),
+     (("commit-index-minus-one", "--family", "graph"), "commit-index-minus-one (rollback, plain); --family graph"),
+     (("--family", "numerics", "--ops", "ledger"), "no fault that is all of: --family numerics; --ops ledger")],
 )  # fmt: skip
 def test_wrong_usage_is_refused_in_a_line(instep: Runner, words: tuple[Any, ...], says: str) -> None:
     assert says in complaint(instep("faults", *words))
+
+
+def test_a_list_names_every_fault_and_plants_none(instep: Runner) -> None:
+    ran = instep("faults", "--list", "--family", "rollback")
+    assert ran.code == 0 and ran.out.splitlines() == [f"{f.id}  {f.kind}  {f.what}" for f in FAMILIES["rollback"]]

@@ -24,6 +24,7 @@ from instep_optimized.graphs import runner
 from instep_optimized.model import gdn
 from instep_optimized.ops import plain
 from instep_optimized.ops.base import Ops
+from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place
 from support.traces import policy, recorded
 
@@ -163,6 +164,19 @@ def test_memory_that_a_commit_wrote_wrongly_is_told_from_an_op(rounds, ops, monk
     assert any("with --strategy rerun it agrees" in hint for hint in found.hints)
 
 
+def test_memory_that_nobody_reads_later_is_told(rounds, monkeypatch):
+    """The same commit as the last event of a trace: nothing could be replaced behind it."""
+    def early(self: Snapshot, ops: Ops, landing: Any) -> None:
+        right(self, ops, replace(landing, nodes=(landing.nodes - 1).clamp(min=0)))
+
+    right = Snapshot.commit
+    monkeypatch.setattr(Snapshot, "commit", early)
+    first = next(number for number, event in enumerate(rounds.events) if isinstance(event, Commit))
+    _, found = located(replace(rounds, events=rounds.events[: first + 1]), ops="plain", strategy="snapshot")
+    assert (found.cause, found.options) == ("memory", ())
+    assert found.says == f"memory, written by event {first}; nothing reads it later in this trace"
+
+
 def test_memory_that_is_read_wrongly_is_told_from_the_ops_that_read_it(trace, monkeypatch):
     """A second chunk that begins anew, in the conv and in the delta rule alike."""
     def anew(self: Any, ops: Ops, hidden: torch.Tensor, bound: Any, stage: str) -> torch.Tensor:
@@ -243,6 +257,8 @@ def test_by_hand_one_thing_is_otherwise(trace, instep, words, code):
     (("--swap", "gated_norm"), "OP=SET"), (("--swap", "gated=plain"), "one of the ops"),
     (("--graft", "trunk.gated"), "PLACE@EVENT"), (("--graft", "trunk.0.gates@2"), "stage.layer.component"),
     (("--graft", "trunk.9.gated@2"), "trunk.9.gated@2"), (("--drafter", "medusa"), "eagle, vanilla"),
+    (("--graft", "extend.0.state@2"), "one of trunk.0.state"), (("--graft", "trunk.0.core@999"), "no other is run"),
+    (("--swap", "gdn=plain", "--swap", "gdn=plain"), "each op once"),
 ])
 def test_wrong_spelling_is_bad_input(trace, instep, words, says):
     told = instep("replay", trace.path, "--ops", "plain", *words)

@@ -12,6 +12,7 @@ import pytest
 
 from instep.checks.base import exact
 from instep.checks.identity import LENGTH
+from instep.observe.memory import Watch
 from instep.observe.moment import Moment
 from instep.rig.lockstep import Lockstep
 from instep.rig.rig import Rig
@@ -63,7 +64,21 @@ def test_until_and_layers_bound_what_is_judged(trace):
     assert rig.run(until=4).verdict.events == 5
     layers = {compared.place.layer for compared in rig.run(until=4, layers=[1]).verdict.compared}
     assert layers == {1}
-    assert rig.run(until=4, layers=[77]).verdict.exit is Exit.INCONCLUSIVE
+    for layer in (2, 77, -1):
+        with pytest.raises(BadInput, match=f"--layer: found {layer}, expected a layer of the model, 0 to 1"):
+            rig.run(until=4, layers=[layer])
+
+
+def test_a_fault_of_the_harness_is_not_the_subjects(trace, monkeypatch):
+    """What looks at memory beside an event raises as what it is, not as a divergence."""
+    def fallen(self: Watch, *given: object) -> None:
+        raise ZeroDivisionError("of the harness")
+
+    for name in ("before", "after"):
+        with monkeypatch.context() as patched:
+            patched.setattr(Watch, name, fallen)
+            with pytest.raises(ZeroDivisionError, match="of the harness"):
+                Rig(trace, ops="ledger").run(until=2)
 
 
 def test_a_wrong_owner_is_told_whatever_layer_is_judged(trace):
@@ -121,9 +136,14 @@ def test_history_is_read_off_the_trace(trace):
 @pytest.mark.parametrize(
     ("ops", "complaint"),
     [("nobody", "no such name"), ("no.such:THING", "No module named"), ("support.subjects:NOT_AN_ENGINE", "a str"),
-     ("support.subjects:MISSING", "MISSING")],
+     ("support.subjects:MISSING", "AttributeError: .*MISSING"),
+     ("support.subjects:load", "a callable that is no Maker"), ("json:JSONDecodeError", "a callable that is no Maker"),
+     ("broken_at_import:THING", "ZeroDivisionError: division by zero"), ("leaves_at_import:THING", "SystemExit: 3")],
 )
-def test_an_unknown_subject_is_bad_input_that_lists_the_known_ones(trace, ops, complaint):
+def test_an_unknown_subject_is_bad_input_that_lists_the_known_ones(trace, ops, complaint, tmp_path, monkeypatch):
+    (tmp_path / "broken_at_import.py").write_text("1 / 0\n")
+    (tmp_path / "leaves_at_import.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(BadInput, match=complaint) as refused:
         Rig(trace, ops=ops).run()
     assert "ledger, plain, triton" in str(refused.value)

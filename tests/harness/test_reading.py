@@ -71,7 +71,7 @@ def test_the_data_stand_in_the_result_file(outcome: Outcome, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_what_is_done_by_hand_comes_out_as_told(rig: Rig, outcome: Outcome) -> None:
     assert outcome.located is not None and outcome.located.options == ("--swap move=plain",)
-    grafted = rig.run(until=5, judged_from=3, layers=[0], variant=Variant(graft=(graft_of("trunk.0.conv@5"),)))
+    grafted = rig.run(until=6, judged_from=3, layers=[0], variant=Variant(graft=(graft_of("trunk.0.conv@5"),)))
     first, other = grafted.verdict.findings[0], next(f for f in outcome.verdict.findings if f.place.layer == 1)
     assert (first.place.component, first.diagnosis) == ("state", "holds the state after 2 tokens; 3 were accepted")
     assert other.diagnosis == outcome.verdict.findings[0].diagnosis
@@ -125,7 +125,7 @@ def test_the_rungs_are_told_in_the_ladders_own_words() -> None:
     source = Path(ladder.__file__).read_text()
     for words in (
         "a graph fault: run eagerly, ", "seen in the call itself", "caused by ", "caused here",
-        ": with the reference's ", " instead, all that follows agrees", ", in what is read from memory",
+        ": with the reference's ", " instead, all that follows in the event agrees", ", in what is read from memory",
         "writes it wrongly again", "not confirmed: ",
     ):
         assert words in PAGE and words in source, words

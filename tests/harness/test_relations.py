@@ -16,7 +16,9 @@ import torch
 from instep import relations as table
 from instep.relations import NAMES, Held, held, relations, worst
 from instep.relations.case import Case
+from instep.relations.courses import long_request
 from instep.relations.retold import alone, as_traced, chunked, decoded, exact_windows, lives, rejected, rescheduled
+from instep.relations.within import Yardstick
 from instep.rig.rig import Rig
 from instep.trace.file import Trace
 from instep.trace.legal import Law
@@ -147,6 +149,44 @@ def test_what_hangs_on_sums_since_the_beginning_drifts(trace: Trace) -> None:
     first = found.verdict.findings[0]
     assert first.place.component == "state" and first.head is not None
     assert any(each.diagnosis.startswith("the error grows") for each in found.verdict.findings)
+
+
+def test_a_course_that_breaks_off_is_a_finding(trace: Trace) -> None:
+    found = hold("drift", trace, "support.parting:STUCK", tokens=128)
+    said = [each.diagnosis for each in found.verdict.findings]
+    assert "windows of the op: raised RuntimeError (too far) after 0 tokens" in said
+    assert any(each.startswith("a long request: raised RuntimeError (too far)") for each in said) and len(said) == 3
+
+
+def test_rows_that_are_not_shown_are_a_finding(trace: Trace) -> None:
+    told = case(trace, "plain", tokens=128)
+    told.told("a long request", lambda: long_request(told)).rows.clear()
+    (found,) = held(told, relations(["drift"]))
+    assert found.verdict.exit is Exit.DIVERGED
+    assert found.verdict.findings[0].diagnosis.startswith("a long request: 0 of ")
+
+
+def test_where_a_quarter_has_too_few_launches_growth_is_not_compared(trace: Trace) -> None:
+    found = hold("drift", trace, "plain", tokens=128)
+    assert found.verdict.exit is Exit.AGREED
+    assert any("chunks of the op, whether the error grows" in each.reason for each in found.verdict.skipped)
+
+
+def test_ties_are_capped(trace: Trace) -> None:
+    told = case(trace, "plain")
+    yardstick = Yardstick("alone", told.truth(), told.rounded, told.traced(), told.truth(), made=100, ties=5)
+    pick = next(block for block in told.traced().blocks if block.place.component == "pick")
+    assert not list(yardstick._too_many(pick))
+    yardstick.ties += 1
+    (found,) = yardstick._too_many(pick)
+    assert not found.agrees and found.diagnosis == "6 of 100 choices so far were ties: too many"
+
+
+def test_where_nothing_is_computed_nothing_agrees(trace: Trace) -> None:
+    assert not isinstance(trace.events[0], Forward)
+    admissions = Case.of(trace, Rig(trace, ops="plain").plan, until=0)
+    (found,) = held(admissions, relations(["unseen"]))
+    assert found.verdict.elements and found.verdict.exit is Exit.INCONCLUSIVE
 
 
 def test_a_run_that_raises_is_where_two_runs_part(trace: Trace) -> None:

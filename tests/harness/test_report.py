@@ -16,6 +16,7 @@ from instep.report import data
 from instep.report.terminal import short, show, tiers
 from instep.report.words import divergence, spelled
 from instep.rig.history import History, Text
+from instep.rig.variant import AS_IS, Variant, graft_of
 from instep.verdict import Comparison, Exit, Located, Tier, Verdict
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
@@ -38,7 +39,7 @@ def outcome(*compared: Comparison, **changes: Any) -> Any:
         "name": "tiny-hybrid", "trace": Path("fixtures/traces/adaptive.jsonl"), "plan": plan, "of": 60,
         "verdict": Verdict(list(compared), events=42), "seconds": {"reference": 1.0, "subject": 0.5}, "calls": {},
         "elsewhere": None, "located": None, "again": ("instep", "replay"),
-        "history": History(((5, {"b": 3}), (9, {"b": 1})), ((-1, 1), (4, 3)), texts), "served": {},
+        "history": History(((5, {"b": 3}), (9, {"b": 1})), ((-1, 1), (4, 3)), texts), "served": {}, "variant": AS_IS,
     }
     return SimpleNamespace(**{**fields, **changes})
 
@@ -109,6 +110,28 @@ def test_the_command_repeats_what_is_not_usual():
         "--drafter vanilla --graphs "
         "--checkpoint my/model"
     )
+
+
+def test_what_was_otherwise_is_told_and_repeated():
+    grafts = tuple(map(graft_of, ("trunk.0.core@2", "trunk.3.state@41", "trunk.0.core@42")))
+    told = outcome(comparison(worst=1.0), variant=Variant({"gdn": "plain"}, grafts))
+    message = divergence(told)
+    assert message.startswith("DIVERGED  tiny-hybrid, optimized[triton, gdn=plain, trunk.0.core@2 grafted, trunk.3.")
+    assert message.endswith(  # behind event 41 its memory is replaced; what is put at 42 changed nothing
+        "--ops triton --until 42 --layer 3 --swap gdn=plain --graft trunk.0.core@2 --graft trunk.3.state@41"
+    )
+    shown = printed(told)
+    assert all(part in shown for part in ("triton DIVERGED", "gdn=plain", "trunk.0.core@2 grafted"))
+    run = data.result([told])["runs"][0]
+    assert run["swap"] == {"gdn": "plain"}
+    assert run["graft"] == ["trunk.0.core@2", "trunk.3.state@41", "trunk.0.core@42"]
+
+
+def test_of_streams_the_strategy_is_always_said():
+    """Left out, it is every strategy there, and the usual one of a replay."""
+    found = comparison(worst=1.0)
+    assert "--strategy" not in divergence(outcome(found))
+    assert divergence(outcome(found, again=("instep", "streams", "--level", "op"))).endswith("--strategy rerun")
 
 
 def test_places_are_spelled_in_words():

@@ -6,6 +6,7 @@ Every wrong engine here is a right one with one function exchanged while the tes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,10 @@ import pytest
 import torch
 
 from instep.checks import structure
+from instep.observe import calls
+from instep.rig.lockstep import Lockstep
 from instep.rig.rig import Rig
+from instep.rig.sides import seat
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival, Policy, Steps
 from instep.verdict import Comparison, Exit, Verdict
@@ -137,6 +141,20 @@ def test_what_broke_before_an_engine_fell_over_is_told_with_it(trace):
     verdict = replayed(trace, "support.wrong_ops:SHORT")
     assert {finding.check for finding in verdict.findings} == {"contracts", "serves"}
     assert verdict.findings[0].diagnosis == "op gated_norm (trunk.0.gated): 0 rows came back, 3 are due"
+
+
+def test_what_a_rule_said_before_it_fell_over_is_kept(trace, monkeypatch):
+    def falling(name: str, given: dict[str, Any]) -> Iterator[str]:
+        yield "a clause that was broken"
+        raise IndexError("row 3 of 2")
+
+    monkeypatch.setattr(calls, "before", falling)
+    sides = seat(Rig(trace, ops="ledger").plan)
+    lockstep = Lockstep(trace, sides)
+    broken = next(moment.noted.broken for moment in (lockstep.step() for _ in trace.events) if moment.noted.broken)
+    assert [one.clause for one in broken[:2]] == [
+        "a clause that was broken", "was called so that it cannot be judged (row 3 of 2)",
+    ]
 
 
 def test_a_pool_of_another_dtype_than_declared_is_named(trace, monkeypatch):

@@ -9,10 +9,13 @@ from dataclasses import replace
 
 import pytest
 
+from instep.rig.grafting import Grafting
+from instep.rig.lockstep import Lockstep
 from instep.rig.rig import Rig
+from instep.rig.sides import seat
 from instep.rig.variant import AS_IS, Graft, Variant, graft_of, place_of, spelled, swaps_of
 from instep.trace.file import Trace
-from instep.verdict import Exit
+from instep.verdict import Comparison, Exit, Tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
@@ -118,6 +121,55 @@ def test_what_stands_in_memory_is_replaced_after_the_event(trace):
 def test_a_place_that_the_event_has_not_is_bad_input(trace):
     with pytest.raises(BadInput, match=r"trunk\.0\.core@0, where the event, admit, has no such place"):
         Rig(trace, ops="plain").run(until=1, variant=Variant(graft=(Graft(Place("trunk", 0, "core"), 0),)))
+
+
+@pytest.mark.parametrize(("typed", "says"), [
+    ("trunk.0.core@7", "an event from 0 to 6; no other is run"), ("trunk.0.state@6", "an event before 6"),
+    ("trunk.99.state@3", "one of trunk.0.state"), ("trunk.1.state@3", "one of trunk.0.state"),
+    ("trunk.0.keys@3", "one of trunk.1.keys, extend.0.keys"), ("extend.0.state@3", "one of trunk.0.state"),
+    ("chain.1.0.conv@3", "one of trunk.0.conv"), ("chain.1.0.keys@3", "one of trunk.1.keys"),
+    ("trunk.state@3", "one of trunk.0.state"),
+])
+def test_a_graft_that_puts_nothing_anywhere_is_bad_input(trace, typed, says):
+    with pytest.raises(BadInput, match=rf"--graft: found {typed}, expected {says}"):
+        Rig(trace, ops="plain").run(until=6, variant=Variant(graft=(graft_of(typed),)))
+
+
+def test_without_until_the_last_event_is_the_end(trace):
+    end = len(trace.events) - 1
+    for typed in (f"trunk.0.core@{end + 1}", f"trunk.0.state@{end}", "trunk.0.core@99999"):
+        with pytest.raises(BadInput, match="--graft"):
+            Rig(trace, ops="plain").run(variant=Variant(graft=(graft_of(typed),)))
+
+
+def test_memory_that_nobody_can_write_is_bad_input(trace):
+    """While every request is within its round."""
+    for verify in (number for number, event in enumerate(trace.events) if isinstance(event, e.Forward)
+                   and any(row.kind == "verify" for row in event.rows)):  # fmt: skip
+        variant = Variant(graft=(graft_of(f"trunk.0.state@{verify}"),))
+        lockstep = Lockstep(trace, seat(Rig(trace, ops="ledger").plan, variant))
+        for _ in range(verify + 1):
+            lockstep.step()
+        if not lockstep.mended():
+            with pytest.raises(BadInput, match=rf"trunk\.0\.state@{verify}, when every request is within a round"):
+                lockstep.step()
+            return
+    raise AssertionError("no event of this trace has every request within a round")
+
+
+def test_a_finding_is_dropped_only_where_its_memory_is_mended():
+    place = Place("trunk", 0, "state")
+    grafting = Grafting([Graft(place, 5)])
+    found = Comparison("bytes", Tier.BITWISE, 5, "forward", place, elements=1, worst=1.0, allowed=0.0, request="a")
+    assert grafting.replaces(found, ["b", "a"])
+    assert not grafting.replaces(found, ["b"]), "within a round, or preempted"
+    assert not grafting.replaces(replace(found, request=None), ["a"]), "memory of nobody"
+    assert not grafting.replaces(replace(found, event=6), ["a"])
+
+
+def test_an_op_is_swapped_once():
+    with pytest.raises(BadInput, match="--swap: found gdn=plain and gdn=triton, expected each op once"):
+        swaps_of(["gdn=plain", "conv=plain", "gdn=triton"])
 
 
 def test_somebody_elses_engine_has_nothing_to_swap_and_no_memory_to_write(trace):

@@ -11,7 +11,7 @@ from typing import Any
 def alarms(result: dict[str, Any]) -> str:
     """One line per tier, over all storages."""
     lines = [
-        f"| tier | blocks judged, {result['variants']} honest engines | called wrong | rate, with 95% under "
+        f"| tier | blocks judged, {result['variants']} honest engines | called wrong | upper bound of the rate (95%) "
         "| most of an allowance used |", "|---" * 5 + "|",
     ]  # fmt: skip
     for tier in dict.fromkeys(rate["tier"] for rate in result["false_alarms"]):

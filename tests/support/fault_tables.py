@@ -10,6 +10,7 @@ from typing import Any
 
 Results = Mapping[str, Any]
 JUDGED = ("found", "named", "located")
+MOST, LONGEST = 12, 110  # rows of each kind, and letters of a diagnosis
 
 
 def score(result: Results) -> str:
@@ -38,9 +39,12 @@ def unseen(result: Results) -> str:
         (one for one in heard if one["text"]["raised"] and not one["text"]["equal"]),
         key=lambda one: one["text"]["usual"] - one["text"]["acceptance"],
     )
+    still = sorted(equal, key=lambda one: abs(one["text"]["usual"] - one["text"]["acceptance"]))
+    said = f"{len(equal)} of {len(heard)} leave every token as it was, {len(raised)} others raise acceptance"
     lines = [
+        f"{said}; {sum(one['found'] for one in (*equal, *raised))} of these were found. The first {MOST} of each:", "",
         "| planted fault | tokens that stay | accepted drafts, without and with it | instep says |", "|---" * 4 + "|",
-        *map(_unseen, (*equal, *raised)),
+        *map(_unseen, (*still[:MOST], *raised[:MOST])),
     ]
     return "\n".join(lines)
 
@@ -50,6 +54,7 @@ def _unseen(one: Results) -> str:
     rates = ("" if text["usual"] is None or text["acceptance"] is None
              else f"{text['usual']:.0%} → {text['acceptance']:.0%}")  # fmt: skip
     said = f"event {first['event']} {first['kind']}: {first['diagnosis']}" if first else ""
+    said = said if len(said) <= LONGEST else f"{said[:LONGEST].rpartition(' ')[0]} ..."
     tokens = "all" if text["agreement"] == 1 else f"{text['agreement']:.0%}"
     cells = (one["what"].rstrip("."), tokens, rates, said)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -96,6 +96,10 @@ def _last_of_the_layout(**given: Any) -> Placed:
     return placed._replace(last=torch.where(placed.last >= 0, given["begin"] + each - 1, placed.last))
 
 
+def _stuck(**given: Any) -> torch.Tensor:
+    raise RuntimeError("too far")
+
+
 class _SinceTheBeginning:
     """Decay between two tokens as the difference of two sums since the first token: less and less of it is left."""
 
@@ -123,6 +127,7 @@ FORGETFUL = replace(PLAIN, name="forgetful", ring=_forgetful)
 NEVER_THE_ROOT = replace(PLAIN, name="never the root", accept=_never_the_root)
 COARSE_DECODE = replace(PLAIN, name="coarse decode", gdn=_coarse_decode)
 LAST_OF_THE_LAYOUT = replace(LEDGER, name="last of the layout", place_rows=_last_of_the_layout)
+STUCK = replace(PLAIN, name="stuck", gdn=_stuck)
 SINCE_THE_BEGINNING = replace(PLAIN, name="since the beginning", gdn=_SinceTheBeginning())
 
 

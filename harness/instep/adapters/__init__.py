@@ -6,6 +6,7 @@ installed package offers under the entry point group "instep.ops", or `module:at
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -19,10 +20,11 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Engine, Inspectable, Watched
-from instep_reference.contract.errors import BadInput
+from instep_reference.contract.errors import BadInput, InstepError
 
 GROUP = "instep.ops"
 HERE = {"fla": "instep.adapters.fla:OPS"}  # of others, served by a file beside this one if their package is installed
+NEEDS = {"fla": {"fla": "fla-core", "einops": "einops"}}  # of those: module -> the package that brings it
 
 
 class Subject(Engine, Inspectable, Watched, Protocol):
@@ -46,18 +48,50 @@ def find(name: str) -> Ops | Maker:
     offered = {point.name: point for point in entry_points(group=GROUP)}
     try:
         found: object = offered[name].load() if name in offered else _attribute(HERE.get(name, name))
-    except (ImportError, AttributeError) as error:
+    except _NoName as error:
         raise _unknown(name, str(error), offered) from None
-    if isinstance(found, Ops) or callable(found):
+    except InstepError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever it is: the module may be anybody's
+        if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in NEEDS.get(name, {}):
+            raise _not_installed(name) from None
+        raise _unknown(name, f"{type(error).__name__}: {error}", offered) from None
+    if isinstance(found, Ops):
         return found
-    raise _unknown(name, f"a {type(found).__name__}", offered)
+    if isinstance(found, Maker) and _makes(found):
+        return found
+    kind = "a callable that is no Maker: it takes other arguments" if callable(found) else f"a {type(found).__name__}"
+    raise _unknown(name, kind, offered)
+
+
+class _NoName(Exception):
+    """Nothing of that name is known, and it is no `module:attribute`."""
+
+
+def _makes(found: Maker) -> bool:
+    """Whether it can be called as a Maker is."""
+    try:
+        inspect.signature(found).bind(
+            None, None, num_steps=0, adaptive=None, device="cpu", dtype=torch.float32, layout="VK"
+        )
+    except (TypeError, ValueError):  # other arguments, or none that Python knows of
+        return False
+    return True
 
 
 def _attribute(name: str) -> object:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise AttributeError("no such name")
+        raise _NoName("no such name")
     return getattr(import_module(module), attribute)
+
+
+def _not_installed(name: str) -> BadInput:
+    packages = list(NEEDS[name].values())
+    return BadInput(
+        "ops", found=f"{name!r}, whose package is not installed", expected=" and ".join(packages),
+        hint=f"pip install {' '.join(packages)}",
+    )
 
 
 def _unknown(name: str, why: str, offered: Iterable[str]) -> BadInput:

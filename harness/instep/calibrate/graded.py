@@ -95,6 +95,11 @@ def limit(name: str, storage: str, stages: Sequence[Stage]) -> Limit:
     """From the largest size down; a stage is a run, and keeps its scene."""
     place = SLIPS[name].place if name in SLIPS else Place("trunk", 0, "state")
     trials = [_trial(stage, name, storage, run) for run, stage in enumerate(stages)]
+    none = [one for trial in trials for one in trial(0.0)]
+    if wrong := next((one for one in none if not one.agrees), None):
+        said = f"{wrong.check} finds a slip of size 0 at {wrong.place}: {wrong.diagnosis}"
+        raise RuntimeError(f"{name}, {storage}: {said}")
+    honest = max(one.worst for one in none if one.tier is Tier.DERIVED and one.place == place)
     found: dict[Tier, float | None] = dict.fromkeys(NUMBERS)
     lost: set[Tier] = set()
     quiet = tried = 0
@@ -108,9 +113,6 @@ def limit(name: str, storage: str, stages: Sequence[Stage]) -> Limit:
                 lost.add(tier)
         if quiet == QUIET:
             break
-    honest = max(
-        one.worst for trial in trials for one in trial(0.0) if one.tier is Tier.DERIVED and one.place == place
-    )
     return Limit(name, storage, honest, found, len(stages), tried)
 
 

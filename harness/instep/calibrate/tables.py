@@ -1,5 +1,6 @@
 """The two tables: how often an honest engine is called wrong, and how small an error is still found.
 
+Blocks are taken as independent. Those of one engine share its order of sums, so a rate's bound is a guide, no proof.
 Leaves out: running (`variants.py`, `graded.py`), and showing them (`report` of the command).
 """
 
@@ -47,7 +48,7 @@ class Rate:
 
     @property
     def bound(self) -> float:
-        """The rate of false alarms per block lies under this, at 95%."""
+        """The rate of false alarms per block lies under this at 95%, if blocks are independent."""
         if not self.blocks:
             return 1.0
         events = POISSON_95[self.alarms] if self.alarms < len(POISSON_95) else self.alarms + 3 * self.alarms**0.5 + 3

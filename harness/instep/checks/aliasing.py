@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from instep_reference.contract.place import STAGE_LEVEL, Place
-
 from ..observe.moment import Moment
 from ..observe.pools import Pools
 from ..verdict import Comparison, Skipped, Tier
+from .base import NOWHERE, said_of
 
-NOWHERE = Place("trunk", STAGE_LEVEL, "length")
 LONGEST = 100  # characters of a value that are told
 
 
@@ -32,28 +30,24 @@ class Aliasing:
         configs = moment.noted.configs
         changed = [_sentence(c.what, c.while_, field, *pair) for c in configs for field, pair in c.changed.items()]
         if configs:
-            yield self._comparison(moment, sum(config.fields for config in configs), changed)
+            yield said_of(self, moment, NOWHERE, sum(config.fields for config in configs), changed)
         yield from self._pools(moment)
         answered = moment.noted.answered
         if answered is not None and answered.tensors:
             said = [f"the answer is a view on {region}: the next event writes into it" for region in answered.pooled]
-            yield self._comparison(moment, answered.tensors, said)
+            yield said_of(self, moment, NOWHERE, answered.tensors, said)
         if answered is not None and answered.changed:
             names = ", ".join(answered.changed)
-            yield self._comparison(moment, 1, [f"the answer to an event before changed while this one ran: {names}"])
+            said = [f"the answer to an event before changed while this one ran: {names}"]
+            yield said_of(self, moment, NOWHERE, 1, said)
 
     def _pools(self, moment: Moment) -> Iterator[Comparison]:
         regions = moment.regions()
         addresses = tuple((region.units.data_ptr(), region.units.shape, region.units.stride()) for region in regions)
         if regions and addresses != self.known:
             self.known = addresses
-            yield self._comparison(moment, sum(len(region.units) for region in regions), Pools(regions).overlaps())
-
-    def _comparison(self, moment: Moment, elements: int, said: list[str]) -> Comparison:
-        return Comparison(
-            self.name, self.tier, moment.index, moment.kind, NOWHERE, elements=elements, worst=float(len(said)),
-            allowed=0.0, diagnosis="; ".join(said),
-        )  # fmt: skip
+            units = sum(len(region.units) for region in regions)
+            yield said_of(self, moment, NOWHERE, units, Pools(regions).overlaps())
 
 
 def _sentence(what: str, while_: str, field: str, was: str, now: str) -> str:

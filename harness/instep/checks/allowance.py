@@ -53,8 +53,8 @@ PROJECTION_ERROR = 1 / 16
 # T2d. Honest states drawn to measure that error where yardsticks share their roundings; and before anything is wrong.
 SHAKEN, DRAWN_MORE = 16, 128
 
-# T2d. At most this part of a block's wrong states may be undecidable: above it the check has not looked. A state
-# stored in bf16 cannot tell a decay of 0.9999 from 1 (three of the bank's states: dropped, doubled, stale gate).
+# T2d. At most this part of an event's pairs of block and wrong state may be undecidable: above it nobody looked. A
+# state stored in bf16 cannot tell a decay of 0.9999 from 1 (three of the bank's states: dropped, doubled, stale gate).
 # A chosen bound; the part that honest engines leave undecided is measured, too.
 UNDECIDED_CAP = 0.5
 

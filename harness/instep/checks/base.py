@@ -5,13 +5,16 @@ Leaves out: relations, which vary a whole run, and the fold over results (`verdi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import Protocol
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..observe.moment import Moment
 from ..verdict import Comparison, Skipped, Tier
+
+# Where findings stand that belong to no layer: owners, slots and pages, configurations, graphs, host reads.
+NOWHERE = Place("trunk", STAGE_LEVEL, "length")
 
 
 class Check(Protocol):
@@ -40,6 +43,16 @@ def exact(
         elements=max(len(right), 1) if isinstance(right, Sized) else 1, worst=float(wrong), allowed=0.0,
         request=request, slot=slot_of(moment, request),
         diagnosis=f"{says.format(found)}; expected {right}" if wrong else "",
+    )  # fmt: skip
+
+
+def said_of(
+    check: Check, moment: Moment, place: Place, elements: int, said: Sequence[str], request: str | None = None
+) -> Comparison:
+    """Sentences about what is wrong in `elements` things that were looked at; none: all of them are right."""
+    return Comparison(
+        check.name, check.tier, moment.index, moment.kind, place, elements=elements, worst=float(len(said)),
+        allowed=0.0, request=request, slot=slot_of(moment, request), diagnosis="; ".join(said),
     )  # fmt: skip
 
 

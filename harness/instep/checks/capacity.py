@@ -6,7 +6,7 @@ into force; then it writes into its neighbour. So this is asked when the run beg
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from instep_reference.contract.engine import Region
 
@@ -33,17 +33,17 @@ class Capacity:
         if room is None or not regions:
             return
         shapes = tuple((region.name, region.layer, region.units.shape, region.units.stride()) for region in regions)
-        if shapes == self.known:
-            return
-        self.known = shapes
         windows = [window.shape[1] for state in moment.subject.after.values() for window in state.conv.values()]
+        if (shapes, bool(windows)) == self.known:
+            return
+        self.known = shapes, bool(windows)
         yield from judged(regions, moment.noted, moment.index, moment.kind, windows)
         if not moment.noted.guarded:
             yield Skipped(self.name, moment.index, "pools are packed: there are no red zones to look for")
 
 
 def judged(
-    regions: Sequence[Region], noted: Noted, event: int, kind: str, windows: Iterable[int] = ()
+    regions: Sequence[Region], noted: Noted, event: int, kind: str, windows: Sequence[int] = ()
 ) -> Iterator[Comparison]:
     """Every pool by itself; also of an event that the subject did not survive. windows: W-1, if something tells it."""
     assert noted.room is not None

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instep_reference.contract.engine import Commit, Draft, Forward
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place import Place
 
 from ..observe.moment import Moment
 from ..observe.noted import Noted, Served
 from ..observe.rows import Share, shares
 from ..verdict import Comparison, Skipped, Tier
-from .base import counted, slot_of
+from .base import NOWHERE, counted, slot_of
 
-NOWHERE = Place("trunk", STAGE_LEVEL, "length")
 RECURRENT = {"mixed": "conv", "core": "gdn"}  # component of the result -> the op that makes it
 
 
@@ -47,6 +46,8 @@ class Contracts:
             yield self._comparison(moment, NOWHERE, noted.tensors, "", None, noted.calls)
         if not noted.captured:  # the calls before a capture are of nobody's rows
             yield from self._served(moment)
+        elif isinstance(moment.event, Draft | Forward | Commit):
+            yield Skipped(self.name, moment.index, "a graph was captured here: who served which row is not judged")
 
     def _served(self, moment: Moment) -> Iterator[Comparison]:
         """Rows by op and place, against the rows that the trace has there."""

@@ -7,7 +7,6 @@ direction of the error hides neither.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -44,7 +43,11 @@ class Directed:
             looked = look(found.to(right.device), scene_of(piece, pieces), drawn, _again(piece), narrow=piece.narrow)
             undecided, pairs = undecided + looked.undecided, pairs + looked.pairs
             self.pairs += looked.pairs
-            yield self._comparison(moment, piece, found, looked)
+            if looked.blocks:
+                yield self._comparison(moment, piece, found, looked)
+            else:
+                where = f"{piece.place('state')} of {piece.request}"
+                yield Skipped(self.name, moment.index, f"{where}: no wrong state can be told from the right one")
         if undecided > UNDECIDED_CAP * pairs:
             yield Comparison(
                 "undecidable", self.tier, moment.index, moment.kind, pieces[-1].place("state"), elements=pairs,
@@ -53,13 +56,12 @@ class Directed:
             )  # fmt: skip
 
     def _comparison(self, moment: Moment, piece: Piece, found: torch.Tensor, looked: Looked) -> Comparison:
-        begin = looked.group * COLUMNS
+        begin, compared = looked.group * COLUMNS, looked.blocks * COLUMNS * found.shape[1]
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, piece.place("state"), elements=found.numel(),
-            blocks=looked.blocks, undecided=looked.undecided, worst=looked.worst, allowed=PROJECTION_LIMIT,
-            request=piece.request, slot=slot_of(moment, piece.request), head=looked.head,
-            columns=(begin, min(begin + COLUMNS, found.shape[2]) - 1),
-            diagnosis=looked.diagnosis,
+            self.name, self.tier, moment.index, moment.kind, piece.place("state"),
+            elements=min(compared, found.numel()), blocks=looked.blocks, undecided=looked.undecided,
+            worst=looked.worst, allowed=PROJECTION_LIMIT, request=piece.request, slot=slot_of(moment, piece.request),
+            head=looked.head, columns=(begin, min(begin + COLUMNS, found.shape[2]) - 1), diagnosis=looked.diagnosis,
         )  # fmt: skip
 
 
@@ -67,7 +69,8 @@ class Directed:
 class Looked:
     """The block that leans most, or the first of those that lean too far; undecided of so many pairs with wrong states.
 
-    worst: the projection on the wrong state that is named, or the largest when none is.
+    worst: the projection on the wrong state that is named, or the largest when none is. blocks: those in which some
+    wrong state could be decided; in the others nothing was compared.
     """
 
     worst: float
@@ -105,14 +108,15 @@ def look(
     squares, draws, differs = _leaning(honest - right, towards) / length.square(), len(honest), length > 0
     while True:
         decides = differs & (torch.maximum(drawn, (squares / draws).sqrt()) <= PROJECTION_ERROR)
-        largest = torch.where(decides, alpha, -torch.inf).amax(0)  # [HV, groups]; a NaN wins
+        largest = torch.where(decides, alpha, -torch.inf).amax(0)  # [HV, groups]
+        largest = torch.where(error.isfinite().all(-1), largest, torch.nan)  # wrong whatever can be decided
         leans = ~(largest <= PROJECTION_LIMIT)
         if again is None or draws >= DRAWN_MORE or not leans.any():
             break
         while draws < DRAWN_MORE:
             squares = squares + _leaning(again(SHAKEN) - right, towards) / length.square()
             draws += SHAKEN
-    counts = leans.numel(), int(differs.sum()), int((differs & ~decides).sum())
+    counts = int((decides.any(0) | leans).sum()), int(differs.sum()), int((differs & ~decides).sum())
     if not leans.any():
         worst, head, group = _worst(largest)
         return Looked(max(worst, 0.0), head, group, *counts, "")
@@ -171,7 +175,8 @@ def _spread(honest: torch.Tensor, right: torch.Tensor, eps: float) -> torch.Tens
     """One standard deviation of an honest error along any one direction, per block [HV, groups]."""
     noise: torch.Tensor = torch.linalg.vector_norm(grouped(honest), dim=-1).amax(0)
     grain: torch.Tensor = torch.linalg.vector_norm(grouped(right), dim=-1) * (eps / 2)
-    return (noise + grain) / math.sqrt(right.shape[-2] * COLUMNS)
+    columns = (right.shape[-1] - COLUMNS * torch.arange(noise.shape[-1], device=noise.device)).clamp(max=COLUMNS)
+    return (noise + grain) / (right.shape[-2] * columns).sqrt()
 
 
 def _worst(largest: torch.Tensor) -> tuple[float, int, int]:

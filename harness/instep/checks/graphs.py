@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from instep_reference.contract.engine import Commit, Draft, Event, Forward
-from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..observe.moment import Moment
 from ..observe.noted import Replay
 from ..verdict import Comparison, Skipped, Tier
-
-NOWHERE = Place("trunk", STAGE_LEVEL, "length")
+from .base import NOWHERE, said_of
 
 
 class Graphs:
@@ -35,14 +33,14 @@ class Graphs:
             return
         key, requests = due(moment.event, moment.expected.num_steps)
         replays = moment.noted.replays
-        yield self._comparison(moment, 1, [*_which(key, requests, replays)])
+        yield said_of(self, moment, NOWHERE, 1, [*_which(key, requests, replays)])
         for replay in replays:
             said = [*_inputs(replay), *_slots(moment, replay, requests)]
             elements = sum(len(own) for _, own, _ in replay.inputs.values())
-            yield self._comparison(moment, elements, said)
+            yield said_of(self, moment, NOWHERE, max(elements, 1), said)
             were = self.buffers.setdefault((replay.key, replay.bucket), replay.addresses)
             moved = sum(was != now for was, now in zip(were, replay.addresses, strict=True))
-            yield self._comparison(moment, len(were), [
+            yield said_of(self, moment, NOWHERE, max(len(were), 1), [
                 f"{moved} of {len(were)} buffers of the graph {replay.key} for {replay.bucket} requests moved"
             ] if moved else [])  # fmt: skip
 
@@ -53,13 +51,7 @@ class Graphs:
                  if self.pools.get((name, layer), address) != address]  # fmt: skip
         self.pools |= now
         if now:
-            yield self._comparison(moment, len(now), moved)
-
-    def _comparison(self, moment: Moment, elements: int, said: list[str]) -> Comparison:
-        return Comparison(
-            self.name, self.tier, moment.index, moment.kind, NOWHERE, elements=max(elements, 1), worst=float(len(said)),
-            allowed=0.0, diagnosis="; ".join(said),
-        )  # fmt: skip
+            yield said_of(self, moment, NOWHERE, len(now), moved)
 
 
 def due(event: Event, num_steps: int) -> tuple[tuple[str, int] | None, tuple[str, ...]]:

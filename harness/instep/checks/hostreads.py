@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from instep_reference.contract.place import STAGE_LEVEL, Place
-
 from ..observe.moment import Moment
 from ..verdict import Comparison, Skipped, Tier
-from .base import counted
+from .base import NOWHERE, counted, said_of
 
-NOWHERE = Place("trunk", STAGE_LEVEL, "length")
 # Not the subject's: the harness itself, and what a watched engine cuts off for its watcher.
 WATCHING = ("instep.", "instep_optimized.seen")
 # The one transfer that a round declares: accepted counts on their way to the host.
@@ -56,7 +53,4 @@ class HostReads:
                 where = f"op {read.op}" if read.op else "between ops"
                 limit = f", {allowed[module]} allowed" if module else ""
                 said.append(f"the host reads the device {counted(times, 'time')} ({where}; {read.reader}{limit})")
-        yield Comparison(
-            self.name, self.tier, moment.index, moment.kind, NOWHERE, elements=noted.calls + 1, worst=float(len(said)),
-            allowed=0.0, diagnosis="; ".join(said),
-        )  # fmt: skip
+        yield said_of(self, moment, NOWHERE, noted.calls + 1, said)

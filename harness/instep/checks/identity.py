@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded, Load, Save
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.moment import Moment
 from ..observe.rows import ASKED, draft_stage, paths, rows, shares
 from ..verdict import Comparison, Tier
-from .base import exact
+from .base import NOWHERE, exact
 
-OWNERSHIP = Place("trunk", STAGE_LEVEL, "length")
 LENGTH = Place("trunk", AFTER_LAYERS, "length")
 ROOT = Place("trunk", AFTER_LAYERS, "root")
 PICK = Place("trunk", AFTER_LAYERS, "pick")
@@ -59,10 +58,10 @@ class Identity:
     def _rooms(self, moment: Moment) -> Iterator[Comparison]:
         expected = moment.expected
         slots, predicted = dict(moment.subject_slots), dict(expected.slots_after)
-        yield exact(self, moment, OWNERSHIP, slots, predicted, "slots are {}")
+        yield exact(self, moment, NOWHERE, slots, predicted, "slots are {}")
         for name in sorted(moment.subject_pages.keys() | expected.pages_after.keys()):
             pages, right = tuple(moment.subject_pages.get(name, ())), tuple(expected.pages_after.get(name, ()))
-            yield exact(self, moment, OWNERSHIP, pages, right, "pages are {}", name)
+            yield exact(self, moment, NOWHERE, pages, right, "pages are {}", name)
         yield exact(self, moment, LENGTH, moment.subject.wish, moment.truth.wish, "next_num_steps wishes {}")
 
     def _standings(self, moment: Moment) -> Iterator[Comparison]:

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instep_reference.contract.engine import Abort, Finish, Preempt
-from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..observe.memory import Looked
 from ..observe.moment import Moment
 from ..observe.pools import standing
 from ..verdict import Comparison, Skipped, Tier
-from .base import counted
-
-OWNERSHIP = Place("trunk", STAGE_LEVEL, "length")
+from .base import NOWHERE, counted, said_of
 
 
 class Leaks:
@@ -45,7 +42,7 @@ class Leaks:
         said = [f'slot {slot} is owned by "{other}"' for other, its in moment.subject_slots.items() if its == slot]
         for other, its in moment.subject_pages.items():
             said += [f'page {page} is owned by "{other}"' for page in pages if page in its]
-        return self._comparison(moment, OWNERSHIP, 1 + len(pages), said, name, slot)
+        return said_of(self, moment, NOWHERE, 1 + len(pages), said, name)
 
     def _left(self, moment: Moment, looked: Looked, name: str, units: tuple[int, ...]) -> Iterator[Comparison]:
         region, positions = looked.region, looked.after.shape[1]
@@ -57,20 +54,10 @@ class Leaks:
             if left:
                 where = f"{counted(left, 'position')} of {region.name}" if positions > 1 else region.name
                 said.append(f'{where} {region.by} {unit} still hold what request "{name}" left there')
-        slot = units[0] if region.by == "slot" else None
-        place = standing(region.name, region.layer)
-        yield self._comparison(moment, place, len(units) * positions, said, name, slot)
+        yield said_of(self, moment, standing(region.name, region.layer), len(units) * positions, said, name)
 
     def _last(self, moment: Moment) -> Comparison:
         """The trace has nobody any more."""
         slots = [f'slot {slot} is owned by "{name}"' for name, slot in moment.subject_slots.items()]
         pages = [f'pages {pages} are owned by "{name}"' for name, pages in moment.subject_pages.items() if pages]
-        return self._comparison(moment, OWNERSHIP, 1, slots + pages, None, None)
-
-    def _comparison(
-        self, moment: Moment, place: Place, elements: int, said: list[str], request: str | None, slot: int | None
-    ) -> Comparison:
-        return Comparison(
-            self.name, self.tier, moment.index, moment.kind, place, elements=elements, worst=float(len(said)),
-            allowed=0.0, request=request, slot=slot, diagnosis="; ".join(said),
-        )  # fmt: skip
+        return said_of(self, moment, NOWHERE, 1, slots + pages)

@@ -23,16 +23,24 @@ def calibrate(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     ops: Annotated[list[str] | None, typer.Option(help="One more op set that is right, as triton; repeatable.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
-    """Run both tables; exit 0: no honest engine was called wrong, 1: one was, 3: nothing was compared."""
+    """Run both tables; exit 0: no honest engine was called wrong, 1: one was, 3: nothing was compared.
+
+    The bound of a rate takes blocks as independent; those of one engine are not quite, so it is a guide, no proof.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from instep_reference.contract.errors import BadInput
 
     from .. import calibrate as calibration
     from ..rig.alone import Setup, device_here
     from ..verdict import Exit
     from ..whole import writable
 
+    if not variants and not runs:
+        raise BadInput("--variants and --runs", found="0 of both", expected="at least one of either")
     device_here(device)
     for name in ops or []:
         Setup(name).served()
@@ -47,7 +55,7 @@ def calibrate(
             told=lambda what, done, of: bar.update(task, description=what, completed=done, total=of),
         )
     if json is not None:
-        _write(result, json)
+        _write(result, json, commit)
     if result.ran:
         shown.print(_rates(result))
     for variant, alarm in result.alarms:
@@ -65,9 +73,9 @@ def _rates(result: Calibration) -> Table:
 
     from ..calibrate.tables import by_tier
 
-    title = f"{len(result.ran)} honest engines; the rate of false alarms per block is under that with 95%"
+    title = f"{len(result.ran)} honest engines; the rate is that of false alarms per block"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("tier", "blocks", "undecided", "alarms", "rate under", "used", "by"):
+    for name in ("tier", "blocks", "undecided", "alarms", "upper bound of the rate (95%)", "used", "by"):
         table.add_column(name, justify="left" if name in ("tier", "by") else "right")
     for rate in by_tier(result.table()):
         table.add_row(
@@ -92,11 +100,18 @@ def _limits(result: Calibration) -> Table:
     return table
 
 
-def _write(result: Calibration, path: Path) -> None:
+def _write(result: Calibration, path: Path, commit: str | None) -> None:
+    import sys
+    from datetime import UTC, datetime
+
     import msgspec
 
+    from ..report.data import typed
     from ..report.machine import machine
     from ..whole import write_whole
 
-    data = {"machine": machine(result.device), **result.as_data()}
+    data = {
+        "command": typed(sys.argv), "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit,
+        "machine": machine(result.device), **result.as_data(),
+    }
     write_whole({path: msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"})

@@ -20,8 +20,11 @@ NEEDED_FOR = {
     "hypothesis": "instep fuzz",
     "pytest": "the pytest plugin",
     "pytest_benchmark": "instep gate and the benchmarks",
+    "fla": "the op set fla (pip install fla-core einops)",
+    "einops": "the op set fla",
     "transformers": "the tests against transformers (extra: oracle)",
 }
+DISTRIBUTED_AS = {"fla": "fla-core"}  # where the package has another name than its module
 REQUIRED = ("torch", "safetensors", "msgspec")
 SUPPORTED = ((3, 11), (3, 14))  # from, up to but without
 
@@ -46,7 +49,7 @@ def findings() -> dict[str, str | None]:
     found: dict[str, str | None] = {"python": platform.python_version(), "system": system()}
     for package in NEEDED_FOR:
         here = importlib.util.find_spec(package) is not None
-        found[package] = installed(package) or "here, version unknown" if here else None
+        found[package] = (installed(DISTRIBUTED_AS.get(package, package)) or "here, version unknown") if here else None
     found["instep"] = installed("instep") or "from source"
     found["device"] = _device() if found["torch"] else None
     found["kernels"] = _kernels() if found["torch"] and found["triton"] else None

@@ -1,4 +1,4 @@
-"""`instep faults`: faults that engines have had, planted one by one; every one must be found, named and located.
+"""`instep faults`: faults that engines have had, planted one by one; every one must be found, 95% of them located.
 
 Leaves out: planting and judging (`instep.faults`).
 """
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..faults.base import Fault
     from ..faults.judge import Result
 
@@ -24,8 +26,9 @@ def faults(
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the matrix of faults and checks there, as SVG.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="Print name, kind and what each does; plant none.")] = False,
 ) -> None:
-    """Plant faults in copies of the source; exit 0: found and located, 1: one is not, 3: a run said nothing."""
+    """Plant faults in copies of the source; exit 0: all found, 95% located, 1: not so, 3: a run said nothing."""
     import os
 
     import msgspec
@@ -36,10 +39,15 @@ def faults(
     from ..faults.picture import drawn
     from ..whole import writable, write_whole
 
-    for file in (json, picture):
+    for file, other in ((json, picture), (picture, json)):
         if file is not None:
-            writable(file)
-    result = _run(_chosen(names, family, ops), jobs or os.cpu_count() or 1, not no_text)
+            writable(file, other)
+    chosen = _chosen(names, family, ops)
+    if list_only:
+        _list(chosen, Console())
+        raise typer.Exit(0)
+    _traces_here()
+    result = _run(chosen, jobs or os.cpu_count() or 1, not no_text)
     told.show(result, Console())
     if json is not None:
         text = msgspec.json.encode(told.data(result, commit=commit))
@@ -53,23 +61,46 @@ def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] 
     """In the catalogue's order."""
     from instep_reference.contract.errors import BadInput
 
-    from ..faults import FAMILIES, TRACES, by_id
+    from ..faults import FAMILIES, by_id
 
-    if not TRACES.is_dir():
-        raise BadInput(str(TRACES), found="no such folder", expected="the traces of the faults",
-                       hint="they come with the repository, not with the installed package")
     known = by_id()
-    for option, given, all_known in (("fault", names, known), ("--family", families, FAMILIES)):
+    op_sets = sorted({fault.how.ops for fault in known.values()})
+    asked = ("fault", names, known), ("--family", families, FAMILIES), ("--ops", ops, op_sets)
+    for option, given, all_known in asked:
         for name in given or ():
             if name not in all_known:
-                raise BadInput(option, found=name, expected=f"one of {_near(name, list(all_known))}")
+                expected = _near(name, list(all_known)) if option == "fault" else ", ".join(all_known)
+                raise BadInput(option, found=name, expected=f"one of {expected}",
+                               hint="`instep faults --list` names all" if option == "fault" else "")
     found = [
         fault for family, faults in FAMILIES.items() if not families or family in families for fault in faults
         if (not names or fault.id in names) and (not ops or fault.how.ops in ops)
     ]
     if not found:
-        raise BadInput("faults", found="none of these", expected="at least one fault")
+        where = {fault.id: f"{fault.id} ({family}, {fault.how.ops})" for family, faults in FAMILIES.items()
+                 for fault in faults if fault.id in (names or ())}
+        all_of = [", ".join(where.values())] * bool(where)
+        all_of += [f"{option} {' '.join(given)}" for option, given in (("--family", families), ("--ops", ops)) if given]
+        raise BadInput("faults", found=f"no fault that is all of: {'; '.join(all_of)}", expected="at least one")
     return found
+
+
+def _traces_here() -> None:
+    from instep_reference.contract.errors import BadInput
+
+    from ..faults import TRACES
+
+    if not TRACES.is_dir():
+        raise BadInput(str(TRACES), found="no such folder", expected="the traces of the faults",
+                       hint="they come with the repository, not with the installed package")
+
+
+def _list(chosen: list[Fault], console: Console) -> None:
+    """A line for each: its name, its kind, what it does."""
+    from rich.text import Text
+
+    for fault in chosen:
+        console.print(Text(f"{fault.id}  {fault.kind}  {fault.what}"), soft_wrap=True)
 
 
 def _near(name: str, known: list[str]) -> str:

@@ -46,7 +46,7 @@ def relations(
     wanted = table.relations(name or ())
     named = chosen(strategy=strategy, conv=conv, drafter=drafter)
     if json is not None:
-        writable(json)
+        writable(json, trace)
     rig = Rig(
         read(trace), checkpoint, ops=ops, device=device_here(device), dtype=dtype, layout=known_layout(layout),
         graphs=graphs, **named,

@@ -34,7 +34,7 @@ def replay(
     drafter: Annotated[str | None, typer.Option(help="How drafts are made: eagle or vanilla.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
-    layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.")] = None,
+    layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
     swap: Annotated[list[str] | None, typer.Option(help="OP=SET: this op from another set, gdn=plain; may be "
                                                       "repeated.")] = None,
     graft: Annotated[list[str] | None, typer.Option(help="PLACE@EVENT: there the reference's tensor goes on, "
@@ -61,9 +61,9 @@ def replay(
 
     given = {"device": device_here(device), "dtype": dtype, "layout": known_layout(layout), "graphs": graphs}
     variant = Variant(swaps_of(swap or ()), tuple(map(graft_of, graft or ())))
-    for file in (json, trail):
+    for file, other in ((json, trail), (trail, json)):
         if file is not None:
-            writable(file)
+            writable(file, trace, other)
     loaded = read(trace)
     runs = [Part(name, until) for name in ops] if ops else _planned(loaded, until)
     if not runs:

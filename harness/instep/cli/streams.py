@@ -26,7 +26,7 @@ def streams(
     conv: Annotated[str | None, typer.Option(help="How conv windows are committed: windows or widened.")] = None,
     graphs: Annotated[bool, typer.Option("--graphs", help="Hold rounds in graphs: CUDA's, or an emulator's.")] = False,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
-    layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.")] = None,
+    layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
@@ -38,6 +38,8 @@ def streams(
 
     from ..report import data, terminal
     from ..rig.alone import Setup
+    from ..rig.rig import must_have
+    from ..streams.checkpoint import config
     from ..streams.run import LEVELS, streamed
     from ..trace.file import read
     from ..whole import writable
@@ -46,8 +48,9 @@ def streams(
     if len(chosen) < len(set(level or LEVELS)):
         raise BadInput("--level", found=", ".join(level or ()), expected=" or ".join(LEVELS))
     if json is not None:
-        writable(json)
+        writable(json, trace)
     loaded = read(trace)
+    must_have(layer or (), config(1))  # the same layers, however many requests
     outcomes = [
         streamed(loaded, Setup(served, device, dtype, layout, how, conv, graphs), one, until=until, layers=layer)
         for served in ops or ["plain"] for how in strategy or STRATEGIES for one in chosen

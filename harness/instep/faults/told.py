@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +25,7 @@ from .judge import Heard, Judged, Result
 from .matrix import FAMILY_OF
 
 SCHEMA = 1
+TOP = Path(__file__).resolve().parents[3]  # what a result says of files is said from here
 SHOWN = 4  # diagnoses of a fault that nobody named
 YES, NO, UNNAMED = Text("yes", style="green"), Text("NO", style="red"), Text("-", style="dim")
 
@@ -125,7 +127,8 @@ def _data(one: Judged) -> dict[str, Any]:
                      "seen_by": list(fault.seen_by), "blind": list(fault.blind)},
         "void": one.void, "found": one.found, "named": one.named, "located": one.located,
         "seen": dict(one.seen), "looked": dict(one.arm.looked),
-        "first": first, "message": one.arm.message, "cause": one.arm.cause, "error": one.arm.error,
+        "first": first, "message": one.arm.message.replace(f"{TOP}/", ""), "cause": one.arm.cause,
+        "error": one.arm.error,
         "served": dict(one.arm.served),
         "seconds": round(one.arm.seconds, 2), "text": None if one.heard is None else _text(one.heard),
     }  # fmt: skip

@@ -124,8 +124,10 @@ class _Climb:
         reads = [f.place for f in self.found if f.place.component == "attended" and self._fits(f.place)]
         readers = self._readers()
         until = max([self.event, *readers[:1], *(at for at in readers if at <= self.event + BEYOND)])
-        grafts = tuple(Graft(place, self.event) for place in (*wrong, *dict.fromkeys(reads)))
-        left = self._left(Variant(graft=grafts), until)
+        grafts = tuple(Graft(place, self.event) for place in (*(wrong if readers else ()), *dict.fromkeys(reads)))
+        left = self._left(Variant(graft=grafts), until) if grafts else self.found
+        if not readers:  # then it is replaced for nobody
+            left = [found for found in left if found.place not in wrong]
         if left and (left[0].event == self.event or left[0].place.component not in {p.component for p in wrong}):
             names = " and ".join(dict.fromkeys(place.component for place in wrong))
             self.remains = f"with the reference's {names} instead, {_at(left[0])} disagrees still"
@@ -152,7 +154,7 @@ class _Climb:
             self.remains = f"with the reference's {names} instead, {_at(apart[0])} disagrees still"
             return None
         beside = f"; {_at(left[0])} is written by the same op" if left else ""
-        says = f"caused here{where}: with the reference's {names} instead, all that follows agrees{beside}"
+        says = f"caused here{where}: with the reference's {names} instead, all that follows in the event agrees{beside}"
         return self._is(cause, op, says, _options(grafts))
 
     def _others(self) -> tuple[str, list[str]]:

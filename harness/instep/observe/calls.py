@@ -84,7 +84,8 @@ class Calls:
     def _note(self, name: str, given: dict[str, Any], clauses: Iterator[str]) -> None:
         place = self._place(given)
         try:
-            self._broken += [Broken(name, place, clause) for clause in clauses]
+            for clause in clauses:  # one by one: what was found before a rule fell over stands
+                self._broken.append(Broken(name, place, clause))
         except (RuntimeError, IndexError, ValueError, TypeError) as error:  # so wrong that a rule fell over it
             self._broken.append(Broken(name, place, f"was called so that it cannot be judged ({error})"))
 

@@ -69,11 +69,18 @@ def together(many: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _digests(lines: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     lines = lines.to(torch.int64)
-    mixed = lines >> SPREAD
+    mixed = _shifted(lines, SPREAD)
     mixed ^= lines
     mixed *= weights
-    mixed ^= mixed >> FOLD
+    mixed ^= _shifted(mixed, FOLD)
     return mixed.sum(-1)
+
+
+def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:
+    """To the right, zeros coming in: with the sign coming in, x and its complement would meet."""
+    shifted = numbers >> by
+    shifted &= (1 << (64 - by)) - 1
+    return shifted
 
 
 @lru_cache(maxsize=64)

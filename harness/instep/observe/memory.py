@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from instep_optimized.ops.around import memory_of
 from instep_reference.contract.engine import Event, Inspectable, Region
+from instep_reference.contract.errors import BadInput
 
 from .digests import bits, digests, together, words
 
@@ -127,6 +129,9 @@ class _Kept:
         self.region, self.gap = region, gap
         positions = 1 if gap else positions_of(region)
         self.live = words(units, positions)
+        if memory_of(self.live) != memory_of(units):
+            raise BadInput(f"region {region.name}", found="units with holes in them: they could only be copied",
+                           expected="units that are one piece of memory each")  # fmt: skip
         self.shadow, self.digests = self.live.clone(), digests(self.live).cpu()
         self.poison = None if poison is None else _poisoned(units, positions, poison)
 

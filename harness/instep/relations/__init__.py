@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
+from instep_reference.contract.engine import Forward
 from instep_reference.contract.errors import BadInput
 
 from ..verdict import Exit, Skipped, Verdict
@@ -65,6 +66,7 @@ def held(
             verdict.add(relation.hold(case))
         else:
             verdict.add([Skipped(relation.name, 0, lacks)])
+        verdict.served = not relation.of_the_trace or any(isinstance(event, Forward) for event in case.trace.events)
         verdict.events = len({compared.event for compared in verdict.compared})
         found.append(Held(relation, verdict, time.perf_counter() - begun, lacks))
     return found

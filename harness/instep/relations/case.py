@@ -16,8 +16,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject, find
-from ..observe.reorder import Reordered
-from ..rig.sides import Plan, enough_memory, moves_labels, reference, rounding, rounds, wide
+from ..rig.sides import Plan, enough_memory, moves_labels, reference, rounded_seat, rounding, rounds, wide
 from ..trace.file import Trace
 from ..trace.header import Header
 from .retold import Told, as_traced
@@ -109,9 +108,9 @@ class Case:
         """A draw of the reference in the declared width (`rig/sides.py`)."""
         name = f"rounded {draw}"
         if name not in self._stories:
-            engine = reference(self.plan, wide(self.plan.width))
-            teller = Teller(name, engine, as_traced(self.trace), rounding(rounds(self.plan, self.ops)))
-            with Reordered(torch.Generator().manual_seed(draw)):
+            drawn = rounded_seat(self.plan, self.ops, draw)
+            teller = Teller(name, drawn.engine, as_traced(self.trace), rounding(rounds(self.plan, self.ops)))
+            with drawn.arithmetic:
                 self._stories[name] = teller.tell()
         return self._stories[name]
 

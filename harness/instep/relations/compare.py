@@ -7,6 +7,7 @@ Leaves out: making them (`story.py`), which two are compared (a relation's busin
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.memory import bits
 from ..verdict import Comparison, Skipped, Tier
-from .story import Block, Key, Story
+from .story import Block, Key, Stopped, Story
 
 # Of a logical state, what belongs to no layer, and where it is made.
 SINGLE = {
@@ -122,8 +123,11 @@ def stops(name: str, one: Story, other: Story) -> Iterator[Comparison]:
     """Whichever of the two did not come to its end."""
     for story in (one, other):
         if story.stopped is not None:
-            stop = story.stopped
-            yield Comparison(
-                name, Tier.IDENTITY, stop.event, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0,
-                diagnosis=f"{story.name}: {stop.why}; the event is legal",
-            )
+            yield unserved(name, replace(story.stopped, why=f"{story.name}: {story.stopped.why}; the event is legal"))
+
+
+def unserved(name: str, stop: Stopped) -> Comparison:
+    """A finding of its own: what should have been compared was never made."""
+    return Comparison(
+        name, Tier.IDENTITY, stop.event, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0, diagnosis=stop.why
+    )

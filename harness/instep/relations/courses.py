@@ -7,7 +7,7 @@ of the model; the other goes through the engine's layers, from the bits that eac
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 import msgspec
@@ -18,6 +18,7 @@ from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_reference import gdn
 from instep_reference.contract.engine import Admit
+from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import STAGE_LEVEL, Place, See, unseen
 from instep_reference.norms import l2_norm, rms_norm
 from instep_reference.weights import GdnWeights, Weights
@@ -27,6 +28,7 @@ from ..rig.sides import rounding, rounds, wide
 from ..trace.header import Room
 from .case import Case
 from .retold import Beat, Life, Told, tell
+from .story import Stopped, raised
 
 CHUNK = 64  # tokens that a prefill takes at a time
 NAME = "long"
@@ -48,7 +50,7 @@ class Course:
     stored: torch.dtype
 
 
-def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> Course:
+def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> Course | Stopped:
     """One request, one head after another's gates, launch after launch; every launch starts from what it left."""
     width, state = case.plan.width, wide(case.plan.width)
     types = ops.types(width, state)
@@ -57,38 +59,49 @@ def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> Course:
     sizes = cycle((CHUNK,) if form == "chunk" else (1, *(n + 1 for n in case.trace.header.candidates)))
     cuts = list(_cuts(case.tokens, sizes))
     pool = _pool(case, types.state)
-    found = []
-    for begin, end in cuts:
+    found, core, what = [], Place("trunk", layer, "core"), f"{form}s of the op"
+    for launch, (begin, end) in enumerate(cuts):
         part = _part(form, pool, end - begin, begin == 0)
         rows = GdnInputs(*(x[begin:end].to(pool.device) for x in inputs))
-        ops.gdn(inputs=rows, parts=(part,), dtype=types.hidden, to=Place("trunk", layer, "core"))
+        try:
+            ops.gdn(inputs=rows, parts=(part,), dtype=types.hidden, to=core)
+        except Unsupported:
+            raise
+        except Exception as error:  # whatever it is: the op may be anybody's
+            return Stopped(launch, form, core, f"{what}: {raised(error)} after {begin} tokens")
         found.append(pool[1].to("cpu", copy=True))
     truth = list(_recurred(inputs, cuts, torch.float64, None))
     with Reordered(torch.Generator().manual_seed(0)):
         rounded = list(_recurred(inputs, cuts, state, types.state))
-    what = f"{form}s of the op"
     return _course(what, form, layer, [end for _, end in cuts], found, truth, rounded, types.state)
 
 
-def through_the_layers(case: Case, ops: Ops) -> Iterator[Course]:
+def through_the_layers(case: Case, ops: Ops) -> Iterator[Course | Stopped]:
     """A long request through the engine; every GDN layer again in fp64, on the rows that the engine gave it."""
     story = case.told("a long request", lambda: long_request(case))
     if story.stopped is not None:
-        raise RuntimeError(f"the long request: {story.stopped.why}")
+        yield replace(story.stopped, why=f"{story.name}: {story.stopped.why}; the event is legal")
+        return
     width, state = case.plan.width, wide(case.plan.width)
     see, stored = rounding(rounds(case.plan, ops)), ops.types(width, state).state
     truth, rounded = (Weights.of(case.plan.checkpoint, dtype) for dtype in (torch.float64, state))
-    lengths = [standing.state.length for standing in story.standings]
-    for layer, kind in enumerate(case.plan.checkpoint.config.layer_kinds):
-        if kind != "gdn":
+    lengths, kind = [standing.state.length for standing in story.standings], story.standings[-1].kind
+    for layer, mixes in enumerate(case.plan.checkpoint.config.layer_kinds):
+        if mixes != "gdn":
             continue
         place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
-        rows = torch.stack([story.rows[NAME, place, position] for position in range(lengths[-1])])
-        found = [standing.state.state[layer] for standing in story.standings]
-        right = list(_layered(truth, layer, rows, lengths, unseen, None))
+        given = [story.rows.get((NAME, place, position)) for position in range(lengths[-1])]
+        states = [standing.state.state.get(layer) for standing in story.standings]
+        rows, found = ([one for one in told if one is not None] for told in (given, states))
+        if len(rows) < len(given) or len(found) < len(states):
+            at = place if len(rows) < len(given) else Place("trunk", layer, "state")
+            lacking = f"{len(rows)} of {len(given)} rows and {len(found)} of {len(states)} states were shown"
+            yield Stopped(0, kind, at, f"{story.name}: {lacking}")
+            continue
+        right = list(_layered(truth, layer, torch.stack(rows), lengths, unseen, None))
         with Reordered(torch.Generator().manual_seed(0)):
-            drawn = list(_layered(rounded, layer, rows, lengths, see, stored))
-        yield _course("the engine", story.standings[-1].kind, layer, lengths, found, right, drawn, stored)
+            drawn = list(_layered(rounded, layer, torch.stack(rows), lengths, see, stored))
+        yield _course("the engine", kind, layer, lengths, found, right, drawn, stored)
 
 
 def long_request(case: Case) -> Told:

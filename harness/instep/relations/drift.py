@@ -6,16 +6,16 @@ gathered there, errors included. So an honest error settles within a few K / bet
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from instep_reference.contract.place import Place
 
 from ..checks.allowance import allowed
-from ..verdict import Comparison, Tier
+from ..verdict import Comparison, Skipped, Tier
 from .base import Case, Relation, Results
+from .compare import unserved
 from .courses import Course, by_the_op, through_the_layers
+from .story import Stopped
 
 SPANS = 8  # parts of a course that are judged one by one
 
@@ -37,8 +37,11 @@ def hold(case: Case) -> Results:
         yield from judged(course)
 
 
-def judged(course: Course) -> Iterator[Comparison]:
+def judged(course: Course | Stopped) -> Results:
     """Within the allowance in every span, by the largest error of the yardstick so far; and flat."""
+    if isinstance(course, Stopped):
+        yield unserved("drift", course)
+        return
     ends = torch.tensor(course.tokens)
     for span in range(SPANS):
         begin, end = (course.tokens[-1] * part // SPANS for part in (span, span + 1))
@@ -49,7 +52,11 @@ def judged(course: Course) -> Iterator[Comparison]:
             says = f"off by {{:.1e}} within {end} tokens of {course.what}, the yardstick by at most {{:.1e}}"
             yield _told(course, int(within.nonzero()[-1]), error, limit, says, course.yardstick[ends <= end].amax(0))
     quarters = [(ends > course.tokens[-1] * n // 4) & (ends <= course.tokens[-1] * (n + 1) // 4) for n in range(4)]
-    if min(int(quarters[n].sum()) for n in (1, 3)) >= FEWEST:
+    fewest = min(int(quarters[n].sum()) for n in (1, 3))
+    if fewest < FEWEST:
+        says = f"a quarter of {course.tokens[-1]} tokens has {fewest} launches, a median needs {FEWEST}"
+        yield Skipped("drift", 0, f"{course.what}, whether the error grows: {says}")
+    else:
         early, late = (course.errors[quarters[n]].median(0).values for n in (1, 3))
         limit = GROWTH * early.clamp_min(torch.finfo(course.stored).eps)
         says = f"the error grows: {{:.1e}} in the last quarter of {course.tokens[-1]} tokens of {course.what}, " \

@@ -171,9 +171,14 @@ class Server:
 
 def stopped(origin: int, event: e.Event, error: Exception, last: Place | None) -> Stopped:
     """What is known of an event that raised."""
-    said = str(error).splitlines()[0] if str(error) else "no message"
     place = last or Place("trunk", STAGE_LEVEL, "embedding")
-    return Stopped(origin, str(event.__struct_config__.tag), place, f"raised {type(error).__name__} ({said})")
+    return Stopped(origin, str(event.__struct_config__.tag), place, raised(error))
+
+
+def raised(error: Exception) -> str:
+    """What it was, in a line."""
+    said = str(error).splitlines()[0] if str(error) else "no message"
+    return f"raised {type(error).__name__} ({said})"
 
 
 def committed(moment: Moment) -> Sequence[str]:

@@ -51,7 +51,8 @@ def show(run: Run, console: Console) -> None:
         table.add_row(*_cells(held))
     console.print(table)
     for held in run.held:
-        for reason in sorted({f"{skip.check} has no meaning here: {skip.reason}" for skip in held.verdict.skipped}):
+        why = "has no meaning here" if held.lacks is not None else "did not compare"
+        for reason in sorted({f"{skip.check} {why}: {skip.reason}" for skip in held.verdict.skipped}):
             console.print(Text(reason, style="dim"), soft_wrap=True)
     for held in run.held:
         if held.verdict.findings:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..checks.allowance import LUCK, MARGIN_ERRORS, TRUTH_ERROR, allowed
+from ..checks.allowance import LUCK, MARGIN_ERRORS, TIES_ALWAYS, TIES_CAP, TRUTH_ERROR, allowed
 from ..checks.measure import blocks, relative_error
 from ..verdict import Comparison, Skipped, Tier
 from .compare import in_bytes, parts, position, stops
@@ -38,6 +38,8 @@ class Yardstick:
     rounded: Callable[[int], Story]
     one: Story
     other: Story
+    made: int = 0  # choices so far, and how many of them were ties
+    ties: int = 0
     _noise: dict[tuple[int, str, bool, tuple[Key, ...]], float] = field(default_factory=dict)
 
     def compare(self) -> Iterator[Comparison | Skipped]:
@@ -56,6 +58,7 @@ class Yardstick:
         mine, theirs, right = (self._rows(story, block, held) for story in (self.one, self.other, self.truth))
         if block.place.component == "pick":
             yield self._choices(block, held, mine, theirs)
+            yield from self._too_many(block)
         else:
             yield self._judged(block, mine, theirs, right, lambda draw: (
                 self._rows(self.rounded(draw), block, held), self._carried(draw, block, held)
@@ -122,11 +125,24 @@ class Yardstick:
         noise = torch.tensor(self._carried(0, at, keys))
         granted = MARGIN_ERRORS * ARMS * logits.abs().amax(-1) * allowed(noise, stored)
         worst = float(torch.where(mine != theirs, margin / granted, 0.0).max())
+        if worst <= 1:
+            self.ties += int((mine != theirs).sum())
+        self.made += len(mine)
         says = f"{self.other.name} chose {theirs.tolist()}, {self.one.name} {mine.tolist()}"
         return Comparison(
             self.name, Tier.DECISIONS, at.event, at.kind, at.place, elements=len(mine), worst=worst, allowed=1.0,
             request=at.request, diagnosis=says if worst > 1 else "", undecided=int((mine != theirs).sum()),
         )
+
+    def _too_many(self, at: Block) -> Iterator[Comparison]:
+        """As in T4 (`checks/decisions.py`): so many ties are no ties."""
+        cap = max(TIES_ALWAYS, TIES_CAP * self.made)
+        if self.ties > cap:
+            yield Comparison(
+                self.name, Tier.DECISIONS, at.event, at.kind, at.place, elements=self.made, worst=float(self.ties),
+                allowed=cap, undecided=self.ties,
+                diagnosis=f"{self.ties} of {self.made} choices so far were ties: too many",
+            )
 
     def _everywhere(self, block: Block, key: Key) -> bool:
         at = block.request, block.place, key

@@ -71,6 +71,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
     return {
         "name": outcome.name, "ops": plan.ops, "device": plan.device, "dtype": plan.dtype, "layout": plan.layout,
         "strategy": plan.strategy, "conv": plan.conv, "graphs": plan.graphs, "drafter": plan.drafter,
+        "swap": dict(outcome.variant.swap), "graft": [str(graft) for graft in outcome.variant.graft],
         "exit": int(verdict.exit), "events": verdict.events, "of": outcome.of, "elements": verdict.elements,
         "model": plan.checkpoint.digest, "served": outcome.served, "calls": outcome.calls,
         "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..verdict import Comparison, Exit, Tier
-from .words import divergence
+from .words import divergence, otherwise
 
 if TYPE_CHECKING:
     from ..rig.history import History
@@ -56,10 +56,11 @@ def _runs(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _run(outcome: Outcome) -> list[Text]:
-    """The first column of a run, one line each: its op set and verdict, how far it came, how long it took."""
+    """The first column of a run, one line each: its op set and verdict, what was otherwise, how far, how long."""
     word, style = VERDICTS[outcome.verdict.exit]
     return [
         Text.assemble(f"{outcome.plan.ops} ", (word, style)),
+        *map(Text, otherwise(outcome.variant)),
         Text(f"{outcome.verdict.events} of {outcome.of} events"),
         Text(f"{outcome.plan.strategy}, {outcome.plan.conv}", style="dim"),
         *([Text("in graphs", style="dim")] if outcome.plan.graphs else []),
@@ -69,7 +70,7 @@ def _run(outcome: Outcome) -> list[Text]:
 
 def _why_nothing(outcome: Outcome) -> str:
     if outcome.verdict.served:
-        return "nothing was compared; does the model have the layers that were asked for?"
+        return "nothing was compared of what was asked for"
     return "nothing was computed: up to here there are only admissions and the like"
 
 

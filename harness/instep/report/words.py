@@ -15,6 +15,7 @@ from ..verdict import Comparison, Tier
 
 if TYPE_CHECKING:
     from ..rig.rig import Outcome
+    from ..rig.variant import Variant
 
 NAMES = {
     "state": "recurrent state", "conv": "conv window", "keys": "KV keys", "values": "KV values",
@@ -31,7 +32,8 @@ COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # c
 def divergence(outcome: Outcome) -> str:
     """All that is known about the first finding, a line each."""
     first, *others = outcome.verdict.findings
-    subject = f"optimized[{outcome.plan.ops}] against reference"
+    served = ", ".join((outcome.plan.ops, *otherwise(outcome.variant)))
+    subject = f"optimized[{served}] against reference"
     lines = [f"DIVERGED  {outcome.name}, {subject}", f"  {where(first)}"]
     measure = COUNTS.get(first.check, MEASURES[first.tier])
     worst = f"{first.worst:.4f}" if measure == "projection" else f"{first.worst:.4g}"
@@ -69,10 +71,17 @@ def spelled(place: Place) -> str:
     return f"{side}{layer}{NAMES.get(place.component, place.component)}"
 
 
+def otherwise(variant: Variant) -> tuple[str, ...]:
+    """gdn=triton, trunk.0.core@2 grafted"""
+    swaps = [f"{op}={source}" for op, source in variant.swap.items()]
+    return (*swaps, *(f"{graft} grafted" for graft in variant.graft))
+
+
 def command(outcome: Outcome, found: Comparison) -> str:
     """What to type to see it again, and no more of it than is needed."""
-    plan = outcome.plan
-    words = [*outcome.again, near(outcome.trace), f"--ops {plan.ops}", f"--until {found.event}"]
+    plan, grafts = outcome.plan, [graft for graft in outcome.variant.graft if graft.event <= found.event]
+    until = max([found.event, *(graft.until for graft in grafts)])
+    words = [*outcome.again, near(outcome.trace), f"--ops {plan.ops}", f"--until {until}"]
     if found.place.layer not in (STAGE_LEVEL, AFTER_LAYERS):
         words.append(f"--layer {found.place.layer}")
     for option, value, usual in (
@@ -80,10 +89,12 @@ def command(outcome: Outcome, found: Comparison) -> str:
         ("--strategy", plan.strategy, "rerun"), ("--conv", plan.conv, "windows"),
         ("--drafter", plan.drafter, "eagle"),
     ):
-        if value != usual:
+        if value != usual or (option == "--strategy" and "streams" in outcome.again):  # there, left out, it is all
             words.append(f"{option} {value}")
     if plan.graphs:
         words.append("--graphs")
+    words += [f"--swap {op}={source}" for op, source in outcome.variant.swap.items()]
+    words += [f"--graft {graft}" for graft in grafts]
     if outcome.elsewhere is not None:
         words.append(f"--checkpoint {near(outcome.elsewhere)}")
     return " ".join(words)

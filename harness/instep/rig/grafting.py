@@ -5,13 +5,14 @@ Leaves out: which places, and whether it helped (`instep.localise`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from instep_optimized import OptimizedEngine
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place, See
@@ -19,7 +20,7 @@ from instep_reference.contract.place import Place, See
 from ..observe.moment import Moment
 from ..observe.oracle import Oracle
 from ..observe.piece import Piece, Run, Work
-from ..observe.rows import Share, rows
+from ..observe.rows import Share, draft_stage, rows
 from ..verdict import Comparison
 from .variant import Graft, in_memory, spelled
 
@@ -64,8 +65,30 @@ class Grafting:
         """What is replaced in memory once the event is over."""
         return [g.place for g in self._grafts if g.event == event and in_memory(g.place)]
 
-    def replaces(self, result: Comparison) -> bool:
-        return result.place in self.memory(result.event)
+    def replaces(self, result: Comparison, mended: Collection[str]) -> bool:
+        """Whether the finding is about memory that is replaced before anybody reads it; `mended`: whose it is."""
+        return result.request in mended and result.place in self.memory(result.event)
+
+
+def must_fit(grafts: Sequence[Graft], config: ModelConfig, last: int) -> None:
+    """Refuse what would put nothing anywhere; `last`: the last event that is run."""
+    for graft in grafts:
+        place, memory = graft.place, in_memory(graft.place)
+        if graft.until > last:
+            room = f"an event before {last}, the last one that is run" if memory else f"an event from 0 to {last}"
+            hint = "memory is replaced between two events" if memory else "no other is run"
+            raise BadInput("--graft", found=graft, expected=room, hint=hint)
+        if memory and place not in (has := _remembers(place.component, config)):
+            raise BadInput("--graft", found=graft, expected=f"one of {', '.join(map(spelled, has))}"
+                           if has else f"a model that has layers with {place.component}")  # fmt: skip
+
+
+def _remembers(component: str, config: ModelConfig) -> list[Place]:
+    """Where the model has this component of memory."""
+    paged = component in ("keys", "values")
+    kind = "attention" if paged else "gdn"
+    trunk = [Place("trunk", layer, component) for layer, its in enumerate(config.layer_kinds) if its == kind]
+    return trunk + [Place(draft_stage(layer), layer, component) for layer in range(config.mtp_layers if paged else 0)]
 
 
 class Mendable(OptimizedEngine):
@@ -77,8 +100,7 @@ class Mendable(OptimizedEngine):
         for place in places:
             name = field_of(place)
             layers = changed.setdefault(name, dict(getattr(memory, name)))
-            if place.layer in layers:
-                layers[place.layer] = getattr(right, name)[place.layer].to(layers[place.layer])
+            layers[place.layer] = getattr(right, name)[place.layer].to(layers[place.layer])
         self._restore(kept, replace(memory, **changed))
 
 

@@ -26,6 +26,7 @@ from ..trace.legal import Law
 from ..verdict import Comparison, Skipped, Tier, Verdict
 from .grafting import Mendable
 from .sides import Sides
+from .variant import spelled
 
 Progress = Callable[[int, Event], None]
 
@@ -59,18 +60,18 @@ class Lockstep:
         truth = self.sides.truth.step(event, live)
         rounded = None if self.sides.rounded is None else self.sides.rounded.step(event, live)
         self.seconds["reference"] += time.perf_counter() - begun
+        self.sides.grafting.begin(index, (truth if rounded is None else rounded).places)
+        self.sides.watch.before(event)
         begun = time.perf_counter()
         try:
-            self.sides.grafting.begin(index, (truth if rounded is None else rounded).places)
-            self.sides.watch.before(event)
             subject = self.sides.subject.step(event, live)
-            changes = self.sides.watch.after()
             slots, pages = dict(self.sides.shown.slots()), dict(self.sides.shown.pages())
         except Unsupported:
             raise
         except Exception as error:  # whatever it is: the subject may be anybody's
             raise Refused(error, self.sides.subject.tape.last) from error
         self.seconds["subject"] += time.perf_counter() - begun
+        changes = self.sides.watch.after()
         self.sides.grafting.end(index, str(type(event).__struct_config__.tag))
         expected = expect(before, self.law.book)
         redrawn = partial(self._redrawn, index) if self.sides.rounded_draw else None
@@ -81,6 +82,11 @@ class Lockstep:
         )
         return self.last
 
+    def mended(self) -> list[str]:
+        """Whose memory can be replaced as things stand: within a round it belongs to nobody."""
+        live = self.law.book.live
+        return [name for name, standing in live.items() if standing.slot is not None and not standing.window]
+
     def _mend(self, index: int) -> None:
         """Put the reference's memory into the subject's, as it was after event `index`."""
         places, sides = self.sides.grafting.memory(index), self.sides
@@ -89,10 +95,13 @@ class Lockstep:
         if not isinstance(sides.subject.engine, Mendable):
             raise BadInput("--graft", found=sides.subject.name, expected="an op set: whose memory we can write")
         right = sides.truth if sides.rounded is None else sides.rounded
-        for name, standing in self.law.book.live.items():
-            if standing.slot is not None and not standing.window:  # in a round, its memory belongs to nobody
-                sides.subject.engine.mend(name, places, right.states[name])
-                sides.subject.look(name)
+        mended = self.mended()
+        if not mended:
+            raise BadInput("--graft", found=f"{spelled(places[0])}@{index}, when every request is within a round",
+                           expected="an event after which some request's memory can be written")  # fmt: skip
+        for name in mended:
+            sides.subject.engine.mend(name, places, right.states[name])
+            sides.subject.look(name)
         sides.watch.forget()
 
     def _redrawn(self, last: int, draw: int) -> Side:
@@ -145,7 +154,7 @@ def run(
 
 
 def _put(lockstep: Lockstep, result: Comparison | Skipped) -> bool:
-    return isinstance(result, Comparison) and lockstep.sides.grafting.replaces(result)
+    return isinstance(result, Comparison) and lockstep.sides.grafting.replaces(result, lockstep.mended())
 
 
 def _wanted(result: Comparison | Skipped, layers: frozenset[int] | None) -> bool:

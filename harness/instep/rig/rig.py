@@ -18,6 +18,7 @@ import torch
 
 from instep_optimized.layout import StateLayout
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import BadInput
 
@@ -26,7 +27,7 @@ from ..observe.moment import Moment
 from ..trace.file import Trace
 from ..trace.legal import verified
 from ..verdict import Comparison, Located, Skipped, Tier, Verdict
-from .grafting import GraftedOracle
+from .grafting import GraftedOracle, must_fit
 from .history import History
 from .lockstep import Lockstep, Progress, run
 from .remembered import Remembered
@@ -44,6 +45,7 @@ class Outcome:
     seconds   wall clock per side, checks excluded; calls: op -> how often the subject's op set was called
     served    package -> sha256 of the source that was imported
     last      the moment after the last event that was served; located: where a divergence was made, once it is known
+    variant   what was otherwise than in a plain run
     """
 
     name: str
@@ -59,6 +61,7 @@ class Outcome:
     last: Moment | None = None
     located: Located | None = None
     again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome
+    variant: Variant = AS_IS
 
 
 class Rig:
@@ -95,6 +98,9 @@ class Rig:
         variant: what is otherwise this time; also: further checks, which see every moment; judged_from: the event at
         which the checks of arithmetic begin, not within a round, where what came before is known to agree.
         """
+        layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
+        must_fit(variant.graft, self.plan.checkpoint.config, end if until is None else min(until, end))
+        must_have(layers or (), self.plan.checkpoint.config)
         sides = seat(self.plan, variant)
         lockstep = Lockstep(self.trace, sides)
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
@@ -106,7 +112,7 @@ class Rig:
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
             History.of(self.trace.header, ran, lockstep.law.book), len(self.trace.events), dict(lockstep.seconds),
-            dict(sides.calls), served(), lockstep.last,
+            dict(sides.calls), served(), lockstep.last, variant=variant,
         )
 
 
@@ -135,6 +141,14 @@ def must_hold(checkpoint: Checkpoint, width: torch.dtype, named: str) -> None:
                 "dtype", found=named, expected=f"one that holds the weights as they are stored ({name}: {stored})",
                 hint="cast the checkpoint first; then both sides read the same weights",
             )
+
+
+def must_have(layers: Iterable[int], config: ModelConfig) -> None:
+    """Refuse layers that the model does not have."""
+    count = max(len(config.layer_kinds), config.mtp_layers)
+    for layer in layers:
+        if not 0 <= layer < count:
+            raise BadInput("--layer", found=layer, expected=f"a layer of the model, 0 to {count - 1}")
 
 
 def checks_for(

@@ -168,7 +168,7 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         rounded = draw = None
     else:
         truth = reference(plan, torch.float64)
-        draw = partial(_rounded, plan, ops)
+        draw = partial(rounded_seat, plan, ops)
         rounded = draw(0)
     sides = Sides(
         Seat(plan.ops, subject, notes, told=notes.answered), Seat("truth", truth), rounded, Watch(subject, poison),
@@ -222,7 +222,7 @@ def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter)
 
 
-def _rounded(plan: Plan, ops: Ops | None, draw: int) -> Seat:
+def rounded_seat(plan: Plan, ops: Ops | None, draw: int) -> Seat:
     """One draw of the reference in the declared width."""
     declared = rounds(plan, ops)
     weights = Weights.of(plan.checkpoint, wide(plan.width), torch.device("cpu"))

@@ -33,6 +33,11 @@ class Graft:
     place: Place
     event: int
 
+    @property
+    def until(self) -> int:
+        """How far a trace must be run for it."""
+        return self.event + in_memory(self.place)
+
     def __str__(self) -> str:
         return f"{spelled(self.place)}@{self.event}"
 
@@ -91,11 +96,13 @@ def graft_of(text: str) -> Graft:
 
 def swaps_of(texts: Iterable[str]) -> dict[str, str]:
     """From OP=SET, as often as it was typed."""
-    found = {}
+    found = dict[str, str]()
     for text in texts:
         op, equals, source = text.partition("=")
         if not (op and equals and source):
             raise BadInput("--swap", found=text, expected="OP=SET, for example gdn=plain")
+        if op in found:
+            raise BadInput("--swap", found=f"{op}={found[op]} and {text}", expected="each op once")
         found[op] = source
     return found
 
