@@ -24,7 +24,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 fast: $(READY)
-	$(BIN)/python -m pytest -q -m "not slow and not gpu" tests/test_house.py tests/reference tests/harness
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu and not timing" -p no:benchmark tests/test_house.py tests/reference tests/harness
 
 perf: $(READY)  ## the benchmarks; a speed counts only where the states were checked
 	$(BIN)/python -m pytest -q tests/perf --benchmark-enable

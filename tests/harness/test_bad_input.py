@@ -55,6 +55,7 @@ def test_no_such_trace(instep, tmp_path):
     assert "No such file" in complaint(instep("replay", tmp_path / "none.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_trace_cut_anywhere(instep, trace):
     """At every end of a line, before it, and in the middle of every line."""
     text, end = trace.path.read_bytes(), 0

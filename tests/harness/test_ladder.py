@@ -28,6 +28,8 @@ from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place
 from support.traces import policy, recorded
 
+pytestmark = pytest.mark.slow  # whole replays
+
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory) -> Trace:

@@ -22,6 +22,8 @@ from instep_reference.contract.place import Place
 from instep_reference.weights import Weights
 from support import moments as m
 
+pytestmark = pytest.mark.slow  # whole replays
+
 LAYER = 1
 
 

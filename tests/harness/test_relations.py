@@ -28,6 +28,8 @@ from instep_optimized.memory import Memory
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from support.traces import policy, recorded
 
+pytestmark = pytest.mark.slow  # whole replays
+
 SLOTS = (5, 2)
 
 

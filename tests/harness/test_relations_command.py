@@ -14,6 +14,8 @@ from instep.trace.file import Trace
 from support.command import Runner
 from support.traces import policy, recorded
 
+pytestmark = pytest.mark.slow  # whole replays
+
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:

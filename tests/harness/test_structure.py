@@ -60,6 +60,7 @@ def found(trace: Trace, check: str, ops: str = "ledger", **how: Any) -> list[Com
     return mine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [
     {"ops": "plain"}, {"ops": "ledger", "graphs": True}, {"ops": "plain", "strategy": "columns", "conv": "widened"},
     {"ops": "ledger", "strategy": "snapshot"}, {"ops": "ledger", "strategy": "columns", "graphs": True},

@@ -19,6 +19,8 @@ from instep.verdict import Comparison, Exit, Tier
 from support.command import Runner
 from support.traces import recorded
 
+pytestmark = pytest.mark.slow  # whole replays
+
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:

@@ -22,6 +22,8 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.checkpoints import write
 from support.traces import PROMPTS, VOCAB, policy
 
+pytestmark = pytest.mark.slow  # whole replays
+
 # The second chunk leaves one token of the prompt, the third one none: the last layers read what the first ones pick.
 POLICY = policy(
     arrivals=(Arrival("a", "more", chunks=(7, 12, 1), max_new=9), Arrival("b", "one", max_new=8),

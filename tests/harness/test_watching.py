@@ -21,6 +21,8 @@ from instep.trace.file import Trace
 from instep_optimized import OptimizedEngine, Options, load
 from support.traces import recorded
 
+pytestmark = pytest.mark.slow  # whole replays
+
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory) -> Trace:
