@@ -36,17 +36,20 @@ class Contracts:
                 yield Skipped(self.name, moment.index, "nobody sees the op calls of somebody else's engine")
             self.said = True
             return
+        runs = isinstance(moment.event, Draft | Forward | Commit)
         if not noted.calls:
-            if isinstance(moment.event, Draft | Forward | Commit) and noted.replays:
+            if runs and noted.replays:
                 yield Skipped(self.name, moment.index, "op calls inside a CUDA graph are not judged; without --graphs "
                               "they are")  # fmt: skip
+            elif runs:
+                yield self._comparison(moment, NOWHERE, 0, "no op was called, nor a graph replayed", None)
             return
         yield from broken(noted, moment.index, moment.kind)
         if not noted.broken:
             yield self._comparison(moment, NOWHERE, noted.tensors, "", None, noted.calls)
         if not noted.captured:  # the calls before a capture are of nobody's rows
             yield from self._served(moment)
-        elif isinstance(moment.event, Draft | Forward | Commit):
+        elif runs:
             yield Skipped(self.name, moment.index, "a graph was captured here: who served which row is not judged")
 
     def _served(self, moment: Moment) -> Iterator[Comparison]:

@@ -37,10 +37,10 @@ class Graphs:
         for replay in replays:
             said = [*_inputs(replay), *_slots(moment, replay, requests)]
             elements = sum(len(own) for _, own, _ in replay.inputs.values())
-            yield said_of(self, moment, NOWHERE, max(elements, 1), said)
+            yield said_of(self, moment, NOWHERE, elements, said)
             were = self.buffers.setdefault((replay.key, replay.bucket), replay.addresses)
             moved = sum(was != now for was, now in zip(were, replay.addresses, strict=True))
-            yield said_of(self, moment, NOWHERE, max(len(were), 1), [
+            yield said_of(self, moment, NOWHERE, len(were), [
                 f"{moved} of {len(were)} buffers of the graph {replay.key} for {replay.bucket} requests moved"
             ] if moved else [])  # fmt: skip
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from instep_reference.contract.engine import Commit, Forward, RequestState
+from instep_reference.contract.engine import Forward, RequestState
 from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D
 from instep_reference.contract.place import Place
 
@@ -30,7 +30,6 @@ class Labels:
 
     def __init__(self) -> None:
         self.flights: dict[tuple[str, int], list[int]] = {}  # what a state is after 0, 1, .. tokens of a window
-        self.verified: set[str] = set()  # and not committed: conv windows and states belong to nobody
 
     def __call__(self, moment: Moment) -> Iterator[Comparison]:
         for place, truth in moment.truth.places.items():
@@ -38,12 +37,8 @@ class Labels:
                 yield self._rows(moment, place, truth)
         if isinstance(moment.event, Forward):
             self._remember(moment)
-        self.verified |= {s.request for s in shares(moment, "trunk") if s.kind == "verify"}
-        if isinstance(moment.event, Commit):
-            self.verified -= set(moment.event.requests)
-        self.verified &= moment.truth.after.keys()
         for name, state in moment.truth.after.items():
-            yield from self._memory(moment, name, state, name in self.verified)
+            yield from self._memory(moment, name, state, name in moment.expected.flying)
 
     def _rows(self, moment: Moment, place: Place, truth: torch.Tensor) -> Comparison:
         found = moment.subject.places.get(place)

@@ -12,7 +12,6 @@ from dataclasses import fields
 
 import torch
 
-from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.memory import Looked, bits, pattern
@@ -33,7 +32,6 @@ class Poison:
 
     def __init__(self) -> None:
         self.begun = False
-        self.verified: set[str] = set()
         self.held: dict[str, set[int]] = {"slot": set(), "page": set()}
 
     def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
@@ -51,7 +49,7 @@ class Poison:
         self.held = held
         for looked in moment.changes.looked:
             if looked.poison is not None and looked.region.by in held:
-                yield self._free(moment, looked, held[looked.region.by] | before[looked.region.by])
+                yield from self._free(moment, looked, held[looked.region.by] | before[looked.region.by])
         yield from self._visible(moment, poison)
 
     def _untouched(self, moment: Moment, looked: Looked) -> Iterator[Comparison]:
@@ -62,10 +60,12 @@ class Poison:
         elif looked.poison is not None:
             yield self._comparison(moment, looked, looked.spoiled(looked.before), "is new and not poison")
 
-    def _free(self, moment: Moment, looked: Looked, busy: set[int]) -> Comparison:
+    def _free(self, moment: Moment, looked: Looked, busy: set[int]) -> Iterator[Comparison]:
         wrong = looked.spoiled()
-        wrong[[unit for unit in busy if unit < len(wrong)]] = False
-        return self._comparison(moment, looked, wrong, "is free and not poison", len(busy))
+        taken = [unit for unit in busy if unit < len(wrong)]
+        wrong[taken] = False
+        if len(taken) < len(wrong):
+            yield self._comparison(moment, looked, wrong, "is free and not poison", len(taken))
 
     def _comparison(
         self, moment: Moment, looked: Looked, wrong: torch.Tensor, says: str, busy: int = 0
@@ -76,22 +76,17 @@ class Poison:
         more = f"; so are {counted(len(units) - 1, region.by)} more" if len(units) > 1 else ""
         return Comparison(
             self.name, self.tier, moment.index, moment.kind, standing(region.name, region.layer),
-            elements=max(wrong.numel() - busy * wrong.shape[1], 1), blocks=max(len(wrong) - busy, 1),
+            elements=wrong.numel() - busy * wrong.shape[1], blocks=len(wrong) - busy,
             worst=float(wrong.sum()), allowed=0.0, slot=first if region.by == "slot" else None,
             diagnosis=where + more if units else "",
         )  # fmt: skip
 
     def _visible(self, moment: Moment, poison: float) -> Iterator[Comparison]:
         """What the subject shows of live requests, and what its ops gave."""
-        if isinstance(moment.event, Forward):
-            self.verified |= {row.request for row in moment.event.rows if row.kind == "verify"}
-        elif isinstance(moment.event, Commit):
-            self.verified -= set(moment.event.requests)
-        self.verified &= moment.subject.after.keys()
         for name, state in moment.subject.after.items():
             for field in (each.name for each in fields(state)):
                 held = getattr(state, field)
-                if not isinstance(held, dict) or (name in self.verified and field in IN_FLIGHT):
+                if not isinstance(held, dict) or (name in moment.expected.flying and field in IN_FLIGHT):
                     continue
                 for layer, tensor in held.items():
                     stage = draft_stage(layer) if field.startswith("draft") else "trunk"

@@ -49,6 +49,7 @@ class Expected:
     roots_after: Mapping[str, int | None]
     windows: Mapping[str, tuple[int, ...]]  # verify rows in flight: root, drafts
     num_steps: int
+    flying: frozenset[str]  # verified and not committed: their conv windows and states belong to nobody
     prompts: Mapping[str, int] = field(default_factory=dict)  # how long they are
 
 

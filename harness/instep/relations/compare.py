@@ -16,6 +16,7 @@ from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.memory import bits
+from ..observe.rows import draft_stage
 from ..verdict import Comparison, Skipped, Tier
 from .story import Block, Key, Stopped, Story
 
@@ -47,11 +48,11 @@ def parts(one: RequestState, other: RequestState) -> Iterator[tuple[Place, Any, 
         if getattr(one, name) is not None or getattr(other, name) is not None:
             yield place, getattr(one, name), getattr(other, name)
     for name in ("conv", "state", "keys", "values", "draft_keys", "draft_values"):
-        stage = "extend" if name.startswith("draft_") else "trunk"
         mine, theirs = getattr(one, name), getattr(other, name)
         for layer in sorted(mine.keys() | theirs.keys()):
             if all(layers.get(layer) is not None and not layers[layer].numel() for layers in (mine, theirs)):
                 continue  # no token yet
+            stage = draft_stage(layer) if name.startswith("draft_") else "trunk"
             yield Place(stage, layer, name.removeprefix("draft_")), mine.get(layer), theirs.get(layer)
 
 

@@ -17,7 +17,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from ..adapters import Subject
 from ..observe.memory import bits
 from ..observe.moment import Moment
-from ..observe.rows import ASKED, shares
+from ..observe.rows import ASKED, draft_stage, shares
 from ..rig.sides import on_host
 from ..trace.book import Phase
 from ..trace.drive import own_say
@@ -139,7 +139,7 @@ class Twins:
                 if mine is None or theirs is None or not mine.numel():
                     continue
                 wrong = 0 if torch.equal(bits(mine), bits(theirs)) else different(mine, theirs)[1]
-                stage = "extend" if left.name.startswith("draft_") else "trunk"
+                stage = draft_stage(left.layer) if left.name.startswith("draft_") else "trunk"
                 component = COMPONENTS.get(left.name)
                 place = Place(stage, left.layer if component else AFTER_LAYERS, component or "root")
                 says = f"pool {left.name}, {what} {_unit(mine, theirs) if wrong else ''} parts"

@@ -20,7 +20,7 @@ from ..checks.capacity import judged
 from ..checks.contracts import broken
 from ..observe.moment import Expected, Moment, Side
 from ..observe.noted import NOTHING
-from ..trace.book import Book
+from ..trace.book import Book, Phase
 from ..trace.file import Trace
 from ..trace.legal import Law
 from ..verdict import Comparison, Skipped, Tier, Verdict
@@ -125,6 +125,7 @@ def expect(before: Book, after: Book) -> Expected:
         roots_after={name: s.root for name, s in after.live.items()},
         windows=windows,
         num_steps=after.num_steps,
+        flying=frozenset(after.in_phase(Phase.VERIFIED)),
         prompts={name: len(s.prompt) for book in (before, after) for name, s in book.live.items()},
     )
 

@@ -13,11 +13,12 @@ import torch
 from torch.nn import functional as F
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.engine import Abort, Commit, Forward
 from instep_reference.contract.place import Place
 
 from ..checks.base import slot_of
+from ..observe.digests import bits
 from ..observe.moment import Moment
+from ..observe.rows import draft_stage
 from ..verdict import Comparison, Tier
 from .relabel import Held, Labelled
 from .stamps import KEYS, WIDTH, Stamp, code, decoded
@@ -31,17 +32,15 @@ class Stream:
 
     def __init__(self, labelled: Labelled, config: ModelConfig, *, exact: bool) -> None:
         self.labelled, self.config, self.exact = labelled, config, exact
-        self.flying: set[str] = set()
         self.longest: dict[str, tuple[int, ...]] = {}  # request -> all tokens that it may have taken in so far
 
     def __call__(self, moment: Moment) -> Iterator[Comparison]:
-        self._fly(moment)
         held = self.labelled.held[moment.index]
         for name, one in held.items():
             self.longest[name] = max((*one.tokens[: one.length], *one.window), self.longest.get(name, ()), key=len)
         for name, one in held.items():
             state = moment.subject.after[name]
-            if name not in self.flying:
+            if name not in moment.expected.flying:
                 for layer, found in state.conv.items():
                     yield self._judged(moment, name, one, "conv", layer, self._window(found))
                 for layer, found in state.state.items():
@@ -53,15 +52,6 @@ class Stream:
                 if one.length:
                     yield self._judged(moment, name, one, "draft_values", layer, found)
 
-    def _fly(self, moment: Moment) -> None:
-        match moment.event:
-            case Forward(rows=rows):
-                self.flying |= {row.request for row in rows if row.kind == "verify"}
-            case Commit(requests=requests):
-                self.flying -= set(requests)
-            case Abort(request=request):
-                self.flying.discard(request)
-
     def _window(self, conv: torch.Tensor) -> torch.Tensor:
         """[C, W-1] -> what the delta rule would read of it as values: [W-1, HV, V]"""
         values = F.silu(conv[2 * self.config.key_heads * self.config.key_dim :].float())
@@ -70,11 +60,13 @@ class Stream:
     def _judged(
         self, moment: Moment, name: str, one: Held, component: str, layer: int, found: torch.Tensor
     ) -> Comparison:
-        kept = found.float() if self.exact and component == "state" else found.float().round()
+        exact = self.exact and component == "state"
+        kept = found.float() if exact else found.float().round() + 0.0  # without the sign of a zero
         right = Content(component, layer, found.shape, self.config.conv_width - 1)
         wanted = right.of(one.tokens, one.length)
-        wrong = (kept != wanted).any(-1) if kept.shape == wanted.shape else torch.ones(1, dtype=torch.bool)
-        stage = "extend" if component.startswith("draft") else "trunk"
+        alike = kept.shape == wanted.shape
+        wrong = (bits(kept) != bits(wanted)).any(-1) if alike else torch.ones(1, dtype=torch.bool)
+        stage = draft_stage(layer) if component.startswith("draft") else "trunk"
         slot = slot_of(moment, name)
         said = self._sentence(right, kept, wanted, name, one) if wrong.any() else ""
         where = f"slot {slot}" if component in ("conv", "state") else f'the cache of "{name}"'
@@ -96,7 +88,7 @@ class Stream:
                 if torch.equal(found, right.of(tokens, count)):
                     more = due if other == name else f'expected request "{name}" {_upto(one.length)}'
                     return f'holds request "{other}" {_upto(count)}; {more}' if count else f"holds nothing; {due}"
-        at = tuple(int(n) for n in (found != wanted).any(-1).nonzero()[0])
+        at = tuple(int(n) for n in (bits(found) != bits(wanted)).any(-1).nonzero()[0])
         head = right.head(at)
         held, meant = (self._said(rows[at], head, right.layer) for rows in (found, wanted))
         return f"holds {held} in head {head} where {meant} is due; {due}"
