@@ -142,6 +142,13 @@ def test_a_state_in_the_wrong_place_says_whose_it_is(
     assert any(says in one and one.startswith("slot ") for one in said), said
 
 
+def test_at_the_op_level_a_state_is_right_to_the_bit_at_the_model_level_to_the_label(ragged: Trace) -> None:
+    setup = Setup("support.stream_ops:SIGNED", strategy="snapshot")
+    exact = streamed(ragged, setup, "op", until=2).verdict
+    assert exact.exit is Exit.DIVERGED and {found.check for found in exact.findings} == {"stream"}
+    assert streamed(ragged, setup, "model", until=2).verdict.exit is Exit.AGREED
+
+
 def test_the_command_says_it_and_writes_its_result(tmp_path: Path) -> None:
     trace, file = str(TRACES / "faults" / "ragged.jsonl"), tmp_path / "found.json"
     told = ["--strategy", "rerun", "--level", "op", "--json", str(file)]

@@ -377,3 +377,9 @@ def test_pages_that_stay_owned_are_named(trace, monkeypatch):
     monkeypatch.setattr(PageTable, "release", lambda self, request: self.of(request))
     said = " ".join(finding.diagnosis for finding in found(trace, "leaks"))
     assert 'is owned by "' in said and "page " in said
+
+
+def test_an_engine_whose_op_calls_nobody_sees_is_not_called_right(trace, monkeypatch):
+    """The wrapper is not there: then no call was judged, and that is said, not passed over."""
+    monkeypatch.setattr(calls.Calls, "wrapper", lambda self, name, op: op)
+    assert found(trace, "contracts")[0].diagnosis == "no op was called, nor a graph replayed"

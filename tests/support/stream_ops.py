@@ -47,8 +47,18 @@ def _begun_anew(part: Part) -> Part:
     return replace(part, fresh=torch.ones_like(part.fresh))
 
 
+def _signed(*, parts: tuple[Part, ...], **given: Any) -> Any:
+    """States whose zeros have a sign: equal numbers, other bits."""
+    out = PLAIN.gdn(parts=parts, **given)
+    for store in (part.store for part in parts if part.store is not None):
+        for unit in store.units.tolist():
+            store.pool[unit] = torch.where(store.pool[unit] == 0, -0.0, store.pool[unit])
+    return out
+
+
 BEFORE = replace(PLAIN, name="column before", move=_moved(lambda column: (column - 1).clamp(min=0)))
 BEHIND = replace(PLAIN, name="column behind", move=_moved(lambda column: column + 1))
 SWAPPED = replace(PLAIN, name="swapped", gdn=_in_chunks(_swapped))
 TURNED = replace(PLAIN, name="turned", gdn=_in_chunks(_turned))
 BEGUN_ANEW = replace(PLAIN, name="begun anew", gdn=_in_chunks(_begun_anew))
+SIGNED = replace(PLAIN, name="signed", gdn=_signed)
