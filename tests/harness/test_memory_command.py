@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from instep.budget import PAGE_SIZE, need, needs, spelled
-from instep.rig.alone import Setup, engine
+from instep.rig.alone import engine
+from instep.rig.setting import Setting
 from instep.shapes import shape
 from instep.shapes.drawn import random_checkpoint
 from instep_optimized import Options
@@ -25,16 +26,16 @@ from support.narrow import narrow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_request_costs_what_the_engine_allocates_for_one_more(strategy, conv):
     config = narrow("qwen3.5-4b")
-    checkpoint, setup = random_checkpoint(config), Setup("plain", dtype="bfloat16", strategy=strategy, conv=conv)
+    checkpoint, setting = random_checkpoint(config), Setting("plain", dtype="bfloat16", strategy=strategy, conv=conv)
     allocated = []
     for requests in (2, 3):
         room = Capacity(tuple(range(1, requests + 1)), (1, 2, 3), PAGE_SIZE, 32)
-        served = engine(checkpoint, setup, room, num_steps=3)
+        served = engine(checkpoint, setting, room, num_steps=3)
         allocated.append(sum(
             part.numel() * part.element_size() for region in served.regions() if region.by != "page"
             for part in (region.units, region.gaps) if part is not None
         ))
-    told = need(config, setup.options(), widest=4)
+    told = need(config, setting.options(), widest=4)
     assert (told.strategy, told.conv) == (strategy, conv) and told.fixed == sum(told.pools.values()) + told.board
     assert allocated[1] - allocated[0] == pytest.approx(told.fixed, rel=0.02)  # `regions` leaves the padding out
 

@@ -18,7 +18,8 @@ from instep.observe.memory import UNWATCHED
 from instep.observe.moment import Moment, Side
 from instep.observe.reorder import Reordered
 from instep.rig.lockstep import expect
-from instep.rig.sides import Seat, rounding, wide
+from instep.rig.setting import wide
+from instep.rig.sides import Seat, rounding
 from instep.trace.drive import drive
 from instep.trace.header import Header, Model, Room
 from instep.trace.legal import Law

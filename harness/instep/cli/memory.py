@@ -11,20 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .setting import Given, takes_setting
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..budget import Need
 
 
+@takes_setting(
+    without=("ops", "device", "strategy", "conv", "graphs", "overlap"),
+    dtype="Activations, KV and conv windows, bfloat16 if left out; states are fp32, with float64 fp64.",
+    drafter="How drafts are made: eagle or vanilla; left out: what fits the model.",
+)
 def memory(
+    given: Given,
     where: Annotated[str, typer.Argument(help="A checkpoint directory, a config.json, or a shape as qwen3.5-9b.")],
     num_steps: Annotated[int | None, typer.Option(help="Drafts a round; the window is one wider.", min=0)] = None,
     candidates: Annotated[str | None, typer.Option(help="Step counts that may be in force, as 1,3,7: the largest "
                                                        "counts. Left out, with --num-steps too: 3.")] = None,
-    dtype: Annotated[str, typer.Option(help="Activations, KV and conv windows; states are fp32, with float64 "
-                                            "fp64.")] = "bfloat16",
-    layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
     tokens: Annotated[int, typer.Option(help="Tokens of a request, prompt and text.", min=1)] = 4096,
     gib: Annotated[float, typer.Option(help="Memory for pools, in GiB, weights not counted.", min=0.0)] = 64.0,
     json: Annotated[Path | None, typer.Option(help="Write the figures there, too.")] = None,
@@ -33,36 +38,30 @@ def memory(
     import msgspec
     from rich.console import Console
 
-    from instep_optimized import Options
     from instep_optimized.options import check
     from instep_reference.contract.errors import BadInput
 
     from ..budget import needs, spelled, weights_bytes
-    from ..rig.alone import known_layout
-    from ..rig.sides import WIDTHS, wide
     from ..shapes import sized_like
     from ..whole import writable, write_whole
 
-    if dtype not in WIDTHS:
-        raise BadInput("--dtype", found=dtype, expected=f"one of {', '.join(WIDTHS)}")
     if not math.isfinite(gib):
         raise BadInput("--gib", found=gib, expected="a finite number")
     if json is not None:
         writable(json)
     config, widest = sized_like(where), _widest(num_steps, candidates)
-    options = Options(
-        activation=WIDTHS[dtype], state=wide(WIDTHS[dtype]), layout=known_layout(layout),
-        drafter="eagle" if config.mtp_layers < 2 else "vanilla",
-    )
+    setting = given.setting(dtype="bfloat16", drafter="eagle" if config.mtp_layers < 2 else "vanilla")
+    options = setting.options()
     check(options, config, widest - 1)
     found, room = list(needs(config, options, widest)), int(gib * 2**30)
     console = Console()
-    console.print(_table(found, f"{where}: windows of {widest}, {dtype}, requests of {tokens} tokens", tokens, room))
-    weights = spelled(weights_bytes(config, WIDTHS[dtype]))
+    title = f"{where}: windows of {widest}, {setting.dtype}, requests of {tokens} tokens"
+    console.print(_table(found, title, tokens, room))
+    weights = spelled(weights_bytes(config, setting.activation))
     console.print(f"weights {weights} beside; fit: requests in {gib:g} GiB of pools", highlight=False)
     if json is not None:
         data = {
-            "where": where, "widest": widest, "dtype": dtype, "tokens": tokens, "gib": gib,
+            "where": where, "widest": widest, "dtype": setting.dtype, "tokens": tokens, "gib": gib,
             "strategies": [_as_data(one, tokens, room) for one in found],
         }
         write_whole({json: msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"})

@@ -18,11 +18,12 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import AnyEvent, Engine, Finish, RequestState
 from instep_reference.contract.errors import BadInput
 
-from ..rig.alone import Setup, engine, header_of
+from ..rig.alone import engine, header_of
+from ..rig.setting import Setting
 from ..rig.sides import candidates, on_host
 from ..trace.book import Standing
 from ..trace.drive import Step, drive
-from ..trace.header import Header, Model, Room, sound
+from ..trace.header import Header, Model, Part, Recording, Room
 from ..trace.legal import Law
 from ..trace.policy import Arrival, Policy
 
@@ -41,7 +42,7 @@ class Ask:
     """
 
     checkpoint: Checkpoint
-    setup: Setup
+    setting: Setting
     prompts: Mapping[str, tuple[int, ...]]
     num_steps: int
     adaptive: dict[str, Any] | None = None
@@ -73,9 +74,10 @@ class Ask:
 
     @cached_property
     def header(self) -> Header:
-        header = header_of(self.policy, self.checkpoint, self.setup.ops, self.model)
-        sound(header, "generate")
-        return header
+        return header_of(
+            self.policy, self.checkpoint, model=self.model, replay=(Part(self.setting.ops),),
+            recording=Recording(self.setting.mode, self.setting.dtype), field="generate",
+        )[0]
 
     def _candidates(self) -> tuple[int, ...]:
         file = None if self.adaptive is None else AdaptiveFile.of(self.adaptive)
@@ -107,18 +109,17 @@ class Decoded:
 
 def decode(ask: Ask) -> Decoded:
     """Run every prompt to its end. On a GPU once before, on an engine of its own: kernels are compiled then."""
-    if ask.setup.device.startswith("cuda"):
+    if ask.setting.device.startswith("cuda"):
         _decode(ask)
     return _decode(ask)
 
 
 def _decode(ask: Ask) -> Decoded:
     header = ask.header
-    served = engine(
-        ask.checkpoint, ask.setup, header.room(), num_steps=header.num_steps, adaptive=header.adaptive_file("adaptive")
-    )
+    adaptive = header.adaptive_file("adaptive")
+    served = engine(ask.checkpoint, ask.setting, header.room(), num_steps=header.num_steps, adaptive=adaptive)
     keeping = _Keeping(served, ask.kept)
-    timed = list(_timed(drive(ask.policy, ask.prompts, header, cast(Engine, keeping)), ask.setup.device))
+    timed = list(_timed(drive(ask.policy, ask.prompts, header, cast(Engine, keeping)), ask.setting.device))
     return Decoded(
         ask, tuple(step.event for step, _ in timed), tuple(seconds for _, seconds in timed), keeping.states
     )

@@ -24,7 +24,7 @@ from ..checks.allowance import LUCK, MARGIN_ERRORS, REDRAWS, TIES_ALWAYS, TIES_C
 from ..checks.measure import Spot, blocks, measured, relative_error
 from ..checks.propagated import PROPAGATED
 from ..observe.reorder import Reordered
-from ..rig.sides import Plan, Seat, reference, rounding, rounds, wide
+from ..rig.sides import Plan, Seat, reference, rounding, rounds
 from ..verdict import Comparison, Tier, Verdict
 from .decode import Decoded
 
@@ -61,11 +61,11 @@ class Reader:
         ask, self.decoded = decoded.ask, decoded
         adaptive = None if ask.adaptive is None else AdaptiveFile.of(ask.adaptive)
         self.plan = Plan(
-            ask.checkpoint, ask.header.room(), ask.num_steps, adaptive, ask.setup.ops, dtype=ask.setup.dtype
+            ask.checkpoint, ask.header.room(), ask.num_steps, adaptive, ask.setting
         )
         self.truth = reference(self.plan, torch.float64)
-        self.rounded = reference(self.plan, wide(self.plan.width))
-        self.rounds = rounds(self.plan, ask.setup.served())
+        self.rounded = reference(self.plan, self.plan.setting.state)
+        self.rounds = rounds(self.plan, ask.setting.op_set())
         self.ties = self.made = 0
 
     def verdict(self) -> Verdict:
@@ -121,7 +121,7 @@ class Reader:
         right = logits.argmax(-1)
         differs = own != right
         margin = (logits.gather(1, right[:, None]) - logits.gather(1, own[:, None]))[:, 0]
-        granted = logits.abs().amax(-1) * allowed(torch.tensor(noise), self.plan.width)
+        granted = logits.abs().amax(-1) * allowed(torch.tensor(noise), self.plan.setting.activation)
         worst = torch.where(differs, margin / (MARGIN_ERRORS * granted), 0.0)
         ties, row = int((differs & (worst <= 1)).sum()), int(worst.argmax())
         self.ties, self.made = self.ties + ties, self.made + len(said)

@@ -19,8 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
-from instep_optimized import Options
-from instep_optimized.layout import StateLayout
+from instep_optimized import OptimizedEngine
 from instep_optimized.ops.around import around
 from instep_optimized.ops.base import Ops
 from instep_reference.adaptive import resolve
@@ -33,7 +32,7 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 from instep_reference.weights import Weights
 
-from ..adapters import Subject, find
+from ..adapters import Subject
 from ..observe.memory import Watch
 from ..observe.moment import Side
 from ..observe.noted import Room
@@ -41,42 +40,20 @@ from ..observe.notes import Notes, replays_of
 from ..observe.reorder import Reordered
 from ..observe.tape import Tape
 from .grafting import Grafting, Mendable
+from .setting import Setting, moves_labels
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
-
-DEFAULTS = Options()  # where no strategy is named
-WIDTHS = {
-    "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run: the model, the room, the step counts, and how the subject is set up.
-
-    strategy, conv  names of the optimized engine's commit strategies; an engine of somebody else has its own
-    graphs          whether its bodies are held in graphs: of CUDA on a GPU, of the emulator elsewhere
-    drafter         how drafts are made: eagle, vanilla; an engine of somebody else has its own
-    """
+    """What is run: the model, the room, the step counts, and how the subject is set up."""
 
     checkpoint: Checkpoint
     capacity: Capacity
     num_steps: int
     adaptive: AdaptiveFile | None
-    ops: str
-    device: str = "cpu"
-    dtype: str = "float32"
-    layout: StateLayout = "VK"
-    strategy: str = DEFAULTS.strategy
-    conv: str = DEFAULTS.conv
-    graphs: bool = DEFAULTS.graphs
-    drafter: str = DEFAULTS.drafter
-
-    @property
-    def width(self) -> torch.dtype:
-        if self.dtype not in WIDTHS:
-            raise BadInput("dtype", found=self.dtype, expected=f"one of {', '.join(WIDTHS)}")
-        return WIDTHS[self.dtype]
+    setting: Setting
 
 
 class _Seen(Engine, Watched, Protocol):
@@ -131,15 +108,11 @@ class Sides:
 
 def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
     """Build all sides of a plan; `variant`: what is otherwise at the subject."""
-    found, calls, lent = find(plan.ops), Counter[str](), _lent(plan)
+    setting, calls, lent = plan.setting, Counter[str](), _lent(plan)
+    found = setting.subject()
     if isinstance(found, Ops):
         found = swapped(found, variant.swap)
-        options = Options(
-            device=plan.device, activation=plan.width, state=wide(plan.width), layout=plan.layout,
-            strategy=plan.strategy, conv=plan.conv, drafter=plan.drafter,
-            graphs=plan.graphs and not variant.without_graphs,
-        )
-        options = replace(options, **dict(variant.options))  # type: ignore[arg-type]
+        options = setting.options(graphs=setting.graphs and not variant.without_graphs, **variant.options)
         notes = noting(lent, found)
         counted = around(found, unseen, notes.wrapper, counting(calls))
         with enough_memory(plan.capacity), notes.making("the optimized engine"):
@@ -152,18 +125,18 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         notes.of(subject, poison=poison, guarded=options.guarded, replays=replays)
     else:
         if variant.swap or variant.options:
-            raise BadInput("--swap", found=plan.ops, expected="an op set: somebody else's engine has no ops to swap")
+            raise BadInput("--swap", found=setting.ops, expected="an op set: somebody else's engine has no ops to swap")
         notes, poison = noting(lent, None), None
         with notes.making("the engine"):
             subject = found(
-                lent.checkpoint, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive, device=plan.device,
-                dtype=plan.width, layout=plan.layout,
+                lent.checkpoint, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive,
+                device=setting.device, dtype=setting.activation, layout=setting.layout,
             )
         notes.of(subject)
     ops = found if isinstance(found, Ops) else None
     if moves_labels(ops):
         truth: _Seen = LedgerEngine(
-            plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter
+            plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=setting.mode
         )
         rounded = draw = None
     else:
@@ -171,12 +144,27 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         draw = partial(rounded_seat, plan, ops)
         rounded = draw(0)
     sides = Sides(
-        Seat(plan.ops, subject, notes, told=notes.answered), Seat("truth", truth), rounded, Watch(subject, poison),
+        Seat(setting.ops, subject, notes, told=notes.answered), Seat("truth", truth), rounded, Watch(subject, poison),
         subject, ops, calls, draw, Grafting(variant.graft), notes,
     )
     _watch(sides.subject, sides.grafting)
     _watch(sides.truth, unseen)
     return sides
+
+
+def bare(plan: Plan) -> Engine:
+    """The subject as production runs it: nothing watches it, and nothing stands around its ops."""
+    found, setting = plan.setting.subject(), plan.setting
+    with enough_memory(plan.capacity):
+        if isinstance(found, Ops):
+            return OptimizedEngine(
+                plan.checkpoint, found, setting.options(), plan.capacity, num_steps=plan.num_steps,
+                adaptive=plan.adaptive,
+            )
+        return found(
+            plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive, device=setting.device,
+            dtype=setting.activation, layout=setting.layout,
+        )
 
 
 def _lent(plan: Plan) -> Plan:
@@ -193,7 +181,7 @@ def noting(plan: Plan, found: Ops | None) -> Notes:
         "the capacity": plan.capacity,
     }
     room = Room(plan.capacity, max(steps) + 1)
-    return Notes(found, rounds(plan, found), plan.device, room, handed)
+    return Notes(found, rounds(plan, found), plan.setting.device, room, handed)
 
 
 @contextmanager
@@ -211,23 +199,18 @@ def enough_memory(capacity: Capacity) -> Iterator[None]:
         ) from None
 
 
-def moves_labels(ops: Ops | None) -> bool:
-    """Whether the op set moves labels instead of computing: its hidden rows are integers."""
-    return ops is not None and not ops.types(torch.float32, torch.float32).hidden.is_floating_point
-
-
 def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     """The reference in some width; on the CPU, whatever the subject runs on."""
     weights = Weights.of(plan.checkpoint, dtype, torch.device("cpu"))
-    return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter)
+    return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
 
 
 def rounded_seat(plan: Plan, ops: Ops | None, draw: int) -> Seat:
     """One draw of the reference in the declared width."""
     declared = rounds(plan, ops)
-    weights = Weights.of(plan.checkpoint, wide(plan.width), torch.device("cpu"))
-    engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter)
-    engine.stored = declared.get("state", wide(plan.width))
+    weights = Weights.of(plan.checkpoint, plan.setting.state, torch.device("cpu"))
+    engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
+    engine.stored = declared.get("state", plan.setting.state)
     seat = Seat("rounded", engine, Reordered(torch.Generator().manual_seed(draw)))
     _watch(seat, rounding(declared))
     return seat
@@ -239,14 +222,9 @@ def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int
     return tuple(sorted({n for steps in resolved.by_bracket.values() for n in steps})), resolved.messages
 
 
-def wide(activation: torch.dtype) -> torch.dtype:
-    """The width in which something declared to be stored in `activation` is computed."""
-    return torch.float64 if activation is torch.float64 else torch.float32
-
-
 def rounds(plan: Plan, ops: Ops | None) -> Mapping[str, torch.dtype]:
     """Component -> dtype at which the subject stores it; a foreign engine declares none."""
-    return {} if ops is None else ops.rounds(plan.width, wide(plan.width))
+    return {} if ops is None else ops.rounds(plan.setting.activation, plan.setting.state)
 
 
 def rounding(at: Mapping[str, torch.dtype]) -> See:

@@ -16,7 +16,7 @@ from ..rig.alone import header_of
 from ..rig.large import ledger
 from ..trace.drive import drive
 from ..trace.file import Trace
-from ..trace.header import Room
+from ..trace.header import Part, Room
 from ..trace.policy import Arrival, Policy, Steps
 
 PAGE_SIZE = 16
@@ -36,7 +36,7 @@ def course(
     widest = max(candidate_steps) + 1
     lengths = [PROMPT_TOKENS[number % len(PROMPT_TOKENS)] for number in range(requests)]
     policy = _policy(name, lengths, rounds, candidate_steps, widest)
-    header = header_of(policy, checkpoint, ops)
+    header, _ = header_of(policy, checkpoint, replay=(Part(ops),))
     generator = torch.Generator().manual_seed(policy.seed)
     prompts = {
         arrival.request: tuple(torch.randint(1, checkpoint.config.vocab, (length,), generator=generator).tolist())

@@ -16,7 +16,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 
-SCHEMA = 1  # version of the wire format; a reader serves exactly its own
+SCHEMA = 2  # version of the wire format; a field that comes later is optional, so that the number can stay
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,14 +71,24 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One op set that `instep replay` runs when none is named; `until` is the last event, None the whole trace.
 
-    strategy, conv  how the engine commits states and conv windows; drafter: how it drafts; None: its defaults
+    strategy, conv  how the engine commits states and conv windows; None: its defaults
     """
 
     ops: str
     until: int | None = None
     strategy: str | None = None
     conv: str | None = None
-    drafter: str | None = None
+
+
+class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The part of a setting that the recorded tokens depend on: whoever replays them must have the same.
+
+    drafter  how drafts were made: eagle, vanilla
+    dtype    the width in which the recording engine chose
+    """
+
+    drafter: str = "eagle"
+    dtype: str = "float64"
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,6 +99,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lag         rounds between a controller's wish and its coming into force
     stop        the token at which a path ends, or None
     created     names and versions of what recorded it
+    recording   how the recording engine was set up, as far as its choices depend on it
     """
 
     schema: int
@@ -104,12 +115,37 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop: int | None
     replay: tuple[Part, ...]
     created: dict[str, str]
+    recording: Recording = Recording()
 
     def room(self) -> Capacity:
         return self.capacity.capacity()
 
     def adaptive_file(self, field: str) -> AdaptiveFile | None:
         return None if self.adaptive is None else AdaptiveFile.of(self.adaptive, f"{field}: adaptive")
+
+
+class _FirstPart(Part, frozen=True, forbid_unknown_fields=True):
+    """A part of schema 1, which named the drafter here."""
+
+    drafter: str | None = None
+
+
+class FirstHeader(Header, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The header of schema 1; `today` gives what stands there now."""
+
+    replay: tuple[_FirstPart, ...]
+
+    def today(self) -> Header:
+        """Schema 1 was written by recorders that chose in `created.reference`, and drafted as its parts say."""
+        usual = Recording()
+        drafters = sorted({part.drafter or usual.drafter for part in self.replay})
+        if len(drafters) > 1:
+            raise BadInput("replay", found=f"the drafters {' and '.join(drafters)}", expected="one for all parts",
+                           hint="the drafter belongs to the recorded tokens; record the trace again")  # fmt: skip
+        recording = Recording(drafters[0] if drafters else usual.drafter, self.created.get("reference", usual.dtype))
+        fields = {name: getattr(self, name) for name in Header.__struct_fields__}
+        parts = tuple(Part(part.ops, part.until, part.strategy, part.conv) for part in self.replay)
+        return Header(**{**fields, "schema": SCHEMA, "replay": parts, "recording": recording})
 
 
 def sound(header: Header, field: str) -> None:
