@@ -55,6 +55,8 @@ def make(
     directory: Path, prompts: dict[str, tuple[int, ...]], policy: Policy, out: Path, setting: Setting | None = None,
 ) -> Trace:
     """Drive the reference and write the trace; of the setting the drafter, the width and `overlap` count."""
+    from msgspec.structs import replace
+
     from instep_reference.contract.checkpoint import Checkpoint
 
     from ..report.machine import installed
@@ -66,9 +68,11 @@ def make(
     from ..trace.header import Model, Recording
 
     opened, chosen = Checkpoint.open(directory), setting or Setting(dtype="float64")
+    if chosen.overlap:
+        policy = replace(policy, overlap=True, lag=max(policy.lag, 1))
     header, messages = header_of(
         policy, opened, model=Model.of(opened, directory, os.path.relpath(directory.resolve(), out.parent.resolve())),
-        recording=Recording(chosen.mode, chosen.dtype),
+        recording=Recording(chosen.mode, chosen.dtype, policy.overlap),
         created={name: installed(name) or "from source" for name in ("instep", "torch")} | {"reference": chosen.dtype},
     )
     for message in messages:

@@ -86,7 +86,7 @@ def sides(
     seats = Seat(setting.ops, subject), Seat("ledger", right)
     for seat in seats:
         seat.engine.watch(seat.tape)
-    return Sides(seats[0], seats[1], None, Watch(subject), subject, counted, calls)
+    return Sides(seats[0], seats[1], None, Watch(subject), subject, counted, calls, overlap=setting.overlap)
 
 
 def checks(checkpoint: Checkpoint, setting: Setting, layers: Collection[int] | None = None) -> Sequence[Check]:

@@ -104,6 +104,7 @@ class Sides:
     rounded_draw: Callable[[int], Seat] | None = None  # the rounded run from its start, as another draw
     grafting: Grafting = field(default_factory=Grafting)
     notes: Notes | None = None
+    overlap: bool = False  # whether rounds of the subject overlap, so that it reserves pages for the worst case
 
 
 def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
@@ -126,6 +127,10 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
     else:
         if variant.swap or variant.options:
             raise BadInput("--swap", found=setting.ops, expected="an op set: somebody else's engine has no ops to swap")
+        for named in ("graphs", "overlap"):
+            if getattr(setting, named):
+                expected = "an op set: somebody else's engine decides that itself"
+                raise BadInput(f"--{named}", found=setting.ops, expected=expected)
         notes, poison = noting(lent, None), None
         with notes.making("the engine"):
             subject = found(
@@ -145,7 +150,7 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         rounded = draw(0)
     sides = Sides(
         Seat(setting.ops, subject, notes, told=notes.answered), Seat("truth", truth), rounded, Watch(subject, poison),
-        subject, ops, calls, draw, Grafting(variant.graft), notes,
+        subject, ops, calls, draw, Grafting(variant.graft), notes, ops is not None and setting.overlap,
     )
     _watch(sides.subject, sides.grafting)
     _watch(sides.truth, unseen)

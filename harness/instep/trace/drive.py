@@ -70,12 +70,13 @@ class _Driver:
         self, policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, engine: e.Engine
     ) -> None:
         self.policy, self.prompts, self.engine = policy, prompts, engine
-        self.law = Law(header)
+        self.law = Law(header, overlap=policy.overlap)
         self.queue = deque(sorted(policy.arrivals, key=lambda arrival: arrival.arrive))
         self.arrivals: dict[str, Arrival] = {}
         self.deeds = list(policy.deeds)
         self.wishes: deque[int] = deque()
         self.forced = 0  # how many forced acceptances were used
+        self.ending: set[str] = set()  # who has said all, as the round before has left it
         self.round = 0
 
     def run(self) -> Iterator[Step]:
@@ -125,7 +126,7 @@ class _Driver:
         wish = self.law.book.num_steps
         if self.policy.controller:
             self.wishes.append(self.engine.next_num_steps())
-            if len(self.wishes) > self.policy.lag:
+            if len(self.wishes) > max(self.policy.lag, int(self.policy.overlap)):
                 wish = self.wishes.popleft()
         for steps in self.policy.steps:
             wish = steps.num_steps if steps.round == self.round else wish
@@ -150,10 +151,16 @@ class _Driver:
             yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own)))
 
     def _finishing(self) -> Iterator[Step]:
+        known, self.ending = self.ending, set(filter(self._ended, self.law.book.in_phase(Phase.READY)))
         for name in self.law.book.in_phase(Phase.READY):
-            standing = self.law.book.live[name]
-            if len(standing.said) >= self.arrivals[name].max_new or standing.root == self.policy.stop:
+            # Where rounds overlap, what the last round accepted is not known before the next one was launched.
+            if name in (known if self.policy.overlap else self.ending):
                 yield self._do(e.Finish(name))
+
+    def _ended(self, name: str) -> bool:
+        standing = self.law.book.live[name]
+        said = standing.said if self.policy.overlap else standing.said[-1:]
+        return len(standing.said) >= self.arrivals[name].max_new or self.policy.stop in said
 
     # choices of the driver
 
@@ -190,7 +197,8 @@ class _Driver:
     def _paths(self, names: list[str], own: Mapping[str, torch.Tensor]) -> tuple[e.Path, ...] | None:
         """None: the engine accepts by itself. A path is given when acceptance is forced or the stop token ends it."""
         windows = [self.law.book.live[name].window for name in names]
-        if not self.policy.accept and not any(self.policy.stop in window[1:] for window in windows):
+        stopped = not self.policy.overlap and any(self.policy.stop in window[1:] for window in windows)
+        if not self.policy.accept and not stopped:
             return None
         return tuple(self._path(window, own[name].tolist()) for name, window in zip(names, windows, strict=True))
 
@@ -200,7 +208,7 @@ class _Driver:
             count = min(self.policy.accept[self.forced % len(self.policy.accept)], len(window) - 1)
             self.forced += 1
         accepted = window[1 : count + 1]
-        if self.policy.stop in accepted:
+        if self.policy.stop in accepted and not self.policy.overlap:
             count = accepted.index(self.policy.stop)
             return e.Path(tuple(range(1, count + 1)), window[count + 1])
         return e.Path(tuple(range(1, count + 1)), own[count])

@@ -85,10 +85,12 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     drafter  how drafts were made: eagle, vanilla
     dtype    the width in which the recording engine chose
+    overlap  rounds overlapped: a request ended, and a step count changed, one round late
     """
 
     drafter: str = "eagle"
     dtype: str = "float64"
+    overlap: bool = False
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,7 +165,7 @@ def sound(header: Header, field: str) -> None:
          len(room.pages) * room.page_size >= widest, f"at least {widest}, the widest window"),
         ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),
          "last events of at least 0"),
-        ("lag", header.lag, header.lag >= 0, "at least 0"),
+        ("lag", header.lag, header.lag >= int(header.recording.overlap), "at least 0, and 1 where rounds overlapped"),
         ("stop", header.stop, header.stop is None or 0 <= header.stop < header.checkpoint.vocab,
          f"a token below {header.checkpoint.vocab}"),
     )
