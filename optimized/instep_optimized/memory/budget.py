@@ -47,8 +47,13 @@ def check_room(capacity: Capacity, widest: int) -> None:
     check_order("capacity.pages", capacity.pages)
     if capacity.page_size < 1:
         raise BadInput("capacity.page_size", found=capacity.page_size, expected="at least 1")
-    if widest > min(capacity.max_tokens, capacity.page_size * len(capacity.pages)):
+    if widest > min(capacity.max_tokens, capacity.request_positions, capacity.total_positions):
         raise BadInput("capacity", found=capacity, expected=f"room for a window of {widest} tokens")
+    if capacity.request_positions > capacity.total_positions:
+        raise BadInput(
+            "capacity.max_positions", found=capacity.max_positions,
+            expected=f"at most {capacity.total_positions}, what all pages hold",
+        )
 
 
 def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
@@ -65,7 +70,7 @@ def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
     """One line per slot, as `Board` says."""
     widest, drafts, whole, hidden = sizes.widest, max(1, config.mtp_layers), torch.int64, sizes.types.hidden
     lines: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict(
-        length=((1,), whole), table=((len(sizes.capacity.pages),), whole), window=((widest,), whole),
+        length=((1,), whole), table=((sizes.capacity.request_pages,), whole), window=((widest,), whole),
         picks=((widest,), whole), final=((widest, config.hidden), hidden), proposals=((drafts,), whole),
         proposed=((config.hidden,), hidden),
     )
