@@ -33,7 +33,8 @@ PART = Part(
 )
 PAGES = Pages(
     keys=torch.zeros(4, 2, 1, 4), values=torch.zeros(4, 2, 1, 4), table=torch.tensor([[77, 0], [2, 1], [3, -1]]),
-    slots=torch.tensor([1, 2]), begin=torch.tensor([0, 2]), count=torch.tensor([2, 1]), before=torch.tensor([2, 0]), most=2,
+    slots=torch.tensor([1, 2]), begin=torch.tensor([0, 2]), count=torch.tensor([2, 1]), before=torch.tensor([2, 0]),
+    most=2,
 )
 
 

@@ -52,8 +52,8 @@ def read(
         _attend, (ceil_div(pages.most, queries // group), kv_heads, pages.begin.numel()),
         query, query.stride(0), query.stride(1), attended, attended.stride(0), attended.stride(1),
         pages.keys, *pages.keys.stride()[:3], pages.values, *pages.values.stride()[:3],
-        pages.table, *pages.table.stride(), pages.table.shape[1] * page_size, pages.slots, pages.begin, pages.count, pages.before,
-        page_size, group, queries // group, width, width**-0.5,
+        pages.table, *pages.table.stride(), pages.table.shape[1] * page_size,
+        pages.slots, pages.begin, pages.count, pages.before, page_size, group, queries // group, width, width**-0.5,
         MT=queries, NT=positions, DT=max(power_of_2(width), SMALLEST_DOT), WIDEN=INTERPRETED,
         ALONE=alone, ORDERED=alone and INTERPRETED, warps=warps, stages=stages,
     )  # fmt: skip
@@ -70,7 +70,8 @@ def _attend(
 ):  # fmt: skip
     """`tokens` rows of one request for the `group` query heads of one KV head. Grid (row tiles, KV heads, B).
 
-    held: positions of which the table can tell the page; nothing behind them is read. WIDEN, ORDERED: see `dot`. ALONE: a step that lies behind a row's last position, and is there for the sake of
+    held: how many positions a line of the table has pages for; nothing behind them is read.
+    WIDEN, ORDERED: see `dot`. ALONE: a step that lies behind a row's last position, and is there for the sake of
     later rows, leaves the row as it is, whatever those positions hold.
     """
     request, kv_head = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
