@@ -19,6 +19,7 @@ from instep.trace.legal import Law
 from instep.trace.policy import Arrival, Steps
 from instep.verdict import Exit
 from instep_optimized.arriving import Length
+from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
 from support.checkpoints import write
 from support.traces import PROMPTS, policy, recorded
@@ -97,6 +98,24 @@ def test_what_fits_by_exact_lengths_alone_is_legal_and_served(tmp_path):
         most = max(most, sum(len(one.pages) for one in law.book.live.values()))
     room = msgspec.structs.replace(ROUNDS.capacity, pages=tuple(range(most, 0, -1)))
     tight = recorded(tmp_path / "tight", msgspec.structs.replace(ROUNDS, capacity=room))
+    assert Rig(tight, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
+
+
+def test_a_request_near_its_most_positions_goes_by_exact_lengths(tmp_path):
+    """The worst case of the last round is more than a request may have; its exact length is not."""
+    rejected = msgspec.structs.replace(ROUNDS, accept=(0,))
+    law = Law((loose := recorded(tmp_path / "loose", rejected)).header, overlap=True)
+    longest, most = 0, 0
+    for event in loose.events:
+        if isinstance(event, Draft):
+            worst = law.book.positions(dict.fromkeys(event.requests, law.book.num_steps))
+            most = max(most, *worst.values())
+        law.apply(event)
+        longest = max(longest, *(one.length + len(one.window) for one in law.book.live.values()), 0)
+    assert longest < most  # or nothing below would show anything
+    room = msgspec.structs.replace(rejected.capacity, max_positions=longest)
+    tight = recorded(tmp_path / "tight", msgspec.structs.replace(rejected, capacity=room))
+    assert tight.events == loose.events
     assert Rig(tight, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
 
 

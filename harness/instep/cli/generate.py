@@ -71,7 +71,8 @@ def generate(
         print(message)
     decoded = decode(ask)
     verdict = None if unchecked else _reread(decoded)
-    memory = need(opened.config, setting.options(), max((*ask.header.candidates, ask.num_steps)) + 1)
+    memory = need(opened.config, setting.options(), max((*ask.header.candidates, ask.num_steps)) + 1,
+                  ask.header.room().request_positions)
     console = Console()
     told.texts(decoded, words, console)
     told.figures(decoded, memory, verdict, console)

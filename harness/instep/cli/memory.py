@@ -53,16 +53,16 @@ def memory(
     setting = given.setting(dtype="bfloat16", drafter="eagle" if config.mtp_layers < 2 else "vanilla")
     options = setting.options()
     check(options, config, widest - 1)
-    found, room = list(needs(config, options, widest)), int(gib * 2**30)
+    found, room = list(needs(config, options, widest, tokens)), int(gib * 2**30)
     console = Console()
     title = f"{where}: windows of {widest}, {setting.dtype}, requests of {tokens} tokens"
-    console.print(_table(found, title, tokens, room))
+    console.print(_table(found, title, room))
     weights = spelled(weights_bytes(config, setting.activation))
     console.print(f"weights {weights} beside; fit: requests in {gib:g} GiB of pools", highlight=False)
     if json is not None:
         data = {
             "where": where, "widest": widest, "dtype": setting.dtype, "tokens": tokens, "gib": gib,
-            "strategies": [_as_data(one, tokens, room) for one in found],
+            "strategies": [_as_data(one, room) for one in found],
         }
         write_whole({json: msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"})
 
@@ -80,7 +80,7 @@ def _widest(num_steps: int | None, candidates: str | None) -> int:
     return max(map(int, parts)) + 1
 
 
-def _table(needs: list[Need], title: str, tokens: int, room: int) -> Table:
+def _table(needs: list[Need], title: str, room: int) -> Table:
     """One unit for all sizes, so that they can be compared; a token's is smaller."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -99,13 +99,13 @@ def _table(needs: list[Need], title: str, tokens: int, room: int) -> Table:
         sizes = (one.pools.get("state", 0), one.pools.get("conv", 0), one.beside, one.board)
         table.add_row(
             one.strategy, one.conv, *(f"{part / size:.2f}" for part in sizes), f"{one.per_token / 2**10:.1f}",
-            f"{one.total(tokens) / size:.1f}", str(one.fit(room, tokens)),
+            f"{one.total / size:.1f}", str(one.fit(room)),
         )
     return table
 
 
-def _as_data(need: Need, tokens: int, room: int) -> dict[str, Any]:
+def _as_data(need: Need, room: int) -> dict[str, Any]:
     return {
         "strategy": need.strategy, "conv": need.conv, "pools": dict(need.pools), "board": need.board,
-        "fixed": need.fixed, "per_token": need.per_token, "total": need.total(tokens), "fit": need.fit(room, tokens),
+        "fixed": need.fixed, "per_token": need.per_token, "total": need.total, "fit": need.fit(room),
     }

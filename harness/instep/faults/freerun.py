@@ -66,9 +66,8 @@ def freed(policy: Policy, trace: Trace, tokens: int) -> Policy:
     count = len(arrivals) * -(-longest // room.page_size)
     spare = (page for page in range(1, len(room.pages) + count + 1) if page not in room.pages)
     pages = (*room.pages, *(page for page, _ in zip(spare, range(count - len(room.pages)), strict=False)))
-    return msgspec.structs.replace(
-        policy, accept=(), rounds=ENDLESS, arrivals=arrivals, capacity=msgspec.structs.replace(room, pages=pages)
-    )
+    room = msgspec.structs.replace(room, pages=pages, max_positions=None)
+    return msgspec.structs.replace(policy, accept=(), rounds=ENDLESS, arrivals=arrivals, capacity=room)
 
 
 def _prompts(trace: Trace) -> dict[str, tuple[int, ...]]:

@@ -61,9 +61,11 @@ class Ask:
             found = f"{len(self.prompts)} prompts, {self.tokens} tokens, batches of {self.batch}"
             raise BadInput("generate", found=found, expected="at least one of each")
         widest = max(self._candidates()) + 1
-        pages = self.batch * -(-(longest + self.tokens + 2 * widest) // PAGE_SIZE)
+        most = longest + self.tokens + 2 * widest
+        pages = self.batch * -(-most // PAGE_SIZE)
         room = Room(
-            tuple(range(1, self.batch + 1)), tuple(range(1, pages + 1)), PAGE_SIZE, self.batch * max(widest, self.chunk)
+            tuple(range(1, self.batch + 1)), tuple(range(1, pages + 1)), PAGE_SIZE,
+            self.batch * max(widest, self.chunk), most,
         )
         arrivals = tuple(Arrival(name, name, chunks=(self.chunk,), max_new=self.tokens) for name in self.prompts)
         return Policy(

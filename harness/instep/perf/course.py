@@ -61,7 +61,8 @@ def lay(directory: Path, out: Path, *, batch: int, rounds: int, num_steps: int) 
     opened = Checkpoint.open(directory)
     width, reach = num_steps + 1, PROMPT_TOKENS + (rounds + 1) * (num_steps + 1)
     pages = batch * -(-reach // PAGE_SIZE)
-    room = Room(tuple(range(batch, 0, -1)), tuple(range(pages, 0, -1)), PAGE_SIZE, batch * max(PROMPT_TOKENS, width))
+    room = Room(tuple(range(batch, 0, -1)), tuple(range(pages, 0, -1)), PAGE_SIZE, batch * max(PROMPT_TOKENS, width),
+                reach)
     prompts = _prompts(directory, opened.config.vocab, batch)
     policy = Policy(
         "gate", "A window is verified and committed at full speed, and rightly.", room,

@@ -87,7 +87,7 @@ class Book:
         waits for.
         """
         worst = {name: self.live[name].length + self.live[name].ahead + count for name, count in tokens.items()}
-        if not self.pages_missing(worst):
+        if not self.pages_missing(worst) and max(worst.values(), default=0) <= self.capacity.request_positions:
             return worst
         return {name: self.live[name].length + count for name, count in tokens.items()}
 

@@ -2,6 +2,7 @@
 
 A round: special moments, admissions, the step count, drafts, one forward (prefill chunks beside verify or decode
 rows), commit, finishing. What comes out is complete: every choice is filled in, so that any engine can follow.
+A request that has no positions left for a window decodes without drafts, and is finished when it has none for a token.
 Leaves out: which event is legal (`legal.py`), and what the choices are (the engine's).
 """
 
@@ -71,6 +72,7 @@ class _Driver:
     ) -> None:
         self.policy, self.prompts, self.engine = policy, prompts, engine
         self.law = Law(header, overlap=policy.overlap)
+        self.most = header.room().request_positions
         self.queue = deque(sorted(policy.arrivals, key=lambda arrival: arrival.arrive))
         self.arrivals: dict[str, Arrival] = {}
         self.deeds = list(policy.deeds)
@@ -120,7 +122,11 @@ class _Driver:
             if arrival.prompt not in self.prompts:
                 raise BadInput("policy arrivals", found=f'prompt "{arrival.prompt}"', expected=f"{list(self.prompts)}")
             self.arrivals[arrival.request] = arrival
-            yield self._do(e.Admit(arrival.request, self.prompts[arrival.prompt]))
+            prompt = self.prompts[arrival.prompt]
+            if len(prompt) > self.most:
+                raise BadInput(f'prompt "{arrival.prompt}"', found=f"{len(prompt)} tokens",
+                               expected=f"at most {self.most}, the positions that a request may have")
+            yield self._do(e.Admit(arrival.request, prompt))
 
     def _step_count(self) -> Iterator[Step]:
         wish = self.law.book.num_steps
@@ -136,11 +142,11 @@ class _Driver:
     def _one_round(self) -> Iterator[Step]:
         book = self.law.book
         speculate = book.num_steps > 0 and self.round not in self.policy.plain
-        ready = self._turned(Phase.READY)
+        ready = [name for name in self._turned(Phase.READY) if self._left(name) > book.num_steps]
         if speculate and ready:
             yield self._do(e.Draft(tuple(ready)))
             yield from self._moments("abort", when="drafted")
-        rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED if speculate else Phase.READY))
+        rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED, Phase.READY))
         if not rows:
             return
         step = self._do(e.Forward(tuple(rows)))
@@ -154,7 +160,7 @@ class _Driver:
         known, self.ending = self.ending, set(filter(self._ended, self.law.book.in_phase(Phase.READY)))
         for name in self.law.book.in_phase(Phase.READY):
             # Where rounds overlap, what the last round accepted is not known before the next one was launched.
-            if name in (known if self.policy.overlap else self.ending):
+            if name in (known if self.policy.overlap else self.ending) or not self._left(name):
                 yield self._do(e.Finish(name))
 
     def _ended(self, name: str) -> bool:
@@ -163,6 +169,10 @@ class _Driver:
         return len(standing.said) >= self.arrivals[name].max_new or self.policy.stop in said
 
     # choices of the driver
+
+    def _left(self, name: str) -> int:
+        """How many more positions the request may have."""
+        return max(self.most - self.law.book.live[name].length, 0)
 
     def _turned(self, *phases: Phase) -> list[str]:
         """Requests in these phases, in the batch order of this round."""

@@ -56,16 +56,20 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise BadInput(f"{field}: checkpoint.{name}", found=says, expected=f"{is_so}, as in {directory}")
 
 
-class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`Capacity` on the wire, where a field that nobody knows is an error."""
+class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`Capacity` on the wire, where a field that nobody knows is an error.
+
+    max_positions is absent in old traces: there a request may have as many positions as all pages hold.
+    """
 
     slots: tuple[int, ...]
     pages: tuple[int, ...]
     page_size: int
     max_tokens: int
+    max_positions: int | None = None
 
     def capacity(self) -> Capacity:
-        return Capacity(self.slots, self.pages, self.page_size, self.max_tokens)
+        return Capacity(self.slots, self.pages, self.page_size, self.max_tokens, self.max_positions)
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,7 +156,7 @@ class FirstHeader(Header, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 def sound(header: Header, field: str) -> None:
     """Refuse a header whose numbers contradict each other; `field` is its file and line."""
-    room, widest = header.capacity, max((*header.candidates, header.num_steps)) + 1
+    room, widest = header.room(), max((*header.candidates, header.num_steps)) + 1
     rules: tuple[tuple[str, object, bool, str], ...] = (
         ("checkpoint.vocab", header.checkpoint.vocab, header.checkpoint.vocab > 0, "at least 1"),
         ("capacity.page_size", room.page_size, room.page_size > 0, "at least 1"),
@@ -161,8 +165,10 @@ def sound(header: Header, field: str) -> None:
         ("candidates", header.candidates, min(header.candidates, default=0) >= 0, "step counts of at least 0"),
         ("num_steps", header.num_steps, header.num_steps in {0, *header.candidates}, "0 or one of the candidates"),
         ("capacity.max_tokens", room.max_tokens, room.max_tokens >= widest, f"at least {widest}, the widest window"),
-        ("capacity.pages", f"room for {len(room.pages) * room.page_size} tokens",
-         len(room.pages) * room.page_size >= widest, f"at least {widest}, the widest window"),
+        ("capacity.pages", f"room for {room.total_positions} tokens",
+         room.total_positions >= widest, f"at least {widest}, the widest window"),
+        ("capacity.max_positions", room.max_positions, widest <= room.request_positions <= room.total_positions,
+         f"{widest}, the widest window, to {room.total_positions}, what all pages hold"),
         ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),
          "last events of at least 0"),
         ("lag", header.lag, header.lag >= int(header.recording.overlap), "at least 0, and 1 where rounds overlapped"),

@@ -6,6 +6,7 @@
 
 Pages: a list grows to cover the positions that an event may write: length + tokens (prefill), + window (verify),
 + 1 (decode), + num_steps (draft), length (resume, load); it is never trimmed, and given back when the slot is.
+No request may need more positions than `max_positions`.
 Between a verify and its commit nothing else runs. Leaves out: who chooses (`drive.py`) and what is computed.
 """
 
@@ -102,6 +103,10 @@ class Law:
             self._no(field, "no free slot", f"one of {len(self.book.capacity.slots)} slots to be free")
 
     def _pages(self, field: str, positions: dict[str, int]) -> None:
+        if (most := self.book.capacity.max_positions) is not None:
+            for name, count in positions.items():
+                if count > most:
+                    self._no(field, f'"{name}" at {count} positions', f"at most max_positions = {most}")
         if missing := self.book.pages_missing(positions):
             self._no(field, f"pages too few by {missing}", f"room within {len(self.book.capacity.pages)} pages")
 
