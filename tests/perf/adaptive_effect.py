@@ -51,7 +51,9 @@ def main(argv: list[str], config: Any = None) -> int:
     if told.fixture_ops == EXACT and apart:
         wrong.append(f"tokens differ between arms: {apart}")
     large = config or shape(told.shape, layers=told.layers, vocab=told.vocab)
-    setting = Setting(told.ops, told.device, told.dtype, "VK", told.strategy, None, told.graphs)
+    setting = Setting.of(
+        ops=told.ops, device=told.device, dtype=told.dtype, strategy=told.strategy, graphs=told.graphs
+    )
     checkpoint = random_checkpoint(large, device=told.device, dtype=setting.activation)
     played = play(decoded, checkpoint, setting, laps=told.laps, extents=_extents(told, decoded))
     wrong += [f"{name} at the large size" for name, one in played.items() if not one.right]

@@ -22,7 +22,6 @@ from instep_reference.contract.engine import AnyEvent, Commit, Draft, Forward
 from instep_reference.contract.errors import InstepError
 from instep_reference.contract.place import Place
 
-from ..adapters import find
 from ..rig.rig import Outcome, Rig
 from ..rig.setting import moves_labels
 from ..rig.variant import OPS, Graft, Variant, in_memory, spelled
@@ -159,7 +158,7 @@ class _Climb:
 
     def _others(self) -> tuple[str, list[str]]:
         """The plain twin of the subject's op set, and the ops in which they differ."""
-        subject = find(self.rig.plan.setting.ops)
+        subject = self.rig.plan.setting.subject()
         if not isinstance(subject, Ops):
             return "", []
         name = "ledger" if moves_labels(subject) else "plain"
@@ -182,7 +181,7 @@ class _Climb:
 
     def _another_strategy(self) -> None:
         option, one, two = ANOTHER.get(self.at.component, ("", "", ""))
-        if option and isinstance(find(self.rig.plan.setting.ops), Ops):
+        if option and isinstance(self.rig.plan.setting.subject(), Ops):
             other = two if getattr(self.rig.plan, option) == one else one
             if not self._left(Variant(options={option: other})):
                 self.seen.append(f"with --{option} {other} it agrees")

@@ -14,6 +14,7 @@ import torch
 from instep_optimized import Options
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.draft import MODES
+from instep_optimized.interpreter import wanted_on
 from instep_optimized.layout import StateLayout
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import BadInput
@@ -95,7 +96,8 @@ class Setting:
         return self if self.drafter else replace(self, drafter=recording.drafter)
 
     def subject(self) -> Ops | Maker:
-        """The op set or the engine of that name."""
+        """The op set or the engine of that name; its kernels are loaded as the device needs them."""
+        wanted_on(self.device)
         return find(self.ops)
 
     def op_set(self) -> Ops:
