@@ -125,7 +125,7 @@ class Bytes:
         for layer, window in before.conv.items():
             found = after.conv.get(layer)
             if not window.numel() and found is not None and found.shape == window.shape:
-                yield Skipped(self.name, moment.index, "a conv of width 1 keeps no inputs: there is no window to compare")
+                yield Skipped(self.name, moment.index, "a conv of width 1 keeps no inputs: no window is compared")
                 continue
             fed = flight.rows.get(Place("trunk", layer, "qkv"))
             if fed is not None and len(fed) > max(nodes):

@@ -25,7 +25,8 @@ def memory(
     dtype: Annotated[str, typer.Option(help="Activations, KV and conv windows; states are fp32, with float64 "
                                             "fp64.")] = "bfloat16",
     layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
-    tokens: Annotated[int, typer.Option(help="Tokens of a request, prompt and text.", min=1)] = 4096,
+    tokens: Annotated[int, typer.Option(help="Tokens of a request, prompt and text.", min=1,
+                                            max=2**62)] = 4096,
     gib: Annotated[float, typer.Option(help="Memory for pools, in GiB, weights not counted.", min=0.0)] = 64.0,
     json: Annotated[Path | None, typer.Option(help="Write the figures there, too.")] = None,
 ) -> None:
