@@ -12,8 +12,12 @@ from instep_reference.contract.place import Place
 
 @dataclass(frozen=True)
 class Edit:
-    """file: inside the copy, package first ("instep_optimized/commit/snapshot.py"); old: whole statements that stand
-    there exactly once; new: what takes their place."""
+    """One piece of syntax in the place of another (`syntax.py`).
+
+    file  inside the copy, package first ("instep_optimized/commit/snapshot.py")
+    old   whole statements, one expression, or arguments of a call; however they are formatted, once in that file
+    new   what takes their place; statements may go without
+    """
 
     file: str
     old: str

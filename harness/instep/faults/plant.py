@@ -13,9 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from instep_reference.contract.errors import BadInput
-
 from .base import Edit
+from .syntax import replaced
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")
 TIMEOUT_S = 300.0
@@ -42,15 +41,8 @@ def planted(folder: Path, *edits: Edit) -> Path:
 
 
 def edited(text: str, edit: Edit) -> str:
-    """The text with the edit; refused unless what it replaces stands there exactly once."""
-    times = text.count(edit.old)
-    if times != 1:
-        first = next(iter(edit.old.strip().splitlines()), "")
-        raise BadInput(
-            f"planting in {edit.file}", found=f"{first!r} stands there {times} times", expected="exactly once",
-            hint="the source has changed: move the fault's text with it",
-        )
-    return text.replace(edit.old, edit.new)
+    """The text with the edit; refused unless what it replaces stands in its syntax tree exactly once."""
+    return replaced(text, edit.old, edit.new, edit.file)
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -13,7 +13,11 @@ RUNNER, ENGINE = "instep_optimized/graphs/runner.py", "instep_optimized/engine.p
 ROUND, MOVE = "instep_optimized/round.py", "instep_optimized/ops/plain/move.py"
 # What the device knows of a request, and what a graph is given, belong to no layer.
 BOARD = Place("trunk", STAGE_LEVEL, "length")
-KEY = "key, seen = (kind, self._round.num_steps),"
+KEY = "(kind, self._round.num_steps)"
+MAPPED = (
+    "self.board.map([(self.slots.of(request), number, page) for request, number, page in self.pages.grow(wants)])\n"
+)
+VERIFIED = "rows = [row for p, begin in verified for row in range(begin, begin + p.span.count)]\n"
 LABELS = How(ops="ledger", graphs=True)
 SPOTS = "    size, wanted = pool.shape[1], locations >= 0\n    spots = locations[wanted]\n"
 STORED = "    pool[spots // size, spots % size] = rows[wanted].to(pool.dtype)\n"
@@ -68,9 +72,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             Edit("instep_optimized/memory/__init__.py", "from collections.abc import Sequence\n",
                  "from collections.abc import Sequence\nfrom dataclasses import replace\n"),
-            Edit("instep_optimized/memory/__init__.py", "        self.board.map([\n",
-                 "        self.board = replace(self.board, table=self.board.table.clone())\n"
-                 "        self.board.map([\n"),
+            Edit("instep_optimized/memory/__init__.py", MAPPED,
+                 f"self.board = replace(self.board, table=self.board.table.clone())\n{MAPPED}"),
         ),
         "graphs", LABELS, 8, Place("chain.1", 0, "attended"),
         "served with pages 7; the trace has them in pages 7, 1", ("labels", "contracts"),
@@ -88,15 +91,15 @@ FAULTS: tuple[Fault, ...] = (
         "stale-hidden", "stale-hidden",
         "A forward that no graph holds keeps its hidden rows in a new buffer; the commit's graph reads the one before.",
         "sglang 22041",
-        (Edit("instep_optimized/mixed.py", "    keep_window(\n",
-              "    memory.board = replace(memory.board, final=memory.board.final.clone())\n    keep_window(\n"),),
+        (Edit("instep_optimized/mixed.py", VERIFIED,
+              f"{VERIFIED}memory.board = replace(memory.board, final=memory.board.final.clone())\n"),),
         "graphs", LABELS, 6, Place("trunk", AFTER_LAYERS, "pick"),
         "pool is no pool of this engine: what is written there is lost", ("contracts", "labels"),
     ),
     Fault(
         "graph-key-kind", "graph-key-collision", "Graphs are kept by kind alone, whatever the step count.",
         "LightLLM 1338",
-        (Edit(ENGINE, KEY, "key, seen = (kind, 0),"),),
+        (Edit(ENGINE, KEY, "(kind, 0)"),),
         "graphs", LABELS, 5, BOARD,
         "the graph ('draft', 0) was replayed", ("graphs", "serves"),
     ),
@@ -104,7 +107,7 @@ FAULTS: tuple[Fault, ...] = (
         "graph-key-width", "graph-key-collision",
         "Verify graphs are kept by kind alone: a narrow window is replayed in a wide one's layout.",
         "LightLLM 1338",
-        (Edit(ENGINE, KEY, "key, seen = (kind, self._round.num_steps * (kind != \"verify\")),"),),
+        (Edit(ENGINE, KEY, "(kind, self._round.num_steps * (kind != \"verify\"))"),),
         "graphs", LABELS, 9, BOARD,
         "the graph ('verify', 0) was replayed", ("graphs", "identity", "labels"),
     ),
@@ -112,7 +115,7 @@ FAULTS: tuple[Fault, ...] = (
         "graph-key-layout", "graph-key-collision",
         "Graphs are kept by the layout of their inputs: a decode is served by the graph of a draft.",
         "LightLLM 1338",
-        (Edit(ENGINE, KEY, "key, seen = (body.width, body.choices),"),),
+        (Edit(ENGINE, KEY, "(body.width, body.choices)"),),
         "graphs", LABELS, 5, BOARD,
         "the graph (1, 2) was replayed", ("graphs", "identity", "labels"),
     ),

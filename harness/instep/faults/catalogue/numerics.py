@@ -46,9 +46,9 @@ STORED_NARROW = Edit(
     GDN, "    after(part.store, who, state)\n\n", "    after(part.store, who, state.bfloat16().to(work))\n\n",
 )
 NARROW_POOL = Edit(
-    BUDGET, "sizes.types.state if state else sizes.types.conv,", "torch.bfloat16 if state else sizes.types.conv,",
+    BUDGET, "sizes.types.state if state else sizes.types.conv", "torch.bfloat16 if state else sizes.types.conv",
 )
-NARROW_RING = Edit(BUDGET, "replace(one, dtype=sizes.types.consumed,", "replace(one, dtype=torch.bfloat16,")
+NARROW_RING = Edit(BUDGET, "dtype=sizes.types.consumed", "dtype=torch.bfloat16")
 # What is run again is folded by a formula of its own: written first, then decayed.
 FOLD_OF_ITS_OWN = Edit(
     GDN,
