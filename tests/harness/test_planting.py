@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 
 from instep.faults import by_id, plant
-from instep.faults.base import Edit
+from instep.faults.base import Edit, Wrap
 from instep.faults.harmless import HARMLESS
 from instep.faults.pieces import same
 from instep.faults.syntax import replaced
@@ -27,6 +27,11 @@ EVERY = {one.id: one.edits for one in (*by_id().values(), *HARMLESS)}
 def source(file: str) -> str:
     package, _, rest = file.partition("/")
     return (plant.source(package) / rest).read_text()
+
+
+@cache
+def tree(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 @cache
@@ -56,7 +61,7 @@ def broken_up(file: str) -> str:
     return "".join(lines)
 
 
-def planted(edits: tuple[Edit, ...], written: Callable[[str], str]) -> dict[str, str]:
+def planted(edits: tuple[Edit | Wrap, ...], written: Callable[[str], str]) -> dict[str, str]:
     """File -> its text with the edits, which are planted one after another."""
     texts: dict[str, str] = {}
     for edit in edits:
@@ -64,16 +69,24 @@ def planted(edits: tuple[Edit, ...], written: Callable[[str], str]) -> dict[str,
     return texts
 
 
+FORMS = (documented, broken_up)
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_a_fault_is_planted_alike_however_the_source_is_written(name: str) -> None:
     here = planted(EVERY[name], source)
     assert here, "a fault has edits"
-    for written in (documented, broken_up):
+    for file, text in here.items():
+        assert not same(ast.parse(text), tree(source(file))), f"{file}: the edit changes nothing"
+    for written in FORMS:
         there = planted(EVERY[name], written)
-        for file, text in here.items():
-            assert written(file) != source(file) and same(ast.parse(written(file)), ast.parse(source(file)))
-            assert same(ast.parse(there[file]), ast.parse(text))
-            assert not same(ast.parse(text), ast.parse(source(file))), f"{file}: the edit changes nothing"
+        assert all(same(ast.parse(there[file]), ast.parse(text)) for file, text in here.items())
+
+
+@pytest.mark.parametrize("written", FORMS)
+def test_a_source_that_is_written_otherwise_is_the_same_program(written: Callable[[str], str]) -> None:
+    for file in {edit.file for edits in EVERY.values() for edit in edits}:
+        assert written(file) != source(file) and same(tree(written(file)), tree(source(file))), file
 
 
 TEXT = '''"""A file."""

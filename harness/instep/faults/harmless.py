@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import Edit, How
+from .base import Edit, How, Wrap
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Harmless:
     id: str
     what: str
     origin: str
-    edits: tuple[Edit, ...]
+    edits: tuple[Edit | Wrap, ...]
     trace: str
     how: How
     proof: str

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from instep_reference.contract.errors import BadInput
+
 DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -116,6 +118,15 @@ def dedented(text: str) -> str:
 
 def first_line(text: str) -> str:
     return next(iter(text.strip().splitlines()), "")
+
+
+@lru_cache(maxsize=64)
+def parsed(text: str, field: str) -> ast.Module:
+    """A file's tree, which nobody may change."""
+    try:
+        return ast.parse(text)
+    except SyntaxError as broken:
+        raise BadInput(field, found=f"a file that is no Python: {broken}", expected="Python") from None
 
 
 @lru_cache(maxsize=64)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 from instep_reference.contract.errors import BadInput
 
-from .pieces import Match, arguments_of, body_of, dedented, first_line, found, given, missing, start
+from .pieces import Match, arguments_of, body_of, dedented, first_line, found, given, missing, parsed, start
 
 WHOLE = "whole statements, one expression, or arguments of a call"
 
 
 def replaced(text: str, old: str, new: str, where: str) -> str:
     """The text with `new` where `old` stands. Refused unless `old` stands in its syntax tree exactly once."""
-    tree = _parsed(text, f"planting in {where}", "a file")
+    tree = parsed(text, f"planting in {where}")
     statements = _statements(new)
     readings = _readings(old, where, as_statements=statements is not None)
     matches = [match for reading in readings for match in found(tree, reading)]
@@ -111,24 +110,26 @@ def _spliced(nodes: Sequence[ast.AST], run: tuple[ast.AST, ...], piece: tuple[as
 
 def _candidates(text: str, match: Match, new: str) -> Iterator[str]:
     """The text with the new piece in it: as it is, or in brackets where what stands around it binds closer."""
-    source = text.encode()
-    begins = [0]
-    for each in source.splitlines(keepends=True):
-        begins.append(begins[-1] + len(each))
-    (line, column), last = start(match.nodes[0]), match.nodes[-1]
-    assert isinstance(last, ast.stmt | ast.expr | ast.keyword)
-    assert last.end_lineno is not None and last.end_col_offset is not None
-    begin, end = begins[line - 1] + column, begins[last.end_lineno - 1] + last.end_col_offset
-    margin = source[begins[line - 1] : begin].decode()
-    margin = margin[: len(margin) - len(margin.lstrip())]
-    bare = dedented(new)
+    (line, column), bare = start(match.nodes[0]), dedented(new)
+    before = text.encode().splitlines()[line - 1][:column].decode()
     if isinstance(match.nodes[0], ast.stmt):
-        fitted = [indented(bare, margin)]
+        fitted = [indented(bare, before[: len(before) - len(before.lstrip())])]
     else:
         bare = bare.strip().removesuffix(",") if match.field == "arguments" else bare.strip()
         fitted = [bare, f"({bare})"]
     for one in fitted:
-        yield (source[:begin] + one.encode() + source[end:]).decode()
+        yield spliced_text(text, (line, column), match.nodes[-1], one)
+
+
+def spliced_text(text: str, begin: tuple[int, int], last: ast.AST, new: str) -> str:
+    """The text with something new from a line and a byte of it to the end of a node. A tree counts in bytes."""
+    assert isinstance(last, ast.stmt | ast.expr | ast.keyword)
+    assert last.end_lineno is not None and last.end_col_offset is not None
+    source, begins = text.encode(), [0]
+    for line in source.splitlines(keepends=True):
+        begins.append(begins[-1] + len(line))
+    first, end = begins[begin[0] - 1] + begin[1], begins[last.end_lineno - 1] + last.end_col_offset
+    return (source[:first] + new.encode() + source[end:]).decode()
 
 
 def indented(text: str, margin: str) -> str:
@@ -142,11 +143,3 @@ def indented(text: str, margin: str) -> str:
         line if number == 1 or number in inside or not line else margin + line
         for number, line in enumerate(text.split("\n"), start=1)
     )
-
-
-@lru_cache(maxsize=64)
-def _parsed(text: str, field: str, what: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except SyntaxError as broken:
-        raise BadInput(field, found=f"{what} that is no Python: {broken}", expected="Python") from None
