@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..base import Edit, Fault, How
+from ..base import Edit, Fault, How, Wrap
 
 EAGLE, EXTEND, MTP = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "extend", "mtp"))
 ROUND, MIXED = "instep_optimized/round.py", "instep_optimized/mixed.py"
@@ -78,18 +78,11 @@ NOT_SHIFTED = Edit(
 FURTHER_ON = Edit(EAGLE, "shift=step - 1", "shift=step")
 OWN_DRAFTS = Edit(EAGLE, "who, drafts[-1], \"draft\"", "who, own[-1], \"draft\"")
 HIDDEN_FIRST = Edit(MTP, "x=left, y=right", "x=right, y=left")
-MADE = (
-    'own, weights, pools = config.drafter(), w.draft(stored), (memory["draft_keys"], memory["draft_values"])\n'
-)
 # The head's layer count and kinds are written into the configuration that it was given, and that others hold too.
-ALIASED_KINDS = Edit(
-    MTP, MADE,
-    "object.__setattr__(config, \"layer_kinds\", (\"attention\",) * config.mtp_layers)\n"
-    f"{MADE.replace('config.drafter()', 'config')}",
+ALIASED_KINDS = Wrap(
+    MTP, "MtpLayer.all", "object.__setattr__(config, \"layer_kinds\", (\"attention\",) * config.mtp_layers)"
 )
-ALIASED_EPS = Edit(
-    MTP, MADE, f"object.__setattr__(config, \"eps\", 1e-5)\n{MADE}",
-)
+ALIASED_EPS = Wrap(MTP, "MtpLayer.all", "object.__setattr__(config, \"eps\", 1e-5)")
 
 FAULTS: tuple[Fault, ...] = (
     Fault(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..base import Edit, Fault, How
+from ..base import Edit, Fault, How, Wrap
 
 GDN, ROWS, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "rows", "attend"))
 BUDGET = "instep_optimized/memory/budget.py"
@@ -76,18 +76,17 @@ NARROW_CHANCES = Edit(
 DEFAULT_THETA = Edit(
     "instep_optimized/model/attention.py", "theta=config.rope_theta,", "theta=10000.0,",
 )
-NARROW_TILE = Edit(
-    ROWS, "    return rows.to(x.dtype).view(x.shape[0], *shape)\n",
-    "    if to.component == \"z\":  # the tile at the edge goes through the narrow units\n"
-    "        rows[:, -8:] = product(x.bfloat16(), weight[-8:].bfloat16()).to(work)\n"
-    "    return rows.to(x.dtype).view(x.shape[0], *shape)\n",
+# The tile at the edge goes through the narrow units.
+NARROW_TILE = Wrap(
+    ROWS, "linear",
+    result="if to.component == 'z':\n"
+    "    narrow = right(x=x.bfloat16(), weight=weight[-8:].bfloat16(), shape=(8,), to=to)\n"
+    "    result.view(len(result), -1)[:, -8:] = narrow.to(result.dtype)\n",
 )
 LOUD_TILES = {
-    component: Edit(
-        ROWS, "    return rows.to(x.dtype).view(x.shape[0], *shape)\n",
-        f"    if to.component == \"{component}\":\n"
-        f"        rows[:, 8:16] *= 1 + {part}\n"
-        "    return rows.to(x.dtype).view(x.shape[0], *shape)\n",
+    component: Wrap(
+        ROWS, "linear",
+        result=f"if to.component == '{component}':\n    result.view(len(result), -1)[:, 8:16] *= 1 + {part}\n",
     )
     for component, part in (("qkv", 1e-5), ("mixer", 1e-5), ("fused", 1e-4))
 }
