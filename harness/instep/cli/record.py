@@ -31,12 +31,10 @@ def record(
     from msgspec.structs import replace
 
     from ..rig.strategies import chosen
-    from ..trace.file import beside
+    from ..trace.file import replaceable
     from ..trace.policy import read_policy, read_prompts
-    from ..whole import writable
 
-    for file in (out, beside(out)):
-        writable(file)
+    replaceable(out)
     given = {"num_steps": num_steps, "rounds": rounds, "seed": seed}
     told = replace(read_policy(policy), **{name: value for name, value in given.items() if value is not None})
     trace = make(checkpoint, read_prompts(prompts), told, out, dtype, chosen(drafter=drafter).get("drafter"))
