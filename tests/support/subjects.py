@@ -5,6 +5,7 @@ Leaves out: faults planted in the source (the product's own catalogue); these st
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,28 @@ def _louder(**given: Any) -> torch.Tensor:
 
 
 LOUDER = replace(PLAIN, name="louder", gated_norm=_louder)  # one percent too much in every gated norm
+
+
+class _Once:
+    """Wrong at one call in the life of the process, and never again."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, **given: Any) -> torch.Tensor:
+        self.calls += 1
+        return PLAIN.gated_norm(**given) * (1.01 if self.calls == 7 else 1.0)
+
+
+ONCE = replace(PLAIN, name="once", gated_norm=_Once())
+
+
+def _slow(**given: Any) -> torch.Tensor:
+    time.sleep(0.02)
+    return _louder(**given)
+
+
+SLOW = replace(PLAIN, name="slow", gated_norm=_slow)  # wrong, and it takes its time
 
 
 class _Refusing(OptimizedEngine):

@@ -79,6 +79,7 @@ def _show(result: Result, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from ..fuzz.campaign import place
     from ..report.words import divergence
 
     coverage, settings = result.coverage, result.settings
@@ -98,6 +99,11 @@ def _show(result: Result, console: Console) -> None:
     if result.found is None:
         console.print(Text("nothing found" if result.elements else "inconclusive: nothing was compared"))
         return
-    found = result.found
+    found, path = result.found, place(settings)
     console.print(Text(divergence(found)), soft_wrap=True)
-    console.print(Text(f"  found in run {result.examples}, shrunk to {found.of} events: {found.trace}"), soft_wrap=True)
+    console.print(Text(f"  found in run {result.examples}, shrunk to {found.of} events: {path}"), soft_wrap=True)
+    if result.cut:
+        console.print(Text(f"  shrinking was cut short: {result.cut}"), soft_wrap=True)
+    if not result.again:
+        said = "found once and not again: replayed from its trace, the sides agree. Something outside the trace decides"
+        console.print(Text(f"  {said}"), soft_wrap=True)
