@@ -76,18 +76,17 @@ def _run(settings: Settings) -> Result:
 
 def _show(result: Result, console: Console) -> None:
     """What was met, what was not, and what was found."""
-    from rich.table import Table
     from rich.text import Text
 
     from ..fuzz.campaign import place
+    from ..report import tables
     from ..report.words import divergence
 
     coverage, settings = result.coverage, result.settings
-    table = Table("condition", title=f"fuzz \\[{settings.ops}], seed {settings.seed}", title_justify="left")
-    table.add_column("events", justify="right")
+    made = tables.table(f"fuzz [{settings.ops}], seed {settings.seed}", {"condition": "text", "events": "number"})
     for name, count in coverage.counts().items():
-        table.add_row(name, f"{count:,}" if count else "[yellow]never[/yellow]")
-    console.print(table)
+        made.add_row(name, f"{count:,}" if count else "[yellow]never[/yellow]")
+    tables.show(made, console)
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in coverage.events.most_common())
     refused = sum(result.refused.values())
     for line in (
