@@ -14,6 +14,7 @@ import torch
 from instep_optimized import OptimizedEngine, Options, load
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Committed, Path
+from instep_reference.contract.errors import Unsupported
 
 PLAIN = load("plain")
 
@@ -55,6 +56,11 @@ class _Refusing(OptimizedEngine):
 def refusing(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):
     """An engine of somebody else's that falls over at its first commit."""
     return _Refusing(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
+
+
+def declining(*_: Any, num_steps: int, adaptive: Any, device: str, dtype: torch.dtype, layout: str) -> Any:
+    """An engine of somebody else's that does not serve this combination."""
+    raise Unsupported(f"declining: state layout {layout}")
 
 
 def right(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):
