@@ -71,3 +71,11 @@ def slot_of(moment: Moment, request: str | None) -> int | None:
     """The slot that the trace gives a request, after the event or, when it has left, before."""
     expected = moment.expected
     return None if request is None else expected.slots_after.get(request, expected.slots_before.get(request))
+
+
+def op_at(op: str, place: Place | None) -> str:
+    """op gdn (trunk.2.core)"""
+    if place is None:
+        return f"op {op}"
+    layer = f".{place.layer}" if 0 <= place.layer < 1 << 16 else ""
+    return f"op {op} ({place.stage}{layer}.{place.component})"

@@ -18,7 +18,7 @@ from instep_optimized.ops.contracts import after, before
 from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
 
-from .noted import Broken, Served
+from .noted import Broken, Fell, Served
 from .pools import Pools, standing
 from .reads import Reads
 
@@ -52,6 +52,7 @@ class Calls:
         return {
             "calls": self._calls, "tensors": self._tensors, "captured": self._captured, "broken": tuple(self._broken),
             "served": tuple(self._served), "by": dict(self._by),
+            "fell": self._fell,
         }
 
     def wrapper(self, name: str, op: Op) -> Op:
@@ -61,18 +62,18 @@ class Calls:
 
         def call(**given: Any) -> Any:
             if not self._on:
-                return op(**given)
+                return self._run(name, op, given)
             self._by[name] = by
             if _capturing():
                 self._captured += 1
-                return op(**given)
+                return self._run(name, op, given)
             with self._reads.paused():
                 self._note(name, given, chain(before(name, given), self._views(given)))
                 self._served += _served(name, given)
-                result = op(**given) if waits else None
+                result = self._run(name, op, given) if waits else None
             if not waits:
                 with self._reads.inside(name):
-                    result = op(**given)
+                    result = self._run(name, op, given)
             with self._reads.paused():
                 self._note(name, given, chain(after(name, given, result), self._dtypes(given, result)))
             self._calls += 1
@@ -80,6 +81,14 @@ class Calls:
             return result
 
         return call
+
+    def _run(self, name: str, op: Op, given: dict[str, Any]) -> Any:
+        """The op itself; if it raises, which one it was is known."""
+        try:
+            return op(**given)
+        except (Exception, SystemExit) as error:
+            self._fell = Fell(name, self._place(given), error)
+            raise
 
     def _note(self, name: str, given: dict[str, Any], clauses: Iterator[str]) -> None:
         place = self._place(given)
@@ -127,6 +136,7 @@ class Calls:
         self._served: list[Served] = []
         self._by: dict[str, str] = {}
         self._last = None
+        self._fell: Fell | None = None
 
 
 def _memory(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

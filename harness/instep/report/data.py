@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..verdict import Comparison, Exit, Located
+from ..verdict import Comparison, Exit, Located, Raised
 from ..whole import write_whole
 from .machine import machine
 from .terminal import Total, tiers
@@ -111,4 +111,12 @@ def finding(found: Comparison) -> dict[str, Any]:
         "stage": found.place.stage, "layer": found.place.layer, "component": found.place.component,
         "request": found.request, "slot": found.slot, "head": found.head, "columns": found.columns,
         "worst": str(found.worst), "allowed": found.allowed, "diagnosis": found.diagnosis, "where": where(found),
+        "raised": None if found.raised is None else _raised(found.raised),
+    }
+
+
+def _raised(raised: Raised) -> dict[str, Any]:
+    return {
+        "error": raised.error, "says": raised.says, "file": raised.file, "line": raised.line,
+        "function": raised.function, "traceback": raised.whole,
     }

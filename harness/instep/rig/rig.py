@@ -25,11 +25,13 @@ from instep_reference.contract.errors import BadInput
 from ..checks import Check, for_labels, for_numbers
 from ..observe.moment import Moment
 from ..trace.file import Trace
-from ..trace.legal import verified
+from ..trace.legal import Law, verified
 from ..verdict import Comparison, Located, Skipped, Tier, Verdict
+from .asked import Refused
 from .grafting import GraftedOracle, must_fit
 from .history import History
 from .lockstep import Lockstep, Progress, run
+from .refusals import refusal
 from .remembered import Remembered
 from .sides import DEFAULTS, Plan, Sides, candidates, moves_labels, rounds, seat, wide
 from .variant import AS_IS, Variant
@@ -101,7 +103,10 @@ class Rig:
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
         must_fit(variant.graft, self.plan.checkpoint.config, end if until is None else min(until, end))
         must_have(layers or (), self.plan.checkpoint.config)
-        sides = seat(self.plan, variant)
+        try:
+            sides = seat(self.plan, variant)
+        except Refused as refused:
+            return self._unmade(refused, variant)
         lockstep = Lockstep(self.trace, sides)
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
             self.plan, sides, self.trace.recorded, variant
@@ -113,6 +118,16 @@ class Rig:
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
             History.of(self.trace.header, ran, lockstep.law.book), len(self.trace.events), dict(lockstep.seconds),
             dict(sides.calls), served(), lockstep.last, variant=variant,
+        )
+
+    def _unmade(self, refused: Refused, variant: Variant) -> Outcome:
+        """The subject fell over while it was made: a finding at the first event, which nobody served."""
+        event, header = self.trace.events[0], self.trace.header
+        found = refusal(0, str(type(event).__struct_config__.tag), refused)
+        return Outcome(
+            header.name, self.trace.path, self.elsewhere, self.plan, Verdict([found], served=False),
+            History.of(header, (), Law(header).book), len(self.trace.events), dict.fromkeys(("reference", "subject"), 0.0),
+            {}, served(), variant=variant,
         )
 
 

@@ -40,6 +40,7 @@ from ..observe.noted import Room
 from ..observe.notes import Notes, replays_of
 from ..observe.reorder import Reordered
 from ..observe.tape import Tape
+from .asked import MAKES, SERVES, Asked, answered, asking, made, settled, stated, wished
 from .grafting import Grafting, Mendable
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
@@ -96,21 +97,32 @@ class Seat:
     tape: Tape = field(default_factory=Tape)
     states: dict[str, RequestState] = field(default_factory=dict)
     told: Callable[[object], None] = lambda said: None  # the answer as it was given, before it is brought to the host
+    ask: Callable[[str], AbstractContextManager[None]] = nullcontext  # around what is asked of it: whose failure it is
 
     def step(self, event: Event, live: Iterable[str]) -> Side:
         """Serve one event; `live`: the requests that are there afterwards."""
         before = self.states
         with self.arithmetic:
-            said = event.on(self.engine)
+            with self.ask(SERVES):
+                said = answered(event, event.on(self.engine))
             self.told(said)
             answer = on_host(said)
+        with self.ask(SERVES):
+            answer = settled(answer)
         places = self.tape.take()
-        self.states = {name: on_host(self.engine.state(name)) for name in live}
-        return Side(self.name, answer, places, before, self.states, self.engine.next_num_steps())
+        self.states = {name: self._state(name) for name in live}
+        with self.ask("next_num_steps"):
+            wish = wished(self.engine)
+        return Side(self.name, answer, places, before, self.states, wish)
 
     def look(self, name: str) -> None:
         """The state of a request once more: something has changed it from outside."""
-        self.states = {**self.states, name: on_host(self.engine.state(name))}
+        self.states = {**self.states, name: self._state(name)}
+
+    def _state(self, name: str) -> RequestState:
+        with self.ask("state"):
+            found = stated(self.engine, name)
+        return on_host(found)
 
 
 @dataclass
@@ -121,7 +133,7 @@ class Sides:
     truth: Seat
     rounded: Seat | None
     watch: Watch
-    shown: Subject
+    shown: Asked
     ops: Ops | None
     calls: Counter[str]
     rounded_draw: Callable[[int], Seat] | None = None  # the rounded run from its start, as another draw
@@ -142,24 +154,24 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         options = replace(options, **dict(variant.options))  # type: ignore[arg-type]
         notes = noting(lent, found)
         counted = around(found, unseen, notes.wrapper, counting(calls))
-        with enough_memory(plan.capacity), notes.making("the optimized engine"):
+        with asking(MAKES), enough_memory(plan.capacity), notes.making("the optimized engine"):
             engine = Mendable(
                 lent.checkpoint, counted, options, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive
             )
         replays = None if engine.graphs is None else replays_of(engine.graphs)
         subject: Subject = engine
         poison = options.poison
-        notes.of(subject, poison=poison, guarded=options.guarded, replays=replays)
+        notes.of(Asked(subject), poison=poison, guarded=options.guarded, replays=replays)
     else:
         if variant.swap or variant.options:
             raise BadInput("--swap", found=plan.ops, expected="an op set: somebody else's engine has no ops to swap")
         notes, poison = noting(lent, None), None
         with notes.making("the engine"):
-            subject = found(
-                lent.checkpoint, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive, device=plan.device,
+            subject = made(
+                found, lent.checkpoint, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive, device=plan.device,
                 dtype=plan.width, layout=plan.layout,
             )
-        notes.of(subject)
+        notes.of(Asked(subject))
     ops = found if isinstance(found, Ops) else None
     if moves_labels(ops):
         truth: _Seen = LedgerEngine(
@@ -170,11 +182,13 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         truth = reference(plan, torch.float64)
         draw = partial(rounded_seat, plan, ops)
         rounded = draw(0)
+    shown = Asked(subject)
     sides = Sides(
-        Seat(plan.ops, subject, notes, told=notes.answered), Seat("truth", truth), rounded, Watch(subject, poison),
-        subject, ops, calls, draw, Grafting(variant.graft), notes,
+        Seat(plan.ops, subject, notes, told=notes.answered, ask=asking), Seat("truth", truth), rounded,
+        Watch(shown, poison), shown, ops, calls, draw, Grafting(variant.graft), notes,
     )
-    _watch(sides.subject, sides.grafting)
+    with asking("watch"):
+        _watch(sides.subject, sides.grafting)
     _watch(sides.truth, unseen)
     return sides
 
@@ -246,7 +260,10 @@ def wide(activation: torch.dtype) -> torch.dtype:
 
 def rounds(plan: Plan, ops: Ops | None) -> Mapping[str, torch.dtype]:
     """Component -> dtype at which the subject stores it; a foreign engine declares none."""
-    return {} if ops is None else ops.rounds(plan.width, wide(plan.width))
+    if ops is None:
+        return {}
+    with asking("rounds"):
+        return ops.rounds(plan.width, wide(plan.width))
 
 
 def rounding(at: Mapping[str, torch.dtype]) -> See:
