@@ -173,11 +173,10 @@ def test_a_pool_of_another_dtype_than_declared_is_named(trace, monkeypatch):
 
 
 def test_a_pool_for_the_step_count_at_the_start_is_named(trace, monkeypatch):
+    positions = budget.positions
     monkeypatch.setattr(
-        budget, "positions", lambda component, config, sizes: replace(
-            budget.units(component, config, sizes), shape=(2, *budget.units(component, config, sizes).shape)
-        ),
-    )  # fmt: skip
+        budget, "positions", lambda component, config, sizes: positions(component, config, replace(sizes, widest=2))
+    )
     said = [finding.diagnosis for finding in found(trace, "capacity", strategy="snapshot")]
     assert said[0] == "snapshot_conv has 2 columns; 4 are needed for the widest window, of 4 tokens"
 

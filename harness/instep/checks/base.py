@@ -5,7 +5,7 @@ Leaves out: relations, which vary a whole run, and the fold over results (`verdi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Collection, Iterable, Sequence, Sized
 from typing import Protocol
 
 from instep_reference.contract.place import STAGE_LEVEL, Place
@@ -15,6 +15,7 @@ from ..verdict import Comparison, Skipped, Tier
 
 # Where findings stand that belong to no layer: owners, slots and pages, configurations, graphs, host reads.
 NOWHERE = Place("trunk", STAGE_LEVEL, "length")
+LISTED = 8  # numbers of units that are written out
 
 
 class Check(Protocol):
@@ -59,6 +60,15 @@ def said_of(
 def counted(count: int, what: str = "token") -> str:
     """1 token, 2 tokens"""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def listed(what: str, numbers: Collection[int]) -> str:
+    """slot 3; slots 0, 2, 5 and 40 more"""
+    told = sorted(numbers)
+    if len(told) == 1:
+        return f"{what} {told[0]}"
+    more = f" and {len(told) - LISTED} more" if len(told) > LISTED else ""
+    return f"{what}s {', '.join(map(str, told[:LISTED]))}{more}"
 
 
 def held(what: str, count: int, right: int, verb: str) -> str:

@@ -80,8 +80,8 @@ class Contracts:
                 said = _mismatch(share, served, rows[number] if number < len(rows) else None)
                 yield self._comparison(moment, place, total, f"{op_at(op, place)}: {said}", share.request)
                 return
-        yield self._comparison(moment, place, total, f"{op_at(op, place)}: rows are served that the trace does not have: "
-                               f"{rows[len(due)].count} of unit {rows[len(due)].units}", None)  # fmt: skip
+        more = f"rows are served that the trace does not have: {rows[len(due)].count} of unit {rows[len(due)].units}"
+        yield self._comparison(moment, place, total, f"{op_at(op, place)}: {more}", None)
 
     def _comparison(
         self, moment: Moment, place: Place, elements: int, said: str, request: str | None, blocks: int = 1

@@ -18,8 +18,8 @@ from instep_optimized.ops.contracts import after, before
 from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
 
-from .noted import Broken, Fell, Served
-from .pools import Pools, standing
+from .noted import Broken, FailedOp, Served
+from .pools import Pools, stands
 from .reads import Reads
 
 # Where ops stand that read on the host honestly, whatever the set says that they serve in.
@@ -35,6 +35,7 @@ class Calls:
         self._pools, self._on = Pools(()), False
         self._addresses: list[tuple[object, ...]] = []
         self._last: Place | None = None
+        self._failed_op: FailedOp | None = None
         self._clear()
 
     def begin(self, regions: Sequence[Region]) -> None:
@@ -52,7 +53,7 @@ class Calls:
         return {
             "calls": self._calls, "tensors": self._tensors, "captured": self._captured, "broken": tuple(self._broken),
             "served": tuple(self._served), "by": dict(self._by),
-            "fell": self._fell,
+            "failed_op": self._failed_op,
         }
 
     def wrapper(self, name: str, op: Op) -> Op:
@@ -87,7 +88,7 @@ class Calls:
         try:
             return op(**given)
         except (Exception, SystemExit) as error:
-            self._fell = Fell(name, self._place(given), error)
+            self._failed_op = FailedOp(name, self._place(given), error)
             raise
 
     def _note(self, name: str, given: dict[str, Any], clauses: Iterator[str]) -> None:
@@ -106,7 +107,7 @@ class Calls:
             return self._last
         memory = given["target"].pool if "target" in given else given.get("pool")
         region = None if memory is None else self._pools.of(memory)
-        place = None if region is None else standing(region.name, region.layer)
+        place = None if region is None else stands(region).place
         return self._last if place is None or place.component == "length" else place
 
     def _views(self, given: dict[str, Any]) -> Iterator[str]:
@@ -136,7 +137,7 @@ class Calls:
         self._served: list[Served] = []
         self._by: dict[str, str] = {}
         self._last = None
-        self._fell: Fell | None = None
+        self._failed_op = None
 
 
 def _memory(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -23,7 +23,7 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Fell:
+class FailedOp:
     """The op in which an exception was raised, and the place that its result has (or its memory), as far as known."""
 
     op: str
@@ -119,7 +119,7 @@ class Noted:
     graphs    whether the subject holds its bodies in graphs;  replays: those of this event
     poison    what fresh and freed units hold; None: nothing, or nothing is known
     guarded   whether pools are declared to have red zones
-    fell      the op that raised, if one did
+    failed_op  the op that raised, if one did
     """
 
     ops: str = ""
@@ -138,7 +138,7 @@ class Noted:
     room: Room | None = None
     poison: float | None = None
     guarded: bool = False
-    fell: Fell | None = None
+    failed_op: FailedOp | None = None
 
 
 NOTHING = Noted()

@@ -77,6 +77,10 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},
         "tiers": [_total(total) for total in tiers(outcome)],
         "skipped": len(verdict.skipped),
+        "scratch": [
+            {"region": region, "layer": layer, "units": sorted(units)}
+            for (region, layer), units in outcome.scratch.items()
+        ],
         "looked": {c.check: c.tier.value for c in verdict.compared if c.event == verdict.events - 1},
         "findings": [finding(found) for found in _told(verdict.findings)],
         "message": divergence(outcome) if verdict.findings else None,

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..checks.base import listed
 from ..verdict import Comparison, Exit, Tier
 from .words import divergence, otherwise
 
@@ -36,6 +37,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         if outcome.verdict.exit is Exit.INCONCLUSIVE:
             console.print(Text(f"{outcome.plan.ops}: {_why_nothing(outcome)}"))
         _skips(outcome, console)
+        _scratch(outcome, console)
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
         if outcome.verdict.findings:
@@ -123,6 +125,16 @@ def short(count: int) -> str:
 def _skips(outcome: Outcome, console: Console) -> None:
     for (check, reason), count in Counter((skip.check, skip.reason) for skip in outcome.verdict.skipped).items():
         console.print(Text(f"{outcome.plan.ops}: {check} did not compare {count} times: {reason}", style="dim"))
+
+
+def _scratch(outcome: Outcome, console: Console) -> None:
+    """What the engine declares to be nobody's: there no byte was guarded."""
+    alike: dict[tuple[str, frozenset[int]], list[int]] = {}
+    for (region, layer), units in outcome.scratch.items():
+        alike.setdefault((region, units), []).append(layer)
+    for (region, units), layers in alike.items():
+        where = f"{listed('layer', layers)}, {listed('unit', units)}"
+        console.print(Text(f"{outcome.plan.ops}: {region}, {where}: declared as scratch, not guarded"), soft_wrap=True)
 
 
 def _history(history: History, console: Console) -> None:

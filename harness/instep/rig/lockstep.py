@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from instep_reference.contract.engine import Event
+from instep_reference.contract.engine import Event, Forward
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
 
@@ -19,12 +19,13 @@ from ..checks.base import Check
 from ..observe.moment import Expected, Moment, Side
 from ..observe.noted import NOTHING
 from ..trace.book import Book, Phase
+from ..trace.bounds import bound
 from ..trace.file import Trace
 from ..trace.legal import Law
 from ..verdict import Comparison, Skipped, Tier, Verdict
-from .asked import Refused
+from .failures import failures
 from .grafting import Mendable
-from .refusals import refusals
+from .guard import SubjectFailed
 from .sides import Sides
 from .variant import spelled
 
@@ -39,6 +40,7 @@ class Lockstep:
         self.law = Law(trace.header)
         self.seconds = {"reference": 0.0, "subject": 0.0}
         self.next = 0
+        self.rows = 0  # of the last forward
         self.last: Moment | None = None
 
     def step(self) -> Moment:
@@ -53,7 +55,9 @@ class Lockstep:
         rounded = None if self.sides.rounded is None else self.sides.rounded.step(event, live)
         self.seconds["reference"] += time.perf_counter() - begun
         self.sides.grafting.begin(index, (truth if rounded is None else rounded).places)
-        self.sides.watch.before(event)
+        if isinstance(event, Forward):
+            self.rows = len(event.rows)
+        self.sides.watch.before(event, bound(event, before, self.law.book, self.rows))
         begun = time.perf_counter()
         subject = self.sides.subject.step(event, live)
         slots, pages = self.sides.shown.slots(), self.sides.shown.pages()
@@ -107,6 +111,7 @@ def expect(before: Book, after: Book) -> Expected:
     return Expected(
         slots_before={name: s.slot for name, s in before.live.items() if s.slot is not None},
         slots_after={name: s.slot for name, s in there.items() if s.slot is not None},
+        pages_before={name: s.pages for name, s in before.live.items() if s.slot is not None},
         pages_after={name: s.pages for name, s in there.items()},
         lengths_after={name: s.length for name, s in after.live.items()},
         roots_after={name: s.root for name, s in after.live.items()},
@@ -131,8 +136,8 @@ def run(
             moment = lockstep.step()
             verdict.served |= bool(moment.subject.places)
             results = [result for check in checks for result in check(moment)]  # they ask for regions
-        except Refused as refused:
-            verdict.add(refusals(lockstep.sides, index, event, refused))
+        except SubjectFailed as failed:
+            verdict.add(failures(lockstep.sides, index, event, failed))
             return verdict
         if verdict.add(result for result in results if _wanted(result, wanted) and not _put(lockstep, result)):
             return verdict

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,11 +27,11 @@ from ..observe.moment import Moment
 from ..trace.file import Trace
 from ..trace.legal import Law, verified
 from ..verdict import Comparison, Located, Skipped, Tier, Verdict
-from .asked import Refused
+from .failures import failure
 from .grafting import GraftedOracle, must_fit
+from .guard import SubjectFailed
 from .history import History
 from .lockstep import Lockstep, Progress, run
-from .refusals import refusal
 from .remembered import Remembered
 from .sides import DEFAULTS, Plan, Sides, candidates, moves_labels, rounds, seat, wide
 from .variant import AS_IS, Variant
@@ -48,6 +48,7 @@ class Outcome:
     served    package -> sha256 of the source that was imported
     last      the moment after the last event that was served; located: where a divergence was made, once it is known
     variant   what was otherwise than in a plain run
+    scratch   region and layer -> units that the engine declares to be nobody's: any event may write there
     """
 
     name: str
@@ -64,6 +65,7 @@ class Outcome:
     located: Located | None = None
     again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome
     variant: Variant = AS_IS
+    scratch: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
 
 
 class Rig:
@@ -105,8 +107,8 @@ class Rig:
         must_have(layers or (), self.plan.checkpoint.config)
         try:
             sides = seat(self.plan, variant)
-        except Refused as refused:
-            return self._unmade(refused, variant)
+        except SubjectFailed as failed:
+            return self._unmade(failed, variant)
         lockstep = Lockstep(self.trace, sides)
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
             self.plan, sides, self.trace.recorded, variant
@@ -117,17 +119,17 @@ class Rig:
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
             History.of(self.trace.header, ran, lockstep.law.book), len(self.trace.events), dict(lockstep.seconds),
-            dict(sides.calls), served(), lockstep.last, variant=variant,
+            dict(sides.calls), served(), lockstep.last, variant=variant, scratch=dict(sides.watch.scratch),
         )
 
-    def _unmade(self, refused: Refused, variant: Variant) -> Outcome:
+    def _unmade(self, failed: SubjectFailed, variant: Variant) -> Outcome:
         """The subject fell over while it was made: a finding at the first event, which nobody served."""
         event, header = self.trace.events[0], self.trace.header
-        found = refusal(0, str(type(event).__struct_config__.tag), refused)
+        found = failure(0, str(type(event).__struct_config__.tag), failed)
+        history, seconds = History.of(header, (), Law(header).book), {"reference": 0.0, "subject": 0.0}
         return Outcome(
-            header.name, self.trace.path, self.elsewhere, self.plan, Verdict([found], served=False),
-            History.of(header, (), Law(header).book), len(self.trace.events), dict.fromkeys(("reference", "subject"), 0.0),
-            {}, served(), variant=variant,
+            header.name, self.trace.path, self.elsewhere, self.plan, Verdict([found], served=False), history,
+            len(self.trace.events), seconds, {}, served(), variant=variant,
         )
 
 

@@ -40,8 +40,18 @@ from ..observe.noted import Room
 from ..observe.notes import Notes, replays_of
 from ..observe.reorder import Reordered
 from ..observe.tape import Tape
-from .asked import MAKES, SERVES, Asked, answered, asking, made, settled, stated, wished
 from .grafting import Grafting, Mendable
+from .guard import (
+    MAKES,
+    SERVES,
+    GuardedSubject,
+    calling,
+    checked_answer,
+    checked_num_steps,
+    checked_state,
+    make_subject,
+    materialized,
+)
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
 
@@ -97,22 +107,22 @@ class Seat:
     tape: Tape = field(default_factory=Tape)
     states: dict[str, RequestState] = field(default_factory=dict)
     told: Callable[[object], None] = lambda said: None  # the answer as it was given, before it is brought to the host
-    ask: Callable[[str], AbstractContextManager[None]] = nullcontext  # around what is asked of it: whose failure it is
+    guard: Callable[[str], AbstractContextManager[None]] = lambda call: nullcontext()  # around every call to it
 
     def step(self, event: Event, live: Iterable[str]) -> Side:
         """Serve one event; `live`: the requests that are there afterwards."""
         before = self.states
         with self.arithmetic:
-            with self.ask(SERVES):
-                said = answered(event, event.on(self.engine))
+            with self.guard(SERVES):
+                said = checked_answer(event, event.on(self.engine))
             self.told(said)
             answer = on_host(said)
-        with self.ask(SERVES):
-            answer = settled(answer)
+        with self.guard(SERVES):
+            answer = materialized(answer)
         places = self.tape.take()
         self.states = {name: self._state(name) for name in live}
-        with self.ask("next_num_steps"):
-            wish = wished(self.engine)
+        with self.guard("next_num_steps"):
+            wish = checked_num_steps(self.engine)
         return Side(self.name, answer, places, before, self.states, wish)
 
     def look(self, name: str) -> None:
@@ -120,8 +130,8 @@ class Seat:
         self.states = {**self.states, name: self._state(name)}
 
     def _state(self, name: str) -> RequestState:
-        with self.ask("state"):
-            found = stated(self.engine, name)
+        with self.guard("state"):
+            found = checked_state(self.engine, name)
         return on_host(found)
 
 
@@ -133,7 +143,7 @@ class Sides:
     truth: Seat
     rounded: Seat | None
     watch: Watch
-    shown: Asked
+    shown: GuardedSubject
     ops: Ops | None
     calls: Counter[str]
     rounded_draw: Callable[[int], Seat] | None = None  # the rounded run from its start, as another draw
@@ -154,24 +164,24 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         options = replace(options, **dict(variant.options))  # type: ignore[arg-type]
         notes = noting(lent, found)
         counted = around(found, unseen, notes.wrapper, counting(calls))
-        with asking(MAKES), enough_memory(plan.capacity), notes.making("the optimized engine"):
+        with calling(MAKES), enough_memory(plan.capacity), notes.making("the optimized engine"):
             engine = Mendable(
                 lent.checkpoint, counted, options, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive
             )
         replays = None if engine.graphs is None else replays_of(engine.graphs)
         subject: Subject = engine
         poison = options.poison
-        notes.of(Asked(subject), poison=poison, guarded=options.guarded, replays=replays)
+        notes.of(GuardedSubject(subject), poison=poison, guarded=options.guarded, replays=replays)
     else:
         if variant.swap or variant.options:
             raise BadInput("--swap", found=plan.ops, expected="an op set: somebody else's engine has no ops to swap")
         notes, poison = noting(lent, None), None
         with notes.making("the engine"):
-            subject = made(
-                found, lent.checkpoint, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive, device=plan.device,
-                dtype=plan.width, layout=plan.layout,
+            subject = make_subject(
+                found, lent.checkpoint, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive,
+                device=plan.device, dtype=plan.width, layout=plan.layout,
             )
-        notes.of(Asked(subject))
+        notes.of(GuardedSubject(subject))
     ops = found if isinstance(found, Ops) else None
     if moves_labels(ops):
         truth: _Seen = LedgerEngine(
@@ -182,12 +192,12 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         truth = reference(plan, torch.float64)
         draw = partial(rounded_seat, plan, ops)
         rounded = draw(0)
-    shown = Asked(subject)
+    shown = GuardedSubject(subject)
     sides = Sides(
-        Seat(plan.ops, subject, notes, told=notes.answered, ask=asking), Seat("truth", truth), rounded,
+        Seat(plan.ops, subject, notes, told=notes.answered, guard=calling), Seat("truth", truth), rounded,
         Watch(shown, poison), shown, ops, calls, draw, Grafting(variant.graft), notes,
     )
-    with asking("watch"):
+    with calling("watch"):
         _watch(sides.subject, sides.grafting)
     _watch(sides.truth, unseen)
     return sides
@@ -262,7 +272,7 @@ def rounds(plan: Plan, ops: Ops | None) -> Mapping[str, torch.dtype]:
     """Component -> dtype at which the subject stores it; a foreign engine declares none."""
     if ops is None:
         return {}
-    with asking("rounds"):
+    with calling("rounds"):
         return ops.rounds(plan.width, wide(plan.width))
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from support import fallen
-from support.traces import recorded
 
 from instep.report import data
 from instep.report.words import divergence
 from instep.rig.rig import Outcome, Rig
 from instep.trace.file import Trace
 from instep.verdict import Exit
+from support import fallen
+from support.traces import recorded
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_whatever_it_is_asked_what_it_raises_is_its_finding(trace, method):
     outcome = replayed(trace, f"RAISING_{method}")
     assert outcome.verdict.exit is Exit.DIVERGED
     first = outcome.verdict.findings[0]
-    assert first.check == "asked" and f"asked for {method}, the engine raised LookupError (nobody is at home)" in (
+    assert first.check == "interface" and f"asked for {method}, the engine raised LookupError (nobody is at home)" in (
         first.diagnosis
     )
     assert first.raised is not None and first.raised.function == "_raises"

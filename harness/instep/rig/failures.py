@@ -1,6 +1,6 @@
 """What a subject raised, as findings: the op and the place where it stood, the line of its source, its traceback.
 
-Leaves out: telling the subject's failures from the harness's (`asked.py`).
+Leaves out: telling the subject's failures from the harness's (`guard.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from instep_reference.contract.place import STAGE_LEVEL, Place
 from ..checks.base import NOWHERE, op_at
 from ..checks.capacity import judged
 from ..checks.contracts import broken
-from ..observe.noted import NOTHING, Fell, Noted
+from ..observe.noted import NOTHING, FailedOp, Noted
 from ..verdict import Comparison, Raised, Tier
-from .asked import MAKES, SERVES, OfAnotherKind, Refused
+from .guard import MAKES, SERVES, SubjectFailed, WrongType
 from .sides import Sides
 
 UNSEEN = Place("trunk", STAGE_LEVEL, "embedding")  # where a subject stands that has shown no place yet
@@ -27,32 +27,36 @@ THEIRS = ("instep.adapters.",)  # but these are: part of what is tested
 LIBRARIES = ("torch", "numpy", "triton")
 
 
-def refusals(sides: Sides, index: int, event: Event, refused: Refused) -> list[Comparison]:
+def failures(sides: Sides, index: int, event: Event, failed: SubjectFailed) -> list[Comparison]:
     """What it raised, where it stood; and before that every contract that it broke until then, every pool too small."""
     kind = str(event.__struct_config__.tag)
     noted = NOTHING if sides.notes is None else sides.notes.take()
-    fell = noted.fell if noted.fell is not None and noted.fell.error in _chain(refused.error) else None
+    failed_op = noted.failed_op
+    if failed_op is not None and failed_op.error not in _chain(failed.error):
+        failed_op = None  # the subject went on after that one
     told = [*broken(noted, index, kind), *_too_small(sides, noted, index, kind)]
     place = NOWHERE
-    if fell is not None:
-        place = fell.place or UNSEEN
-    elif refused.question == SERVES:
+    if failed_op is not None:
+        place = failed_op.place or UNSEEN
+    elif failed.question == SERVES:
         place = told[0].place if told else sides.subject.tape.last or UNSEEN
-    return [*told, refusal(index, kind, refused, place, fell)]
+    return [*told, failure(index, kind, failed, place, failed_op)]
 
 
-def refusal(index: int, kind: str, refused: Refused, place: Place = NOWHERE, fell: Fell | None = None) -> Comparison:
+def failure(
+    index: int, kind: str, failed: SubjectFailed, place: Place = NOWHERE, failed_op: FailedOp | None = None
+) -> Comparison:
     """The finding about what it raised, or about an answer that is none."""
-    question, error = refused.question, refused.error
+    question, error = failed.question, failed.error
     serves = question == SERVES
-    check = SERVES if serves else "asked"
+    check = SERVES if serves else "interface"
     why = "the event is legal and the reference served it" if serves else "asking is legal at any time"
-    if isinstance(error, OfAnotherKind):
+    if isinstance(error, WrongType):
         return _finding(check, index, kind, place, f"{error}; {why}" if serves else str(error), None)
     said = str(error).splitlines()[0] if str(error).strip() else "no message"
     what = f"raised {type(error).__name__} ({said})"
-    if fell is not None:
-        where = f"{op_at(fell.op, fell.place)} "
+    if failed_op is not None:
+        where = f"{op_at(failed_op.op, failed_op.place)} "
     elif serves:
         where = ""
     else:
@@ -90,7 +94,7 @@ def _too_small(sides: Sides, noted: Noted, index: int, kind: str) -> Iterator[Co
         return
     try:
         regions = sides.shown.regions()
-    except Refused:  # then this is not the finding
+    except SubjectFailed:  # then this is not the finding
         return
     yield from (pool for pool in judged(regions, noted, index, kind) if not pool.agrees)
 

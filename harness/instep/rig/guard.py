@@ -1,14 +1,14 @@
-"""The subject as it is asked: what it raises, and an answer of another kind than the contract's, is its own finding.
+"""Every call to the subject: what it raises, and an answer of a wrong type, is the subject's own finding.
 
-Leaves out: what is made of it (`lockstep.py`). A failure of the harness raises as itself and is never the subject's.
+Leaves out: the finding itself (`failures.py`). A failure of the harness raises as itself and is never the subject's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -37,41 +37,41 @@ METHODS = (
 ANSWERS: Mapping[type[Event], type] = {Draft: Drafted, Forward: Forwarded, Commit: Committed}
 
 
-class Refused(Exception):
-    """The subject raised, or gave something else than was asked for, on what is legal. question: what it was asked."""
+class SubjectFailed(Exception):
+    """The subject raised, or gave something of a wrong type, on a call that is legal. question: which call it was."""
 
     def __init__(self, question: str, error: BaseException) -> None:
         self.question, self.error = question, error
         super().__init__(str(error))
 
 
-class OfAnotherKind(TypeError):
-    """An answer that is not of the contract's kind; its text is the whole finding."""
+class WrongType(TypeError):
+    """The answer does not have the type that the contract asks for; the text is the whole finding."""
 
 
 @contextmanager
-def asking(question: str) -> Iterator[None]:
-    """Around one question to the subject, and around nothing else."""
+def calling(question: str) -> Iterator[None]:
+    """Around one call to the subject, and around nothing else."""
     try:
         yield
-    except Refused:
+    except SubjectFailed:
         raise
     except InstepError as error:  # it does not serve this combination: said in one line, no finding
         if question == MAKES or (question == SERVES and isinstance(error, Unsupported)):
             raise
-        raise Refused(question, error) from error
+        raise SubjectFailed(question, error) from error
     except (Exception, SystemExit) as error:  # whatever it is: the subject may be anybody's
-        raise Refused(question, error) from error
+        raise SubjectFailed(question, error) from error
 
 
-class Asked:
-    """Everything that is asked of a subject, but for events: those it serves itself, through `asking`."""
+class GuardedSubject:
+    """A subject whose answers about its memory are guarded; a seat guards events and states (`sides.py`)."""
 
     def __init__(self, engine: Subject) -> None:
         self.engine = engine
 
     def regions(self) -> list[Region]:
-        with asking("regions"):
+        with calling("regions"):
             found = self.engine.regions()
             right = isinstance(found, Sequence) and all(isinstance(region, Region) for region in found)
             _must(right, "regions", found, "a list of `Region`")
@@ -80,7 +80,7 @@ class Asked:
             return list(found)
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
-        with asking("may_change"):
+        with calling("may_change"):
             found = self.engine.may_change(event)
             right = isinstance(found, Mapping) and all(
                 isinstance(units, Set | Sequence) and all(_whole(unit) for unit in units) for units in found.values()
@@ -89,14 +89,14 @@ class Asked:
             return {str(name): set(units) for name, units in found.items()}
 
     def slots(self) -> dict[str, int]:
-        with asking("slots"):
+        with calling("slots"):
             found = self.engine.slots()
             right = isinstance(found, Mapping) and all(_whole(slot) for slot in found.values())
             _must(right, "slots", found, "requests with their slots")
             return dict(found)
 
     def pages(self) -> dict[str, list[int]]:
-        with asking("pages"):
+        with calling("pages"):
             found = self.engine.pages()
             right = isinstance(found, Mapping) and all(
                 isinstance(pages, Sequence) and all(_whole(page) for page in pages) for pages in found.values()
@@ -105,10 +105,11 @@ class Asked:
             return {name: list(pages) for name, pages in found.items()}
 
 
-def stated(engine: Any, name: str) -> RequestState:
+def checked_state(engine: Any, name: str) -> RequestState:
     """The logical state of a request, if it is one."""
     found = engine.state(name)
     _must(isinstance(found, RequestState), "state", found, "a `RequestState`")
+    assert isinstance(found, RequestState)
     for field in fields(RequestState):
         value = getattr(found, field.name)
         if str(field.type).startswith("dict"):
@@ -120,14 +121,14 @@ def stated(engine: Any, name: str) -> RequestState:
     return found
 
 
-def wished(engine: Any) -> int:
+def checked_num_steps(engine: Any) -> int:
     """The step count that an engine would like to have next."""
     found = engine.next_num_steps()
     _must(_whole(found), "next_num_steps", found, "a whole number")
     return int(found)
 
 
-def answered(event: Event, found: object) -> Answer | None:
+def checked_answer(event: Event, found: object) -> Answer | None:
     """The answer to an event, if it is one: its fields are tensors, with a line for every request."""
     kind = ANSWERS.get(type(event))
     if kind is None:
@@ -147,33 +148,24 @@ def answered(event: Event, found: object) -> Answer | None:
     return found  # type: ignore[return-value]
 
 
-def settled(answer: Answer | None) -> Answer | None:
+def materialized(answer: Answer | None) -> Answer | None:
     """The same, with nothing left that the engine computes when somebody looks."""
     return replace(answer, roots=dict(answer.roots)) if isinstance(answer, Forwarded) else answer
 
 
-def made(maker: Maker, *given: Any, **named: Any) -> Subject:
+def make_subject(maker: Maker, *given: Any, **named: Any) -> Subject:
     """An engine of somebody else's, if that is what its maker gives."""
-    with asking(MAKES):
+    with calling(MAKES):
         engine = maker(*given, **named)
         missing = [name for name in METHODS if not callable(getattr(engine, name, None))]
         if missing:
-            raise OfAnotherKind(f"its maker gave {_spelled(engine)}, which has no {', '.join(missing)}")
+            raise WrongType(f"its maker gave {_spelled(engine)}, which has no {', '.join(missing)}")
         return engine
-
-
-Held = TypeVar("Held")
-
-
-def guarded(question: str, ask: Callable[[], Held]) -> Held:
-    """One question as an expression."""
-    with asking(question):
-        return ask()
 
 
 def _must(right: bool, what: str, found: object, expected: str) -> None:
     if not right:
-        raise OfAnotherKind(f"{what} gave {_spelled(found)}; the contract asks for {expected}")
+        raise WrongType(f"{what} gave {_spelled(found)}; the contract asks for {expected}")
 
 
 def _is_memory(region: Region) -> bool:
