@@ -33,6 +33,9 @@ class Capacity:
     def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
         room, regions = moment.noted.room, [region for region in moment.regions() if region.units.numel()]
         if room is None or not regions:
+            if self.known is None:
+                yield Skipped(self.name, moment.index, "this engine shows no memory")
+            self.known = ()
             return
         shapes = tuple((region.name, region.layer, region.units.shape, region.units.stride()) for region in regions)
         windows = [window.shape[1] for state in moment.subject.after.values() for window in state.conv.values()]

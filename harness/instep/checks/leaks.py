@@ -25,8 +25,13 @@ class Leaks:
 
     def __init__(self) -> None:
         self.pages: dict[str, tuple[int, ...]] = {}
+        self.said = False
 
     def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+        if moment.noted.poison is None and not self.said:
+            yield Skipped(self.name, moment.index, "this engine does not poison what is given back: who owns it is "
+                          "compared, not what stands there")  # fmt: skip
+        self.said = True
         if isinstance(moment.event, Finish | Abort | Preempt) and moment.event.request in moment.expected.slots_before:
             name = moment.event.request
             slot, pages = moment.expected.slots_before[name], self.pages.get(name, ())

@@ -23,6 +23,7 @@ COMMANDS: tuple[str, ...] = (
     "record",
     "relations",
     "replay",
+    "shapes",
     "streams",
 )
 

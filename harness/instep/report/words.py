@@ -45,7 +45,7 @@ def divergence(outcome: Outcome) -> str:
         lines.append(f"  {len(others)} more at this event, next: {where(others[0], short=True)}")
     if outcome.located is not None:
         lines += [f"  {outcome.located.says}", *(f"  hint: {hint}" for hint in outcome.located.hints)]
-    return "\n".join([*lines, f"  {command(outcome, first)}"])
+    return "\n".join([*lines, *([f"  {command(outcome, first)}"] if outcome.again else [])])
 
 
 def trace(raised: Raised | None) -> list[str]:

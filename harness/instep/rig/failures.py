@@ -38,8 +38,10 @@ def failures(sides: Sides, index: int, event: Event, failed: SubjectFailed) -> l
     place = NOWHERE
     if failed_op is not None:
         place = failed_op.place or UNSEEN
+    elif told:
+        place = told[0].place
     elif failed.question == SERVES:
-        place = told[0].place if told else sides.subject.tape.last or UNSEEN
+        place = sides.subject.tape.last or UNSEEN
     return [*told, failure(index, kind, failed, place, failed_op)]
 
 

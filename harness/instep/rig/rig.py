@@ -63,7 +63,7 @@ class Outcome:
     served: dict[str, str]
     last: Moment | None = None
     located: Located | None = None
-    again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome
+    again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome; (): none does
     variant: Variant = AS_IS
     scratch: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
 

@@ -153,7 +153,7 @@ class Sides:
 
 def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
     """Build all sides of a plan; `variant`: what is otherwise at the subject."""
-    found, calls, lent = find(plan.ops), Counter[str](), _lent(plan)
+    found, calls, handed = find(plan.ops), Counter[str](), lent(plan)
     if isinstance(found, Ops):
         found = swapped(found, variant.swap)
         options = Options(
@@ -162,11 +162,11 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
             graphs=plan.graphs and not variant.without_graphs,
         )
         options = replace(options, **dict(variant.options))  # type: ignore[arg-type]
-        notes = noting(lent, found)
+        notes = noting(handed, found)
         counted = around(found, unseen, notes.wrapper, counting(calls))
         with calling(MAKES), enough_memory(plan.capacity), notes.making("the optimized engine"):
             engine = Mendable(
-                lent.checkpoint, counted, options, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive
+                handed.checkpoint, counted, options, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive
             )
         replays = None if engine.graphs is None else replays_of(engine.graphs)
         subject: Subject = engine
@@ -175,10 +175,10 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
     else:
         if variant.swap or variant.options:
             raise BadInput("--swap", found=plan.ops, expected="an op set: somebody else's engine has no ops to swap")
-        notes, poison = noting(lent, None), None
+        notes, poison = noting(handed, None), None
         with notes.making("the engine"):
             subject = make_subject(
-                found, lent.checkpoint, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive,
+                found, handed.checkpoint, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive,
                 device=plan.device, dtype=plan.width, layout=plan.layout,
             )
         notes.of(GuardedSubject(subject))
@@ -203,7 +203,7 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
     return sides
 
 
-def _lent(plan: Plan) -> Plan:
+def lent(plan: Plan) -> Plan:
     """The plan with a configuration of its own: what the subject writes into it, no other side reads."""
     checkpoint = replace(plan.checkpoint, config=copy(plan.checkpoint.config))
     return replace(plan, checkpoint=checkpoint, capacity=copy(plan.capacity), adaptive=copy(plan.adaptive))
