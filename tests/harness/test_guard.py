@@ -9,6 +9,7 @@ import json
 
 import pytest
 
+from instep.fuzz.campaign import Settings, campaign
 from instep.report import data
 from instep.report.words import divergence
 from instep.rig.rig import Outcome, Rig
@@ -69,18 +70,26 @@ def test_a_maker_that_makes_nothing_is_a_finding_of_the_first_event(trace, maker
     assert "--until 0" in divergence(outcome)
 
 
+def test_a_maker_that_raises_is_a_finding_of_fuzz_too(trace, tmp_path):
+    directory = trace.path.parent / trace.header.checkpoint.near
+    told = Settings("support.fallen:MAKER_raises", directory, 2, 0, tmp_path, shrink_s=2.0)
+    found = campaign(told)
+    assert found.exit is Exit.DIVERGED and found.found is not None
+    assert "no such card" in found.found.verdict.findings[0].diagnosis
+
+
 def test_an_exception_in_an_op_names_the_op_its_place_and_the_line(trace):
     first = replayed(trace, "IN_AN_OP").verdict.findings[0]
     assert first.diagnosis.startswith("op attend (trunk.1.attended) raised IndexError (index 99 is out of bounds")
     assert first.place == ("trunk", 1, "attended")
-    assert first.raised is not None and first.raised.function == "_in_the_second_layer"
+    assert first.raised is not None and first.raised.function == "_in_the_target"
 
 
 def test_its_traceback_is_told_everywhere(trace, tmp_path, monkeypatch):
     outcome = replayed(trace, "IN_AN_OP")
     told = divergence(outcome)
     line = 'given["query"][:, 99]'
-    assert "support/fallen.py line" in told and "in _in_the_second_layer" in told and line in told
+    assert "support/fallen.py line" in told and "in _in_the_target" in told and line in told
     assert "lockstep.py" not in told
     monkeypatch.setenv("INSTEP_TRACEBACK", "1")
     assert "rig/sides.py" in divergence(outcome) and line in divergence(outcome)

@@ -79,7 +79,19 @@ def test_somebody_elses_engine_is_asked_what_it_can_answer_and_the_rest_is_said(
     assert verdict.exit is Exit.AGREED
     assert {one.check for one in verdict.compared} >= {"capacity", "aliasing", "graphs", "leaks"}
     reasons = {skipped.check: skipped.reason for skipped in verdict.skipped}
-    assert reasons.keys() >= {"contracts", "hostreads", "poison"}
+    assert reasons.keys() >= {"contracts", "hostreads", "poison", "graphs", "leaks"}
+
+
+@pytest.mark.parametrize("ops", ["support.subjects:right", "support.wide:EMPTY", "support.wide:UNDECLARED"])
+def test_of_an_engine_without_ops_every_check_compares_or_says_why_not(trace, ops):
+    verdict = replayed(trace, ops)
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    skipped = {one.check: one.reason for one in verdict.skipped}
+    compared = {one.check for one in verdict.compared}
+    for check in (*NAMES, "bytes", "identity", "directed", "derived", "propagated", "decisions"):
+        assert check in compared or skipped.get(check), check
+    if ops.endswith("EMPTY"):
+        assert skipped.keys() >= {"bytes", "bounds", "capacity", "aliasing", "tails"}
 
 
 # Contracts

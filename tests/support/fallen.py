@@ -66,13 +66,13 @@ def _exits(*given: Any, adaptive: Any, layout: str, **named: Any) -> Any:
 MAKERS = {"raises": _unmade, "none": _none, "exits": _exits}
 
 
-def _in_the_second_layer(*, to: Place, **given: Any) -> torch.Tensor:
-    if to.layer == 1:
+def _in_the_target(*, to: Place, **given: Any) -> torch.Tensor:
+    if to.stage == "trunk":
         given["query"][:, 99]  # torch raises, in the line above all that is torch's
     return PLAIN.attend(to=to, **given)
 
 
-IN_AN_OP = replace(PLAIN, name="in an op", attend=_in_the_second_layer)
+IN_AN_OP = replace(PLAIN, name="in an op", attend=_in_the_target)
 
 
 def __getattr__(name: str) -> Any:
