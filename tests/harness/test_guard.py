@@ -9,6 +9,7 @@ import json
 
 import pytest
 
+from instep.cli import main
 from instep.fuzz.campaign import Settings, campaign
 from instep.report import data
 from instep.report.words import divergence
@@ -103,3 +104,13 @@ def test_what_raises_outside_of_ops_stands_behind_the_last_place(trace):
     first = outcome.verdict.findings[0]
     assert first.diagnosis == "raised IndexError (row 3 of 2); the event is legal and the reference served it"
     assert first.raised is not None and first.raised.file.endswith("support/subjects.py")
+
+
+def test_a_maker_that_raises_is_no_failure_of_the_harness_in_relations(trace, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["instep", "relations", str(trace.path), "--ops", "support.fallen:MAKER_raises"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    told = capsys.readouterr().out
+    assert "DIVERGED  the engine, while it was made, raised AssertionError (no such card)" in told
+    assert "support/fallen.py line" in told

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from typing import Any, NoReturn
 
 import typer
 
@@ -46,6 +47,9 @@ def main() -> None:
 def _report(error: Exception) -> None:
     from instep_reference.contract.errors import InstepError
 
+    guard = sys.modules.get("instep.rig.guard")  # not loaded: then no subject was called yet
+    if guard is not None and isinstance(error, guard.SubjectFailed):
+        _subject_failed(error)
     if os.environ.get("INSTEP_TRACEBACK"):
         raise error
     if isinstance(error, InstepError):
@@ -55,3 +59,13 @@ def _report(error: Exception) -> None:
     print(f"instep: the harness itself failed: {type(error).__name__}: {said}; INSTEP_TRACEBACK=1 shows where",
           file=sys.stderr)
     sys.exit(4)
+
+
+def _subject_failed(error: Any) -> NoReturn:
+    """The engine under test raised where no event is told apart: its finding all the same."""
+    from ..report.words import trace
+    from ..rig.failures import failure
+
+    found = failure(0, "", error)
+    print("\n".join([f"DIVERGED  {found.diagnosis}", *trace(found.raised)]))
+    sys.exit(1)

@@ -16,6 +16,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject, find
+from ..rig.guard import make_subject
 from ..rig.sides import Plan, enough_memory, moves_labels, reference, rounded_seat, rounding, rounds, wide
 from ..trace.file import Trace
 from ..trace.header import Header
@@ -69,8 +70,8 @@ class Case:
         if not isinstance(found, Ops):
             if options.keys() - {"layout"}:
                 raise Unsupported("an engine of somebody else has no such options")
-            return found(
-                plan.checkpoint, room, num_steps=header.num_steps, adaptive=adaptive, device=plan.device,
+            return make_subject(
+                found, plan.checkpoint, room, num_steps=header.num_steps, adaptive=adaptive, device=plan.device,
                 dtype=plan.width, layout=options.get("layout", plan.layout),
             )
         chosen = {
