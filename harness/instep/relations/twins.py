@@ -17,7 +17,8 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from ..adapters import Subject
 from ..observe.memory import bits
 from ..observe.moment import Moment
-from ..observe.rows import ASKED, draft_stage, shares
+from ..observe.pools import NO_LAYER, stands
+from ..observe.rows import ASKED, shares
 from ..rig.sides import on_host
 from ..trace.book import Phase
 from ..trace.drive import own_say
@@ -25,12 +26,6 @@ from ..verdict import Comparison, Skipped, Tier
 from .compare import different, parts
 from .retold import Told
 from .story import Serve, Server, stopped
-
-# Pools of memory by the component that stands in them; what belongs to no layer is told behind all of them.
-COMPONENTS = {
-    "state": "state", "conv": "conv", "keys": "keys", "values": "values", "draft_keys": "keys",
-    "draft_values": "values",
-}  # fmt: skip
 
 
 @dataclass
@@ -139,10 +134,10 @@ class Twins:
                 if mine is None or theirs is None or not mine.numel():
                     continue
                 wrong = 0 if torch.equal(bits(mine), bits(theirs)) else different(mine, theirs)[1]
-                stage = draft_stage(left.layer) if left.name.startswith("draft_") else "trunk"
-                component = COMPONENTS.get(left.name)
-                place = Place(stage, left.layer if component else AFTER_LAYERS, component or "root")
                 says = f"pool {left.name}, {what} {_unit(mine, theirs) if wrong else ''} parts"
+                place = stands(left).place
+                if place == NO_LAYER:  # what belongs to no layer follows from the layers: it is told behind them
+                    place = Place("trunk", AFTER_LAYERS, "root")
                 yield self._told(one, place, mine.numel(), wrong, None, says)
 
     def _told(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from instep_reference.contract.engine import Answer, AnyEvent
 
 from ..rig.sides import Sides, seat
+from ..trace.bounds import Bound
 from ..verdict import Tier
 from .base import Case, Relation, Results
 from .retold import as_traced
@@ -16,14 +17,14 @@ from .twins import Arm, Twins
 
 def hold(case: Case) -> Results:
     told, sides = as_traced(case.trace), seat(case.plan)
-    seen = Arm("watched", sides.shown, told, watched=False, serve=lambda event: _looked_at(sides, event))
+    seen = Arm("watched", sides.shown.engine, told, watched=False, serve=lambda event: _looked_at(sides, event))
     bare = Arm("unwatched", case.engine(told.header), told, watched=False)
     yield from Twins("unseen", seen, bare, pools=True).run()
 
 
 def _looked_at(sides: Sides, event: AnyEvent) -> Answer | None:
     """As in a replay (`rig/lockstep.py`): bytes before, the event with its places and states, bytes after."""
-    sides.watch.before(event)
+    sides.watch.before(event, Bound())  # what it may write is judged by a replay
     side = sides.subject.step(event, ())
     for name in sides.shown.slots():
         sides.subject.look(name)

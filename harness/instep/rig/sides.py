@@ -40,6 +40,17 @@ from ..observe.notes import Notes, replays_of
 from ..observe.reorder import Reordered
 from ..observe.tape import Tape
 from .grafting import Grafting, Mendable
+from .guard import (
+    MAKES,
+    SERVES,
+    GuardedSubject,
+    calling,
+    checked_answer,
+    checked_num_steps,
+    checked_state,
+    make_subject,
+    materialized,
+)
 from .setting import Setting, moves_labels
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
@@ -73,21 +84,32 @@ class Seat:
     tape: Tape = field(default_factory=Tape)
     states: dict[str, RequestState] = field(default_factory=dict)
     told: Callable[[object], None] = lambda said: None  # the answer as it was given, before it is brought to the host
+    guard: Callable[[str], AbstractContextManager[None]] = lambda call: nullcontext()  # around every call to it
 
     def step(self, event: Event, live: Iterable[str]) -> Side:
         """Serve one event; `live`: the requests that are there afterwards."""
         before = self.states
         with self.arithmetic:
-            said = event.on(self.engine)
+            with self.guard(SERVES):
+                said = checked_answer(event, event.on(self.engine))
             self.told(said)
             answer = on_host(said)
+        with self.guard(SERVES):
+            answer = materialized(answer)
         places = self.tape.take()
-        self.states = {name: on_host(self.engine.state(name)) for name in live}
-        return Side(self.name, answer, places, before, self.states, self.engine.next_num_steps())
+        self.states = {name: self._state(name) for name in live}
+        with self.guard("next_num_steps"):
+            wish = checked_num_steps(self.engine)
+        return Side(self.name, answer, places, before, self.states, wish)
 
     def look(self, name: str) -> None:
         """The state of a request once more: something has changed it from outside."""
-        self.states = {**self.states, name: on_host(self.engine.state(name))}
+        self.states = {**self.states, name: self._state(name)}
+
+    def _state(self, name: str) -> RequestState:
+        with self.guard("state"):
+            found = checked_state(self.engine, name)
+        return on_host(found)
 
 
 @dataclass
@@ -98,7 +120,7 @@ class Sides:
     truth: Seat
     rounded: Seat | None
     watch: Watch
-    shown: Subject
+    shown: GuardedSubject
     ops: Ops | None
     calls: Counter[str]
     rounded_draw: Callable[[int], Seat] | None = None  # the rounded run from its start, as another draw
@@ -109,21 +131,21 @@ class Sides:
 
 def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
     """Build all sides of a plan; `variant`: what is otherwise at the subject."""
-    setting, calls, lent = plan.setting, Counter[str](), _lent(plan)
+    setting, calls, handed = plan.setting, Counter[str](), lent(plan)
     found = setting.subject()
     if isinstance(found, Ops):
         found = swapped(found, variant.swap)
         options = setting.options(graphs=setting.graphs and not variant.without_graphs, **variant.options)
-        notes = noting(lent, found)
+        notes = noting(handed, found)
         counted = around(found, unseen, notes.wrapper, counting(calls))
-        with enough_memory(plan.capacity), notes.making("the optimized engine"):
+        with calling(MAKES), enough_memory(plan.capacity), notes.making("the optimized engine"):
             engine = Mendable(
-                lent.checkpoint, counted, options, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive
+                handed.checkpoint, counted, options, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive
             )
         replays = None if engine.graphs is None else replays_of(engine.graphs)
         subject: Subject = engine
         poison = options.poison
-        notes.of(subject, poison=poison, guarded=options.guarded, replays=replays)
+        notes.of(GuardedSubject(subject), poison=poison, guarded=options.guarded, replays=replays)
     else:
         if variant.swap or variant.options:
             raise BadInput("--swap", found=setting.ops, expected="an op set: somebody else's engine has no ops to swap")
@@ -131,13 +153,13 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
             if getattr(setting, named):
                 expected = "an op set: somebody else's engine decides that itself"
                 raise BadInput(f"--{named}", found=setting.ops, expected=expected)
-        notes, poison = noting(lent, None), None
+        notes, poison = noting(handed, None), None
         with notes.making("the engine"):
-            subject = found(
-                lent.checkpoint, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive,
+            subject = make_subject(
+                found, handed.checkpoint, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive,
                 device=setting.device, dtype=setting.activation, layout=setting.layout,
             )
-        notes.of(subject)
+        notes.of(GuardedSubject(subject))
     ops = found if isinstance(found, Ops) else None
     if moves_labels(ops):
         truth: _Seen = LedgerEngine(
@@ -148,11 +170,14 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         truth = reference(plan, torch.float64)
         draw = partial(rounded_seat, plan, ops)
         rounded = draw(0)
+    shown = GuardedSubject(subject)
     sides = Sides(
-        Seat(setting.ops, subject, notes, told=notes.answered), Seat("truth", truth), rounded, Watch(subject, poison),
-        subject, ops, calls, draw, Grafting(variant.graft), notes, ops is not None and setting.overlap,
+        Seat(setting.ops, subject, notes, told=notes.answered, guard=calling), Seat("truth", truth), rounded,
+        Watch(shown, poison), shown, ops, calls, draw, Grafting(variant.graft), notes,
+        ops is not None and setting.overlap,
     )
-    _watch(sides.subject, sides.grafting)
+    with calling("watch"):
+        _watch(sides.subject, sides.grafting)
     _watch(sides.truth, unseen)
     return sides
 
@@ -160,19 +185,19 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
 def bare(plan: Plan) -> Engine:
     """The subject as production runs it: nothing watches it, and nothing stands around its ops."""
     found, setting = plan.setting.subject(), plan.setting
-    with enough_memory(plan.capacity):
+    with calling(MAKES), enough_memory(plan.capacity):
         if isinstance(found, Ops):
             return OptimizedEngine(
                 plan.checkpoint, found, setting.options(), plan.capacity, num_steps=plan.num_steps,
                 adaptive=plan.adaptive,
             )
-        return found(
-            plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive, device=setting.device,
-            dtype=setting.activation, layout=setting.layout,
-        )
+    return make_subject(
+        found, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive,
+        device=setting.device, dtype=setting.activation, layout=setting.layout,
+    )
 
 
-def _lent(plan: Plan) -> Plan:
+def lent(plan: Plan) -> Plan:
     """The plan with a configuration of its own: what the subject writes into it, no other side reads."""
     checkpoint = replace(plan.checkpoint, config=copy(plan.checkpoint.config))
     return replace(plan, checkpoint=checkpoint, capacity=copy(plan.capacity), adaptive=copy(plan.adaptive))
@@ -229,7 +254,10 @@ def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int
 
 def rounds(plan: Plan, ops: Ops | None) -> Mapping[str, torch.dtype]:
     """Component -> dtype at which the subject stores it; a foreign engine declares none."""
-    return {} if ops is None else ops.rounds(plan.setting.activation, plan.setting.state)
+    if ops is None:
+        return {}
+    with calling("rounds"):
+        return ops.rounds(plan.setting.activation, plan.setting.state)
 
 
 def rounding(at: Mapping[str, torch.dtype]) -> See:
