@@ -59,7 +59,7 @@ def test_a_process_that_imported_triton_first_is_told() -> None:
 
 @pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native: the card rounds")
 def test_the_interpreter_rounds_to_bf16_as_a_card_does() -> None:
-    """Every fp32 number near a tie, and those that overflow, are tiny, signed zeros or not finite, as torch rounds it."""
+    """As torch does: numbers near a tie, those that overflow, tiny ones, signed zeros, and what is not finite."""
     import triton.language as tl
     from triton.runtime import interpreter
 
