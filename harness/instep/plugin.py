@@ -44,8 +44,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--instep-device", default="cpu", metavar="DEVICE", help="cpu (the default) or cuda")
 
 
+    group.addoption(
+        "--instep-tiers", action="append", default=[], metavar="TIERS",
+        help="judge these tiers alone: T0,T1,T2,T2d,T3,T4, some of them; may be repeated. Left out: all.",
+    )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """A session that leaves tiers out says so behind everything else."""
+    if words := config.getoption("instep_tiers"):
+        terminalreporter.write_line(f"instep: only {','.join(words)} judged; --instep-tiers left the others out")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Take the folders into the paths that pytest collects."""
+    if words := config.getoption("instep_tiers"):
+        _must_be_tiers(words)
     folders = _folders(config)
     for folder in folders:
         if not folder.exists():
@@ -112,13 +126,26 @@ class TraceItem(pytest.Item):
     def _outcome(self, trace: Trace, part: Part) -> Outcome:
         from .rig.rig import Rig
         from .rig.strategies import chosen
+        from .verdict import tiers_of
 
         given = self.config.getoption("instep_checkpoint")
         checkpoint = None if given is None else self.config.invocation_params.dir / given
         option = self.config.getoption
         strategy, conv = option("instep_strategy") or part.strategy, option("instep_conv") or part.conv
         named = chosen(strategy=strategy, conv=conv, drafter=part.drafter)
-        return Rig(trace, checkpoint, ops=part.ops, device=option("instep_device"), **named).run(until=part.until)
+        return Rig(trace, checkpoint, ops=part.ops, device=option("instep_device"), **named).run(
+            until=part.until, tiers=tiers_of(option("instep_tiers")))
+
+
+def _must_be_tiers(words: list[str]) -> None:
+    from instep_reference.contract.errors import BadInput
+
+    from .verdict import tiers_of
+
+    try:
+        tiers_of(words)
+    except BadInput as error:
+        raise pytest.UsageError(f"--instep-tiers: found {error.found}, expected {error.expected}") from None
 
 
 def _folders(config: pytest.Config) -> tuple[Path, ...]:

@@ -5,7 +5,7 @@ Leaves out: how (`instep.rig`) and the words (`instep.report`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..rig.variant import Variant
     from ..trace.file import Trace
     from ..trace.header import Part
+    from ..verdict import Tier
 
 
 def replay(
@@ -35,6 +36,8 @@ def replay(
     checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
+    tiers: Annotated[list[str] | None, typer.Option(help="Judge these tiers alone: T0,T1,T2,T2d,T3,T4, some of them; "
+                                                        "may be repeated.")] = None,
     swap: Annotated[list[str] | None, typer.Option(help="OP=SET: this op from another set, gdn=plain; may be "
                                                       "repeated.")] = None,
     graft: Annotated[list[str] | None, typer.Option(help="PLACE@EVENT: there the reference's tensor goes on, "
@@ -57,9 +60,11 @@ def replay(
     from ..rig.variant import Variant, graft_of, swaps_of
     from ..trace.file import read
     from ..trace.header import Part
+    from ..verdict import tiers_of
     from ..whole import writable, write_whole
 
     given = {"device": device_here(device), "dtype": dtype, "layout": known_layout(layout), "graphs": graphs}
+    judged = tiers_of(tiers or ())
     variant = Variant(swaps_of(swap or ()), tuple(map(graft_of, graft or ())))
     for file, other in ((json, trail), (trail, json)):
         if file is not None:
@@ -72,7 +77,7 @@ def replay(
     outcomes = [
         _run(loaded, run, checkpoint, given | chosen(
             strategy=strategy or run.strategy, conv=conv or run.conv, drafter=drafter or run.drafter,
-        ), layer, variant, ladder, () if trail is None else (kept,))
+        ), layer, judged, variant, ladder, () if trail is None else (kept,))
         for run, kept in zip(runs, trails, strict=True)
     ]
     if trail is not None:
@@ -96,7 +101,7 @@ def _planned(trace: Trace, until: int | None) -> list[Part]:
 
 def _run(
     trace: Trace, part: Part, checkpoint: Path | None, given: dict[str, Any], layers: list[int] | None,
-    variant: Variant, ladder: bool, also: Sequence[Check],
+    tiers: Collection[Tier], variant: Variant, ladder: bool, also: Sequence[Check],
 ) -> Outcome:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -114,7 +119,7 @@ def _run(
         task = bar.add_task(f"{trace.header.name} [{ops}]".replace("[", r"\["), total=total)
         outcome = rig.run(
             until=until, layers=layers, progress=lambda index, event: bar.update(task, completed=index + 1),
-            variant=variant, also=also,
+            variant=variant, also=also, tiers=tiers,
         )
         if not (ladder and outcome.verdict.findings) or variant != AS_IS:
             return outcome

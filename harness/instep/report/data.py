@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..verdict import Comparison, Exit, Located
+from ..verdict import Comparison, Exit, Located, Tier
 from ..whole import write_whole
 from .machine import machine
 from .terminal import Total, tiers
@@ -76,6 +76,8 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "model": plan.checkpoint.digest, "served": outcome.served, "calls": outcome.calls,
         "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},
         "tiers": [_total(total) for total in tiers(outcome)],
+        "asked": [tier.value for tier in Tier if tier in outcome.tiers],
+        "left_out": [tier.value for tier in outcome.left_out],
         "skipped": len(verdict.skipped),
         "looked": {c.check: c.tier.value for c in verdict.compared if c.event == verdict.events - 1},
         "findings": [finding(found) for found in _told(verdict.findings)],

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..verdict import Comparison, Exit, Tier
-from .words import divergence, otherwise
+from .words import divergence, named, otherwise
 
 if TYPE_CHECKING:
     from ..rig.history import History
@@ -40,6 +40,9 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     for outcome in outcomes:
         if outcome.verdict.findings:
             console.print(Text(divergence(outcome)), soft_wrap=True)
+    if outcomes[0].left_out:  # the last line, whatever the verdict: what was not asked is not agreed
+        asked, left = named(outcomes[0].tiers), named(outcomes[0].left_out)
+        console.print(Text(f"only {asked} judged; left out by --tiers: {left}", style="yellow"), soft_wrap=True)
 
 
 def _runs(outcomes: Sequence[Outcome]) -> Table:

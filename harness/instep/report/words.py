@@ -6,6 +6,7 @@ Leaves out: tables and colours (`terminal.py`).
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,11 +94,18 @@ def command(outcome: Outcome, found: Comparison) -> str:
             words.append(f"{option} {value}")
     if plan.graphs:
         words.append("--graphs")
+    if outcome.left_out:
+        words.append(f"--tiers {named(outcome.tiers)}")
     words += [f"--swap {op}={source}" for op, source in outcome.variant.swap.items()]
     words += [f"--graft {graft}" for graft in grafts]
     if outcome.elsewhere is not None:
         words.append(f"--checkpoint {near(outcome.elsewhere)}")
     return " ".join(words)
+
+
+def named(tiers: Collection[Tier]) -> str:
+    """T0,T2d: as one types it."""
+    return ",".join(tier.value for tier in Tier if tier in tiers)
 
 
 def near(path: Path) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,12 @@ class Outcome:
     located: Located | None = None
     again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome
     variant: Variant = AS_IS
+    tiers: frozenset[Tier] = frozenset(Tier)  # that were judged
+
+    @property
+    def left_out(self) -> tuple[Tier, ...]:
+        """The tiers that nobody asked for, in their order: a verdict says nothing about them."""
+        return tuple(tier for tier in Tier if tier not in self.tiers)
 
 
 class Rig:
@@ -92,11 +98,13 @@ class Rig:
     def run(
         self, *, until: int | None = None, layers: Iterable[int] | None = None, progress: Progress | None = None,
         variant: Variant = AS_IS, also: Sequence[Check] = (), judged_from: int = 0,
+        tiers: Collection[Tier] = frozenset(Tier),
     ) -> Outcome:
         """Replay from the start, up to and including event `until`; `layers` keeps the findings of these alone.
 
         variant: what is otherwise this time; also: further checks, which see every moment; judged_from: the event at
-        which the checks of arithmetic begin, not within a round, where what came before is known to agree.
+        which the checks of arithmetic begin, not within a round, where what came before is known to agree; tiers: the
+        checks of these alone. What the subject raises is a finding whatever was asked.
         """
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
         must_fit(variant.graft, self.plan.checkpoint.config, end if until is None else min(until, end))
@@ -106,13 +114,13 @@ class Rig:
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
             self.plan, sides, self.trace.recorded, variant
         )
-        chosen = [Late(check, judged_from) if judged_from else check for check in chosen]
+        chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
         verdict = run(lockstep, [*chosen, *also], until=until, layers=layers, progress=progress)
         ran = self.trace.events[: lockstep.next]
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
             History.of(self.trace.header, ran, lockstep.law.book), len(self.trace.events), dict(lockstep.seconds),
-            dict(sides.calls), served(), lockstep.last, variant=variant,
+            dict(sides.calls), served(), lockstep.last, variant=variant, tiers=frozenset(tiers),
         )
 
 
