@@ -23,7 +23,7 @@ from ..observe.moment import Moment
 from ..observe.oracle import Oracle
 from ..observe.piece import Piece
 from ..rig.lockstep import Lockstep
-from ..rig.sides import Plan, rounds, wide
+from ..rig.sides import Plan, wide
 from ..verdict import Comparison, Skipped, Tier
 from .scenes import Scene
 from .slips import SLIPS
@@ -135,7 +135,7 @@ def _to_the_commit(
     """Everything that is said up to the first commit that accepts a draft, that moment, and the oracle's pieces."""
     sides = stage.sides(plan, plan.dtype)
     lockstep, said = Lockstep(scene.trace, sides), list[Comparison]()
-    oracle = Oracle(plan.checkpoint, rounds(plan, sides.ops), wide(plan.width))
+    oracle = Oracle(plan.checkpoint, sides.declared.rounds, wide(plan.width), sides.declared.products)
     checks = _checks(oracle)
     while True:
         moment = lockstep.step()

@@ -86,7 +86,8 @@ def _narrowed(result: Comparison, found: torch.Tensor, truth: torch.Tensor, draw
             continue
         near = (found.to(truth) - truth).abs() <= torch.finfo(narrow).eps * truth.abs() + honest
         if near.all() and not _holds(narrow, truth) and not _holds(narrow, drawn):
-            return replace(result, diagnosis=f"as if stored in {str(narrow).removeprefix('torch.')}; {result.diagnosis}")
+            said = f"as if stored in {str(narrow).removeprefix('torch.')}; {result.diagnosis}"
+            return replace(result, diagnosis=said)
     return result
 
 

@@ -16,7 +16,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject, find
-from ..rig.sides import Plan, enough_memory, moves_labels, reference, rounded_seat, rounding, rounds, wide
+from ..rig.sides import Plan, declares, enough_memory, moves_labels, reference, rounded_seat, rounding, wide
 from ..trace.file import Trace
 from ..trace.header import Header
 from .retold import Told, as_traced
@@ -108,8 +108,8 @@ class Case:
         """A draw of the reference in the declared width (`rig/sides.py`)."""
         name = f"rounded {draw}"
         if name not in self._stories:
-            drawn = rounded_seat(self.plan, self.ops, draw)
-            teller = Teller(name, drawn.engine, as_traced(self.trace), rounding(rounds(self.plan, self.ops)))
+            drawn = rounded_seat(self.plan, self.found, draw)
+            teller = Teller(name, drawn.engine, as_traced(self.trace), rounding(declares(self.plan, self.found).rounds))
             with drawn.arithmetic:
                 self._stories[name] = teller.tell()
         return self._stories[name]

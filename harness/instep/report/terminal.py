@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..verdict import Comparison, Exit, Tier
-from .words import divergence, named, otherwise
+from .words import declared, divergence, named, otherwise
 
 if TYPE_CHECKING:
     from ..rig.history import History
@@ -36,6 +36,8 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         if outcome.verdict.exit is Exit.INCONCLUSIVE:
             console.print(Text(f"{outcome.plan.ops}: {_why_nothing(outcome)}"))
         _skips(outcome, console)
+        if said := declared(outcome):
+            console.print(Text(f"{outcome.plan.ops} declares: {said}", style="dim"), soft_wrap=True)
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
         if outcome.verdict.findings:

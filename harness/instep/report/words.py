@@ -27,6 +27,11 @@ MEASURES = {
     Tier.IDENTITY: "differing", Tier.BITWISE: "differing bytes", Tier.DERIVED: "error", Tier.DIRECTED: "projection",
     Tier.PROPAGATED: "error", Tier.DECISIONS: "margin",
 }
+NUMERIC = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED, Tier.DECISIONS)
+UNDECLARED = (
+    "hint: this engine declares no rounding, so all of it is held to fp32; what it stores or multiplies narrower on "
+    "purpose is declared by `rounds` and `products` of its maker (docs/adapters.md, 4)"
+)
 COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # checks that measure something else
 
 
@@ -45,7 +50,19 @@ def divergence(outcome: Outcome) -> str:
         lines.append(f"  {len(others)} more at this event, next: {where(others[0], short=True)}")
     if outcome.located is not None:
         lines += [f"  {outcome.located.says}", *(f"  hint: {hint}" for hint in outcome.located.hints)]
+    if silent(outcome) and first.tier in NUMERIC:
+        lines.append(f"  {UNDECLARED}")
     return "\n".join([*lines, f"  {command(outcome, first)}"])
+
+
+def declared(outcome: Outcome) -> str:
+    """What the subject says of its rounding, in a line; empty where that is the usual: nothing narrower than fp32."""
+    return "no rounding" if silent(outcome) else outcome.declared.said(outcome.plan.computes)
+
+
+def silent(outcome: Outcome) -> bool:
+    """Whether the subject says nothing at all; an op set always names the dtype of every component."""
+    return not (outcome.declared.rounds or outcome.declared.products)
 
 
 def where(found: Comparison, *, short: bool = False) -> str:

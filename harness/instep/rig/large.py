@@ -30,6 +30,7 @@ from ..observe.memory import Watch
 from ..observe.states import StateOracle
 from ..trace.file import Trace
 from .alone import Setup, engine
+from .declared import declared
 from .history import History
 from .lockstep import Lockstep, run
 from .rig import Outcome, served
@@ -73,7 +74,7 @@ def outcome(
     ran = trace.events[: lockstep.next]
     return Outcome(
         trace.header.name, trace.path, None, plan, verdict, History.of(trace.header, ran, lockstep.law.book),
-        len(trace.events), dict(lockstep.seconds), dict(seats.calls), served(),
+        len(trace.events), dict(lockstep.seconds), dict(seats.calls), served(), declared=seats.declared,
     )
 
 
@@ -88,11 +89,12 @@ def sides(
     seats = Seat(setup.ops, subject), Seat("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
     for seat in seats:
         seat.engine.watch(seat.tape)
-    return Sides(seats[0], seats[1], None, Watch(subject), subject, counted, calls)
+    said = declared(counted, setup.width, wide(setup.width))
+    return Sides(seats[0], seats[1], None, Watch(subject), subject, counted, calls, declared=said)
 
 
 def checks(checkpoint: Checkpoint, setup: Setup, layers: Collection[int] | None = None) -> Sequence[Check]:
     """T0, T1 and T2d: what needs no whole reference. The fp64 pieces run where the subject does."""
-    rounds = setup.served().rounds(setup.width, wide(setup.width))
-    oracle = StateOracle(checkpoint, rounds, wide(setup.width), torch.device(setup.device), layers)
+    said, device = declared(setup.served(), setup.width, wide(setup.width)), torch.device(setup.device)
+    oracle = StateOracle(checkpoint, said.rounds, wide(setup.width), device, layers, said.products)
     return Identity(), Bytes(), Directed(oracle)

@@ -27,11 +27,12 @@ from ..observe.moment import Moment
 from ..trace.file import Trace
 from ..trace.legal import verified
 from ..verdict import Comparison, Located, Skipped, Tier, Verdict
+from .declared import NOTHING, Declared
 from .grafting import GraftedOracle, must_fit
 from .history import History
 from .lockstep import Lockstep, Progress, run
 from .remembered import Remembered
-from .sides import DEFAULTS, Plan, Sides, candidates, moves_labels, rounds, seat, wide
+from .sides import DEFAULTS, Plan, Sides, candidates, moves_labels, seat, wide
 from .variant import AS_IS, Variant
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")
@@ -63,6 +64,7 @@ class Outcome:
     again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome
     variant: Variant = AS_IS
     tiers: frozenset[Tier] = frozenset(Tier)  # that were judged
+    declared: Declared = NOTHING  # what the subject says of its rounding
 
     @property
     def left_out(self) -> tuple[Tier, ...]:
@@ -121,6 +123,7 @@ class Rig:
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
             History.of(self.trace.header, ran, lockstep.law.book), len(self.trace.events), dict(lockstep.seconds),
             dict(sides.calls), served(), lockstep.last, variant=variant, tiers=frozenset(tiers),
+            declared=sides.declared,
         )
 
 
@@ -168,7 +171,7 @@ def checks_for(
     """
     if moves_labels(sides.ops):
         return for_labels()
-    oracle = GraftedOracle(plan.checkpoint, rounds(plan, sides.ops), wide(plan.width))
+    oracle = GraftedOracle(plan.checkpoint, sides.declared.rounds, wide(plan.width), sides.declared.products)
     oracle.grafts = frozenset(variant.graft)
     checks = for_numbers(oracle)
     return checks if remembered is None else (Remembered(remembered), *checks)

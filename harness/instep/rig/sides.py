@@ -33,13 +33,15 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 from instep_reference.weights import Weights
 
-from ..adapters import Subject, find
+from ..adapters import Maker, Subject, find
 from ..observe.memory import Watch
 from ..observe.moment import Side
 from ..observe.noted import Room
 from ..observe.notes import Notes, replays_of
+from ..observe.products import Operands
 from ..observe.reorder import Reordered
 from ..observe.tape import Tape
+from .declared import NOTHING, Declared, declared
 from .grafting import Grafting, Mendable
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
@@ -78,6 +80,11 @@ class Plan:
             raise BadInput("dtype", found=self.dtype, expected=f"one of {', '.join(WIDTHS)}")
         return WIDTHS[self.dtype]
 
+    @property
+    def computes(self) -> torch.dtype:
+        """The width in which what is stored in `width` is computed."""
+        return wide(self.width)
+
 
 class _Seen(Engine, Watched, Protocol):
     """An engine whose places can be seen."""
@@ -115,7 +122,8 @@ class Seat:
 
 @dataclass
 class Sides:
-    """The three runs; `ops` is what the subject declares about itself, None for an engine of somebody else."""
+    """The three runs; `ops` is what the subject serves with, None for an engine of somebody else. declared: what it
+    says of its rounding."""
 
     subject: Seat
     truth: Seat
@@ -127,6 +135,7 @@ class Sides:
     rounded_draw: Callable[[int], Seat] | None = None  # the rounded run from its start, as another draw
     grafting: Grafting = field(default_factory=Grafting)
     notes: Notes | None = None
+    declared: Declared = NOTHING
 
 
 def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
@@ -168,14 +177,14 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         rounded = draw = None
     else:
         truth = reference(plan, torch.float64)
-        draw = partial(rounded_seat, plan, ops)
+        draw = partial(rounded_seat, plan, found)
         rounded = draw(0)
     sides = Sides(
         Seat(plan.ops, subject, notes, told=notes.answered), Seat("truth", truth), rounded, Watch(subject, poison),
-        subject, ops, calls, draw, Grafting(variant.graft), notes,
+        subject, ops, calls, draw, Grafting(variant.graft), notes, declares(plan, found),
     )
-    _watch(sides.subject, sides.grafting)
-    _watch(sides.truth, unseen)
+    watched(sides.subject, sides.grafting)
+    watched(sides.truth, unseen)
     return sides
 
 
@@ -193,7 +202,7 @@ def noting(plan: Plan, found: Ops | None) -> Notes:
         "the capacity": plan.capacity,
     }
     room = Room(plan.capacity, max(steps) + 1)
-    return Notes(found, rounds(plan, found), plan.device, room, handed)
+    return Notes(found, declares(plan, found).rounds, plan.device, room, handed)
 
 
 @contextmanager
@@ -222,14 +231,16 @@ def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter)
 
 
-def rounded_seat(plan: Plan, ops: Ops | None, draw: int) -> Seat:
-    """One draw of the reference in the declared width."""
-    declared = rounds(plan, ops)
+def rounded_seat(plan: Plan, found: Ops | Maker | None, draw: int) -> Seat:
+    """One draw of the reference in the declared width. found: who declares it."""
+    said = declares(plan, found)
     weights = Weights.of(plan.checkpoint, wide(plan.width), torch.device("cpu"))
     engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter)
-    engine.stored = declared.get("state", wide(plan.width))
-    seat = Seat("rounded", engine, Reordered(torch.Generator().manual_seed(draw)))
-    _watch(seat, rounding(declared))
+    engine.stored = said.rounds.get("state", wide(plan.width))
+    engine.operands = Operands(said.products, weights)
+    engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
+    seat = Seat("rounded", engine, Reordered(torch.Generator().manual_seed(draw), engine.operands))
+    watched(seat, rounding(said.rounds))
     return seat
 
 
@@ -244,9 +255,9 @@ def wide(activation: torch.dtype) -> torch.dtype:
     return torch.float64 if activation is torch.float64 else torch.float32
 
 
-def rounds(plan: Plan, ops: Ops | None) -> Mapping[str, torch.dtype]:
-    """Component -> dtype at which the subject stores it; a foreign engine declares none."""
-    return {} if ops is None else ops.rounds(plan.width, wide(plan.width))
+def declares(plan: Plan, found: Ops | Maker | None) -> Declared:
+    """What an op set, or the maker of somebody else's engine, says of its rounding under this plan."""
+    return declared(found, plan.width, wide(plan.width))
 
 
 def rounding(at: Mapping[str, torch.dtype]) -> See:
@@ -273,7 +284,7 @@ def on_host(value: T) -> T:
     return value
 
 
-def _watch(seat: Seat, first: See) -> None:
+def watched(seat: Seat, first: See) -> None:
     """Put the tape on an engine, behind another hook."""
     seat.engine.watch(lambda place, tensor: seat.tape(place, first(place, tensor)))
 

@@ -59,7 +59,8 @@ def to_nearest(convert: Callable[..., Any]) -> Callable[..., Any]:
 
 def mend() -> bool:
     """Make the interpreter round to bf16; whether it now does. It is judged by what it answers, not by its version."""
-    interpreter, tl = (import_module(f"triton.{name}") for name in ("runtime.interpreter", "language"))
+    interpreter: Any = import_module("triton.runtime.interpreter")
+    tl: Any = import_module("triton.language")
 
     def rounds() -> bool:
         exact = torch.tensor([1.0078124, 1.01171875, -1.00390625, 3.4e38, -0.0], dtype=torch.float32)
