@@ -154,8 +154,8 @@ def test_the_block_form_errs_as_its_format_does(format: str, model: Weights) -> 
     config, count = model.config, 150
     heads, shape = config.value_heads, (config.value_heads, config.key_dim, config.value_dim)
     k = torch.nn.functional.normalize(torch.randn(count, heads, config.key_dim, generator=generator) + 0.5, dim=-1)
-    rows = [k.roll(1, 0), k, torch.randn(count, heads, config.value_dim, generator=generator),
-            -torch.rand(count, heads, generator=generator) / 8, torch.rand(count, heads, generator=generator)]  # fmt: skip
+    decay, beta = torch.rand(2, count, heads, generator=generator)
+    rows = [k.roll(1, 0), k, torch.randn(count, heads, config.value_dim, generator=generator), -decay / 8, beta]
     base = torch.randn(*shape, generator=generator)
     right = launched(None, [x.double() for x in rows], base.double())
     operands = Operands({"gdn.chunk": Product(format, block=64)}, model, chunk=True)
