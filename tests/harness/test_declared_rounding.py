@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from instep.rig.alone import Setup
+from instep.rig.large import outcome
 from instep.rig.rig import Rig
+from instep.shapes.course import course
+from instep.shapes.drawn import random_checkpoint
 from instep.trace.file import read
 from instep.verdict import Exit, Tier, Verdict
 from support.command import Runner, complaint
+from support.narrow import narrow
 
 FAULTS = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
 TRACE = FAULTS / "accepted.jsonl"
@@ -100,6 +105,26 @@ def test_declared_products_are_printed(instep: Runner, tmp_path: Path) -> None:
 
 def test_the_usual_op_set_says_nothing(instep: Runner) -> None:
     assert "declares" not in instep("replay", TRACE, "--ops", "plain", "--until", 2).out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", ["split", "drift"])
+def test_relations_within_tolerance_grant_what_is_declared(relation: str, instep: Runner) -> None:
+    words = ("relations", FAULTS / "rounds.jsonl", relation, "--tokens", 512)
+    assert instep(*words, "--ops", f"{NARROW}:CUT").code == 0
+    assert instep(*words, "--ops", f"{NARROW}:UNDECLARED").code == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "exit_"), [("CUT", Exit.AGREED), ("NEAREST", Exit.AGREED), ("UNDECLARED", Exit.DIVERGED)]
+)
+def test_states_of_a_model_without_a_whole_reference_are_granted_it_too(name: str, exit_: Exit) -> None:
+    checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=2))
+    trace = course(checkpoint, "declared", requests=2, rounds=2)
+    found = outcome(trace, checkpoint, Setup(f"{NARROW}:{name}"))
+    assert found.verdict.exit is exit_, found.verdict.findings[:1]
+    judged = [one for one in found.verdict.compared if one.check == "directed"]
+    assert {one.kind for one in judged} >= {"forward"} and bool(found.declared.products) is (exit_ is Exit.AGREED)
 
 
 @pytest.mark.parametrize(

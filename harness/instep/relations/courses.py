@@ -74,6 +74,7 @@ def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> Course | Stopped:
     truth = list(_recurred(inputs, cuts, torch.float64, None))
     products = declares(case.plan, ops).products
     operands = Operands(products, Weights.of(case.plan.checkpoint, state), chunk=form == "chunk")
+    operands.begin(cut=True)  # one draw: of the two that are honest, the one that errs more
     with Reordered(torch.Generator().manual_seed(0), operands):
         rounded = list(_recurred(inputs, cuts, state, types.state, operands))
     return _course(what, form, layer, [end for _, end in cuts], found, truth, rounded, types.state)
@@ -103,6 +104,7 @@ def through_the_layers(case: Case, ops: Ops) -> Iterator[Course | Stopped]:
             continue
         right = list(_layered(truth, layer, torch.stack(rows), lengths, unseen, None))
         operands = Operands(said.products, rounded)
+        operands.begin(cut=True)
         with Reordered(torch.Generator().manual_seed(0), operands):
             drawn = list(_layered(rounded, layer, torch.stack(rows), lengths, rounding(said.rounds), stored, operands))
         yield _course("the engine", kind, layer, lengths, found, right, drawn, stored)
