@@ -43,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                            "ini file it is a list, collected where the command line names no path."),
         ("ops", "OPS", "op set, engine or module:attribute, an item each; may be repeated. "
                        "Left out: the trace's own plan."),
+        ("tiers", "TIERS", "judge these tiers alone: T0,T1,T2,T2d,T3,T4, some of them; may be repeated. "
+                           "Left out: all."),
     ):  # fmt: skip
         group.addoption(f"--instep-{name}", action="append", default=[], metavar=metavar, help=said)
     said = "the model; left out: where each trace says"
@@ -56,10 +58,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini(f"instep_{name}", said, type=stored, default=None)
     parser.addini("instep_traces", "folders of traces, or traces, seen from the ini file", type="paths", default=[])
     parser.addini("instep_ops", "op sets, engines or module:attribute, an item each", type="args", default=[])
+    parser.addini("instep_tiers", "the tiers that are judged; left out: all", type="args", default=[])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """A session that leaves tiers out says so behind everything else."""
+    if words := _given(config, "tiers"):
+        terminalreporter.write_line(f"instep: only {','.join(words)} judged; --instep-tiers left the others out")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take the folders into the paths that pytest collects."""
+    if words := _given(config, "tiers"):
+        _must_be_tiers(words)
     folders = _folders(config)
     for folder in folders:
         if not folder.exists():
@@ -172,18 +183,31 @@ class TraceItem(pytest.Item):
     def _outcome(self, trace: Trace, part: Part) -> Outcome:
         from .rig.rig import Rig
         from .rig.setting import Setting, device_here
+        from .verdict import tiers_of
 
         typed = {name: _given(self.config, name) for name in ONE_VALUE}
         named = {name: value for name, value in typed.items() if value not in (None, "")}
         device_here(named.get("device", "cpu"))
         setting = Setting.of(**{"ops": part.ops, "strategy": part.strategy, "conv": part.conv, **named})
-        return Rig(trace, setting, checkpoint=_checkpoint(self.config)).run(until=part.until)
+        rig = Rig(trace, setting, checkpoint=_checkpoint(self.config))
+        return rig.run(until=part.until, tiers=tiers_of(_given(self.config, "tiers")))
 
 
 def _given(config: pytest.Config, name: str) -> Any:
     """What the command line says, else the ini file."""
     typed = config.getoption(f"instep_{name}")
     return config.getini(f"instep_{name}") if typed is None or typed == [] else typed
+
+
+def _must_be_tiers(words: list[str]) -> None:
+    from instep_reference.contract.errors import BadInput
+
+    from .verdict import tiers_of
+
+    try:
+        tiers_of(words)
+    except BadInput as error:
+        raise pytest.UsageError(f"--instep-tiers: found {error.found}, expected {error.expected}") from None
 
 
 def _folders(config: pytest.Config) -> tuple[Path, ...]:

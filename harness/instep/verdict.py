@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Literal
 
+from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
 
@@ -22,6 +23,16 @@ class Tier(Enum):
     DIRECTED = "T2d"
     PROPAGATED = "T3"
     DECISIONS = "T4"
+
+
+def tiers_of(words: Iterable[str]) -> frozenset[Tier]:
+    """The tiers that were named: T0,T2d, as often as it was typed. No word at all: every tier."""
+    names = [name.strip() for word in words for name in word.split(",")]
+    known = {tier.value: tier for tier in Tier}
+    for name in names:
+        if name not in known:
+            raise BadInput("--tiers", found=repr(name), expected=f"some of {', '.join(known)}, with commas between")
+    return frozenset(known[name] for name in names) or frozenset(Tier)
 
 
 class Exit(IntEnum):

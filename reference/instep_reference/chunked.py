@@ -5,7 +5,12 @@ Leaves out: the layer around it, and speed: decays are formed pair by pair, so t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+
+At = Callable[[str, torch.Tensor], torch.Tensor]
+SOLVED = 16  # rows of a triangular block that are inverted by substitution; larger ones are merged by products
 
 
 def recur_in_chunks(
@@ -31,6 +36,61 @@ def recur_in_chunks(
         read, state = _one_chunk(part[0], part[1], part[2], part[3], part[4], part[5], state)
         out.append(read.transpose(1, 2))
     return torch.cat(out, dim=1) if out else v, state
+
+
+def recur_by_products(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
+    write: torch.Tensor, state: torch.Tensor, chunk: int, at: At,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same once more, as published kernels compute it: everything but the gates is a product of two matrices.
+
+    With A = strictly lower part of (erase k) k^T exp(G_i - G_j) and T = (I + A)^-1, per chunk:
+
+        w = T (exp(G) erase k)      u = T (write v)      v_new = u - w S
+        o = (exp(G) q) S + (tril(q k^T) exp(G_i - G_j)) v_new
+        S <- exp(G_end) S + (exp(G_end - G) k)^T v_new
+
+    `at` is shown w, u and v_new, which such kernels store between launches, and its answer goes on: it may round them.
+
+    Shapes:  as `gdn.recur`; gates scalar (last axis 1).
+    Mirrors: fla-core 0.6.0 `chunk_gated_delta_rule`, and SGLang's copy of it: an inverse is formed in blocks of 16 that
+             are merged by products, decays are differences of running sums. Differs in who sees q scaled.
+    """
+    out = []
+    for begin in range(0, q.shape[1], chunk):
+        part = [x[:, begin : begin + chunk].transpose(1, 2) for x in (q, k, v, log_decay, erase, write)]
+        read, state = _one_product_chunk(part[0], part[1], part[2], part[3], part[4], part[5], state, at)
+        out.append(read.transpose(1, 2))
+    return torch.cat(out, dim=1) if out else v, state
+
+
+def _one_product_chunk(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
+    write: torch.Tensor, state: torch.Tensor, at: At,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes: q, k (B, HV, T, K), v (B, HV, T, V), gates (B, HV, T, 1) -> o (B, HV, T, V), state (B, HV, K, V)."""
+    total = log_decay.cumsum(2)
+    between, keys = _between(total)[..., 0], erase * k
+    inverse = _inverse(((keys @ k.transpose(-1, -2)) * between).tril(-1))
+    w, u = at("w", inverse @ (total.exp() * keys)), at("u", inverse @ (write * v))
+    added = at("v_new", u - w @ state)
+    out = (total.exp() * q) @ state + ((q @ k.transpose(-1, -2)) * between) @ added
+    leaving = (total[:, :, -1:] - total).exp() * k
+    return out, total[:, :, -1, :, None].exp() * state + leaving.transpose(-1, -2) @ added
+
+
+def _inverse(lower: torch.Tensor) -> torch.Tensor:
+    """(I + lower)^-1 for a strictly lower triangular (B, HV, T, T): halves are inverted, then merged."""
+    tokens = lower.shape[-1]
+    if tokens <= SOLVED:
+        eye = torch.eye(tokens, dtype=lower.dtype, device=lower.device).expand(lower.shape)
+        solved: torch.Tensor = torch.linalg.solve_triangular(lower, eye, upper=False, unitriangular=True)
+        return solved
+    half = -(-tokens // (2 * SOLVED)) * SOLVED
+    first, last = _inverse(lower[..., :half, :half]), _inverse(lower[..., half:, half:])
+    below = -(last @ lower[..., half:, :half]) @ first
+    above = torch.zeros_like(lower[..., :half, half:])
+    return torch.cat((torch.cat((first, above), -1), torch.cat((below, last), -1)), -2)
 
 
 def _one_chunk(

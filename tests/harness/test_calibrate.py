@@ -26,7 +26,6 @@ from instep.checks.derived import Derived
 from instep.observe.oracle import Oracle
 from instep.rig.lockstep import Lockstep, run
 from instep.rig.setting import Setting
-from instep.rig.sides import rounds
 from instep.verdict import Comparison, Tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
@@ -156,7 +155,7 @@ def test_a_slip_is_found_at_its_place(stage, name):
     on, place = stage.on(2), SLIPS[name].place
     plan = on.plan(Setting(f"instep.calibrate.slips:{name}@0.01"))
     sides = stage.sides(plan, "float32")
-    verdict = run(Lockstep(on.trace, sides), [Derived(Oracle(plan.checkpoint, rounds(plan, sides.ops), torch.float32))])
+    verdict = run(Lockstep(on.trace, sides), [Derived(Oracle(plan.checkpoint, sides.declared.rounds, torch.float32))])
     assert verdict.findings[0].place == place and verdict.findings[0].event == 2
 
 

@@ -18,7 +18,7 @@ from instep.observe.piece import Piece
 from instep.observe.rows import rows
 from instep_reference import trunk
 from instep_reference.contract.engine import Commit, Forward
-from instep_reference.contract.place import Place
+from instep_reference.contract.place import STAGE_LEVEL, Place
 from instep_reference.weights import Weights
 from support import moments as m
 
@@ -144,6 +144,38 @@ def judged(run, change):
 
 def test_a_state_that_went_through_16_bits_is_named(run):
     assert judged(run, lambda state: state.bfloat16().float()).startswith("as if stored in bfloat16; relative error")
+
+
+def zero(state):
+    return torch.zeros_like(state)
+
+
+def half_and_narrow(state):
+    return (state / 2).bfloat16().float()
+
+
+def one_column_zero_and_narrow(state):
+    return state.bfloat16().float() * (torch.arange(state.shape[2]) > 0)
+
+
+@pytest.mark.parametrize("change", [zero, half_and_narrow, one_column_zero_and_narrow])
+def test_numbers_of_16_bits_that_are_not_the_truths_rounding_are_not_called_so(run, change):
+    assert "as if stored" not in judged(run, change)
+
+
+def test_rows_that_are_16_bits_by_construction_are_not_called_stored_so(tmp_path):
+    """v is a part of the conv output, which bf16 activations store in 16 bits: another row of it is no rounding."""
+    opened = m.checkpoint(tmp_path, dtype=torch.bfloat16)
+    moments = m.run(opened, m.events_of(opened)[:4], torch.bfloat16)
+    check = Derived(Oracle(opened, m.declared(torch.bfloat16, torch.float32), torch.float32))
+    at = next(moment.index for moment in moments if isinstance(moment.event, Forward))
+    for before in moments[:at]:
+        list(check(before))
+    for component in ("v", "mixed", "embedding"):
+        layer = STAGE_LEVEL if component == "embedding" else LAYER
+        wrong = m.with_rows(moments[at], Place("trunk", layer, component), lambda x: (1.0625 * x).bfloat16().to(x))
+        said = [found.diagnosis for found in check(wrong) if not found.agrees and found.place.component == component]
+        assert said and not any("as if stored" in one for one in said), component
 
 
 def test_a_state_of_another_dtype_than_declared_is_named_and_granted_nothing(run):

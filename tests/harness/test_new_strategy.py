@@ -5,7 +5,6 @@ Leaves out: what strategies compute. The new one is `snapshot` with pools of ano
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -58,9 +57,7 @@ class _Renamed:
 
 @pytest.fixture
 def trace(tmp_path_factory, monkeypatch) -> Trace:
-    table: Mapping[str, Strategy] = {"put_by": Strategy(PutBy.demands, PutBy)}
-    monkeypatch.setattr(commit, "STRATEGIES", {**commit.STRATEGIES, **table})
-    monkeypatch.setattr("instep_optimized.options.STRATEGIES", commit.STRATEGIES)
+    monkeypatch.setitem(commit.STRATEGIES, "put_by", Strategy(PutBy.demands, PutBy))
     return recorded(tmp_path_factory.mktemp("new"))
 
 

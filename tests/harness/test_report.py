@@ -10,11 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from instep.report import data
 from instep.report.terminal import short, show, tiers
 from instep.report.words import divergence, spelled
+from instep.rig.declared import Declared
 from instep.rig.history import History, Text
 from instep.rig.setting import Setting
 from instep.rig.variant import AS_IS, Variant, graft_of
@@ -40,7 +42,7 @@ def outcome(*compared: Comparison, **changes: Any) -> Any:
         "verdict": Verdict(list(compared), events=42), "seconds": {"reference": 1.0, "subject": 0.5}, "calls": {},
         "elsewhere": None, "located": None, "again": ("instep", "replay"),
         "history": History(((5, {"b": 3}), (9, {"b": 1})), ((-1, 1), (4, 3)), texts), "served": {}, "variant": AS_IS,
-        "scratch": {},
+        "scratch": {}, "tiers": frozenset(Tier), "left_out": (), "declared": Declared({"q": torch.float32}, {}),
     }
     return SimpleNamespace(**{**fields, **changes})
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from instep_optimized import load
 from instep_optimized.interpreter import wanted_on
 from instep_optimized.kernels import runtime
 from instep_reference.contract.errors import InstepError
@@ -71,6 +72,45 @@ def test_what_the_user_or_an_earlier_import_has_decided_stays() -> None:
     assert environment == {"TRITON_INTERPRET": "0"}
     wanted_on("cpu", environment := {}, {"instep_optimized.kernels.runtime": runtime})
     assert environment == {}
+
+
+@pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native: the card rounds")
+def test_the_interpreter_rounds_to_bf16_as_a_card_does() -> None:
+    """As torch does: numbers near a tie, those that overflow, tiny ones, signed zeros, and what is not finite."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    near = torch.arange(0x3F7E7FF0, 0x3F83801F, 7, dtype=torch.int32).view(torch.float32)
+    odd = torch.tensor([0.0, -0.0, 3.4e38, -3.4e38, 1e-40, -1e-45, torch.inf, -torch.inf, torch.nan])
+    exact = torch.cat((near, -near, odd))
+    handle = interpreter.TensorHandle(exact.numpy(), tl.float32)
+    found = interpreter.InterpreterBuilder().create_fp_trunc(handle, tl.bfloat16).data
+    assert found.dtype == "uint16"
+    rounded = torch.from_numpy(found.view("int16")).view(torch.bfloat16)
+    assert torch.equal(rounded.nan_to_num(7.0).view(torch.int16), exact.bfloat16().nan_to_num(7.0).view(torch.int16))
+
+
+def test_an_interpreter_that_cuts_off_is_refused_for_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "ROUNDS", False)
+    types = load("triton").types
+    types(torch.float32, torch.float32)
+    types(torch.float16, torch.float32)
+    for given in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
+        with pytest.raises(InstepError) as refused:
+            types(*given)
+        assert "cuts fp32 off to bfloat16" in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native")
+def test_an_interpreter_that_is_built_otherwise_is_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import interpreter
+
+    monkeypatch.setattr(interpreter, "_convert_float", lambda data, *how: data.view("uint32").astype("uint16"))
+    assert runtime.mend(), "what converts wrongly is replaced"
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fp_trunc", lambda *given: given[1])
+    assert not runtime.mend(), "what does not go through it is not"
+    monkeypatch.delattr(interpreter, "TensorHandle")
+    assert not runtime.mend()
 
 
 def test_tiles_cover() -> None:

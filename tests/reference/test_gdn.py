@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from instep_reference.chunked import recur_in_chunks
+from instep_reference.chunked import recur_by_products, recur_in_chunks
 from instep_reference.gdn import causal_conv, recur
 from instep_reference.norms import gated_norm, l2_norm, rms_norm
 
@@ -54,6 +54,23 @@ def test_the_state_that_was_handed_in_is_left_alone() -> None:
     recur(*inputs, state)
     recur_in_chunks(*inputs, state, chunk=2)
     assert torch.equal(state, before)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 15, 16, 17, 33, 63, 64, 65, 200])
+def test_the_form_of_published_kernels_is_the_same_rule(chunk: int) -> None:
+    """Inverses of 16 rows and less, of two and four blocks, and of a rest that is no whole block."""
+    inputs = drawn(130)
+    shown: list[str] = []
+
+    def at(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        shown.append(name)
+        return tensor
+
+    out, state = recur_by_products(*inputs, chunk=chunk, at=at)
+    right_out, right_state = recur(*inputs)
+    assert_close(out, right_out)
+    assert_close(state, right_state)
+    assert shown == ["w", "u", "v_new"] * -(-130 // chunk)
 
 
 @pytest.mark.parametrize("channels", [False, True], ids=["scalar gates", "gates per channel"])

@@ -68,4 +68,19 @@ def right(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: st
     return OptimizedEngine(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
 
 
+def declared(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):
+    """The same engine, whose maker says how it stores what it computes."""
+    return right(checkpoint, capacity, layout=layout, device=device, dtype=dtype, **told)
+
+
+declared.rounds = PLAIN.rounds
+
+
+def misdeclared(checkpoint: Checkpoint, capacity: Capacity, **told: Any):
+    """The same, with a declaration that names no component."""
+    return right(checkpoint, capacity, **told)
+
+
+misdeclared.rounds = lambda activation, state: {"everything": activation}
+
 NOT_AN_ENGINE = "nothing that could be run"

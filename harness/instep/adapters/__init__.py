@@ -7,7 +7,7 @@ installed package offers under the entry point group "instep.ops", or `module:at
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Protocol, runtime_checkable
@@ -21,6 +21,7 @@ from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Engine, Inspectable, Watched
 from instep_reference.contract.errors import BadInput, InstepError
+from instep_reference.contract.rounding import Product
 
 GROUP = "instep.ops"
 HERE = {"fla": "instep.adapters.fla:OPS"}  # of others, served by a file beside this one if their package is installed
@@ -31,9 +32,23 @@ class Subject(Engine, Inspectable, Watched, Protocol):
     """An engine that can be tested: it serves, shows its memory, and lets its places be seen."""
 
 
+class Declares(Protocol):
+    """What a maker may say of the rounding of its engines, as attributes of it. Absent: nothing is rounded but by fp32.
+
+    rounds    (activation, state) -> component -> the dtype in which it is stored, as an op set's `rounds`
+    products  form of an op -> how its operands are rounded: {"gdn.chunk": Product("tf32", block=64)}
+    """
+
+    @property
+    def rounds(self) -> Callable[[torch.dtype, torch.dtype], Mapping[str, torch.dtype]]: ...
+
+    @property
+    def products(self) -> Mapping[str, Product]: ...
+
+
 @runtime_checkable
 class Maker(Protocol):
-    """Makes an engine under test."""
+    """Makes an engine under test. It may declare how that rounds: see `Declares`."""
 
     def __call__(
         self, checkpoint: Checkpoint, capacity: Capacity, *, num_steps: int, adaptive: AdaptiveFile | None,

@@ -7,8 +7,9 @@ Leaves out: every other op, which is `triton`'s, or `plain`'s where kernels are 
     prefill   the chunked kernels; interpreted, the recurrent one: Triton's interpreter has nothing to autotune them
               with, and no methods on a loop's index (`i_t.to`), which `chunk_gated_delta_rule_fwd_h` calls
     numbers   the recurrent kernel is fp32 throughout. The chunked ones store in the dtype of q, k and v, here fp32, but
-              multiply fp32 operands as tf32 on a card that has it, and take decays as differences of running sums of 64
-              tokens. No component is stored narrower for it, so `rounds` is the base's: T2 measures what that costs
+              multiply fp32 operands as tf32 on a card that has it (`tl.dot`, whose default allows it), and take decays
+              as differences of running sums of 64 tokens. No component is stored narrower for it, so `rounds` is the
+              base's, and `products` declares the form `gdn.chunk`: tf32 in blocks of 64. Decode and verify stay fp32
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from instep_optimized.kernels.runtime import INTERPRETED  # decides how Triton r
 from instep_optimized.ops import load
 from instep_optimized.ops.base import Types
 from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.rounding import Product
 
 from .dense import Kernel, dense
 
@@ -62,7 +64,8 @@ def types(activation: torch.dtype, state: torch.dtype) -> Types:
 
 RECURRENT = kernel(FLA.fused_recurrent_gated_delta_rule)
 CHUNKED = kernel(FLA.chunk_gated_delta_rule)
+CHUNK = {"gdn.chunk": Product("tf32", block=64)}
 OPS = replace(
     BASE, name="fla", types=types, gdn=dense(window=RECURRENT, chunk=RECURRENT if INTERPRETED else CHUNKED),
-    captures=False,
+    products={} if INTERPRETED else CHUNK, captures=False,
 )

@@ -24,7 +24,7 @@ from ..observe.oracle import Oracle
 from ..observe.piece import Piece
 from ..rig.lockstep import Lockstep
 from ..rig.setting import Setting
-from ..rig.sides import Plan, rounds
+from ..rig.sides import Plan
 from ..verdict import Comparison, Skipped, Tier
 from .scenes import Scene
 from .slips import SLIPS
@@ -136,7 +136,7 @@ def _to_the_commit(
     """Everything that is said up to the first commit that accepts a draft, that moment, and the oracle's pieces."""
     sides = stage.sides(plan, plan.setting.dtype)
     lockstep, said = Lockstep(scene.trace, sides), list[Comparison]()
-    oracle = Oracle(plan.checkpoint, rounds(plan, sides.ops), plan.setting.state)
+    oracle = Oracle(plan.checkpoint, sides.declared.rounds, plan.setting.state, sides.declared.products)
     checks = _checks(oracle)
     while True:
         moment = lockstep.step()

@@ -13,6 +13,8 @@ import torch
 # 3 is out of reach. Where a block hangs on one number, the largest of 16 draws is exceeded 3 times by 1 in 31 000.
 YARDSTICK_FACTOR = 3.0
 
+# Products that a subject declares to be narrower change the yardstick, never a constant: see `observe/products.py`.
+
 # T2, T3. Added in units of the last place (`finfo.eps`) of the stored dtype: one rounding of either side into
 # storage, one of each side's last operation; where the yardstick happens to be exact, this alone remains.
 ULPS = 4.0
@@ -49,6 +51,11 @@ PROJECTION_LIMIT = 0.5
 # by luck is measured as small enough, the chance is 7.5e-13 (of 16 draws alone it would be 4e-7). A long run of a model
 # of 9B judges some 4e7 pairs, of which 1 in 100 lies so near to this limit (measured): 3e-7 false alarms in a run.
 PROJECTION_ERROR = 1 / 16
+
+# T2d. Where operands of products may be cut off (tf32; `observe/products.py`) honest errors have a mean, and yardsticks
+# that cut show it. A wrong state is decided only while the limit stands 8 standard errors beyond this many times the
+# mean: once for a kernel that cuts as the yardstick does, twice for one whose formula meets other operands on its way.
+LEANING = 2.0
 
 # T2d. Honest states drawn to measure that error where yardsticks share their roundings; and before anything is wrong.
 SHAKEN, DRAWN_MORE = 16, 128

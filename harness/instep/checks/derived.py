@@ -52,7 +52,7 @@ class Derived:
             away = torch.linalg.vector_norm(found.to(wrong) - wrong)
             if away <= NEAR * torch.linalg.vector_norm(truth - wrong):
                 return replace(result, diagnosis=f"{sentence}; {result.diagnosis}")
-        return _narrowed(result, found)
+        return _narrowed(result, found, truth, piece.yardsticks.places[result.place])
 
     def _state(self, moment: Moment, piece: Piece) -> Iterator[Comparison]:
         truth, drawn = piece.truth.state, piece.yardsticks.state
@@ -62,7 +62,7 @@ class Derived:
             if found is not None and stored is not None and found.dtype != stored and found.shape == truth.shape:
                 said = "; ".join(filter(None, (f"is {found.dtype}, {stored} is declared", result.diagnosis)))
                 result = replace(result, worst=math.inf, diagnosis=said)
-            yield result if result.agrees or found is None else _narrowed(result, found)
+            yield result if result.agrees or found is None else _narrowed(result, found, truth, drawn)
 
     def _spot(self, moment: Moment, piece: Piece, component: str) -> Spot:
         slot = slot_of(moment, piece.request)
@@ -70,10 +70,27 @@ class Derived:
         return Spot(self.name, self.tier, moment.index, moment.kind, place, piece.request, slot)
 
 
-def _narrowed(result: Comparison, found: torch.Tensor) -> Comparison:
-    """Whether what is wrong consists of numbers of a narrower dtype alone."""
+def _narrowed(result: Comparison, found: torch.Tensor, truth: torch.Tensor, drawn: torch.Tensor) -> Comparison:
+    """Whether what is wrong is the truth rounded to a narrower dtype.
+
+    Numbers of a narrower dtype alone prove nothing: zeros are such numbers, and so is a copy of a row that is stored
+    in that dtype. So neither the truth nor the yardsticks may be such numbers, and what was found must stand within a
+    unit of that dtype from the truth, beside the error that the yardsticks make.
+    """
+    if found.shape != truth.shape:
+        return result
+    found, drawn = found.to(truth.device), drawn.to(truth)
+    honest = (drawn - truth).abs().amax() if drawn.numel() else truth.new_zeros(())
     for narrow in (torch.bfloat16, torch.float16):
-        if torch.finfo(narrow).bits < torch.finfo(found.dtype).bits and torch.equal(found.to(narrow).to(found), found):
+        if torch.finfo(narrow).bits >= torch.finfo(found.dtype).bits or not _holds(narrow, found):
+            continue
+        near = (found.to(truth) - truth).abs() <= torch.finfo(narrow).eps * truth.abs() + honest
+        if near.all() and not _holds(narrow, truth) and not _holds(narrow, drawn):
             said = f"as if stored in {str(narrow).removeprefix('torch.')}; {result.diagnosis}"
             return replace(result, diagnosis=said)
     return result
+
+
+def _holds(narrow: torch.dtype, tensor: torch.Tensor) -> bool:
+    """Whether every number is one of that dtype."""
+    return torch.equal(tensor.to(narrow).to(tensor.dtype), tensor)

@@ -17,7 +17,7 @@ from ..observe.moment import Moment
 from ..observe.oracle import Oracle, handed_over
 from ..observe.piece import Piece
 from ..verdict import Comparison, Skipped, Tier
-from .allowance import COLUMNS, DRAWN_MORE, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, SHAKEN, UNDECIDED_CAP
+from .allowance import COLUMNS, DRAWN_MORE, LEANING, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, SHAKEN, UNDECIDED_CAP
 from .base import slot_of
 from .hypotheses import Scene, Wrong, wrong_states
 
@@ -40,7 +40,8 @@ class Directed:
             right, drawn = piece.truth.state, piece.yardsticks.state
             if found is None or right is None or drawn is None or found.shape != right.shape:
                 continue  # T2 reports it
-            looked = look(found.to(right.device), scene_of(piece, pieces), drawn, _again(piece), narrow=piece.narrow)
+            looked = look(found.to(right.device), scene_of(piece, pieces), drawn, _again(piece), narrow=piece.narrow,
+                          leaning=drawn[1::2] if piece.leans else None)  # fmt: skip
             undecided, pairs = undecided + looked.undecided, pairs + looked.pairs
             self.pairs += looked.pairs
             if looked.blocks:
@@ -86,7 +87,8 @@ Draw = Callable[[int], torch.Tensor]  # so many further honest states [draws, HV
 
 
 def look(
-    found: torch.Tensor, scene: Scene, yardsticks: torch.Tensor, again: Draw | None = None, *, narrow: bool = False
+    found: torch.Tensor, scene: Scene, yardsticks: torch.Tensor, again: Draw | None = None, *, narrow: bool = False,
+    leaning: torch.Tensor | None = None,
 ) -> Looked:
     """Project the error on every wrong state's difference, block by block.
 
@@ -95,7 +97,9 @@ def look(
     Its standard error is that of an error of the yardstick's size in no particular direction, or, when larger, the
     root mean square of honest projections: those of the yardsticks, or, where they share their roundings (`narrow`),
     of draws that do not. Before anything is called wrong, more are drawn.
-    Shapes:  found x [HV, K, V]   yardsticks [draws, HV, K, V]
+    leaning: those of the yardsticks whose operands are cut off. Their error has a mean, which is no standard error: the
+    limit must stand LEANING times that mean further away.
+    Shapes:  found x [HV, K, V]   yardsticks, leaning [draws, HV, K, V]
     """
     right = scene.right
     wrong = wrong_states(scene)
@@ -106,8 +110,12 @@ def look(
     drawn = _spread(yardsticks - right, right, torch.finfo(found.dtype).eps) / length.sqrt()
     honest = yardsticks if again is None or not narrow else again(SHAKEN)
     squares, draws, differs = _leaning(honest - right, towards) / length.square(), len(honest), length > 0
+    most: torch.Tensor | float = PROJECTION_ERROR
+    if leaning is not None:
+        mean = torch.einsum("gbn,hgbn->hgb", grouped(leaning.mean(0) - right), towards) / length
+        most = PROJECTION_ERROR * (1 - LEANING * mean.abs() / PROJECTION_LIMIT)
     while True:
-        decides = differs & (torch.maximum(drawn, (squares / draws).sqrt()) <= PROJECTION_ERROR)
+        decides = differs & (torch.maximum(drawn, (squares / draws).sqrt()) <= most)
         largest = torch.where(decides, alpha, -torch.inf).amax(0)  # [HV, groups]
         largest = torch.where(error.isfinite().all(-1), largest, torch.nan)  # wrong whatever can be decided
         leans = ~(largest <= PROJECTION_LIMIT)

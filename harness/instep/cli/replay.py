@@ -5,7 +5,7 @@ Leaves out: how (`instep.rig`) and the words (`instep.report`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..rig.variant import Variant
     from ..trace.file import Trace
     from ..trace.header import Part
+    from ..verdict import Tier
 
 
 @takes_setting(several=("ops",), ops="Op set, engine or module:attribute; left out: the plan in the trace's header.")
@@ -29,6 +30,8 @@ def replay(
     checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
+    tiers: Annotated[list[str] | None, typer.Option(help="Judge these tiers alone: T0,T1,T2,T2d,T3,T4, some of them; "
+                                                        "may be repeated.")] = None,
     swap: Annotated[list[str] | None, typer.Option(help="OP=SET: this op from another set, gdn=plain; may be "
                                                       "repeated.")] = None,
     graft: Annotated[list[str] | None, typer.Option(help="PLACE@EVENT: there the reference's tensor goes on, "
@@ -50,9 +53,11 @@ def replay(
     from ..rig.variant import Variant, graft_of, swaps_of
     from ..trace.file import read
     from ..trace.header import Part
+    from ..verdict import tiers_of
     from ..whole import writable, write_whole
 
     given.setting()  # what is wrong with it is said before anything is read
+    judged = tiers_of(tiers or ())
     variant = Variant(swaps_of(swap or ()), tuple(map(graft_of, graft or ())))
     for file, other in ((json, trail), (trail, json)):
         if file is not None:
@@ -67,7 +72,7 @@ def replay(
         _run(
             loaded, Rig(
                 loaded, given.setting(ops=run.ops, strategy=run.strategy, conv=run.conv), checkpoint=checkpoint
-            ), run.until, layer, variant, ladder, () if trail is None else (kept,),
+            ), run.until, layer, judged, variant, ladder, () if trail is None else (kept,),
         )
         for run, kept in zip(runs, trails, strict=True)
     ]
@@ -91,8 +96,8 @@ def _planned(trace: Trace, until: int | None) -> list[Part]:
 
 
 def _run(
-    trace: Trace, rig: Rig, until: int | None, layers: list[int] | None, variant: Variant, ladder: bool,
-    also: Sequence[Check],
+    trace: Trace, rig: Rig, until: int | None, layers: list[int] | None, tiers: Collection[Tier], variant: Variant,
+    ladder: bool, also: Sequence[Check],
 ) -> Outcome:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -107,7 +112,7 @@ def _run(
         task = bar.add_task(f"{trace.header.name} [{rig.plan.setting.ops}]".replace("[", r"\["), total=total)
         outcome = rig.run(
             until=until, layers=layers, progress=lambda index, event: bar.update(task, completed=index + 1),
-            variant=variant, also=also,
+            variant=variant, also=also, tiers=tiers,
         )
         if not (ladder and outcome.verdict.findings) or variant != AS_IS:
             return outcome

@@ -18,13 +18,12 @@ import torch
 from instep_reference import trunk
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.engine import Admit, Finish, Forward, RequestState, Row
-from instep_reference.contract.place import AFTER_LAYERS, Place, See, unseen
+from instep_reference.contract.place import AFTER_LAYERS, Place, unseen
 
 from ..checks.allowance import LUCK, MARGIN_ERRORS, REDRAWS, TIES_ALWAYS, TIES_CAP, TRUTH_ERROR, allowed
 from ..checks.measure import Spot, blocks, measured, relative_error
 from ..checks.propagated import PROPAGATED
-from ..observe.reorder import Reordered
-from ..rig.sides import Plan, Seat, reference, rounding, rounds
+from ..rig.sides import Plan, Seat, reference, rounded_seat, watched
 from ..verdict import Comparison, Tier, Verdict
 from .decode import Decoded
 
@@ -64,8 +63,7 @@ class Reader:
             ask.checkpoint, ask.header.room(), ask.num_steps, adaptive, ask.setting
         )
         self.truth = reference(self.plan, torch.float64)
-        self.rounded = reference(self.plan, self.plan.setting.state)
-        self.rounds = rounds(self.plan, ask.setting.op_set())
+        self.served = ask.setting.op_set()
         self.ties = self.made = 0
 
     def verdict(self) -> Verdict:
@@ -101,18 +99,16 @@ class Reader:
 
     def _read(self, prompt: tuple[int, ...], said: tuple[int, ...], draw: int | None) -> Read:
         """draw None: the truth; else a draw of the declared width."""
-        tokens, engine = (*prompt, *said[:-1]), self.truth if draw is None else self.rounded
-        seat = Seat("reread", engine)
-        see: See = unseen
-        if draw is not None:
-            see, seat.arithmetic = rounding(self.rounds), Reordered(torch.Generator().manual_seed(draw))
-        engine.watch(lambda place, tensor: seat.tape(place, see(place, tensor)))
+        tokens = (*prompt, *said[:-1])
+        seat = Seat("reread", self.truth) if draw is None else rounded_seat(self.plan, self.served, draw)
+        if draw is None:
+            watched(seat, unseen)
         seat.step(Admit("r", tokens), ())
         side = seat.step(Forward((Row("r", "prefill", len(tokens), root=said[-1]),)), ("r",))
         seat.step(Finish("r"), ())
         with seat.arithmetic:
             rows = side.places[FINAL][len(prompt) - 1 :]
-            logits = trunk.logits(engine.model.weights, rows)  # type: ignore[attr-defined]
+            logits = trunk.logits(seat.engine.model.weights, rows)  # type: ignore[attr-defined]
         return Read({**side.places, LOGITS: logits}, side.after["r"])
 
     def _tokens(self, number: int, name: str, said: tuple[int, ...], truth: Read, noise: float) -> Comparison:

@@ -49,7 +49,7 @@ class _Climb:
     """One ladder; every rung answers `None` when it did not help. seen: what else came out on the way."""
 
     def __init__(self, rig: Rig, outcome: Outcome, layers: Collection[int] | None) -> None:
-        self.rig, self.layers = rig, layers
+        self.rig, self.layers, self.tiers = rig, layers, outcome.tiers
         self.found = outcome.verdict.findings
         self.first = self.found[0]
         self.event, self.at = self.first.event, self.first.place
@@ -214,6 +214,7 @@ class _Climb:
         try:
             ran = self.rig.run(
                 until=self.event if until is None else until, layers=self.layers, judged_from=self.begin,
+                tiers=self.tiers,
                 variant=replace(variant, eager=variant.eager or (self.eager and self.rig.plan.setting.graphs)),
             )
         except InstepError:

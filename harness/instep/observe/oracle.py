@@ -20,6 +20,7 @@ from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Forward, RequestState
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See
+from instep_reference.contract.rounding import Product
 from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
 from instep_reference.weights import DraftWeights, GdnWeights, Weights
@@ -27,16 +28,21 @@ from instep_reference.weights import DraftWeights, GdnWeights, Weights
 from ..verdict import Skipped
 from .moment import Moment
 from .piece import REMEMBERED, Flight, Folding, Past, Piece, Run, Runner, Work, fold, only
+from .products import NONE
 from .rows import Share, draft_stage, paths, rows, shares
 
 
 class Oracle:
     """Serves one run: it remembers prompts, and windows between their verify and their commit."""
 
-    def __init__(self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype) -> None:
-        """rounds: component -> the dtype that the subject declares to store it in; width: in which it computes."""
+    def __init__(
+        self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype,
+        products: Mapping[str, Product] = NONE,
+    ) -> None:
+        """What the subject declares: rounds: component -> the dtype in which it is stored; width: in which it computes;
+        products: form of an op -> how it multiplies."""
         self.config, self.rounds = checkpoint.config, rounds
-        self.runner = Runner(Weights.of(checkpoint, torch.float64), Weights.of(checkpoint, width), rounds)
+        self.runner = Runner(Weights.of(checkpoint, torch.float64), Weights.of(checkpoint, width), rounds, products)
         self.prompts: dict[str, tuple[int, ...]] = {}
         self.flights: dict[str, Flight] = {}
         self.trees: set[str] = set()
@@ -92,10 +98,11 @@ class Oracle:
             base = _base(before, layer, share.start) if kind == "gdn" else None
             piece = self._piece(share, "trunk", layer, work, base if share.kind == "prefill" else None)
             if base is not None:
-                shaken = self._shaken(share, to_state(hidden, before, layer, layer, share.start))
+                shaken = self._shaken(share, to_state(hidden, before, layer, layer, share.start), base)
                 folding = self._folding(moment, piece, base, share.count)
                 piece = replace(
-                    piece, folding=folding, shaken=shaken, narrow=self.runner.narrow,
+                    piece, folding=folding, shaken=shaken, narrow=self.runner.narrow(share.kind == "prefill"),
+                    leans=self.runner.leans(share.kind == "prefill"),
                     wrongs=self._begun(hidden, before, layer, share.start, folding),
                 )
             layers[layer] = piece
@@ -290,8 +297,8 @@ class Oracle:
         truth, yardsticks = self.runner(work, share.count, base)
         return Piece(share, stage, layer, truth, yardsticks)
 
-    def _shaken(self, share: Share, work: Work) -> Callable[[int], Run]:
-        return partial(self.runner.shaken, work)
+    def _shaken(self, share: Share, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
+        return partial(self.runner.shaken, work, base=base if share.kind == "prefill" else None)
 
     def _folding(self, moment: Moment, piece: Piece, base: torch.Tensor, count: int) -> Folding:
         layer, name = piece.layer, piece.request

@@ -15,8 +15,10 @@ from instep_reference import gdn
 from instep_reference.chunked import recur_in_chunks
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import Place, See
+from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
 
+from .products import CUTS, FOLDED, InChunks, Operands
 from .reorder import Reordered, by_a_unit, up_or_down
 from .rows import Share
 
@@ -28,7 +30,6 @@ Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is writte
 # (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one honest error in
 # 31 000, of 4 draws by one in 93. Over many rows such numbers average out, and fewer draws do.
 DRAWS, FEWEST_DRAWS, ROWS_DRAWN = 16, 4, 64
-FOLDED = ("q", "k", "v", "log_decay", "beta")
 REMEMBERED = 16  # tokens of a step that are kept for the next one: a window, not a prompt
 CHUNKS = (16, 64)  # tokens to a chunk of the second declared form of the delta rule
 
@@ -79,7 +80,8 @@ class Piece:
     yardsticks  the declared forms, drawn several times
     wrongs      what a known mistake would have computed, to name a failure: a sentence, and the piece on other rows
     shaken      so many further draws, in which every declared rounding falls up or down by chance
-    narrow      whether something is stored narrower than it is computed: the yardsticks then share their roundings
+    narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
+    leans       whether every second yardstick cuts operands off (`products.py`)
     """
 
     share: Share
@@ -91,6 +93,7 @@ class Piece:
     wrongs: tuple[tuple[str, Work], ...] = ()
     shaken: Callable[[int], Run] | None = None
     narrow: bool = False
+    leans: bool = False
 
     @property
     def request(self) -> str:
@@ -116,21 +119,29 @@ class Flight:
 
 @dataclass
 class Runner:
-    """Runs a piece in fp64, and in the declared width: rounded at the declared points, summed in any order."""
+    """Runs a piece in fp64, and in the declared width: rounded at the declared points, summed in any order.
+
+    rounds: component -> how it is stored; products: form of an op -> how it multiplies (`products.py`).
+    """
 
     truth: Weights
     rounded: Weights
     rounds: Mapping[str, torch.dtype]
+    products: Mapping[str, Product] = field(default_factory=dict)
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator(self.rounded.embedding.device).manual_seed(0)
 
     def __call__(self, work: Work, rows: int, base: torch.Tensor | None = None) -> tuple[Run, Run]:
-        """Truth, and the draws. `base`: the state before a prefill chunk, whose delta rule has a second form."""
+        """Truth, and the draws. `base`: the state before a prefill chunk, whose delta rule has a second form.
+
+        That form is the declared one, or without a declaration one of fp32 products beside the token-by-token one.
+        """
         draws = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_DRAWN // rows)))
-        drawn = self._drawn(work, draws, self._store, experts=self.rounded.config.experts > 0)
-        return self.true(work), drawn if base is None else self._in_chunks(drawn, base)
+        drawn = self._drawn(work, draws, self._store, base, experts=self.rounded.config.experts > 0)
+        declared = base is None or "gdn.chunk" in self.products
+        return self.true(work), drawn if base is None or declared else self._in_chunks(drawn, base)
 
     def true(self, work: Work) -> Run:
         """Only the fp64 run."""
@@ -140,7 +151,7 @@ class Runner:
     def fold(self, piece: Piece, folding: Folding, nodes: Sequence[int]) -> Piece:
         """The piece after a commit: only the tokens at the accepted nodes are folded in."""
         truth = fold(piece.truth, folding.base, nodes)
-        with Reordered(self.generator):
+        with self._folding(None, torch.arange(len(piece.yardsticks.of("k"))) % 2 == 1):
             drawn = fold(piece.yardsticks, folding.base, nodes)
         runs = Run({}, truth[0]), Run({}, self._store("state", drawn))
         shaken = None if piece.shaken is None else partial(self._folded, piece.shaken, folding.base, nodes)
@@ -148,33 +159,72 @@ class Runner:
 
     def _folded(self, shaken: Callable[[int], Run], base: torch.Tensor, nodes: Sequence[int], draws: int) -> Run:
         verified = shaken(draws)
-        with Reordered(self.generator):
+        with self._folding(self.generator):
             return Run({}, self._shake("state", fold(verified, base, nodes)))
 
-    def shaken(self, work: Work, draws: int) -> Run:
+    def _folding(self, chance: torch.Generator | None, cut: torch.Tensor | bool = False) -> Reordered:
+        """Around a fold, which is the delta rule token by token, and shows no place. cut: which of the draws are."""
+        operands = Operands(self.products, self.rounded, chance=chance)
+        operands.begin(cut)
+        operands.form = "gdn.window"
+        return Reordered(self.generator, operands)
+
+    def shaken(self, work: Work, draws: int, base: torch.Tensor | None = None) -> Run:
         """Draws whose declared roundings fall by chance: they differ as honest engines do whose ties fall otherwise.
 
         What is not stored narrower was rounded on its way as well, and moves within a unit of its own.
         """
-        return self._drawn(work, draws, self._shake, experts=False)
+        return self._drawn(work, draws, self._shake, base, experts=False, chance=self.generator)
 
-    @property
-    def narrow(self) -> bool:
-        return any(narrower(dtype, self.rounded.embedding.dtype) for dtype in self.rounds.values())
+    def narrow(self, chunk: bool) -> bool:
+        """Whether draws of a piece that ends in a state share roundings: of what is stored, or of operands."""
+        multiplied = self._formats(chunk) - {"ieee"}
+        return bool(multiplied) or any(narrower(d, self.rounded.embedding.dtype) for d in self.rounds.values())
 
-    def _drawn(self, work: Work, draws: int, store: Store, *, experts: bool) -> Run:
-        """All draws at once, as a further axis; one by one where rows choose experts, which no axis can follow."""
+    def leans(self, chunk: bool) -> bool:
+        """Whether every second draw of such a piece cuts operands off, which moves a state to one side."""
+        return not self._formats(chunk).isdisjoint(CUTS)
 
-        def draw(_: torch.Tensor) -> tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]:
+    def _formats(self, chunk: bool) -> set[str]:
+        """Of the products between a layer's rows and its state."""
+        forms = ("linear", "conv", "gdn.chunk" if chunk else "gdn.window")
+        return {self.products[form].format for form in forms if form in self.products}
+
+    def _drawn(
+        self, work: Work, draws: int, store: Store, base: torch.Tensor | None, *, experts: bool,
+        chance: torch.Generator | None = None,
+    ) -> Run:
+        """All draws at once, as a further axis; one by one where rows choose experts, which no axis can follow.
+
+        base: the state before a prefill chunk; None: whatever the delta rule does here, it does token by token.
+        """
+        operands = Operands(self.products, self.rounded, chunk=base is not None, chance=chance)
+
+        def draw(number: torch.Tensor) -> tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]:
+            operands.begin(cut=number % 2 == 1)
+            rule = InChunks(operands, base) if base is not None and "gdn.chunk" in self.products else None
             places: dict[Place, torch.Tensor] = {}
-            state = work(self.rounded, _recording(places, lambda place, x: store(place.component, x)))
+
+            def see(place: Place, x: torch.Tensor) -> torch.Tensor:
+                if rule is not None and place.component == "core":
+                    x = rule.core()
+                places[place] = store(place.component, x)
+                if rule is not None:
+                    rule.keep(place, places[place])
+                operands.seen(place)
+                return places[place]
+
+            state = work(self.rounded, see)
+            if rule is not None:
+                state = rule.state
             return places, () if state is None else (store("state", state),)
 
-        with Reordered(self.generator):
+        with Reordered(self.generator, operands):
+            numbers = torch.arange(draws)
             if experts:
-                places, state = _stacked([draw(torch.empty(0)) for _ in range(draws)])
+                places, state = _stacked([draw(number) for number in numbers])
             else:
-                places, state = torch.func.vmap(draw, randomness="different")(torch.empty(draws))
+                places, state = torch.func.vmap(draw, randomness="different")(numbers)
         return Run(places, *state)
 
     def _in_chunks(self, drawn: Run, base: torch.Tensor) -> Run:

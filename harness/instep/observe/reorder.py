@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .products import Operands
+
 # One rounding to nearest moves a number by a uniform draw within half a unit in the last place. Over mantissas m that
 # are spread as 1/m, its root mean square is eps / sqrt(12) * sqrt(mean of 1/m^2) = 0.289 * 0.736 eps.
 ROUNDING = math.sqrt(0.375 / math.log(2) / 12)
@@ -51,11 +53,14 @@ def _chance(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 class Reordered(TorchFunctionMode):
-    """While it is entered, sums and functions come out as they might elsewhere; every call is a draw of its own."""
+    """While it is entered, sums and functions come out as they might elsewhere; every call is a draw of its own.
 
-    def __init__(self, generator: torch.Generator) -> None:
+    operands: what the subject declares to multiply narrower.
+    """
+
+    def __init__(self, generator: torch.Generator, operands: Operands | None = None) -> None:
         super().__init__()
-        self.generator = generator
+        self.generator, self.operands = generator, operands
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -63,7 +68,7 @@ class Reordered(TorchFunctionMode):
         given, name = kwargs or {}, func.__name__
         if name == "softmax":
             return self._softmax(args[0], *args[1:], **given)
-        out = func(*args, **given)
+        out = func(*args, **given) if self.operands is None else self.operands.multiply(func, name, args, given)
         if name in FUNCTIONS:
             return self._evaluated(out)
         if name in REDUCTIONS and out.is_floating_point():

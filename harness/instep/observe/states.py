@@ -16,12 +16,14 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import LayerKind, ModelConfig
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
 
 from ..verdict import Skipped
 from .moment import Moment
 from .oracle import Oracle, to_state
 from .piece import Flight, Past, Piece, Runner
+from .products import NONE
 from .rows import Share, rows
 
 
@@ -30,14 +32,14 @@ class StateOracle(Oracle):
 
     def __init__(
         self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype, device: torch.device,
-        layers: Collection[int] | None = None,
+        layers: Collection[int] | None = None, products: Mapping[str, Product] = NONE,
     ) -> None:
         """device: where pieces are computed; layers: those that are judged, None: every GDN layer."""
         self.config, self.rounds, self.device = replace(checkpoint.config, mtp_layers=0), rounds, device
         kinds = enumerate(self.config.layer_kinds)
         self.gdn_layers = [n for n, kind in kinds if kind == "gdn" and (layers is None or n in layers)]
         lean = _lean(checkpoint, self.gdn_layers)
-        self.runner = Runner(Weights.of(lean, torch.float64, device), Weights.of(lean, width, device), rounds)
+        self.runner = Runner(Weights.of(lean, torch.float64, device), Weights.of(lean, width, device), rounds, products)
         self.prompts: dict[str, tuple[int, ...]] = {}
         self.flights: dict[str, Flight] = {}
         self.trees: set[str] = set()
@@ -58,8 +60,9 @@ class StateOracle(Oracle):
             base = self._base(before, layer, share.start)
             work = to_state(hidden, before, layer, number, share.start)
             piece = self._piece(share, "trunk", layer, work, base if share.kind == "prefill" else None)
-            folding, shaken = self._folding(moment, piece, base, share.count), self._shaken(share, work)
-            layers[layer] = replace(piece, folding=folding, shaken=shaken, narrow=self.runner.narrow)
+            folding, shaken = self._folding(moment, piece, base, share.count), self._shaken(share, work, base)
+            narrow, leans = (asked(share.kind == "prefill") for asked in (self.runner.narrow, self.runner.leans))
+            layers[layer] = replace(piece, folding=folding, shaken=shaken, narrow=narrow, leans=leans)
             yield layers[layer]
         if share.kind == "verify":
             self.flights[name] = Flight(before, layers, None, moment.expected.windows[name])

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from instep_optimized.ops.base import Ops
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..checks.allowance import TRUTH_ERROR
 from ..checks.measure import Spot, blocks, measured, relative_error
-from ..rig.sides import Plan, reference, rounding, rounds
+from ..rig.sides import Plan, reference, rounded_seat
 from ..verdict import Comparison, Tier, Verdict
 from .cases import Shown, Walk
 from .course import Course
@@ -32,12 +31,11 @@ class Yardstick:
     """Truth and rounded reference at the end of a course, for an op set that is set up as in `plan`."""
 
     def __init__(self, plan: Plan, course: Course) -> None:
-        found = plan.setting.subject()
-        rounded = reference(plan, plan.setting.state)
-        rounded.watch(rounding(rounds(plan, found if isinstance(found, Ops) else None)))
+        rounded = rounded_seat(plan, plan.setting.subject(), 0)
         self.course = course
         self.truth = Walk(reference(plan, torch.float64), course).show()
-        self.rounded = Walk(rounded, course).show()
+        with rounded.arithmetic:
+            self.rounded = Walk(rounded.engine, course).show()
         self.noise = max(self._noise(), TRUTH_ERROR)
         # A tie may send one window of the course another way altogether; more of them are no tie.
         self.band = plan.num_steps / (len(course.rounds) * len(course.prompts))

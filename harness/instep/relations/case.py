@@ -18,7 +18,7 @@ from instep_reference.contract.errors import Unsupported
 from ..adapters import Maker, Subject
 from ..rig.guard import make_subject
 from ..rig.setting import moves_labels
-from ..rig.sides import Plan, enough_memory, reference, rounded_seat, rounding, rounds
+from ..rig.sides import Plan, declares, enough_memory, reference, rounded_seat, rounding
 from ..trace.file import Trace
 from ..trace.header import Header
 from .retold import Told, as_traced
@@ -106,8 +106,8 @@ class Case:
         """A draw of the reference in the declared width (`rig/sides.py`)."""
         name = f"rounded {draw}"
         if name not in self._stories:
-            drawn = rounded_seat(self.plan, self.ops, draw)
-            teller = Teller(name, drawn.engine, as_traced(self.trace), rounding(rounds(self.plan, self.ops)))
+            drawn = rounded_seat(self.plan, self.found, draw)
+            teller = Teller(name, drawn.engine, as_traced(self.trace), rounding(declares(self.plan, self.found).rounds))
             with drawn.arithmetic:
                 self._stories[name] = teller.tell()
         return self._stories[name]

@@ -23,8 +23,9 @@ from instep_reference.contract.place import STAGE_LEVEL, Place, See, unseen
 from instep_reference.norms import l2_norm, rms_norm
 from instep_reference.weights import GdnWeights, Weights
 
+from ..observe.products import InChunks, Operands, launched
 from ..observe.reorder import Reordered
-from ..rig.sides import rounding, rounds
+from ..rig.sides import declares, rounding
 from ..trace.header import Room
 from .case import Case
 from .retold import Beat, Life, Told, tell
@@ -71,8 +72,11 @@ def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> Course | Stopped:
             return Stopped(launch, form, core, f"{what}: {raised(error)} after {begin} tokens")
         found.append(pool[1].to("cpu", copy=True))
     truth = list(_recurred(inputs, cuts, torch.float64, None))
-    with Reordered(torch.Generator().manual_seed(0)):
-        rounded = list(_recurred(inputs, cuts, state, types.state))
+    products = declares(case.plan, ops).products
+    operands = Operands(products, Weights.of(case.plan.checkpoint, state), chunk=form == "chunk")
+    operands.begin(cut=True)  # one draw: of the two that are honest, the one that errs more
+    with Reordered(torch.Generator().manual_seed(0), operands):
+        rounded = list(_recurred(inputs, cuts, state, types.state, operands))
     return _course(what, form, layer, [end for _, end in cuts], found, truth, rounded, types.state)
 
 
@@ -83,7 +87,7 @@ def through_the_layers(case: Case, ops: Ops) -> Iterator[Course | Stopped]:
         yield replace(story.stopped, why=f"{story.name}: {story.stopped.why}; the event is legal")
         return
     width, state = case.plan.setting.activation, case.plan.setting.state
-    see, stored = rounding(rounds(case.plan, ops)), ops.types(width, state).state
+    said, stored = declares(case.plan, ops), ops.types(width, state).state
     truth, rounded = (Weights.of(case.plan.checkpoint, dtype) for dtype in (torch.float64, state))
     lengths, kind = [standing.state.length for standing in story.standings], story.standings[-1].kind
     for layer, mixes in enumerate(case.plan.checkpoint.config.layer_kinds):
@@ -99,8 +103,10 @@ def through_the_layers(case: Case, ops: Ops) -> Iterator[Course | Stopped]:
             yield Stopped(0, kind, at, f"{story.name}: {lacking}")
             continue
         right = list(_layered(truth, layer, torch.stack(rows), lengths, unseen, None))
-        with Reordered(torch.Generator().manual_seed(0)):
-            drawn = list(_layered(rounded, layer, torch.stack(rows), lengths, see, stored))
+        operands = Operands(said.products, rounded)
+        operands.begin(cut=True)
+        with Reordered(torch.Generator().manual_seed(0), operands):
+            drawn = list(_layered(rounded, layer, torch.stack(rows), lengths, rounding(said.rounds), stored, operands))
         yield _course("the engine", kind, layer, lengths, found, right, drawn, stored)
 
 
@@ -141,34 +147,45 @@ def drawn(case: Case, mixer: GdnWeights, dtype: torch.dtype) -> GdnInputs:
 
 
 def _recurred(
-    inputs: GdnInputs, cuts: Sequence[tuple[int, int]], dtype: torch.dtype, stored: torch.dtype | None
+    inputs: GdnInputs, cuts: Sequence[tuple[int, int]], dtype: torch.dtype, stored: torch.dtype | None,
+    operands: Operands | None = None,
 ) -> Iterator[torch.Tensor]:
-    """The state after every launch; `stored`: rounded to it in between."""
-    repeats = inputs.v.shape[1] // inputs.k.shape[1]
-    q, k, v, decay, beta = (x.to(dtype)[None] for x in inputs)
-    q, k = (x.repeat_interleave(repeats, dim=2) for x in (q, k))
-    state = torch.zeros(1, v.shape[2], k.shape[3], v.shape[3], dtype=dtype)
+    """The state after every launch. stored: rounded to it in between; operands: how the subject multiplies."""
+    rows = [x.to(dtype) for x in inputs]
+    state = torch.zeros(rows[2].shape[1], rows[1].shape[2], rows[2].shape[2], dtype=dtype)
     for begin, end in cuts:
-        now = slice(begin, end)
-        gates = decay[:, now, :, None], beta[:, now, :, None], beta[:, now, :, None]
-        state = gdn.recur(q[:, now], k[:, now], v[:, now], *gates, state)[1]
+        state = launched(operands, [x[begin:end] for x in rows], state)
         state = state if stored is None else state.to(stored).to(dtype)
-        yield state[0]
+        yield state
 
 
 def _layered(
-    weights: Weights, layer: int, rows: torch.Tensor, lengths: Sequence[int], see: See, stored: torch.dtype | None
+    weights: Weights, layer: int, rows: torch.Tensor, lengths: Sequence[int], see: See, stored: torch.dtype | None,
+    operands: Operands | None = None,
 ) -> Iterator[torch.Tensor]:
-    """The state of a layer after so many of these rows."""
+    """The state of a layer after so many of these rows; prompts come in chunks of one size, no window is as long."""
     config, mine, like = weights.config, weights.layers[layer], weights.embedding
     memory, begin = gdn.empty(config, like.dtype, like.device), 0
+    rule: InChunks | None = None
 
     def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
-        return see(Place("trunk", layer, component), tensor)
+        place = Place("trunk", layer, component)
+        tensor = see(place, rule.core() if rule is not None and component == "core" else tensor)
+        if rule is not None:
+            rule.keep(place, tensor)
+        if operands is not None:
+            operands.seen(place)
+        return tensor
 
     for end in lengths:
+        if operands is not None:
+            operands.chunk = end - begin == CHUNK
+            declared = operands.chunk and "gdn.chunk" in operands.products
+            rule = InChunks(operands, memory.state) if declared else None
         normed = at("normed", rms_norm(rows[begin:end].to(like), mine.input_norm, config.eps))
         memory = gdn.mix(config, _mixer(weights, layer), normed, memory, torch.arange(begin, end), at)[1]
+        if rule is not None and rule.state is not None:
+            memory = gdn.GdnMemory(memory.window, rule.state)
         if stored is not None:
             memory = gdn.GdnMemory(memory.window, memory.state.to(stored).to(like))
         begin = end

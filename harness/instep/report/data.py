@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..verdict import Comparison, Exit, Located, Raised
+from ..verdict import Comparison, Exit, Located, Raised, Tier
 from ..whole import write_whole
 from .machine import machine
 from .terminal import Total, tiers
@@ -75,6 +75,9 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "model": plan.checkpoint.digest, "served": outcome.served, "calls": outcome.calls,
         "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},
         "tiers": [_total(total) for total in tiers(outcome)],
+        "declared": _declared(outcome),
+        "asked": [tier.value for tier in Tier if tier in outcome.tiers],
+        "left_out": [tier.value for tier in outcome.left_out],
         "skipped": len(verdict.skipped),
         "scratch": [
             {"region": region, "layer": layer, "units": sorted(units)}
@@ -85,6 +88,15 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "message": divergence(outcome) if verdict.findings else None,
         "located": None if outcome.located is None else _located(outcome.located),
         "history": asdict(outcome.history),
+    }
+
+
+def _declared(outcome: Outcome) -> dict[str, Any]:
+    """What the subject says of its rounding: components stored narrower than computed, and products by form."""
+    stored, products = outcome.declared.narrow(outcome.plan.setting.state), outcome.declared.products
+    return {
+        "stored": {name: str(dtype).removeprefix("torch.") for name, dtype in stored.items()},
+        "products": {form: {"format": one.format, "block": one.block} for form, one in products.items()},
     }
 
 

@@ -20,7 +20,7 @@ from ..checks.base import listed
 from ..verdict import Comparison, Exit, Tier
 from . import tables
 from .tables import table
-from .words import divergence, otherwise
+from .words import declared, divergence, named, otherwise
 
 if TYPE_CHECKING:
     from ..rig.history import History
@@ -40,10 +40,15 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
             console.print(Text(f"{outcome.plan.setting.ops}: {_why_nothing(outcome)}"), soft_wrap=True)
         _skips(outcome, console)
         _scratch(outcome, console)
+        if said := declared(outcome):
+            console.print(Text(f"{outcome.plan.setting.ops} declares: {said}", style="dim"), soft_wrap=True)
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
         if outcome.verdict.findings:
             console.print(Text(divergence(outcome)), soft_wrap=True)
+    if outcomes[0].left_out:  # the last line, whatever the verdict: what was not asked is not agreed
+        asked, left = named(outcomes[0].tiers), named(outcomes[0].left_out)
+        console.print(Text(f"only {asked} judged; left out by --tiers: {left}", style="yellow"), soft_wrap=True)
 
 
 def _runs(outcomes: Sequence[Outcome]) -> Table:

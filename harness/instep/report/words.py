@@ -6,6 +6,7 @@ Leaves out: tables and colours (`terminal.py`).
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,11 @@ MEASURES = {
     Tier.IDENTITY: "differing", Tier.BITWISE: "differing bytes", Tier.DERIVED: "error", Tier.DIRECTED: "projection",
     Tier.PROPAGATED: "error", Tier.DECISIONS: "margin",
 }
+NUMERIC = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED, Tier.DECISIONS)
+UNDECLARED = (
+    "hint: this engine declares no rounding, so all of it is held to fp32; what it stores or multiplies narrower on "
+    "purpose is declared by `rounds` and `products` of its maker (docs/adapters.md, 4)"
+)
 COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # checks that measure something else
 
 
@@ -45,6 +51,8 @@ def divergence(outcome: Outcome) -> str:
         lines.append(f"  {len(others)} more at this event, next: {where(others[0], short=True)}")
     if outcome.located is not None:
         lines += [f"  {outcome.located.says}", *(f"  hint: {hint}" for hint in outcome.located.hints)]
+    if silent(outcome) and first.tier in NUMERIC:
+        lines.append(f"  {UNDECLARED}")
     return "\n".join([*lines, *([f"  {command(outcome, first)}"] if outcome.again else [])])
 
 
@@ -55,6 +63,16 @@ def trace(raised: Raised | None) -> list[str]:
     frames = raised.whole if os.environ.get("INSTEP_TRACEBACK") else raised.own
     at = [f"  at {near(Path(raised.file))} line {raised.line}, in {raised.function}"] if raised.file else []
     return [*at, *(f"    {line}" for line in frames.splitlines())]
+
+
+def declared(outcome: Outcome) -> str:
+    """What the subject says of its rounding, in a line; empty where that is the usual: nothing narrower than fp32."""
+    return "no rounding" if silent(outcome) else outcome.declared.said(outcome.plan.setting.state)
+
+
+def silent(outcome: Outcome) -> bool:
+    """Whether the subject says nothing at all; an op set always names the dtype of every component."""
+    return not (outcome.declared.rounds or outcome.declared.products)
 
 
 def where(found: Comparison, *, short: bool = False) -> str:
@@ -97,11 +115,18 @@ def command(outcome: Outcome, found: Comparison) -> str:
     if found.place.layer not in (STAGE_LEVEL, AFTER_LAYERS):
         words.append(f"--layer {found.place.layer}")
     words += options
+    if outcome.left_out:
+        words.append(f"--tiers {named(outcome.tiers)}")
     words += [f"--swap {op}={source}" for op, source in outcome.variant.swap.items()]
     words += [f"--graft {graft}" for graft in grafts]
     if outcome.elsewhere is not None:
         words.append(f"--checkpoint {near(outcome.elsewhere)}")
     return " ".join(words)
+
+
+def named(tiers: Collection[Tier]) -> str:
+    """T0,T2d: as one types it."""
+    return ",".join(tier.value for tier in Tier if tier in tiers)
 
 
 def near(path: Path) -> str:

@@ -122,8 +122,8 @@ class GraftedOracle(Oracle):
     def _piece(self, share: Share, stage: str, layer: int, work: Work, base: torch.Tensor | None = None) -> Piece:
         return super()._piece(share, stage, layer, self._with(share, work), base)
 
-    def _shaken(self, share: Share, work: Work) -> Callable[[int], Run]:
-        return super()._shaken(share, self._with(share, work))
+    def _shaken(self, share: Share, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
+        return super()._shaken(share, self._with(share, work), base)
 
     def _with(self, share: Share, work: Work) -> Work:
         moment = self._moment

@@ -32,6 +32,7 @@ from ..observe.notes import replays_of
 from ..observe.states import StateOracle
 from ..trace.file import Trace
 from .alone import engine
+from .declared import declared
 from .guard import GuardedSubject, calling
 from .history import History
 from .lockstep import Lockstep, run
@@ -75,7 +76,7 @@ def outcome(
     return Outcome(
         trace.header.name, trace.path, None, plan, verdict, History.of(trace.header, ran, lockstep.law.book),
         len(trace.events), dict(lockstep.seconds), dict(seats.calls), served(), lockstep.last, again=again,
-        scratch=dict(seats.watch.scratch),
+        scratch=dict(seats.watch.scratch), declared=seats.declared,
     )
 
 
@@ -99,12 +100,16 @@ def sides(
     truth = Seat("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
     for seat in (judged, truth):
         seat.engine.watch(seat.tape)
-    watch = Watch(shown, options.poison)
-    return Sides(judged, truth, None, watch, shown, chosen, calls, notes=notes, overlap=setting.overlap)
+    watch, said = Watch(shown, options.poison), declared(chosen, setting.activation, setting.state)
+    return Sides(
+        judged, truth, None, watch, shown, chosen, calls, notes=notes, overlap=setting.overlap, declared=said
+    )
 
 
 def checks(checkpoint: Checkpoint, setting: Setting, layers: Collection[int] | None = None) -> Sequence[Check]:
     """What needs no whole reference: T0, T1 and T2d. The fp64 pieces run where the subject does."""
-    rounds = setting.op_set().rounds(setting.activation, setting.state)
-    oracle = StateOracle(checkpoint, rounds, setting.state, torch.device(setting.device), layers)
+    said = declared(setting.op_set(), setting.activation, setting.state)
+    oracle = StateOracle(
+        checkpoint, said.rounds, setting.state, torch.device(setting.device), layers, said.products
+    )
     return Identity(), Bytes(), *structure(), Directed(oracle)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from ..observe.moment import Moment
 from ..trace.file import Trace
 from ..trace.legal import Law, verified
 from ..verdict import Comparison, Located, Skipped, Tier, Verdict
+from .declared import NOTHING, Declared
 from .failures import failure
 from .grafting import GraftedOracle, must_fit
 from .guard import SubjectFailed
@@ -33,7 +34,7 @@ from .history import History
 from .lockstep import Lockstep, Progress, run
 from .remembered import Remembered
 from .setting import WIDTHS, Setting, moves_labels
-from .sides import Plan, Sides, candidates, rounds, seat
+from .sides import Plan, Sides, candidates, seat
 from .variant import AS_IS, Variant
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")
@@ -66,6 +67,13 @@ class Outcome:
     again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome; (): none does
     variant: Variant = AS_IS
     scratch: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
+    tiers: frozenset[Tier] = frozenset(Tier)  # that were judged
+    declared: Declared = NOTHING  # what the subject says of its rounding
+
+    @property
+    def left_out(self) -> tuple[Tier, ...]:
+        """The tiers that nobody asked for, in their order: a verdict says nothing about them."""
+        return tuple(tier for tier in Tier if tier not in self.tiers)
 
 
 class Rig:
@@ -98,11 +106,13 @@ class Rig:
     def run(
         self, *, until: int | None = None, layers: Iterable[int] | None = None, progress: Progress | None = None,
         variant: Variant = AS_IS, also: Sequence[Check] = (), judged_from: int = 0,
+        tiers: Collection[Tier] = frozenset(Tier),
     ) -> Outcome:
         """Replay from the start, up to and including event `until`; `layers` keeps the findings of these alone.
 
         variant: what is otherwise this time; also: further checks, which see every moment; judged_from: the event at
-        which the checks of arithmetic begin, not within a round, where what came before is known to agree.
+        which the checks of arithmetic begin, not within a round, where what came before is known to agree; tiers: the
+        checks of these alone. What the subject raises is a finding whatever was asked.
         """
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
         must_fit(variant.graft, self.plan.checkpoint.config, end if until is None else min(until, end))
@@ -115,13 +125,14 @@ class Rig:
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
             self.plan, sides, self.trace.recorded, variant
         )
-        chosen = [Late(check, judged_from) if judged_from else check for check in chosen]
+        chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
         verdict = run(lockstep, [*chosen, *also], until=until, layers=layers, progress=progress)
         ran = self.trace.events[: lockstep.next]
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
             History.of(self.trace.header, ran, lockstep.law.book), len(self.trace.events), dict(lockstep.seconds),
             dict(sides.calls), served(), lockstep.last, variant=variant, scratch=dict(sides.watch.scratch),
+            tiers=frozenset(tiers), declared=sides.declared,
         )
 
     def _unmade(self, failed: SubjectFailed, variant: Variant) -> Outcome:
@@ -180,7 +191,7 @@ def checks_for(
     """
     if moves_labels(sides.ops):
         return for_labels()
-    oracle = GraftedOracle(plan.checkpoint, rounds(plan, sides.ops), plan.setting.state)
+    oracle = GraftedOracle(plan.checkpoint, sides.declared.rounds, plan.setting.state, sides.declared.products)
     oracle.grafts = frozenset(variant.graft)
     checks = for_numbers(oracle)
     return checks if remembered is None else (Remembered(remembered), *checks)

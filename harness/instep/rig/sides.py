@@ -32,13 +32,15 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 from instep_reference.weights import Weights
 
-from ..adapters import Subject
+from ..adapters import Maker, Subject
 from ..observe.memory import Watch
 from ..observe.moment import Side
 from ..observe.noted import Room
 from ..observe.notes import Notes, replays_of
+from ..observe.products import Operands
 from ..observe.reorder import Reordered
 from ..observe.tape import Tape
+from .declared import NOTHING, Declared, declared
 from .grafting import Grafting, Mendable
 from .guard import (
     MAKES,
@@ -114,7 +116,8 @@ class Seat:
 
 @dataclass
 class Sides:
-    """The three runs; `ops` is what the subject declares about itself, None for an engine of somebody else."""
+    """The three runs; `ops` is what the subject serves with, None for an engine of somebody else. declared: what it
+    says of its rounding."""
 
     subject: Seat
     truth: Seat
@@ -127,6 +130,7 @@ class Sides:
     grafting: Grafting = field(default_factory=Grafting)
     notes: Notes | None = None
     overlap: bool = False  # whether rounds of the subject overlap, so that it reserves pages for the worst case
+    declared: Declared = NOTHING
 
 
 def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
@@ -168,17 +172,17 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         rounded = draw = None
     else:
         truth = reference(plan, torch.float64)
-        draw = partial(rounded_seat, plan, ops)
+        draw = partial(rounded_seat, plan, found)
         rounded = draw(0)
     shown = GuardedSubject(subject)
     sides = Sides(
         Seat(setting.ops, subject, notes, told=notes.answered, guard=calling), Seat("truth", truth), rounded,
         Watch(shown, poison), shown, ops, calls, draw, Grafting(variant.graft), notes,
-        ops is not None and setting.overlap,
+        ops is not None and setting.overlap, declares(plan, found),
     )
     with calling("watch"):
-        _watch(sides.subject, sides.grafting)
-    _watch(sides.truth, unseen)
+        watched(sides.subject, sides.grafting)
+    watched(sides.truth, unseen)
     return sides
 
 
@@ -211,7 +215,7 @@ def noting(plan: Plan, found: Ops | None) -> Notes:
         "the capacity": plan.capacity,
     }
     room = Room(plan.capacity, max(steps) + 1)
-    return Notes(found, rounds(plan, found), plan.setting.device, room, handed)
+    return Notes(found, declares(plan, found).rounds, plan.setting.device, room, handed)
 
 
 @contextmanager
@@ -235,14 +239,16 @@ def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
 
 
-def rounded_seat(plan: Plan, ops: Ops | None, draw: int) -> Seat:
-    """One draw of the reference in the declared width."""
-    declared = rounds(plan, ops)
+def rounded_seat(plan: Plan, found: Ops | Maker | None, draw: int) -> Seat:
+    """One draw of the reference in the declared width. found: who declares it."""
+    said = declares(plan, found)
     weights = Weights.of(plan.checkpoint, plan.setting.state, torch.device("cpu"))
     engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
-    engine.stored = declared.get("state", plan.setting.state)
-    seat = Seat("rounded", engine, Reordered(torch.Generator().manual_seed(draw)))
-    _watch(seat, rounding(declared))
+    engine.stored = said.rounds.get("state", plan.setting.state)
+    engine.operands = Operands(said.products, weights)
+    engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
+    seat = Seat("rounded", engine, Reordered(torch.Generator().manual_seed(draw), engine.operands))
+    watched(seat, rounding(said.rounds))
     return seat
 
 
@@ -252,12 +258,9 @@ def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int
     return tuple(sorted({n for steps in resolved.by_bracket.values() for n in steps})), resolved.messages
 
 
-def rounds(plan: Plan, ops: Ops | None) -> Mapping[str, torch.dtype]:
-    """Component -> dtype at which the subject stores it; a foreign engine declares none."""
-    if ops is None:
-        return {}
-    with calling("rounds"):
-        return ops.rounds(plan.setting.activation, plan.setting.state)
+def declares(plan: Plan, found: Ops | Maker | None) -> Declared:
+    """What an op set, or the maker of somebody else's engine, says of its rounding under this plan."""
+    return declared(found, plan.setting.activation, plan.setting.state)
 
 
 def rounding(at: Mapping[str, torch.dtype]) -> See:
@@ -284,7 +287,7 @@ def on_host(value: T) -> T:
     return value
 
 
-def _watch(seat: Seat, first: See) -> None:
+def watched(seat: Seat, first: See) -> None:
     """Put the tape on an engine, behind another hook."""
     seat.engine.watch(lambda place, tensor: seat.tape(place, first(place, tensor)))
 

@@ -1,4 +1,4 @@
-"""The reference with states that are stored narrower than they are computed, as a subject's may be.
+"""The reference with states that are stored, and with products that are multiplied, as a subject declares it.
 
 Leaves out: every other place, which `see` rounds. Between events a state is what the store kept of it; within one it
 runs in full width, as an engine's does in its registers.
@@ -6,20 +6,56 @@ runs in full width, as an engine's does in its registers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import cast
 
 import torch
 
 from instep_reference.contract.engine import Committed, Forwarded, Path, Row
+from instep_reference.contract.place import Place, See
 from instep_reference.engine import ReferenceEngine
 from instep_reference.gdn import GdnMemory
 
+from ..observe.products import InChunks, Operands
+
 
 class StoringEngine(ReferenceEngine):
-    """`stored`: the dtype of its states between events."""
+    """stored: the dtype of its states between events. operands: rounds the products, as the arithmetic around it."""
 
     stored: torch.dtype
+    operands: Operands
+    _rules: Mapping[int, InChunks] = MappingProxyType({})  # by layer, while a prefill chunk runs
+
+    def watch(self, see: See) -> None:
+        """What is seen here first: which op comes next, and the read-out of a declared chunk form."""
+
+        def hooked(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+            rule = self._rules.get(place.layer) if place.stage == "trunk" else None
+            if rule is not None and place.component == "core":
+                tensor = rule.core()
+            tensor = see(place, tensor)
+            if rule is not None:
+                rule.keep(place, tensor)
+            self.operands.seen(place)
+            return tensor
+
+        super().watch(hooked)
+
+    def _prefill(self, row: Row) -> list[int]:
+        self.operands.chunk = True
+        if "gdn.chunk" not in self.operands.products:
+            picks = super()._prefill(row)
+        else:
+            before = enumerate(self.requests[row.request].standing.memory)
+            self._rules = {layer: InChunks(self.operands, memory.state) for layer, memory in before
+                           if isinstance(memory, GdnMemory)}  # fmt: skip
+            picks = super()._prefill(row)
+            left, self._rules = {layer: rule.state for layer, rule in self._rules.items()}, {}
+            self._keep(row.request, lambda layer, memory: cast(torch.Tensor, left[layer]))
+        self.operands.chunk = False
+        return picks
 
     def forward(self, rows: tuple[Row, ...]) -> Forwarded:
         answer = super().forward(rows)
@@ -33,10 +69,13 @@ class StoringEngine(ReferenceEngine):
 
     def _store(self, requests: Iterable[str]) -> None:
         for name in requests:
-            live = self.requests[name]
-            kept = tuple(
-                replace(memory, state=memory.state.to(self.stored).to(memory.state.dtype))
-                if isinstance(memory, GdnMemory) else memory
-                for memory in live.standing.memory
-            )
-            self.requests[name] = replace(live, standing=replace(live.standing, memory=kept))
+            self._keep(name, lambda layer, memory: memory.state.to(self.stored).to(memory.state.dtype))
+
+    def _keep(self, name: str, state: Callable[[int, GdnMemory], torch.Tensor]) -> None:
+        """Another state in every GDN layer of a request."""
+        live = self.requests[name]
+        kept = tuple(
+            replace(memory, state=state(layer, memory)) if isinstance(memory, GdnMemory) else memory
+            for layer, memory in enumerate(live.standing.memory)
+        )
+        self.requests[name] = replace(live, standing=replace(live.standing, memory=kept))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 
@@ -66,8 +67,8 @@ AS_IS = Variant()
 
 
 def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
-    """`ops` with some of its ops from other sets; what it declares about itself stays."""
-    others = {}
+    """`ops` with some of its ops from other sets; what it declares about itself stays, but for how these multiply."""
+    others, products = dict[str, Any](), dict(ops.products)
     for name, source in swap.items():
         if name not in OPS:
             raise BadInput("--swap", found=name, expected=f"one of the ops {', '.join(OPS)}")
@@ -79,7 +80,9 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
             raise BadInput("--swap", found=f"{name}={source}, which moves {kinds[_labels(found)]}",
                            expected=f"an op of a set that moves {kinds[_labels(ops)]}, as {ops.name} does")  # fmt: skip
         others[name] = getattr(found, name)
-    return replace(ops, **others)
+        products = {form: product for form, product in products.items() if form.partition(".")[0] != name}
+        products |= {form: product for form, product in found.products.items() if form.partition(".")[0] == name}
+    return replace(ops, **others, products=products)
 
 
 def _labels(ops: Ops) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
-from importlib import metadata
+from collections.abc import Callable, Mapping, MutableMapping
+from importlib import import_module, metadata
 from typing import Any
 
 import torch
@@ -41,7 +41,56 @@ def decide(environment: MutableMapping[str, str], loaded: Mapping[str, Any], cud
     return wanted
 
 
+def to_nearest(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter's conversion between float formats, with fp32 to bf16 as a GPU does it: to nearest, ties to even.
+
+    Triton's own (3.6 to 3.9, `_convert_float`) cuts the lower 16 bits off. The error of that is up to twice that of
+    rounding, and every result leans towards zero. Where a kernel asks for a cut (RTZ), it gets one.
+    """
+
+    def converted(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source.name, target.name) != ("fp32", "bf16") or "RTZ" in str(mode):
+            return convert(data, source, target, mode)
+        bits = data.astype("float32", order="C", copy=False).view("uint32").astype("uint64")
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        nearest[data != data] = 0x7FC0  # a NaN stays one, whatever its lower bits
+        return nearest.astype("uint16")
+
+    return converted
+
+
+def mend() -> bool:
+    """Make the interpreter round to bf16; whether it now does. It is judged by what it answers, not by its version."""
+    interpreter: Any = import_module("triton.runtime.interpreter")
+    tl: Any = import_module("triton.language")
+
+    def rounds() -> bool:
+        exact = torch.tensor([1.0078124, 1.01171875, -1.00390625, 3.4e38, -0.0], dtype=torch.float32)
+        handle = interpreter.TensorHandle(exact.numpy(), tl.float32)
+        found = interpreter.InterpreterBuilder().create_fp_trunc(handle, tl.bfloat16).data
+        if found.dtype != "uint16":  # whatever it is, it is not how this interpreter holds bf16
+            return False
+        return torch.equal(torch.from_numpy(found.view("int16")), exact.bfloat16().view(torch.int16))
+
+    try:
+        if not rounds():
+            interpreter._convert_float = to_nearest(interpreter._convert_float)
+        return rounds()
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # an interpreter that is built in another way
+        return False
+
+
 INTERPRETED: bool = decide(os.environ, sys.modules, torch.cuda.is_available())
+ROUNDS = mend() if INTERPRETED else True
+
+
+def must_round(*stored: torch.dtype) -> None:
+    """Refuse to store bf16 where the interpreter would cut it off: a divergence that would be nobody's fault."""
+    if torch.bfloat16 in stored and not ROUNDS:
+        raise Unsupported(
+            f"the interpreter of Triton {metadata.version('triton')} cuts fp32 off to bfloat16 instead of rounding it: "
+            "use float32 or float16 here, or a GPU"
+        )
 
 
 def tile(native: int, interpreted: int) -> int:

@@ -12,12 +12,13 @@ widths, C = 2HK + HV*V conv channels, W conv width, M rows that are asked for. `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 
 from instep_reference.contract.place import Place
+from instep_reference.contract.rounding import Product
 
 from ..layout import Address, Pages, Part
 
@@ -332,7 +333,8 @@ class Move(Protocol):
 class Ops:
     """An op set. `types(activation, state)` gives its storage dtypes, `rounds(activation, state)` the dtype at
     which each named component is stored: the declared rounding points that the yardstick follows. `captures`: its ops
-    never wait for the host, so that a CUDA graph can hold them."""
+    never wait for the host, so that a CUDA graph can hold them. `products`: form of an op -> the format to which the
+    operands of its products are rounded, {"gdn.chunk": Product("tf32", block=64)}; fp32 where a form is not named."""
 
     name: str
     types: Callable[[torch.dtype, torch.dtype], Types]
@@ -363,3 +365,4 @@ class Ops:
     ring: PlanRing
     move: Move
     captures: bool = False
+    products: Mapping[str, Product] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from ..kernels.pointwise import add, open_
 from ..kernels.products import linear, lm_head, mlp
 from ..kernels.rotary import attention_inputs
 from ..kernels.rows import concat, embed, select, store_rows
+from ..kernels.runtime import must_round
 from .base import Ops, Types
 
 KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "logits")  # fp32, as they were computed
@@ -33,6 +34,7 @@ WHOLE_NUMBERS = ("pick", "length", "root")
 
 def types(activation: torch.dtype, state: torch.dtype) -> Types:
     """Hidden rows, conv windows and KV in the activation dtype; the recurrent state as declared."""
+    must_round(activation, state)
     return Types(hidden=activation, conv=activation, state=state, kv=activation, consumed=torch.float32)
 
 

@@ -1,0 +1,182 @@
+"""Products as a subject declares them: in a run of the reference, every operand of a declared form is rounded.
+
+The derivation, which stands for every tier that uses a yardstick (T2, T2d, T3, and the relations within tolerance):
+
+    A kernel that multiplies in a format rounds each operand of each product to it, and sums in fp32. The size of that
+    error depends on the numbers and on the formula: a chunk kernel rounds what it computed on the way (w, u, v_new, the
+    state between blocks), and each is the operand of a next product. So no bound in closed form is used. The yardstick
+    does the same: it is the reference in fp32 with every operand rounded, for `gdn.chunk` in the published block form
+    (`chunked.recur_by_products`) of the declared block. The factor and the ulps of `checks/allowance.py` stay.
+
+    nearest, or cut    bf16 and fp16 operands are converted, to nearest. tf32 operands are often not converted at all:
+                       the instruction ignores their lower 13 bits, which cuts them off (PTX ISA, `mma` with .tf32).
+                       Both are honest, so draws are of both kinds, in turn.
+    3xtf32             x = hi + lo, both tf32; hi hi' + hi lo' + lo hi' is computed, and lo lo' is left out.
+    by chance          for the standard error of T2d every operand falls up or down by chance, as stored numbers do.
+
+Which op computes is known from the place that was seen last: the reference shows its places in a fixed order. A form
+that is not declared is left alone, so what is said of prefill chunks grants nothing to decode and verify.
+Leaves out: what is declared, and by whom (`rig/declared.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from instep_reference import gdn
+from instep_reference.chunked import recur_by_products
+from instep_reference.contract.place import Place
+from instep_reference.contract.rounding import Product
+from instep_reference.weights import MoeWeights, Weights
+
+NONE: Mapping[str, Product] = MappingProxyType({})
+FOLDED = ("q", "k", "v", "log_decay", "beta")  # what the delta rule takes in, in this order
+
+# The place that was seen last -> the form of the op that multiplies next; places that are not here: none does.
+NEXT = {
+    "normed": "linear", "qkv": "linear", "z": "linear", "b": "linear", "a": "conv", "beta": "gdn", "gated": "linear",
+    "projected": "linear", "key": "linear", "value": "attend", "opened": "linear", "joined": "linear",
+    "post_normed": "mlp", "final": "lm_head",
+}
+FIRST = "lm_head"  # of a piece that begins with a product: nothing was seen yet
+BITS = {"tf32": 11, "3xtf32": 11, "bf16": 8, "fp16": 11}  # of a mantissa, the leading one included
+STORED = {"bf16": torch.bfloat16, "fp16": torch.float16}
+CUTS = ("tf32", "3xtf32")  # formats whose operands may be cut off
+MULTIPLY = {"conv": ("mul",)}  # how torch calls the products of a form; of all others:
+MATRICES = ("matmul", "einsum")
+
+Round = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Operands:
+    """Rounds the operands of the op that runs. It is told every place that is shown (`seen`).
+
+    chunk   whether the delta rule now runs over a prefill chunk
+    cut     whether this draw cuts operands off; one for each draw where draws are the first axis of what is multiplied
+    chance  the generator by which operands fall up or down, for draws that do not share their roundings
+    """
+
+    def __init__(
+        self, products: Mapping[str, Product], weights: Weights, *, chunk: bool = False,
+        chance: torch.Generator | None = None,
+    ) -> None:
+        self.products, self.chunk, self.chance = products, chunk, chance
+        self.config = weights.config
+        self.cut: torch.Tensor | bool = False
+        self.form: str | None = FIRST
+        draft = () if weights.draft is None else weights.draft.layers
+        experts = [layer.mlp for layer in (*weights.layers, *draft) if isinstance(layer.mlp, MoeWeights)]
+        self._wide = {x.data_ptr() for mlp in experts for x in (mlp.router, mlp.shared_gate)}
+
+    def begin(self, cut: torch.Tensor | bool = False) -> None:
+        """A new draw of a piece."""
+        self.form, self.cut = FIRST, cut
+
+    def seen(self, place: Place) -> None:
+        form = NEXT.get(place.component)
+        if form == "gdn":
+            form = "gdn.chunk" if self.chunk else "gdn.window"
+        elif form == "mlp" and self._experts(place):
+            form = "moe"
+        self.form = form
+
+    def multiply(self, func: Callable[..., Any], name: str, args: Sequence[Any], given: Mapping[str, Any]) -> Any:
+        """The function as torch calls it, on rounded operands if it is a product of a declared form."""
+        product = None if self.form is None else self.products.get(self.form)
+        if product is None or product.format == "ieee" or name not in MULTIPLY.get(self.form or "", MATRICES):
+            return func(*args, **given)
+        *equation, left, right = args
+        if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)) or self._stays(right):
+            return func(*args, **given)
+        high, other = self._rounded(left, product.format), self._rounded(right, product.format)
+        out = func(*equation, high, other, **given)
+        if product.format == "3xtf32":
+            out = out + func(*equation, high, self._rounded(right - other, product.format), **given)
+            out = out + func(*equation, self._rounded(left - high, product.format), other, **given)
+        return out
+
+    def kept(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a chunk kernel keeps between its launches: in the format of its operands, where that is 16 bits wide."""
+        product = self.products["gdn.chunk"]
+        return self._rounded(tensor, product.format) if product.format in STORED else tensor
+
+    def _rounded(self, x: torch.Tensor, format: str) -> torch.Tensor:
+        if self.chance is not None:
+            drawn = torch.rand(x.shape, generator=self.chance, dtype=x.dtype, device=self.chance.device)
+            return to_bits(x, BITS[format], lambda scaled: torch.floor(scaled + drawn.to(x.device)))
+        if format in STORED:
+            return x.to(STORED[format]).to(x.dtype)
+        nearest, cut = to_bits(x, BITS[format], torch.round), to_bits(x, BITS[format], torch.trunc)
+        which = torch.as_tensor(self.cut, device=x.device)
+        return torch.where(which.reshape(*which.shape, *[1] * (x.dim() - 1)) if which.dim() else which, cut, nearest)
+
+    def _stays(self, weight: torch.Tensor) -> bool:
+        """Routers and shared gates. (Where there are any, draws are no further axis, and a tensor has an address.)"""
+        return bool(self._wide) and weight.data_ptr() in self._wide
+
+    def _experts(self, place: Place) -> bool:
+        config = self.config if place.stage == "trunk" else self.config.drafter()
+        return bool(config.experts) and place.layer not in config.dense_layers
+
+
+class InChunks:
+    """The delta rule of a prefill chunk in the declared block form, in place of the token-by-token one.
+
+    It is handed every place: it remembers what is folded in, and answers `core` with its own. state: what it left.
+    """
+
+    def __init__(self, operands: Operands, base: torch.Tensor) -> None:
+        """base: the state [HV, K, V] before the chunk."""
+        self.operands, self.base = operands, base
+        self.shown: dict[str, torch.Tensor] = {}
+        self.state: torch.Tensor | None = None
+
+    def core(self) -> torch.Tensor:
+        """The read-out [T, HV, V] of what was shown."""
+        core, state = in_chunks(self.operands, [self.shown[name] for name in FOLDED], self.base)
+        self.state = state
+        return core
+
+    def keep(self, place: Place, tensor: torch.Tensor) -> None:
+        if place.component in FOLDED:
+            self.shown[place.component] = tensor
+
+
+def in_chunks(
+    operands: Operands, rows: Sequence[torch.Tensor], base: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of one request, as FOLDED, in the declared block form -> core (T, HV, V), state (HV, K, V)."""
+    q, k, v, log_decay, beta = rows
+    repeats = v.shape[1] // k.shape[1]
+    q, k = (x.repeat_interleave(repeats, dim=1) for x in (q, k))
+    block = operands.products["gdn.chunk"].block
+    assert block is not None, "checked when it was declared"
+    gates = log_decay[None, ..., None], beta[None, ..., None], beta[None, ..., None]
+    core, state = recur_by_products(
+        q[None], k[None], v[None], *gates, base.to(q)[None], block, lambda name, tensor: operands.kept(tensor)
+    )
+    return core[0], state[0]
+
+
+def launched(operands: Operands | None, rows: Sequence[torch.Tensor], state: torch.Tensor) -> torch.Tensor:
+    """The state [HV, K, V] after one launch of the delta rule by itself; rows: as FOLDED, of one request."""
+    if operands is not None and operands.chunk and "gdn.chunk" in operands.products:
+        operands.form = "gdn.chunk"
+        return in_chunks(operands, rows, state)[1]
+    if operands is not None:
+        operands.form = "gdn.chunk" if operands.chunk else "gdn.window"
+    q, k, v, log_decay, beta = rows
+    q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], dim=1)[None] for x in (q, k))
+    gates = log_decay[None, ..., None], beta[None, ..., None], beta[None, ..., None]
+    return gdn.recur(q, k, v[None], *gates, state[None])[1][0]
+
+
+def to_bits(x: torch.Tensor, bits: int, towards: Round) -> torch.Tensor:
+    """x with a mantissa of so many bits; `towards` makes whole numbers of mantissas that stand between two."""
+    mantissa, _ = torch.frexp(x)  # at least 1/2 and below 1
+    scaled = mantissa * 2.0**bits  # now neighbours are whole numbers
+    return torch.where(x.isfinite() & (x != 0), towards(scaled) * (x / scaled), x)

@@ -1,0 +1,41 @@
+"""Interpreted kernels in 16 bits agree where there is no fault, or are refused.
+
+Leaves out: how the interpreter is mended (`tests/optimized/test_kernels_runtime.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from instep.rig.rig import Rig
+from instep.rig.setting import Setting
+from instep.trace.file import Trace, read
+from instep.verdict import Exit
+from support.command import Runner
+from support.traces import recorded
+
+SHORT = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "short.jsonl"
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("half"), dtype=torch.float16)
+
+
+@pytest.mark.parametrize("ops", ["triton", "invariant"])
+def test_interpreted_kernels_agree_in_bfloat16(ops: str) -> None:
+    verdict = Rig(read(SHORT), Setting(ops, dtype="bfloat16")).run().verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+
+
+def test_interpreted_kernels_agree_in_float16(half: Trace) -> None:
+    verdict = Rig(half, Setting("triton", dtype="float16")).run(until=6).verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+
+
+def test_weights_that_float16_cannot_hold_are_refused_in_a_line(instep: Runner) -> None:
+    ran = instep("replay", SHORT, "--ops", "triton", "--dtype", "float16")
+    assert ran.code == 2 and "one that holds the weights" in ran.err, ran

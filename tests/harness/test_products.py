@@ -1,0 +1,228 @@
+"""Products in a declared format: which op is rounded, to what, and what a declaration may say.
+
+Leaves out: what whole runs come to (`test_declared_rounding.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from instep.observe.products import MULTIPLY, Operands, in_chunks, launched, to_bits
+from instep.rig.declared import NOTHING, declared
+from instep.rig.guard import SubjectFailed
+from instep.rig.variant import swapped
+from instep_optimized import load
+from instep_reference import trunk
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import Place
+from instep_reference.contract.rounding import FORMATS, FORMS, Product, checked
+from instep_reference.engine import ReferenceEngine
+from instep_reference.weights import MoeWeights, Weights
+from support import moments as m
+from support.checkpoints import write
+from support.narrow_products import cut
+
+TF32, TOKENS = Product("tf32"), 3
+
+
+class Counting(TorchFunctionMode):
+    """Counts every product under the form that `Operands` takes it for."""
+
+    def __init__(self, operands: Operands) -> None:
+        super().__init__()
+        self.operands, self.found = operands, Counter[str | None]()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        form, name = self.operands.form, func.__name__
+        if name in ("matmul", "einsum") or name in MULTIPLY.get(form or "", ()):
+            self.found[form] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module", params=["dense", "moe"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    folder = write(tmp_path_factory.mktemp(request.param) / "model", request.param, 3)
+    return Weights.of(Checkpoint.open(folder), torch.float32)
+
+
+def test_every_product_of_a_layer_belongs_to_a_form(model: Weights) -> None:
+    """As many as the model has: projections, taps, three a token in the delta rule, two in attention, the MLP's."""
+    config = model.config
+    for index, kind in enumerate(config.layer_kinds):
+        operands = Operands({}, model)
+        memory = trunk.empty_memory(config, kind, torch.float32)
+        hidden = torch.randn(TOKENS, config.hidden, generator=torch.Generator().manual_seed(0))
+
+        def see(place: Place, tensor: torch.Tensor, operands: Operands = operands) -> torch.Tensor:
+            operands.seen(place)
+            return tensor
+
+        with Counting(operands) as counting:
+            trunk.layer(config, model.layers[index], index, "trunk", hidden, memory, torch.arange(TOKENS), see)
+        found = counting.found
+        if isinstance(model.layers[index].mlp, MoeWeights):
+            assert found.pop("moe") >= 5, "router, shared gate, three of the shared expert, and of each that was chosen"
+        else:
+            assert found.pop("mlp") == 3
+        gdn = {"linear": 5, "conv": config.conv_width, "gdn.window": 3 * TOKENS}
+        assert found == (gdn if kind == "gdn" else {"linear": 4, "attend": 2})
+
+
+def test_no_product_of_a_whole_run_belongs_to_none(tmp_path: Any) -> None:
+    opened = m.checkpoint(tmp_path)
+    engine = ReferenceEngine(Weights.of(opened, torch.float32), num_steps=m.POLICY.num_steps)
+    operands = Operands({}, Weights.of(opened, torch.float32))
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        operands.seen(place)
+        return tensor
+
+    engine.watch(see)
+    with Counting(operands) as counting:
+        for event in m.events_of(opened)[:12]:
+            event.on(engine)
+    assert set(counting.found) == set(FORMS) - {"gdn.chunk", "moe"}
+
+
+def test_routers_stay_wide(tmp_path: Any) -> None:
+    weights = Weights.of(Checkpoint.open(write(tmp_path / "model", "moe", 3)), torch.float32)
+    operands = Operands({"moe": TF32}, weights)
+    operands.form = "moe"
+    mlp = next(layer.mlp for layer in weights.layers if isinstance(layer.mlp, MoeWeights))
+    x = torch.randn(2, weights.config.hidden, generator=torch.Generator().manual_seed(0))
+    for weight, stays in ((mlp.router, True), (mlp.shared_gate, True), (mlp.shared.gate, False)):
+        out = operands.multiply(torch.matmul, "matmul", (x, weight.T), {})
+        assert torch.equal(out, x @ weight.T) is stays
+
+
+def test_a_form_that_is_not_declared_is_left_alone(model: Weights) -> None:
+    operands = Operands({"gdn.chunk": Product("tf32", block=64), "mlp": TF32}, model)
+    x, y = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(0))
+    for form in (None, *FORMS):
+        operands.form = form
+        out = operands.multiply(torch.matmul, "matmul", (x, y), {})
+        assert torch.equal(out, x @ y) is (form not in ("gdn.chunk", "mlp")), form
+
+
+@pytest.mark.parametrize(
+    ("format", "error"), [("3xtf32", 2.0**-19), ("tf32", 2.0**-9), ("fp16", 2.0**-10), ("bf16", 2.0**-7)]
+)
+def test_operands_are_as_wide_as_the_format_says(format: str, error: float, model: Weights) -> None:
+    operands = Operands({"mlp": Product(format)}, model)
+    operands.form = "mlp"
+    x, y = torch.rand(2, 1, 4000, generator=torch.Generator().manual_seed(0)) + 0.5
+    for is_cut in (False, True):
+        operands.cut = is_cut
+        found = operands.multiply(torch.matmul, "matmul", (x.T, y), {})
+        off = ((found.double() - x.T.double() * y.double()) / (x.T.double() * y.double())).abs().max()
+        assert error / 16 < off <= error, (format, is_cut)
+
+
+def test_a_cut_is_what_a_tensor_core_reads_and_nearest_is_to_even() -> None:
+    bits = torch.randint(-(2**31), 2**31 - 1, (50000,), generator=torch.Generator().manual_seed(0), dtype=torch.int64)
+    x = bits.to(torch.int32).view(torch.float32)
+    x = x[x.isfinite() & (x.abs() > 1e-30)]
+    assert torch.equal(to_bits(x, 11, torch.trunc), cut(x))
+    assert torch.equal(to_bits(x, 8, torch.round), x.bfloat16().float())
+    odd = torch.tensor([0.0, -0.0, torch.inf, -torch.inf])
+    assert torch.equal(to_bits(odd, 11, torch.round), odd) and to_bits(torch.tensor(torch.nan), 11, torch.round).isnan()
+
+
+def test_by_chance_an_operand_falls_to_either_side_and_is_right_on_average(model: Weights) -> None:
+    operands = Operands({"mlp": TF32}, model, chance=torch.Generator().manual_seed(0))
+    operands.form = "mlp"
+    x = torch.full((1, 20000), 1 + 2.0**-12)
+    found = operands.multiply(torch.matmul, "matmul", (x.T, torch.ones(1, 1)), {})
+    assert set(found.flatten().tolist()) == {1.0, 1 + 2.0**-10}
+    assert abs(float(found.mean()) - float(x[0, 0])) < 2e-5
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_block_form_errs_as_its_format_does(format: str, model: Weights) -> None:
+    """And its narrow intermediates: in bf16 it errs more than its inputs' rounding alone."""
+    generator = torch.Generator().manual_seed(0)
+    config, count = model.config, 150
+    heads, shape = config.value_heads, (config.value_heads, config.key_dim, config.value_dim)
+    k = torch.nn.functional.normalize(torch.randn(count, heads, config.key_dim, generator=generator) + 0.5, dim=-1)
+    decay, beta = torch.rand(2, count, heads, generator=generator)
+    rows = [k.roll(1, 0), k, torch.randn(count, heads, config.value_dim, generator=generator), -decay / 8, beta]
+    base = torch.randn(*shape, generator=generator)
+    right = launched(None, [x.double() for x in rows], base.double())
+    operands = Operands({"gdn.chunk": Product(format, block=64)}, model, chunk=True)
+    operands.form = "gdn.chunk"
+
+    class Rounding(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return operands.multiply(func, func.__name__, args, kwargs or {})
+
+    with Rounding():
+        core, state = in_chunks(operands, rows, base)
+    assert torch.equal(launched(operands, rows, base), in_chunks(operands, rows, base)[1])
+    off = float((state - right).norm() / right.norm())
+    ten_bits = (5e-5, 5e-3)
+    limits = {"ieee": (1e-8, 3e-6), "3xtf32": (1e-8, 6e-6), "tf32": ten_bits, "fp16": ten_bits, "bf16": (5e-4, 4e-2)}
+    least, most = limits[format]
+    assert least < off < most and core.shape == rows[2].shape, off
+
+
+@pytest.mark.parametrize(
+    ("products", "says"),
+    [
+        ({"gdn": TF32}, "found 'gdn', expected forms of ops: linear"),
+        ({"gdn.chunk": TF32}, "expected the block of the kernel"),
+        ({"linear": Product("tf32", block=16)}, "expected no block"),
+        ({"linear": "tf32"}, "expected a Product"),
+    ],
+)
+def test_a_declaration_that_says_nothing_known_is_refused(products: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        checked(products)
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("format", "block"), [("fp8", None), ("TF32", None), ("tf32", 0), ("tf32", "64")])
+def test_a_format_or_block_that_is_none_is_refused(format: str, block: Any) -> None:
+    with pytest.raises(BadInput):
+        Product(format, block)
+
+
+def test_who_says_nothing_declares_nothing() -> None:
+    assert declared(SimpleNamespace(), torch.bfloat16, torch.float32) == NOTHING
+    assert declared(None, torch.bfloat16, torch.float32) == NOTHING
+
+
+def _falls_over(activation: torch.dtype, state: torch.dtype) -> dict[str, torch.dtype]:
+    raise ZeroDivisionError("nobody knows")
+
+
+@pytest.mark.parametrize(
+    "said", [{"rounds": 3}, {"products": 3}, {"rounds": lambda *_: {"v": "fp16"}}]
+)
+def test_a_declaration_that_cannot_be_read_is_its_authors_mistake(said: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        declared(SimpleNamespace(**said), torch.float32, torch.float32)
+
+
+def test_what_a_declaration_raises_is_the_subjects_finding() -> None:
+    with pytest.raises(SubjectFailed, match="nobody knows"):
+        declared(SimpleNamespace(rounds=_falls_over), torch.float32, torch.float32)
+
+
+def test_a_swapped_op_brings_its_products() -> None:
+    mine = {"gdn.chunk": Product("tf32", block=64), "gdn.window": TF32, "linear": TF32}
+    ops = replace(load("plain"), products=mine)
+    assert swapped(ops, {"gdn": "plain"}).products == {"linear": TF32}
+    assert swapped(ops, {"conv": "plain"}).products == mine
+    assert swapped(load("plain"), {"gdn": "support.narrow_products:CUT"}).products == {
+        "gdn.chunk": Product("tf32", block=64)}  # fmt: skip

@@ -1,0 +1,109 @@
+"""A run of chosen tiers: what is judged, what is said of the rest, and that a known finding hides nothing.
+
+Leaves out: what each tier compares.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from instep.rig.rig import Rig
+from instep.rig.setting import Setting
+from instep.trace.file import read
+from instep.verdict import Exit, Tier, tiers_of
+from instep_reference.contract.errors import BadInput
+from support.command import Runner, complaint
+
+pytest_plugins = ["pytester"]
+
+TRACE = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "accepted.jsonl"
+LOUDER = "support.subjects:LOUDER"  # one percent too much in every gated norm: numeric, from the first prefill on
+STALE = "support.wrong_ops:LATE_AND_LOUD"
+
+
+def test_names_are_read_with_commas_and_repeated() -> None:
+    assert tiers_of(["T0,T2d", "T1"]) == {Tier.IDENTITY, Tier.DIRECTED, Tier.BITWISE}
+    assert tiers_of([]) == frozenset(Tier)
+    for wrong in ("t0", "T5", "", "T0,,T1"):
+        with pytest.raises(BadInput):
+            tiers_of([wrong])
+
+
+def test_a_numeric_finding_does_not_hide_the_rest() -> None:
+    rig = Rig(read(TRACE), Setting(LOUDER))
+    whole = rig.run()
+    assert whole.verdict.exit is Exit.DIVERGED and whole.verdict.events < whole.of
+    assert {found.tier for found in whole.verdict.findings} <= {Tier.DERIVED, Tier.PROPAGATED, Tier.DIRECTED}
+    exact = rig.run(tiers={Tier.IDENTITY, Tier.BITWISE, Tier.DIRECTED})
+    assert exact.verdict.exit is Exit.AGREED and exact.verdict.events == exact.of
+    assert {compared.tier for compared in exact.verdict.compared} == {Tier.IDENTITY, Tier.BITWISE, Tier.DIRECTED}
+    assert exact.left_out == (Tier.DERIVED, Tier.PROPAGATED, Tier.DECISIONS)
+
+
+def test_what_stands_behind_a_numeric_finding_is_found() -> None:
+    """Two faults: every gated norm is too loud, and one commit leaves the state where it was."""
+    rig = Rig(read(TRACE), Setting(STALE, strategy="snapshot"))
+    assert rig.run().verdict.findings[0].place.component == "gated"
+    found = rig.run(tiers=[Tier.DIRECTED]).verdict.findings[0]
+    assert (found.kind, found.place.component) == ("commit", "state"), found
+
+
+def test_an_exception_is_a_finding_whatever_was_asked() -> None:
+    found = Rig(read(TRACE), Setting("support.subjects:refusing")).run(tiers=[Tier.DECISIONS]).verdict.findings[0]
+    assert found.check == "serves"
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_every_tier_stands_alone(tier: Tier) -> None:
+    verdict = Rig(read(TRACE), Setting("plain")).run(tiers=[tier]).verdict
+    assert verdict.exit is Exit.AGREED and {compared.tier for compared in verdict.compared} == {tier}
+
+
+def test_tiers_that_compare_nothing_are_inconclusive(instep: Runner) -> None:
+    ran = instep("replay", TRACE, "--ops", "ledger", "--tiers", "T2,T3")
+    assert ran.code == 3 and "inconclusive" in ran.out, ran
+
+
+def test_the_last_line_the_file_and_the_command_say_what_was_left_out(instep: Runner, tmp_path: Path) -> None:
+    ran = instep("replay", TRACE, "--ops", "plain", "--tiers", "T0", "--tiers", "T2d,T1", "--json", tmp_path / "a.json")
+    assert ran.code == 0
+    assert ran.out.strip().splitlines()[-1] == "only T0,T1,T2d judged; left out by --tiers: T2,T3,T4"
+    (run,) = json.loads((tmp_path / "a.json").read_text())["runs"]
+    assert run["asked"] == ["T0", "T1", "T2d"] and run["left_out"] == ["T2", "T3", "T4"]
+    ran = instep("replay", TRACE, "--ops", LOUDER, "--tiers", "T3", "--no-ladder")
+    assert ran.code == 1 and "--tiers T3" in ran.out.splitlines()[-2]
+    assert "only T3 judged" in ran.out.strip().splitlines()[-1]
+
+
+def test_a_run_of_all_tiers_says_nothing_of_it(instep: Runner) -> None:
+    ran = instep("replay", TRACE, "--ops", "plain", "--until", 3)
+    assert "left out" not in ran.out
+
+
+def test_the_ladder_climbs_with_the_same_tiers() -> None:
+    """Without them another tier's finding would stay, and nothing would be confirmed."""
+    from instep.localise import locate
+
+    rig = Rig(read(TRACE), Setting(STALE, strategy="snapshot"))
+    outcome = rig.run(tiers=[Tier.DIRECTED])
+    assert locate(rig, outcome).cause != "unconfirmed"
+
+
+def test_an_unknown_tier_is_refused_in_a_line(instep: Runner) -> None:
+    said = complaint(instep("replay", TRACE, "--tiers", "T9"))
+    assert "--tiers: found 'T9', expected some of T0, T1, T2, T2d, T3, T4" in said
+
+
+def test_the_plugin_takes_tiers(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))  # where the op set is found
+    words = ("-p", "no:benchmark", f"--instep-traces={TRACE}", f"--instep-ops={LOUDER}")
+    ran = pytester.runpytest_subprocess(*words, "--instep-tiers=T0,T1")
+    ran.assert_outcomes(passed=1)
+    ran.stdout.fnmatch_lines(["*instep: only T0,T1 judged; --instep-tiers left the others out"])
+    ran = pytester.runpytest_subprocess(*words, "--instep-tiers=T7")
+    assert ran.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--instep-tiers: found 'T7'" in ran.stderr.str()
