@@ -30,7 +30,6 @@ def memory(
     json: Annotated[Path | None, typer.Option(help="Write the figures there, too.")] = None,
 ) -> None:
     """Print the bytes of a request by pool, for every strategy and form of conv windows."""
-    import msgspec
     from rich.console import Console
 
     from instep_optimized import Options
@@ -39,10 +38,12 @@ def memory(
 
     from ..budget import needs, spelled, weights_bytes
     from ..report import tables
+    from ..report.result import Result
     from ..rig.alone import known_layout
     from ..rig.sides import WIDTHS, wide
     from ..shapes import sized_like
-    from ..whole import writable, write_whole
+    from ..verdict import Exit
+    from ..whole import writable
 
     if dtype not in WIDTHS:
         raise BadInput("--dtype", found=dtype, expected=f"one of {', '.join(WIDTHS)}")
@@ -67,7 +68,7 @@ def memory(
             "where": where, "widest": widest, "dtype": dtype, "tokens": tokens, "gib": gib,
             "strategies": [_as_data(one, tokens, room) for one in found],
         }
-        write_whole({json: msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"})
+        Result(Exit.AGREED, "cpu", data).write(json)
 
 
 def _widest(num_steps: int | None, candidates: str | None) -> int:

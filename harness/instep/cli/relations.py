@@ -42,6 +42,7 @@ def relations(
     from ..rig.strategies import chosen
     from ..trace.file import read
     from ..whole import writable
+    from .progress import progress
 
     wanted = table.relations(name or ())
     named = chosen(strategy=strategy, conv=conv, drafter=drafter)
@@ -52,11 +53,10 @@ def relations(
         graphs=graphs, **named,
     )
     case = Case.of(rig.trace, rig.plan, until=until, bitwise=bitwise, tokens=tokens)
-    waiting = Console(stderr=True)
-    with waiting.status("") as status:
-        found = table.held(case, wanted, lambda relation: status.update(f"{relation.name}: {relation.says}"))
+    with progress("relations") as said:
+        found = table.held(case, wanted, lambda relation: said(relation.name, wanted.index(relation), len(wanted)))
     run = told.Run(trace, checkpoint, until, case, tuple(found))
     if json is not None:
-        told.write(json, run, commit=commit)
+        told.of(run, commit).write(json)
     told.show(run, Console())
     raise typer.Exit(int(table.worst(found)))

@@ -79,7 +79,7 @@ def replay(
         lines = [f"{run.ops} {line}\n" for run, kept in zip(runs, trails, strict=True) for line in kept.lines]
         write_whole({trail: "".join(lines).encode()})
     if json is not None:
-        data.write(json, outcomes, commit=commit)
+        data.of(outcomes, commit).write(json)
     terminal.show(outcomes, Console())
     raise typer.Exit(int(data.worst(outcomes)))
 
@@ -98,25 +98,21 @@ def _run(
     trace: Trace, part: Part, checkpoint: Path | None, given: dict[str, Any], layers: list[int] | None,
     variant: Variant, ladder: bool, also: Sequence[Check],
 ) -> Outcome:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from ..localise import locate
     from ..rig.rig import Rig
     from ..rig.variant import AS_IS
+    from .progress import progress
 
     ops, until = part.ops, part.until
     rig = Rig(trace, checkpoint, ops=ops, **given)
     total = len(trace.events) if until is None else min(until + 1, len(trace.events))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"{trace.header.name} [{ops}]".replace("[", r"\["), total=total)
+    name = f"{trace.header.name} [{ops}]"
+    with progress(name) as told:
         outcome = rig.run(
-            until=until, layers=layers, progress=lambda index, event: bar.update(task, completed=index + 1),
-            variant=variant, also=also,
+            until=until, layers=layers, progress=lambda index, event: told(name, index + 1, total), variant=variant,
+            also=also,
         )
         if not (ladder and outcome.verdict.findings) or variant != AS_IS:
             return outcome
-        bar.update(task, description=f"{trace.header.name}: where it was made", total=None)
+        told(f"{trace.header.name}: where it was made", 0, None)
         return replace(outcome, located=locate(rig, outcome, layers))

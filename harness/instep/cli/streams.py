@@ -56,6 +56,6 @@ def streams(
         for served in ops or ["plain"] for how in strategy or STRATEGIES for one in chosen
     ]
     if json is not None:
-        data.write(json, outcomes, commit=commit)
+        data.of(outcomes, commit).write(json)
     terminal.show(outcomes, Console())
     raise typer.Exit(int(data.worst(outcomes)))

@@ -5,13 +5,13 @@ Leaves out: tables and colours (`terminal.py`).
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ..verdict import Comparison, Tier
+from .command import command as to_type
+from .command import near
 
 if TYPE_CHECKING:
     from ..rig.rig import Outcome
@@ -81,26 +81,15 @@ def command(outcome: Outcome, found: Comparison) -> str:
     """What to type to see it again, and no more of it than is needed."""
     plan, grafts = outcome.plan, [graft for graft in outcome.variant.graft if graft.event <= found.event]
     until = max([found.event, *(graft.until for graft in grafts)])
-    words = [*outcome.again, near(outcome.trace), f"--ops {plan.ops}", f"--until {until}"]
+    words: list[object] = [*outcome.again, near(outcome.trace), "--ops", plan.ops, "--until", until]
     if found.place.layer not in (STAGE_LEVEL, AFTER_LAYERS):
-        words.append(f"--layer {found.place.layer}")
-    for option, value, usual in (
-        ("--device", plan.device, "cpu"), ("--dtype", plan.dtype, "float32"), ("--layout", plan.layout, "VK"),
-        ("--strategy", plan.strategy, "rerun"), ("--conv", plan.conv, "windows"),
-        ("--drafter", plan.drafter, "eagle"),
-    ):
-        if value != usual or (option == "--strategy" and "streams" in outcome.again):  # there, left out, it is all
-            words.append(f"{option} {value}")
-    if plan.graphs:
-        words.append("--graphs")
-    words += [f"--swap {op}={source}" for op, source in outcome.variant.swap.items()]
-    words += [f"--graft {graft}" for graft in grafts]
+        words += ["--layer", found.place.layer]
+    more: list[object] = []
+    for op, source in outcome.variant.swap.items():
+        more += ["--swap", f"{op}={source}"]
+    for graft in grafts:
+        more += ["--graft", graft]
     if outcome.elsewhere is not None:
-        words.append(f"--checkpoint {near(outcome.elsewhere)}")
-    return " ".join(words)
-
-
-def near(path: Path) -> str:
-    """The path as one would type it here, when it is below the working directory."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+        more += ["--checkpoint", near(outcome.elsewhere)]
+    # `streams` takes every strategy where none is named.
+    return to_type(words, plan, always=["--strategy"] if "streams" in outcome.again else [], more=more)

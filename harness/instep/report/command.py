@@ -1,0 +1,49 @@
+"""A command as one types it: the one that was typed, and the one that shows a finding again.
+
+Leaves out: which finding, and what of the trace is needed for it (`words.py`, `relations/told.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..rig.sides import Plan
+
+PLACES = ("--json", "--out", "--picture", "--trail", "--trace")  # options that say where something is written
+
+
+def typed(argv: Sequence[str]) -> str:
+    """The command as it was typed, but for where its results go."""
+    words, places = [Path(argv[0]).name.replace("__main__.py", "instep")], iter(argv[1:])
+    for word in places:
+        if word in PLACES:
+            next(places, None)
+        elif not word.startswith(tuple(f"{place}=" for place in PLACES)):
+            words.append(word)
+    return shlex.join(words)
+
+
+def command(words: Iterable[object], plan: Plan, *, always: Collection[str] = (), more: Iterable[object] = ()) -> str:
+    """These words, the options in which the plan is not the usual one, and more words, quoted for a shell.
+
+    always  options that are written although they are the usual ones
+    """
+    options: list[str] = []
+    for option, value, usual in (
+        ("--device", plan.device, "cpu"), ("--dtype", plan.dtype, "float32"), ("--layout", plan.layout, "VK"),
+        ("--strategy", plan.strategy, "rerun"), ("--conv", plan.conv, "windows"), ("--drafter", plan.drafter, "eagle"),
+    ):
+        if value != usual or option in always:
+            options += [option, value]
+    return shlex.join(map(str, (*words, *options, *["--graphs"] * plan.graphs, *more)))
+
+
+def near(path: Path) -> str:
+    """The path as one would type it here, when it is below the working directory."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
