@@ -50,6 +50,9 @@ def test_a_native_result_is_not_older_than_the_kernels_allow(path: Path) -> None
     assert changed - measured < OLDEST, "the kernels have changed: run tests/on_gpu.sh again"
 
 
+HEAD = {"schema", "exit", "command", "date", "commit", "machine"}  # of every result file
+
+
 def test_there_are_native_results() -> None:
     assert NATIVE
 
@@ -58,4 +61,9 @@ def test_the_memory_in_the_readme_is_what_the_command_says(tmp_path: Path) -> No
     file = tmp_path / "memory.json"
     done = CliRunner().invoke(app, ["memory", "qwen3.5-9b", "--candidates", "1,3", "--json", str(file)])
     assert done.exit_code == 0, done.output
-    assert file.read_text() == (TOP / "fixtures" / "results" / "memory-9b.json").read_text()
+    stored = json.loads((TOP / "fixtures" / "results" / "memory-9b.json").read_text())
+    made = json.loads(file.read_text())  # on another machine and day
+    assert {name: made[name] for name in stored if name not in HEAD} == {
+        name: value for name, value in stored.items() if name not in HEAD
+    }
+    assert made["strategies"]

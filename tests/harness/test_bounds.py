@@ -78,7 +78,7 @@ def test_scratch_is_listed_and_nothing_else_is_excused(trace, capsys):
     outcome = replayed(trace, "SCRATCH")
     assert outcome.verdict.exit is Exit.AGREED
     assert set(outcome.scratch.values()) == {frozenset({0})}
-    told = data.result([outcome])["runs"][0]["scratch"]
+    told = data.of([outcome]).found["runs"][0]["scratch"]
     assert [one["units"] for one in told] == [[0]] * len(told) and told[0]["region"] == "state"
     show([outcome], Console(width=200))
     assert "state, layer 0, unit 0: declared as scratch, not guarded" in capsys.readouterr().out

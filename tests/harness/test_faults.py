@@ -108,7 +108,7 @@ def test_what_is_told_is_what_was_judged(ran: Result) -> None:
     shown = console.export_text()
     assert f"{len(FEW)} of {len(FEW)} faults found" in shown and "1 void" in shown
     assert all(name in shown for name in FEW)
-    data = json.loads(json.dumps(told.data(ran, commit="abc")))
+    data = json.loads(json.dumps(told.of(ran, "abc").data()))
     assert (data["faults"], data["found"], data["located"], data["void"]) == (len(FEW) + 1, len(FEW), len(FEW), 1)
     assert data["commit"] == "abc" and data["machine"]["torch"] and data["exit"] == Exit.INCONCLUSIVE
     matrix = Matrix.of(ran)

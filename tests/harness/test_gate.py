@@ -93,7 +93,7 @@ def test_twice_the_time_is_found(model: Path, tmp_path: Path) -> None:
     assert report.says("verify") is Say.SLOWER
     assert report.served["before"]["instep_optimized"] != report.served["after"]["instep_optimized"]
     assert "verify: SLOWER by" in text(report)
-    found = told.result(report)
+    found = told.of(report).data()
     assert (found["exit"], found["says"]["verify"]) == (1, "slower")
 
 
@@ -104,7 +104,7 @@ def test_a_wrong_arm_is_refused_and_nothing_is_timed(model: Path, tmp_path: Path
     assert report.judged == []
     assert "accepted" in report.refused and "DIVERGED" in report.refused
     assert "ms" not in text(report).split()
-    assert told.result(report)["judged"] == []
+    assert told.of(report).data()["judged"] == []
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ def test_its_traceback_is_told_everywhere(trace, tmp_path, monkeypatch):
     assert "lockstep.py" not in told
     monkeypatch.setenv("INSTEP_TRACEBACK", "1")
     assert "rig/sides.py" in divergence(outcome) and line in divergence(outcome)
-    data.write(tmp_path / "result.json", [outcome])
+    data.of([outcome]).write(tmp_path / "result.json")
     found = json.loads((tmp_path / "result.json").read_text())["runs"][0]["findings"][0]["raised"]
     assert found["error"] == "IndexError" and found["line"] > 0 and line in found["traceback"]
 

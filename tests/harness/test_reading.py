@@ -62,7 +62,7 @@ def test_the_message_is_what_a_replay_says(outcome: Outcome, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_the_data_stand_in_the_result_file(outcome: Outcome, tmp_path: Path) -> None:
-    data.write(tmp_path / "result.json", [outcome])
+    data.of([outcome]).write(tmp_path / "result.json")
     lines = iter((tmp_path / "result.json").read_text().splitlines())
     missing = [line for line in said("json").splitlines() if line.strip() != "..." and line not in lines]
     assert not missing

@@ -73,7 +73,7 @@ def test_where_it_was_made_stands_before_the_command():
     located = Located(found, "memory", None, says, ("--graft trunk.3.state@41",), ("matches if transposed",), 3)
     told = outcome(found, located=located)
     assert divergence(told).splitlines()[-3:-1] == [f"  {says}", "  hint: matches if transposed"]
-    assert data.result([told])["runs"][0]["located"] == {
+    assert data.of([told]).data()["runs"][0]["located"] == {
         "cause": "memory", "op": None, "says": says, "options": ("--graft trunk.3.state@41",),
         "hints": ("matches if transposed",), "replays": 3,
     }
@@ -124,7 +124,7 @@ def test_what_was_otherwise_is_told_and_repeated():
     )
     shown = printed(told)
     assert all(part in shown for part in ("triton DIVERGED", "gdn=plain", "trunk.0.core@2 grafted"))
-    run = data.result([told])["runs"][0]
+    run = data.of([told]).data()["runs"][0]
     assert run["swap"] == {"gdn": "plain"}
     assert run["graft"] == ["trunk.0.core@2", "trunk.3.state@41", "trunk.0.core@42"]
 

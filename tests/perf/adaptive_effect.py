@@ -26,7 +26,7 @@ from instep.generate.decode import Ask, Decoded
 from instep.generate.forced import Extent, Played, play
 from instep.generate.reread import Reader
 from instep.generate.words import prompts_from, stop_of, words_of
-from instep.report.data import typed
+from instep.report.command import typed
 from instep.report.machine import machine
 from instep.rig.setting import Setting
 from instep.shapes import NAMES, shape

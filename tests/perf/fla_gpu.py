@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     for one in filter(None, apart):
         print("{name} {strategy}: {ops} from {from}: {worst:.1e} at worst of {states} states".format(**one))
     if told.out is not None:
-        result = data.result(outcomes, commit=told.commit) | {
+        result = data.of(outcomes, told.commit).data() | {
             "peers": {name: installed(name) for name in PEERS},
             "float32_products": os.environ.get("TRITON_F32_DEFAULT", "tf32"),
             "apart": list(filter(None, apart)),

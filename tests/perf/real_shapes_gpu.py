@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
             if told.device.startswith("cuda"):
                 torch.cuda.empty_cache()
     if told.out is not None:
-        data.write(told.out, outcomes, commit=told.commit)
+        data.of(outcomes, told.commit).write(told.out)
     return int(data.worst(outcomes))
 
 

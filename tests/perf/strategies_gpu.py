@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from instep.report.data import typed
+from instep.report.command import typed
 from instep_optimized import commit as strategies
 from instep_optimized.batch import Who, windows
 from instep_optimized.commit.base import Landing

@@ -35,14 +35,15 @@ def calibrate(
     The bound of a rate takes blocks as independent; those of one engine are not quite, so it is a guide, no proof.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from instep_reference.contract.errors import BadInput
 
     from .. import calibrate as calibration
     from ..report import tables
+    from ..report.result import Result
     from ..verdict import Exit
     from ..whole import writable
+    from .progress import progress
 
     if not variants and not runs:
         raise BadInput("--variants and --runs", found="0 of both", expected="at least one of either")
@@ -51,16 +52,14 @@ def calibrate(
         given.setting(ops=name).op_set()
     if json is not None:
         writable(json)
-    console, shown = Console(stderr=True), Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("calibrate", total=None)
+    shown = Console()
+    with progress("calibrate") as told:
         result = calibration.calibrate(
-            variants, device=device, op_sets=given.several("ops"), seconds=seconds, runs=runs,
-            told=lambda what, done, of: bar.update(task, description=what, completed=done, total=of),
+            variants, device=device, op_sets=given.several("ops"), seconds=seconds, runs=runs, told=told
         )
+    code = Exit.DIVERGED if result.alarms else Exit.AGREED if result.ran or result.limits else Exit.INCONCLUSIVE
     if json is not None:
-        _write(result, json, commit)
+        Result(code, result.device, result.as_data(), commit).write(json)
     if result.ran:
         tables.show(_rates(result), shown)
     for variant, alarm in result.alarms:
@@ -68,7 +67,6 @@ def calibrate(
         shown.print(f"false alarm: {said}", highlight=False, markup=False, soft_wrap=True)
     if result.limits:
         tables.show(_limits(result), shown)
-    code = Exit.DIVERGED if result.alarms else Exit.AGREED if result.ran or result.limits else Exit.INCONCLUSIVE
     raise typer.Exit(int(code))
 
 
@@ -98,20 +96,3 @@ def _limits(result: Calibration) -> Table:
         sizes = ("" if limit.found[tier] is None else f"{limit.found[tier]:.0e}" for tier in tiers)
         made.add_row(limit.slip, limit.storage, f"{limit.honest:.1e}", *sizes)
     return made
-
-
-def _write(result: Calibration, path: Path, commit: str | None) -> None:
-    import sys
-    from datetime import UTC, datetime
-
-    import msgspec
-
-    from ..report.data import typed
-    from ..report.machine import machine
-    from ..whole import write_whole
-
-    data = {
-        "command": typed(sys.argv), "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit,
-        "machine": machine(result.device), **result.as_data(),
-    }
-    write_whole({path: msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"})

@@ -36,7 +36,6 @@ def faults(
     import os
     from dataclasses import replace
 
-    import msgspec
     from rich.console import Console
 
     from ..faults import told
@@ -56,8 +55,7 @@ def faults(
     result = _run(chosen, jobs or os.cpu_count() or 1, not no_text)
     told.show(result, Console())
     if json is not None:
-        text = msgspec.json.encode(told.data(result, commit=commit))
-        write_whole({json: msgspec.json.format(text, indent=1) + b"\n"})
+        told.of(result, commit).write(json)
     if picture is not None:
         write_whole({picture: drawn(Matrix.of(result)).encode()})
     raise typer.Exit(int(result.exit))
@@ -117,17 +115,10 @@ def _near(name: str, known: list[str]) -> str:
 
 
 def _run(chosen: list[Fault], jobs: int, text: bool) -> Result:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from ..faults import TRACES
     from ..faults.campaign import campaign
+    from .progress import progress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"{len(chosen)} faults", total=None)
-        return campaign(
-            chosen, TRACES, jobs=jobs, text=text,
-            progress=lambda ended, of: bar.update(task, completed=ended, total=of),
-        )
+    name = f"{len(chosen)} faults"
+    with progress(name) as said:
+        return campaign(chosen, TRACES, jobs=jobs, text=text, progress=lambda ended, of: said(name, ended, of))

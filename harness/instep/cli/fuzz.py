@@ -62,19 +62,15 @@ def fuzz(
 
 def _run(settings: Settings) -> Result:
     from hypothesis.configuration import set_hypothesis_home_dir
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from ..fuzz.campaign import campaign
+    from .progress import progress
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} runs"), TimeElapsedColumn())
     total = None if settings.examples == ENDLESS else settings.examples
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, bar:
+    name = f"runs of fuzz [{settings.setting.ops}], seed {settings.seed}"
+    with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, progress(name) as told:
         set_hypothesis_home_dir(scratch)  # it leaves nothing in the user's folder
-        task = bar.add_task(rf"fuzz \[{settings.setting.ops}], seed {settings.seed}", total=total)
-        return campaign(settings, lambda examples: bar.update(task, completed=examples))
+        return campaign(settings, lambda examples: told(name, examples, total))
 
 
 def _show(result: Result, console: Console) -> None:

@@ -33,29 +33,24 @@ def gate(
 ) -> None:
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from ..perf import told
     from ..perf.gate import gate as run
     from ..perf.question import Question
+    from ..whole import writable
+    from .progress import progress
 
     question = Question(
         before, after, checkpoint, tuple(dict.fromkeys(case)) if case else ("verify", "commit"), pairs, allowed,
         given.setting(), batch, rounds, num_steps, seed, patience,
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with (
-        tempfile.TemporaryDirectory(prefix="instep-gate-") as aside,
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-    ):
-        task = bar.add_task("gate", total=None)
+    if json is not None:
+        writable(json)
+    with tempfile.TemporaryDirectory(prefix="instep-gate-") as aside, progress("gate") as said:
         folder = keep or Path(aside)
         folder.mkdir(parents=True, exist_ok=True)
-        report = run(question, folder, lambda what, done, of: bar.update(
-            task, description=what, completed=done, total=of
-        ))
+        report = run(question, folder, said)
     if json is not None:
-        told.write(report, json)
+        told.of(report).write(json)
     told.show(report, Console())
     raise typer.Exit(int(report.exit))

@@ -39,7 +39,6 @@ def generate(
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
 ) -> None:
     """Decode prompts; exit 0: right, or not checked; 1: the reference says otherwise."""
-    import msgspec
     from rich.console import Console
 
     from instep_reference.contract.checkpoint import Checkpoint
@@ -52,7 +51,7 @@ def generate(
     from ..rig.rig import must_hold
     from ..rig.sides import candidates
     from ..trace.file import beside, replaceable
-    from ..whole import writable, write_whole
+    from ..whole import writable
 
     if prompt and prompts is not None:
         raise BadInput("--prompts", found="--prompt too", expected="one of them")
@@ -80,8 +79,7 @@ def generate(
     if trace is not None:
         _keep(decoded, trace)
     if json is not None:
-        result = msgspec.json.encode(told.data(decoded, memory, verdict, words))
-        write_whole({json: msgspec.json.format(result, indent=1) + b"\n"})
+        told.of(decoded, memory, verdict, words).write(json)
     raise typer.Exit(int(told.exit_of(verdict)))
 
 

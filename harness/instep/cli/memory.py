@@ -35,7 +35,6 @@ def memory(
     json: Annotated[Path | None, typer.Option(help="Write the figures there, too.")] = None,
 ) -> None:
     """Print the bytes of a request by pool, for every strategy and form of conv windows."""
-    import msgspec
     from rich.console import Console
 
     from instep_optimized.options import check
@@ -43,8 +42,10 @@ def memory(
 
     from ..budget import needs, spelled, weights_bytes
     from ..report import tables
+    from ..report.result import Result
     from ..shapes import sized_like
-    from ..whole import writable, write_whole
+    from ..verdict import Exit
+    from ..whole import writable
 
     if not math.isfinite(gib):
         raise BadInput("--gib", found=gib, expected="a finite number")
@@ -65,7 +66,7 @@ def memory(
             "where": where, "widest": widest, "dtype": setting.dtype, "tokens": tokens, "gib": gib,
             "strategies": [_as_data(one, room) for one in found],
         }
-        write_whole({json: msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"})
+        Result(Exit.AGREED, "cpu", data).write(json)
 
 
 def _widest(num_steps: int | None, candidates: str | None) -> int:

@@ -35,17 +35,17 @@ def relations(
     from ..rig.rig import Rig
     from ..trace.file import read
     from ..whole import writable
+    from .progress import progress
 
     wanted = table.relations(name or ())
     if json is not None:
         writable(json, trace)
     rig = Rig(read(trace), given.setting(), checkpoint=checkpoint)
     case = Case.of(rig.trace, rig.plan, until=until, bitwise=bitwise, tokens=tokens)
-    waiting = Console(stderr=True)
-    with waiting.status("") as status:
-        found = table.held(case, wanted, lambda relation: status.update(f"{relation.name}: {relation.says}"))
+    with progress("relations") as said:
+        found = table.held(case, wanted, lambda relation: said(relation.name, wanted.index(relation), len(wanted)))
     run = told.Run(trace, checkpoint, until, case, tuple(found))
     if json is not None:
-        told.write(json, run, commit=commit)
+        told.of(run, commit).write(json)
     told.show(run, Console())
     raise typer.Exit(int(table.worst(found)))

@@ -80,7 +80,7 @@ def replay(
         lines = [f"{run.ops} {line}\n" for run, kept in zip(runs, trails, strict=True) for line in kept.lines]
         write_whole({trail: "".join(lines).encode()})
     if json is not None:
-        data.write(json, outcomes, commit=commit)
+        data.of(outcomes, commit).write(json)
     terminal.show(outcomes, Console())
     raise typer.Exit(int(data.worst(outcomes)))
 
@@ -99,22 +99,18 @@ def _run(
     trace: Trace, rig: Rig, until: int | None, layers: list[int] | None, tiers: Collection[Tier], variant: Variant,
     ladder: bool, also: Sequence[Check],
 ) -> Outcome:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from ..localise import locate
     from ..rig.variant import AS_IS
+    from .progress import progress
 
     total = len(trace.events) if until is None else min(until + 1, len(trace.events))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"{trace.header.name} [{rig.plan.setting.ops}]".replace("[", r"\["), total=total)
+    name = f"{trace.header.name} [{rig.plan.setting.ops}]"
+    with progress(name) as told:
         outcome = rig.run(
-            until=until, layers=layers, progress=lambda index, event: bar.update(task, completed=index + 1),
-            variant=variant, also=also, tiers=tiers,
+            until=until, layers=layers, progress=lambda index, event: told(name, index + 1, total), variant=variant,
+            also=also, tiers=tiers,
         )
         if not (ladder and outcome.verdict.findings) or variant != AS_IS:
             return outcome
-        bar.update(task, description=f"{trace.header.name}: where it was made", total=None)
+        told(f"{trace.header.name}: where it was made", 0, None)
         return replace(outcome, located=locate(rig, outcome, layers))

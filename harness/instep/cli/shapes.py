@@ -39,7 +39,7 @@ def shapes(
         shaped(one, setting, layers=layers, vocab=vocab, until=until, judged=layer) for one in name or NAMES
     ]
     if json is not None:
-        data.write(json, outcomes, commit=commit)
+        data.of(outcomes, commit).write(json)
     for outcome in outcomes:
         terminal.show([outcome], Console())
     raise typer.Exit(int(data.worst(outcomes)))

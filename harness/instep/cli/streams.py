@@ -53,6 +53,6 @@ def streams(
         for served in given.several("ops", "plain") for how in given.several("strategy", *STRATEGIES) for one in chosen
     ]
     if json is not None:
-        data.write(json, outcomes, commit=commit)
+        data.of(outcomes, commit).write(json)
     terminal.show(outcomes, Console())
     raise typer.Exit(int(data.worst(outcomes)))

@@ -5,10 +5,8 @@ Leaves out: the picture (`picture.py`), and judging.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,11 @@ from rich.text import Text
 from instep_reference.contract.place import Place
 
 from ..report import tables
-from ..report.data import typed
-from ..report.machine import machine
+from ..report.result import Result as File
 from ..report.words import spelled
 from .judge import Heard, Judged, Result
 from .matrix import FAMILY_OF
 
-SCHEMA = 1
 TOP = Path(__file__).resolve().parents[3]  # what a result says of files is said from here
 SHOWN = 4  # diagnoses of a fault that nobody named
 YES, NO, UNNAMED = Text("yes", style="green"), Text("NO", style="red"), Text("-", style="dim")
@@ -102,18 +98,17 @@ def summary(result: Result) -> str:
             f"({result.processor_seconds:.0f} processor seconds)")  # fmt: skip
 
 
-def data(result: Result, *, commit: str | None = None) -> dict[str, Any]:
-    """The content of the result file."""
+def of(result: Result, commit: str | None = None) -> File:
+    """What the campaign found."""
     fired = result.fired
-    return {
-        "schema": SCHEMA, "exit": int(result.exit), "command": typed(sys.argv),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit, "machine": machine("cpu"),
+    found = {
         "seconds": round(result.seconds, 1), "processor_seconds": round(result.processor_seconds, 1),
         "jobs": result.jobs,
         "faults": len(result.judged), "fired": len(fired), "void": len(result.judged) - len(fired),
         **{what: sum(getattr(one, what) for one in fired) for what in ("found", "named", "located")},
         "failures": list(result.failures), "results": [_data(one) for one in result.judged],
     }  # fmt: skip
+    return File(result.exit, "cpu", found, commit)
 
 
 def _data(one: Judged) -> dict[str, Any]:

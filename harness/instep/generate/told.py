@@ -5,13 +5,11 @@ Leaves out: making them. Where the check found a fault, or did not look, no figu
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.console import Console
 from rich.text import Text
 
 from ..budget import Need, spelled
-from ..report.machine import machine
+from ..report.result import Result
 from ..report.words import spelled as place_spelled
 from ..rig.history import printable
 from ..verdict import Comparison, Exit, Tier, Verdict
@@ -55,15 +53,14 @@ def finding(found: Comparison) -> str:
             f"({measure} {found.worst:.3g}, limit {found.allowed:.3g}; {found.tier.value})")  # fmt: skip
 
 
-def data(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words) -> dict[str, Any]:
-    """The same as data. A speed is there only where the check agreed."""
+def of(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words) -> Result:
+    """The same as a result. A speed is there only where the check agreed."""
     ask, speed = decoded.ask, Speed.of(decoded)
     checked = verdict is not None and verdict.exit is Exit.AGREED
-    return {
-        "schema": 1, "exit": int(exit_of(verdict)),
+    found = {
         "setup": {"ops": ask.setting.ops, "dtype": ask.setting.dtype, "layout": ask.setting.layout, "batch": ask.batch,
                   "device": ask.setting.device, "strategy": need.strategy, "conv": need.conv},
-        "machine": machine(ask.setting.device), "model": ask.checkpoint.digest,
+        "model": ask.checkpoint.digest,
         "checked": sorted(decoded.states) if verdict is not None else [],
         "elements": 0 if verdict is None else verdict.elements,
         "findings": [] if verdict is None else [finding(found) for found in verdict.findings],
@@ -75,6 +72,7 @@ def data(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words) ->
         "texts": {name: {"tokens": list(decoded.said(name)), "text": words.decode(decoded.said(name))}
                   for name in ask.prompts},
     }  # fmt: skip
+    return Result(exit_of(verdict), ask.setting.device, found)
 
 
 def exit_of(verdict: Verdict | None) -> Exit:

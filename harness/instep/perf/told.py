@@ -6,21 +6,17 @@ Leaves out: judging it (`gate.py`).
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..report import tables
-from ..whole import write_whole
+from ..report.result import Result
 from .fingerprint import fingerprint
 from .pairs import Ratio, Say, Spread
 from .question import Report
 
-SCHEMA = 1
 STYLES = {Say.HELD: "green", Say.SLOWER: "red", Say.NOISY: "yellow"}
 
 
@@ -44,24 +40,20 @@ def show(report: Report, console: Console) -> None:
     console.print(Text(found, style="dim"), soft_wrap=True)
 
 
-def write(report: Report, path: Path) -> None:
-    """The report as data, whole or not at all."""
-    write_whole({path: msgspec.json.format(msgspec.json.encode(result(report)), indent=1) + b"\n"})
-
-
-def result(report: Report) -> dict[str, Any]:
-    """The content of the file."""
+def of(report: Report) -> Result:
+    """What the gate found; of the machine also how busy it was."""
     question = report.question
     setting = asdict(question) | {"checkpoint": str(question.checkpoint)} | question.setting.data()
     del setting["setting"]  # its fields stand beside the others
-    return {
-        "schema": SCHEMA, "exit": int(report.exit), "refused": report.refused or None, "setting": setting,
-        "says": {} if report.refused else {case: report.says(case).value for case in report.question.cases},
+    found = {
+        "refused": report.refused or None, "setting": setting,
+        "says": {} if report.refused else {case: report.says(case).value for case in question.cases},
         "judged": [asdict(one) | {"says": one.says.value} for one in report.judged],
         "laps": report.laps, "served": report.served, "acceptance": report.acceptance,
         "reference_acceptance": report.reference_acceptance, "elements": report.elements,
         "machine": fingerprint(report.question.setting.device),
     }
+    return Result(report.exit, report.question.setting.device, found)
 
 
 def _table(report: Report) -> Table:

@@ -8,22 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.text import Text
 
 from ..report import tables
-from ..report.data import FINDINGS, SCHEMA, finding, typed
-from ..report.machine import machine
+from ..report.command import command as to_type
+from ..report.command import near
+from ..report.data import FINDINGS, finding
+from ..report.result import Result
 from ..report.terminal import EXACT, VERDICTS, short
-from ..report.words import near, where
+from ..report.words import where
 from ..rig.rig import served
 from ..verdict import Comparison, Tier
-from ..whole import write_whole
 from . import Held, worst
 from .case import Case
 
@@ -74,32 +73,19 @@ def divergence(run: Run, held: Held) -> str:
 
 def command(run: Run, held: Held) -> str:
     """What to type to see it again: this relation alone, and of the trace no more than is needed."""
-    first = held.verdict.findings[0]
-    words = ["instep relations", near(run.trace), held.relation.name, *run.case.plan.setting.words()]
+    setting, first = run.case.plan.setting, held.verdict.findings[0]
+    words: list[object] = ["instep", "relations", near(run.trace), held.relation.name, "--ops", setting.ops]
     last = len(run.case.trace.events) - 1
     if held.relation.of_the_trace and first.event < last:
-        words.append(f"--until {first.event}")
-    words += ["--bitwise"] * run.case.bitwise
-    if run.elsewhere is not None:
-        words.append(f"--checkpoint {near(run.elsewhere)}")
-    return " ".join(words)
+        words += ["--until", first.event]
+    elsewhere = [] if run.elsewhere is None else ["--checkpoint", near(run.elsewhere)]
+    return to_type(words, setting, more=["--bitwise"] * run.case.bitwise + elsewhere)
 
 
-def write(path: Path, run: Run, *, commit: str | None = None) -> None:
-    """Write the result file; `commit`: the revision of the source, as the caller knows it."""
-    write_whole({path: msgspec.json.format(msgspec.json.encode(result(run, commit=commit)), indent=1) + b"\n"})
-
-
-def result(run: Run, *, commit: str | None = None) -> dict[str, Any]:
-    """The content of the file."""
-    import sys
-
-    return {
-        "schema": SCHEMA, "exit": int(worst(run.held)), "command": typed(sys.argv),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit,
-        "machine": machine(run.case.plan.setting.device), "trace": run.trace.name,
-        "runs": [_run(run, held) for held in run.held],
-    }
+def of(run: Run, commit: str | None = None) -> Result:
+    """What was found, a run for every relation."""
+    found = {"trace": run.trace.name, "runs": [_run(run, held) for held in run.held]}
+    return Result(worst(run.held), run.case.plan.setting.device, found, commit)
 
 
 def _run(run: Run, held: Held) -> dict[str, Any]:

@@ -1,62 +1,31 @@
-"""Outcomes as data: one JSON file, written whole or not at all.
+"""Outcomes as data: op set, digests of source, trace and model, how much was compared, and what was found.
 
-Leaves out: words and colours. Everything a reader needs to trust a figure stands in it: versions, device, op set,
-digests of source, trace and model, and how much was compared.
+Leaves out: words and colours, and the file (`result.py`).
 """
 
 from __future__ import annotations
 
 import math
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ..verdict import Comparison, Exit, Located, Raised, Tier
-from ..whole import write_whole
-from .machine import machine
+from .result import Result
 from .terminal import Total, tiers
 from .words import divergence, where
 
 if TYPE_CHECKING:
     from ..rig.rig import Outcome
 
-SCHEMA = 1
 FINDINGS = 100  # of a run that are written out, and the first of every check; the first of all is what matters
 
 
-def write(path: Path, outcomes: Sequence[Outcome], *, commit: str | None = None) -> None:
-    """Write the result file; `commit`: the revision of the source, as the caller knows it."""
-    text = msgspec.json.format(msgspec.json.encode(result(outcomes, commit=commit)), indent=1)
-    write_whole({path: text + b"\n"})
-
-
-def result(outcomes: Sequence[Outcome], *, commit: str | None = None) -> dict[str, Any]:
-    """The content of the file."""
-    return {
-        "schema": SCHEMA,
-        "exit": int(worst(outcomes)),
-        "command": typed(sys.argv),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit,
-        "machine": machine(outcomes[0].plan.setting.device),
-        "trace": str(outcomes[0].trace.name),
-        "runs": [_run(outcome) for outcome in outcomes],
-    }
-
-
-def typed(argv: Sequence[str]) -> str:
-    """The command as it was typed, but for where the result goes."""
-    words = [Path(argv[0]).name.replace("__main__.py", "instep"), *argv[1:]]
-    for option in ("--json", "--out", "--picture", "--trail"):
-        if option in words[:-1]:
-            del words[words.index(option) : words.index(option) + 2]
-    return shlex.join(words)
+def of(outcomes: Sequence[Outcome], commit: str | None = None) -> Result:
+    """What a replay found."""
+    runs = [_run(outcome) for outcome in outcomes]
+    found = {"trace": str(outcomes[0].trace.name), "runs": runs}
+    return Result(worst(outcomes), outcomes[0].plan.setting.device, found, commit)
 
 
 def worst(outcomes: Sequence[Outcome]) -> Exit:

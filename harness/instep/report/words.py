@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ..verdict import Comparison, Raised, Tier
+from .command import command as to_type
+from .command import near
 
 if TYPE_CHECKING:
     from ..rig.rig import Outcome
@@ -109,27 +111,21 @@ def command(outcome: Outcome, found: Comparison) -> str:
     """What to type to see it again, and no more of it than is needed."""
     grafts = [graft for graft in outcome.variant.graft if graft.event <= found.event]
     until = max([found.event, *(graft.until for graft in grafts)])
-    always = ("strategy",) if "streams" in outcome.again else ()  # there, left out, it is all of them
-    ops, served, *options = outcome.plan.setting.words(*always)
-    words = [*outcome.again, near(outcome.trace), ops, served, f"--until {until}"]
+    setting = outcome.plan.setting
+    words: list[object] = [*outcome.again, near(outcome.trace), "--ops", setting.ops, "--until", until]
     if found.place.layer not in (STAGE_LEVEL, AFTER_LAYERS):
-        words.append(f"--layer {found.place.layer}")
-    words += options
-    if outcome.left_out:
-        words.append(f"--tiers {named(outcome.tiers)}")
-    words += [f"--swap {op}={source}" for op, source in outcome.variant.swap.items()]
-    words += [f"--graft {graft}" for graft in grafts]
+        words += ["--layer", found.place.layer]
+    more: list[object] = ["--tiers", named(outcome.tiers)] if outcome.left_out else []
+    for op, source in outcome.variant.swap.items():
+        more += ["--swap", f"{op}={source}"]
+    for graft in grafts:
+        more += ["--graft", graft]
     if outcome.elsewhere is not None:
-        words.append(f"--checkpoint {near(outcome.elsewhere)}")
-    return " ".join(words)
+        more += ["--checkpoint", near(outcome.elsewhere)]
+    # `streams` takes every strategy where none is named.
+    return to_type(words, setting, always=["strategy"] if "streams" in outcome.again else [], more=more)
 
 
 def named(tiers: Collection[Tier]) -> str:
     """T0,T2d: as one types it."""
     return ",".join(tier.value for tier in Tier if tier in tiers)
-
-
-def near(path: Path) -> str:
-    """The path as one would type it here, when it is below the working directory."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

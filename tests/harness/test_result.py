@@ -1,0 +1,89 @@
+"""A result file has the same head whatever command wrote it; a bar stands on stderr; a command can be typed again.
+
+Leaves out: what the commands find.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+import instep
+from instep.cli.progress import progress
+from instep.report.command import command, typed
+from instep.report.result import SCHEMA, Result
+from instep.rig.setting import Setting
+
+HEAD = ["schema", "exit", "command", "date", "commit", "machine"]
+
+
+def test_a_result_begins_with_what_makes_it_credible(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/some/where/instep", "replay", "a b.jsonl", "--json", "r.json", "--ops", "plain"])
+    Result(3, "cpu", {"runs": [1]}, "abc").write(tmp_path / "r.json")
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert list(data) == [*HEAD, "runs"]
+    assert (data["schema"], data["exit"], data["commit"], data["runs"]) == (SCHEMA, 3, "abc", [1])
+    assert data["command"] == "instep replay 'a b.jsonl' --ops plain"
+    assert datetime.fromisoformat(data["date"]).tzinfo is not None and data["machine"]["torch"]
+
+
+def test_what_a_command_knows_of_its_machine_stands_in_the_head():
+    assert Result(0, "cpu", {"machine": {"cores": "2"}}).data()["machine"] == {"cores": "2"}
+
+
+@pytest.mark.parametrize("words", [
+    ["--json", "r.json"], ["--json=r.json"], ["--trail=t", "--json", "-"], ["--picture", "p.svg"], ["--json"],
+])
+def test_where_a_result_goes_is_no_part_of_the_command(words):
+    assert typed(["x/__main__.py", *words]) == "instep"
+    assert typed(["instep", "faults", *words[:2], "--commit", "a"]).startswith("instep faults")
+
+
+def test_every_command_that_writes_a_result_writes_it_so(instep, tmp_path):
+    ran = instep("memory", "qwen3.5-9b", "--json", tmp_path / "r.json")
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert ran.code == 0 and list(data)[: len(HEAD)] == HEAD and data["widest"] == 4
+
+
+def test_json_is_written_in_one_place():
+    """`write_whole` is for what is no result: traces, pictures, trails."""
+    root = Path(instep.__file__).parent
+    writers = {
+        str(path.relative_to(root)) for path in root.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "msgspec.json.format"
+    }  # fmt: skip
+    assert writers == {"report/result.py"}
+
+
+def test_a_command_names_what_is_not_usual_and_can_be_typed():
+    words = ["instep", "replay", "a trace.jsonl", "--ops", "plain", "--until", 4]
+    assert command(words, Setting()) == "instep replay 'a trace.jsonl' --ops plain --until 4"
+    setting = Setting(dtype="bfloat16", graphs=True)
+    told = command(words, setting, always=["strategy"], more=["--checkpoint", "my model"])
+    options = ["--dtype", "bfloat16", "--strategy", "rerun", "--graphs", "--checkpoint", "my model"]
+    assert shlex.split(told)[7:] == options
+
+
+def test_a_bar_stands_on_stderr_and_only_on_a_terminal(capsys, monkeypatch):
+    def heard() -> tuple[str, str]:
+        with progress("first [a]") as told:
+            told("second [b]", 1, 4)
+            told("third [c]", 0, None)
+        return capsys.readouterr()
+
+    assert heard() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out, err = heard()
+    assert not out and "first [a]" in err and "third [c]" in err and "0/?" in err
+
+
+def test_bars_are_made_in_one_place():
+    root = Path(instep.__file__).parent
+    makers = {str(path.relative_to(root)) for path in root.rglob("*.py") if "rich.progress" in path.read_text()}
+    assert makers == {"cli/progress.py"}
+    assert not [path for path in root.rglob("*.py") if ".status(" in path.read_text()]
