@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
-# Two at a time. Tests of one group share what is made once, so they run in one process.
-WORKERS := -n 2 --dist loadgroup
+# Two at a time.
+WORKERS := -n 2
 
 .PHONY: replay test check fast lint types perf clean
 

@@ -1,13 +1,18 @@
-"""The fixture `instep`: run a command of the tool within the test's own process.
+"""Fixtures: `instep` runs a command of the tool, `plant` makes the engine wrong, both in the test's own process.
 
 Leaves out: installation; the entry point is called as the installed script calls it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
 import pytest
 
 from instep.cli import main
+from instep.faults.base import Edit, Wrap
+from instep.faults.here import planted_here
 from support.command import Ran, Runner
 
 
@@ -25,3 +30,14 @@ def instep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return Ran(int(ended.value.code or 0), said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def plant() -> Iterator[Callable[..., None]]:
+    """`plant(Wrap(...), Edit(...))`: they hold until the test ends."""
+    with ExitStack() as until:
+
+        def put(*edits: Edit | Wrap) -> None:
+            until.enter_context(planted_here(*edits))
+
+        yield put

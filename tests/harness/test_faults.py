@@ -39,8 +39,6 @@ ROW_FOR_SLOT = by_id()["row-for-slot"]
 SAME = Edit("instep_optimized/engine.py", "NO_OPINION = -1", "NO_OPINION = 0 - 1")
 IDLE = replace(ROW_FOR_SLOT, id="the-same-number", edits=(SAME,))
 
-TOGETHER = pytest.mark.xdist_group("campaign")  # they share one campaign, which takes a while
-
 RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
 CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, trail=("0 a", "1 b"), events=2, of=2)
 FAULT = Fault(
@@ -72,7 +70,6 @@ def ran() -> Result:
     return campaign([*(by_id()[name] for name in FEW), IDLE], TRACES, jobs=2, text=False)
 
 
-@TOGETHER
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FEW)
 def test_a_planted_fault_is_found_named_and_located(ran: Result, name: str) -> None:
@@ -82,7 +79,6 @@ def test_a_planted_fault_is_found_named_and_located(ran: Result, name: str) -> N
     assert one.arm.served != one.control.served == served(), "the planted source must have served"
 
 
-@TOGETHER
 @pytest.mark.slow
 def test_a_fault_that_does_not_fire_is_void(ran: Result) -> None:
     one = ran.judged[-1]
@@ -100,7 +96,6 @@ def test_what_cannot_matter_is_not_reported(one: Harmless, tmp_path: Path) -> No
         assert edited.trail != replayed(plant.planted(tmp_path / "control"), trace, one.how, out).trail, one.proof
 
 
-@TOGETHER
 @pytest.mark.slow
 def test_what_is_told_is_what_was_judged(ran: Result) -> None:
     console = Console(width=120, record=True, file=StringIO())

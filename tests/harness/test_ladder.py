@@ -6,21 +6,20 @@ Leaves out: faults in the source, which the catalogue plants (`instep faults`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from instep.faults.base import Wrap
 from instep.localise import locate
 from instep.rig.rig import Outcome, Rig
 from instep.rig.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Located
-from instep_optimized import OptimizedEngine, load
-from instep_optimized.commit.snapshot import Snapshot
+from instep_optimized import load
 from instep_optimized.graphs import runner
 from instep_optimized.model import gdn
 from instep_optimized.ops import plain
@@ -30,6 +29,12 @@ from instep_reference.contract.place import Place
 from support.traces import policy, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
+
+# A commit takes the node before the accepted one.
+EARLY = Wrap(
+    "instep_optimized/commit/snapshot.py", "Snapshot.commit",
+    "from dataclasses import replace\nlanding = replace(landing, nodes=(landing.nodes - 1).clamp(min=0))",
+)
 
 
 @pytest.fixture(scope="module")
@@ -91,30 +96,28 @@ def test_a_wrong_op_of_labels_is_swapped_for_the_ledgers(trace):
 # -- a place ------------------------------------------------------------------------------------------
 
 
-def in_layer(layer: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A GDN layer that hands its gated norm another z: no op is at fault."""
-    right = gdn.GdnLayer.__call__
-
-    def call(self: gdn.GdnLayer, ops: Ops, *given: Any) -> torch.Tensor:
-        def gated_norm(*, z: torch.Tensor, **others: Any) -> torch.Tensor:
-            return ops.gated_norm(z=change(z) if self.layer >= layer else z, **others)
-
-        return right(self, replace(ops, gated_norm=gated_norm), *given)
-
-    return call
+def in_layer(layer: int, changed: str) -> Wrap:
+    """GDN layers from this one on hand their gated norm another z: no op is at fault."""
+    return Wrap(
+        "instep_optimized/model/gdn.py", "GdnLayer.__call__",
+        "from dataclasses import replace\n"
+        "norm = ops.gated_norm\n"
+        f"if self.layer >= {layer}:\n"
+        f"    ops = replace(ops, gated_norm=lambda *, z, **others: norm(z={changed}, **others))",
+    )
 
 
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
-def test_a_place_is_at_fault_when_all_that_follows_agrees_with_the_references_there(trace, ops, monkeypatch):
-    monkeypatch.setattr(gdn.GdnLayer, "__call__", in_layer(0, lambda z: z.flip(1)))
+def test_a_place_is_at_fault_when_all_that_follows_agrees_with_the_references_there(trace, ops, plant):
+    plant(in_layer(0, "z.flip(1)"))
     _, found = located(trace, ops=ops)
     assert (found.cause, found.op, found.finding.place) == ("place", "gated_norm", Place("trunk", 0, "gated"))
     assert found.says.startswith("caused here: ") and found.options == (f"--graft trunk.0.gated@{found.finding.event}",)
 
 
-def test_places_alike_in_several_layers_are_at_fault_together(tmp_path, monkeypatch):
+def test_places_alike_in_several_layers_are_at_fault_together(tmp_path, plant):
     several = recorded(tmp_path, num_hidden_layers=4, full_attention_interval=4)
-    monkeypatch.setattr(gdn.GdnLayer, "__call__", in_layer(1, lambda z: 1.01 * z))
+    plant(in_layer(1, "1.01 * z"))
     _, found = located(several, ops="plain")
     assert found.cause == "place" and "in 2 places" in found.says
     assert [option.partition("@")[0] for option in found.options] == ["--graft trunk.1.gated", "--graft trunk.2.gated"]
@@ -151,13 +154,9 @@ def test_two_places_of_one_layer_stay_unconfirmed(trace, monkeypatch):
 
 
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
-def test_memory_that_a_commit_wrote_wrongly_is_told_from_an_op(rounds, ops, monkeypatch):
+def test_memory_that_a_commit_wrote_wrongly_is_told_from_an_op(rounds, ops, plant):
     """One node too few, whichever op moves it: with the reference's memory the next events agree."""
-    def early(self: Snapshot, ops: Ops, landing: Any) -> None:
-        right(self, ops, replace(landing, nodes=(landing.nodes - 1).clamp(min=0)))
-
-    right = Snapshot.commit
-    monkeypatch.setattr(Snapshot, "commit", early)
+    plant(EARLY)
     _, found = located(rounds, ops=ops, strategy="snapshot", conv="widened")
     assert found.cause == "memory" and found.op is None
     assert (found.finding.kind, found.finding.place.component) == ("commit", "state")
@@ -167,13 +166,9 @@ def test_memory_that_a_commit_wrote_wrongly_is_told_from_an_op(rounds, ops, monk
     assert any("with --strategy rerun it agrees" in hint for hint in found.hints)
 
 
-def test_memory_that_nobody_reads_later_is_told(rounds, monkeypatch):
+def test_memory_that_nobody_reads_later_is_told(rounds, plant):
     """The same commit as the last event of a trace: nothing could be replaced behind it."""
-    def early(self: Snapshot, ops: Ops, landing: Any) -> None:
-        right(self, ops, replace(landing, nodes=(landing.nodes - 1).clamp(min=0)))
-
-    right = Snapshot.commit
-    monkeypatch.setattr(Snapshot, "commit", early)
+    plant(EARLY)
     first = next(number for number, event in enumerate(rounds.events) if isinstance(event, Commit))
     _, found = located(replace(rounds, events=rounds.events[: first + 1]), ops="plain", strategy="snapshot")
     assert (found.cause, found.options) == ("memory", ())
@@ -197,11 +192,9 @@ def test_memory_that_is_read_wrongly_is_told_from_the_ops_that_read_it(trace, mo
     assert found.says.startswith("caused here, in what is read from memory: with the reference's mixed and core ")
 
 
-def test_bytes_of_nobody_are_memory_too(trace, monkeypatch):
-    def scribbling(self: OptimizedEngine) -> None:
-        next(region for region in self.regions() if region.name == "state").units[0].fill_(1.0)
-
-    monkeypatch.setattr(OptimizedEngine, "idle", scribbling)
+def test_bytes_of_nobody_are_memory_too(trace, plant):
+    scribble = "next(region for region in self.regions() if region.name == 'state').units[0].fill_(1.0)"
+    plant(Wrap("instep_optimized/engine.py", "OptimizedEngine.idle", scribble))
     outcome, found = located(trace, ops="ledger", strategy="snapshot")
     assert outcome.verdict.findings[0].kind == "idle"
     assert found.cause == "memory" and "where no request's is" in found.says

@@ -5,7 +5,7 @@ Leaves out: the command (`test_relations_command.py`).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from instep import relations as table
+from instep.faults import by_id
 from instep.relations import NAMES, Held, held, relations, worst
 from instep.relations.case import Case
 from instep.relations.courses import long_request
@@ -25,7 +26,6 @@ from instep.trace.file import Trace
 from instep.trace.legal import Law
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
-from instep_optimized.memory import Memory
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from support.traces import policy, recorded
 
@@ -133,14 +133,8 @@ def test_a_relation_meets_the_fault_that_it_exists_for(
     assert 0 < first.event < len(trace.events) and first.request is not None
 
 
-def test_a_graph_that_kept_what_was_re_assigned_is_no_eager_run(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    grow = Memory.grow
-
-    def re_assigned(self: Memory, wants: Any) -> None:
-        grow(self, wants)
-        self.board = replace(self.board, table=self.board.table.clone())
-
-    monkeypatch.setattr(Memory, "grow", re_assigned)
+def test_a_graph_that_kept_what_was_re_assigned_is_no_eager_run(trace: Trace, plant: Callable[..., None]) -> None:
+    plant(*by_id()["frozen-capture-table"].edits)
     found = hold("graph_is_eager", trace, "plain")
     assert found.verdict.exit is Exit.DIVERGED
     assert '"eager" and "replayed"' in found.verdict.findings[0].diagnosis

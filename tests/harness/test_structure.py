@@ -1,7 +1,7 @@
 """Structural checks: silent on right engines, a sentence that names the thing on wrong ones.
 
 Leaves out: faults planted in the source (`instep faults`), and what a contract's clauses are (`test_around_contracts`).
-Every wrong engine here is a right one with one function exchanged while the test runs.
+Every wrong engine here is a right one with an edit that is planted in this process while the test runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from instep.checks import structure
+from instep.faults import by_id
+from instep.faults.base import Wrap
 from instep.observe import calls
 from instep.rig.lockstep import Lockstep
 from instep.rig.rig import Rig
@@ -23,15 +25,14 @@ from instep.rig.sides import seat
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival, Policy, Steps
 from instep.verdict import Comparison, Exit, Verdict
-from instep_optimized import batch, engine
-from instep_optimized import round as rounds
-from instep_optimized.commit import rerun, snapshot
-from instep_optimized.draft.eagle import Eagle
+from instep_optimized import engine
+from instep_optimized.commit import rerun
 from instep_optimized.graphs import Emulator, runner
-from instep_optimized.memory import Memory, budget, pool
-from instep_optimized.memory.pages import PageTable
 from support.traces import ROOM, recorded
 
+BATCH, BUDGET, ENGINE = (f"instep_optimized/{name}.py" for name in ("batch", "memory/budget", "engine"))
+MEMORY, RUNNER = "instep_optimized/memory/__init__.py", "instep_optimized/graphs/runner.py"
+REPLACE = "from dataclasses import replace"
 NAMES = {check.name for check in structure()}
 
 
@@ -98,50 +99,40 @@ def test_of_an_engine_without_ops_every_check_compares_or_says_why_not(trace, op
 # Contracts
 
 
-def test_a_prompt_that_is_served_as_a_window_is_named(trace, monkeypatch):
-    part = batch.Group.part
-    monkeypatch.setattr(batch.Group, "part", lambda self, *args, **given: replace(part(self, *args, **given),
-                                                                                 form="window"))  # fmt: skip
+def test_a_prompt_that_is_served_as_a_window_is_named(trace, plant):
+    plant(Wrap(BATCH, "Group.part", result=f"{REPLACE}\nresult = replace(result, form='window')"))
     first = found(trace, "contracts", strategy="snapshot")[0]
     assert first.diagnosis == ('op conv (trunk.0.mixed): the 2 rows of request "a" (prefill) are served as a window; '
                                "prefill rows are a chunk")  # fmt: skip
     assert first.slot == 3 and first.request == "a"
 
 
-def test_rows_served_in_another_requests_slot_are_named(trace, monkeypatch):
-    part = batch.Group.part
-    monkeypatch.setattr(
-        batch.Group, "part", lambda self, read, **given: part(self, replace(read, units=read.units.flip(0)), **given)
-    )
+def test_rows_served_in_another_requests_slot_are_named(trace, plant):
+    plant(Wrap(BATCH, "Group.part", f"{REPLACE}\nread = replace(read, units=read.units.flip(0))"))
     first = found(trace, "contracts", strategy="snapshot")[0]
     assert 'of request "' in first.diagnosis and "are served with slot" in first.diagnosis
 
 
-def test_a_copy_of_a_pool_is_no_pool(trace, monkeypatch):
-    part = snapshot._Pair.part
-
-    def lost(self: Any, group: Any) -> Any:
-        made = part(self, group)
-        return made if made.store is None else replace(made, store=replace(made.store, pool=self.slots.clone()))
-
-    monkeypatch.setattr(snapshot._Pair, "part", lost)
+def test_a_copy_of_a_pool_is_no_pool(trace, plant):
+    plant(Wrap(
+        "instep_optimized/commit/snapshot.py", "_Pair.part",
+        result=f"{REPLACE}\nif result.store is not None:\n"
+        "    result = replace(result, store=replace(result.store, pool=self.slots.clone()))",
+    ))
     said = [finding.diagnosis for finding in found(trace, "contracts", strategy="snapshot")]
     assert said[0] == "op conv (trunk.0.mixed): store is no pool of this engine: what is written there is lost"
 
 
-@pytest.mark.parametrize(("change", "sentence"), [
-    (lambda pool: pool.as_strided(pool.shape, (pool.shape[1:].numel(), *pool.stride()[1:])), "the pitch of state is"),
-    (lambda pool: pool.as_strided(pool.shape, (*pool.stride()[:-2], *pool.stride()[:-3:-1])), "inner strides"),
-    (lambda pool: pool[1:], "behind its first slot"),
+@pytest.mark.parametrize(("view", "sentence"), [
+    ("pool.as_strided(pool.shape, (pool.shape[1:].numel(), *pool.stride()[1:]))", "the pitch of state is"),
+    ("pool.as_strided(pool.shape, (*pool.stride()[:-2], *pool.stride()[:-3:-1]))", "inner strides"),
+    ("pool[1:]", "behind its first slot"),
 ], ids=["pitch", "layout", "offset"])  # fmt: skip
-def test_a_view_with_other_strides_is_named(trace, monkeypatch, change, sentence):
-    part = rerun.Rerun._part
-
-    def elsewhere(self: Any, *given: Any) -> Any:
-        made = part(self, *given)
-        return replace(made, read=replace(made.read, pool=change(made.read.pool)))
-
-    monkeypatch.setattr(rerun.Rerun, "_part", elsewhere)
+def test_a_view_with_other_strides_is_named(trace, plant, view, sentence):
+    plant(Wrap(
+        "instep_optimized/commit/rerun.py", "Rerun._part",
+        result=f"{REPLACE}\npool = result.read.pool\nresult = replace(result, read=replace(result.read, pool={view}))",
+    ))
     said = [finding.diagnosis for finding in found(trace, "contracts")]
     assert any("op gdn (trunk.0.core): read" in one and sentence in one for one in said), said
 
@@ -185,20 +176,14 @@ def test_a_pool_of_another_dtype_than_declared_is_named(trace, monkeypatch):
 # Capacity
 
 
-def test_a_pool_for_the_step_count_at_the_start_is_named(trace, monkeypatch):
-    positions = budget.positions
-    monkeypatch.setattr(
-        budget, "positions", lambda component, config, sizes: positions(component, config, replace(sizes, widest=2))
-    )
+def test_a_pool_for_the_step_count_at_the_start_is_named(trace, plant):
+    plant(Wrap(BUDGET, "positions", "from dataclasses import replace\nsizes = replace(sizes, widest=2)"))
     said = [finding.diagnosis for finding in found(trace, "capacity", strategy="snapshot")]
     assert said[0] == "snapshot_conv has 2 columns; 4 are needed for the widest window, of 4 tokens"
 
 
-def test_one_slot_too_few_is_named(trace, monkeypatch):
-    units = budget.units
-    monkeypatch.setattr(
-        snapshot, "units", lambda component, config, sizes: replace(units(component, config, sizes), units=3)
-    )
+def test_one_slot_too_few_is_named(trace, plant):
+    plant(Wrap(BUDGET, "units", result="result = replace(result, units=3)"))
     said = [finding.diagnosis for finding in found(trace, "capacity", strategy="snapshot")]
     assert said[0].startswith("conv has 3 units; 4 are needed, one per slot that is handed out and slot 0")
 
@@ -206,28 +191,20 @@ def test_one_slot_too_few_is_named(trace, monkeypatch):
 # Aliasing
 
 
-def test_a_drafter_that_writes_into_the_targets_configuration_is_named(trace, monkeypatch):
-    of = Eagle.of.__func__
-
-    def polluting(cls: type, stored: Any, config: Any, head: Any, memory: Any) -> Any:
-        object.__setattr__(config, "rope_theta", 7.0)
-        return of(cls, stored, config, head, memory)
-
-    monkeypatch.setattr(Eagle, "of", classmethod(polluting))
-    monkeypatch.setattr("instep_optimized.build.DRAFTERS", {("qwen3_5", "eagle"): Eagle.of})
+def test_a_drafter_that_writes_into_the_targets_configuration_is_named(trace, plant):
+    plant(Wrap("instep_optimized/draft/eagle.py", "Eagle.of", 'object.__setattr__(config, "rope_theta", 7.0)'))
     said = found(trace, "aliasing")[0].diagnosis
     assert said.startswith("the model's configuration, rope_theta, changed while the optimized engine was made: it was "
                            "10000000.0 and is 7.0")  # fmt: skip
 
 
-def test_two_layers_on_one_memory_are_named(trace, monkeypatch):
-    units = Memory.regions
-
-    def overlapping(self: Memory) -> Any:
-        keys, *others = [region for region in units(self) if region.name in ("keys", "values")]
-        return [*units(self), replace(others[0], units=keys.units[1:])]
-
-    monkeypatch.setattr(Memory, "regions", overlapping)
+def test_two_layers_on_one_memory_are_named(trace, plant):
+    plant(Wrap(
+        MEMORY, "Memory.regions",
+        result=f"{REPLACE}\nresult = list(result)\n"
+        "keys, *others = [region for region in result if region.name in ('keys', 'values')]\n"
+        "result = [*result, replace(others[0], units=keys.units[1:])]",
+    ))
     said = found(trace, "aliasing")[0].diagnosis
     assert "units of keys (layer 1)" in said and "share memory" in said
 
@@ -260,81 +237,56 @@ def test_an_answer_that_the_next_replay_overwrites_is_named(trace, monkeypatch):
 # Graphs
 
 
-def _not_padded(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> None:
-    own[: len(given)].copy_(given)
-
-
-def _frozen(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> None:
-    if not name.endswith("forced"):
-        runner_fill(own, given, value, name)
-
-
-runner_fill = runner._fill
-
-
-def test_a_padding_row_that_is_not_refreshed_is_named(tmp_path, monkeypatch):
+def test_a_padding_row_that_is_not_refreshed_is_named(tmp_path, plant):
     told = Policy(
         name="small", claim="One of four leaves.", capacity=msgspec.structs.replace(ROOM, slots=(3, 1, 2, 5)),
         num_steps=1, adaptive=None, accept=(0,),
         arrivals=tuple(Arrival(name, "one", max_new=most) for name, most in (("a", 9), ("b", 9), ("c", 2), ("d", 9))),
     )
-    monkeypatch.setattr(runner, "_fill", _not_padded)
+    plant(*by_id()["stale-pad-row"].edits)
     said = [finding.diagnosis for finding in found(recorded(tmp_path, told), "graphs", graphs=True)]
     assert "of padding row" in said[0] and "an idle row says" in said[0]
 
 
-def test_an_input_that_is_not_copied_is_named(trace, monkeypatch):
-    monkeypatch.setattr(runner, "_fill", _frozen)
+def test_an_input_that_is_not_copied_is_named(trace, plant):
+    plant(*by_id()["frozen-capture-forced"].edits)
     said = found(trace, "graphs", graphs=True)[0].diagnosis
     assert said.startswith("forced of row 0 is") and "this event says" in said
 
 
-def test_a_bucket_that_is_too_wide_is_named(trace, monkeypatch):
-    monkeypatch.setattr(runner.Runner, "_bucket", lambda self, rows: self.buckets[-1])
+def test_a_bucket_that_is_too_wide_is_named(trace, plant):
+    plant(Wrap(RUNNER, "Runner._bucket", result="result = self.buckets[-1]"))
     said = found(trace, "graphs", graphs=True)[0].diagnosis
     assert said == "the bucket is for 2 requests; for 1 it is the one for 1"
 
 
-def test_the_graph_of_another_kind_is_named(trace, monkeypatch):
-    run = runner.Runner.run
-    monkeypatch.setattr(
-        runner.Runner, "run", lambda self, key, *given, **more: run(self, (key[0].replace("commit", "verify"), key[1]),
-                                                                   *given, **more),
-    )  # fmt: skip
+def test_the_graph_of_another_kind_is_named(trace, plant, monkeypatch):
+    plant(Wrap(RUNNER, "Runner.run", "key = (key[0].replace('commit', 'verify'), key[1])"))
     monkeypatch.setattr(engine, "prepared", lambda ops, of, device: runner.Runner(Emulator(), (1, 2), device))
     said = [finding.diagnosis for finding in replayed(trace, graphs=True).findings]
     assert any("the graph ('verify', 1) was replayed; the event is one of ('commit', 1)" in one for one in said), said
 
 
-def test_a_pool_that_is_made_anew_is_named(trace, monkeypatch):
-    set_num_steps = engine.OptimizedEngine.set_num_steps
-
-    def anew(self: Any, num_steps: int) -> None:
-        set_num_steps(self, num_steps)
-        old = self._memory.pools["picks"]
-        self._memory.pools["picks"] = pool.Pool(old.demand, guarded=True, poison=float("nan"), device=self._device)
-
-    monkeypatch.setattr(engine.OptimizedEngine, "set_num_steps", anew)
+def test_a_pool_that_is_made_anew_is_named(trace, plant):
+    plant(Wrap(
+        ENGINE, "OptimizedEngine.set_num_steps",
+        result="from .memory.pool import Pool\n"
+        "old = self._memory.pools['picks']\n"
+        "self._memory.pools['picks'] = Pool(old.demand, guarded=True, poison=float('nan'), device=self._device)",
+    ))
     assert found(trace, "graphs")[0].diagnosis == "picks (layer 0) moved; picks_ends (layer 0) moved"
 
 
 # Host reads
 
 
-def test_a_read_between_ops_is_named(trace, monkeypatch):
-    commit = rounds.Round.commit
-
-    def waiting(self: Any, ops: Any, inputs: Any) -> Any:
-        landed = commit(self, ops, inputs)
-        if int(landed.accept_lens.max()) > self.width:
-            raise AssertionError("never")
-        return landed
-
-    monkeypatch.setattr(rounds.Round, "commit", waiting)
+def test_a_read_between_ops_is_named(trace, plant):
+    waits = "assert int(result.accept_lens.max()) <= self.width"
+    plant(Wrap("instep_optimized/round.py", "Round.commit", result=waits))
     first = found(trace, "hostreads")[0]
     assert first.kind == "commit"
     assert first.diagnosis.startswith("the host reads the device 1 time (between ops; ")
-    assert "waiting line" in first.diagnosis
+    assert "instep_optimized.round.Round.commit line" in first.diagnosis
 
 
 def test_a_read_inside_an_op_that_says_it_can_be_captured_is_named(trace):
@@ -356,9 +308,8 @@ def test_a_column_behind_a_narrow_window_is_named(trace):
 # Poison and leaks
 
 
-def test_a_new_unit_that_is_not_poison_is_named(trace, monkeypatch):
-    scrub = pool.Pool.scrub
-    monkeypatch.setattr(pool.Pool, "scrub", lambda self, units: scrub(self, list(units)[: max(len(units) - 1, 2)]))
+def test_a_new_unit_that_is_not_poison_is_named(trace, plant):
+    plant(Wrap("instep_optimized/memory/pool.py", "Pool.scrub", "units = list(units)[: max(len(units) - 1, 2)]"))
     said = [finding.diagnosis for finding in found(trace, "poison")]
     assert any(one.startswith("conv slot 3 is new and not poison") for one in said), said
 
@@ -369,24 +320,21 @@ def test_poison_that_is_read_is_named_with_its_row(trace):
     assert first.place.component == "gated" and first.request == "a"
 
 
-def test_a_slot_that_is_given_back_as_it_was_is_named(trace, monkeypatch):
-    release = Memory.release
-
-    def unscrubbed(self: Memory, request: str) -> None:
-        slot = self.slots.of(request)
-        kept = {layer: self["conv"].units(layer)[slot].clone() for layer in self.layers("conv")}
-        release(self, request)
-        for layer, window in kept.items():
-            self["conv"].units(layer)[slot] = window
-
-    monkeypatch.setattr(Memory, "release", unscrubbed)
+def test_a_slot_that_is_given_back_as_it_was_is_named(trace, plant):
+    plant(Wrap(
+        MEMORY, "Memory.release",
+        "slot = self.slots.of(request)\n"
+        "kept = {layer: self['conv'].units(layer)[slot].clone() for layer in self.layers('conv')}",
+        "for layer, window in kept.items():\n"
+        "    self['conv'].units(layer)[slot] = window",
+    ))
     first = found(trace, "leaks")[0]
     assert first.diagnosis == f'conv slot {first.slot} still hold what request "{first.request}" left there'
     assert first.place.component == "conv"
 
 
-def test_pages_that_stay_owned_are_named(trace, monkeypatch):
-    monkeypatch.setattr(PageTable, "release", lambda self, request: self.of(request))
+def test_pages_that_stay_owned_are_named(trace, plant):
+    plant(*by_id()["lifecycle-loss-pages"].edits)
     said = " ".join(finding.diagnosis for finding in found(trace, "leaks"))
     assert 'is owned by "' in said and "page " in said
 

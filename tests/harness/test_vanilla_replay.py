@@ -5,26 +5,23 @@ Leaves out: what the drafter does (`tests/optimized/test_vanilla.py`).
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
-import torch
 
 from instep.cli.record import make
+from instep.faults.base import Wrap
 from instep.rig.rig import Rig
 from instep.rig.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.header import Part
 from instep.trace.policy import Arrival, Deed, Steps
 from instep.verdict import Exit
-from instep_optimized.draft import vanilla
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.checkpoints import write
 from support.traces import PROMPTS, VOCAB, policy
 
 pytestmark = pytest.mark.slow  # whole replays
 
+VANILLA = "instep_optimized/draft/vanilla.py"
 # The second chunk leaves one token of the prompt, the third one none: the last layers read what the first ones pick.
 POLICY = policy(
     arrivals=(Arrival("a", "more", chunks=(7, 12, 1), max_new=9), Arrival("b", "one", max_new=8),
@@ -70,18 +67,10 @@ def test_fuzzed_from_the_command_line(trace, instep, tmp_path):
     assert told.code == Exit.AGREED, told.out + told.err
 
 
-def stale(self: vanilla.Vanilla, ops: Any, memory: Any, batch: Any, hidden: torch.Tensor, *given: Any) -> None:
-    """The second layer reads the target's rows, not those of the first layer."""
-    unchained = replace(self, chained=False)
-    right(unchained, ops, memory, batch, hidden, *given)
-
-
-right = vanilla.Vanilla.extend
-
-
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_a_layer_that_reads_the_wrong_rows_is_found_where_it_reads_them(trace, ops, monkeypatch):
-    monkeypatch.setattr(vanilla.Vanilla, "extend", stale)
+def test_a_layer_that_reads_the_wrong_rows_is_found_where_it_reads_them(trace, ops, plant):
+    """The second layer reads the target's rows, not those of the first layer."""
+    plant(Wrap(VANILLA, "Vanilla.extend", "from dataclasses import replace\nself = replace(self, chained=False)"))
     first = Rig(trace, Setting(ops)).run().verdict.findings[0]
     assert first.place.stage == "extend.1", first
     assert first.place == Place("extend.1", STAGE_LEVEL, "post_normed")
@@ -89,14 +78,10 @@ def test_a_layer_that_reads_the_wrong_rows_is_found_where_it_reads_them(trace, o
 
 
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_drafts_that_are_not_the_layers_own_are_found(trace, ops, monkeypatch):
+def test_drafts_that_are_not_the_layers_own_are_found(trace, ops, plant):
     """The second and the third proposal change places on the way out: nothing else in the event would show it."""
-    def crossed(self: vanilla.Vanilla, ops: Any, memory: Any, who: Any, use: Any, num_steps: int) -> Any:
-        said = handed(self, ops, memory, who, use, num_steps)
-        return said if num_steps < 3 else (*said[:-2], said[-1], said[-2])
-
-    handed = vanilla.Vanilla.draft
-    monkeypatch.setattr(vanilla.Vanilla, "draft", crossed)
+    crossed = "if num_steps >= 3:\n    result = (*result[:-2], result[-1], result[-2])"
+    plant(Wrap(VANILLA, "Vanilla.draft", result=crossed))
     first = Rig(trace, Setting(ops)).run().verdict.findings[0]
     assert first.kind == "draft" and "own draft 2 is" in first.diagnosis
     assert first.place == Place("extend.1", AFTER_LAYERS, "pick")
