@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from instep_reference.contract.place import Place
 
-from ..observe.moment import Moment, Side
+from ..observe.moment import Moment
 from ..observe.rows import Share, parted, rows, shares
+from ..player import Side
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import LUCK, REDRAWS, TRUTH_ERROR
 from .base import slot_of

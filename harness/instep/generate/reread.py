@@ -18,13 +18,14 @@ import torch
 from instep_reference import trunk
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.engine import Admit, Finish, Forward, RequestState, Row
-from instep_reference.contract.place import AFTER_LAYERS, Place, See, unseen
+from instep_reference.contract.place import AFTER_LAYERS, Place, unseen
 
 from ..checks.allowance import LUCK, MARGIN_ERRORS, REDRAWS, TIES_ALWAYS, TIES_CAP, TRUTH_ERROR, allowed
 from ..checks.measure import Spot, blocks, measured, relative_error
 from ..checks.propagated import PROPAGATED
 from ..observe.reorder import Reordered
-from ..rig.sides import Plan, Seat, reference, rounding, rounds, wide
+from ..rig.participant import Participant
+from ..rig.sides import Plan, reference, rounding, rounds, wide
 from ..verdict import Comparison, Tier, Verdict
 from .decode import Decoded
 
@@ -102,15 +103,14 @@ class Reader:
     def _read(self, prompt: tuple[int, ...], said: tuple[int, ...], draw: int | None) -> Read:
         """draw None: the truth; else a draw of the declared width."""
         tokens, engine = (*prompt, *said[:-1]), self.truth if draw is None else self.rounded
-        seat = Seat("reread", engine)
-        see: See = unseen
-        if draw is not None:
-            see, seat.arithmetic = rounding(self.rounds), Reordered(torch.Generator().manual_seed(draw))
-        engine.watch(lambda place, tensor: seat.tape(place, see(place, tensor)))
-        seat.step(Admit("r", tokens), ())
-        side = seat.step(Forward((Row("r", "prefill", len(tokens), root=said[-1]),)), ("r",))
-        seat.step(Finish("r"), ())
-        with seat.arithmetic:
+        see, order = (
+            (unseen, None) if draw is None else (rounding(self.rounds), Reordered(torch.Generator().manual_seed(draw)))
+        )
+        reader = Participant("reread", engine, arithmetic=order, first=see)
+        reader.serve(Admit("r", tokens))
+        side = reader.serve(Forward((Row("r", "prefill", len(tokens), root=said[-1]),)))
+        reader.serve(Finish("r"))
+        with reader.arithmetic:
             rows = side.places[FINAL][len(prompt) - 1 :]
             logits = trunk.logits(engine.model.weights, rows)  # type: ignore[attr-defined]
         return Read({**side.places, LOGITS: logits}, side.after["r"])

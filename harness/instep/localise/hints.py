@@ -13,8 +13,9 @@ import torch
 
 from instep_reference.contract.engine import RequestState
 
-from ..observe.moment import Moment, Side
+from ..observe.moment import Moment
 from ..observe.rows import ASKED, shares
+from ..player import Side
 from ..rig.grafting import field_of
 from ..rig.variant import in_memory
 from ..verdict import Comparison

@@ -14,7 +14,8 @@ import torch
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Path
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from .moment import Moment, Side
+from ..player import Side
+from .moment import Moment
 
 ASKED = ("logits", "pick")  # components with rows only where an answer is asked for
 

@@ -62,7 +62,7 @@ class Worker:
         self.rig = Rig(course.trace, Path(checkpoint), ops=ops, device=device, dtype=dtype)
         self.clock = Clock(device)
         sides = seat(self.rig.plan)
-        sides.subject.engine.watch(unseen)
+        sides.shown.watch(unseen)
         self.walk = Walk(sides.subject.engine, course)
         return {"served": served(), "files": {name: str(sys.modules[name].__file__) for name in served()}}
 

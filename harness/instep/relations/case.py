@@ -16,7 +16,8 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject, find
-from ..rig.sides import Plan, enough_memory, moves_labels, reference, rounded_seat, rounding, rounds, wide
+from ..rig.participant import Participant
+from ..rig.sides import Plan, enough_memory, moves_labels, reference, rounded_seat, wide
 from ..trace.file import Trace
 from ..trace.header import Header
 from .retold import Told, as_traced
@@ -90,7 +91,7 @@ class Case:
         if name not in self._stories:
             events = told()
             engine = through(self.engine(events.header, **(options or {})))
-            self._stories[name] = Teller(name, engine, events).tell()
+            self._stories[name] = Teller(name, Participant(name, engine, asked=False), events).tell()
         return self._stories[name]
 
     def traced(self) -> Story:
@@ -100,17 +101,15 @@ class Case:
     def truth(self) -> Story:
         """The reference in fp64, on the trace."""
         if "truth" not in self._stories:
-            engine = reference(self.plan, torch.float64)
-            self._stories["truth"] = Teller("truth", engine, as_traced(self.trace)).tell()
+            truth = Participant("truth", reference(self.plan, torch.float64), asked=False)
+            self._stories["truth"] = Teller("truth", truth, as_traced(self.trace)).tell()
         return self._stories["truth"]
 
     def rounded(self, draw: int = 0) -> Story:
         """A draw of the reference in the declared width (`rig/sides.py`)."""
         name = f"rounded {draw}"
         if name not in self._stories:
-            drawn = rounded_seat(self.plan, self.ops, draw)
-            teller = Teller(name, drawn.engine, as_traced(self.trace), rounding(rounds(self.plan, self.ops)))
-            with drawn.arithmetic:
-                self._stories[name] = teller.tell()
+            drawn = rounded_seat(self.plan, self.ops, draw, asked=False)
+            self._stories[name] = Teller(name, drawn, as_traced(self.trace)).tell()
         return self._stories[name]
 

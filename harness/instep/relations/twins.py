@@ -17,14 +17,16 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from ..adapters import Subject
 from ..observe.memory import bits
 from ..observe.moment import Moment
+from ..observe.onlookers import OnHost, on_host
 from ..observe.rows import ASKED, draft_stage, shares
-from ..rig.sides import on_host
+from ..player import Player
+from ..rig.participant import Participant
 from ..trace.book import Phase
 from ..trace.drive import own_say
 from ..verdict import Comparison, Skipped, Tier
 from .compare import different, parts
 from .retold import Told
-from .story import Serve, Server, stopped
+from .story import Server, stopped
 
 # Pools of memory by the component that stands in them; what belongs to no layer is told behind all of them.
 COMPONENTS = {
@@ -37,19 +39,26 @@ COMPONENTS = {
 class Arm:
     """One of the two: its name in a sentence, the engine, and what it is told.
 
-    watched  whether its places are seen;  serve: how an event comes to it, None: as it is
+    watched  whether its places are seen and compared;  player: who serves the events, None: one of its own
     """
 
     name: str
     engine: Subject
     told: Told
     watched: bool = True
-    serve: Serve | None = None
+    player: Player | None = None
 
     def __post_init__(self) -> None:
-        self.server = Server(self.told.header, self.serve or (lambda event: event.on(self.engine)))
-        if self.watched:
-            self.engine.watch(self.server.tape)
+        if self.player is None and self.watched:
+            self.player = Participant(self.name, self.engine, asked=False)
+        elif self.player is None:
+            self.player = Player(self.name, self.engine, [OnHost()])
+        self.server = Server(self.told.header, self.player)
+
+    @property
+    def last(self) -> Place | None:
+        """The place that was seen last: where it stood when it failed."""
+        return self.player.tape.last if isinstance(self.player, Participant) else None
 
 
 @dataclass
@@ -80,7 +89,7 @@ class Twins:
             except Unsupported:
                 raise
             except Exception as error:  # whatever it is: the engine may be anybody's
-                stop = stopped(origin, event, error, arm.server.tape.last)
+                stop = stopped(origin, event, error, arm.last)
                 yield Comparison(
                     self.relation, Tier.IDENTITY, origin, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0,
                     diagnosis=f"{arm.name}: {stop.why}; the event is legal",

@@ -5,9 +5,9 @@ Leaves out: what is seen. One engine stands in a replay's own seat, with every p
 
 from __future__ import annotations
 
-from instep_reference.contract.engine import Answer, AnyEvent
-
-from ..rig.sides import Sides, seat
+from ..observe.onlookers import Watching
+from ..player import Player
+from ..rig.sides import seat
 from ..verdict import Tier
 from .base import Case, Relation, Results
 from .retold import as_traced
@@ -16,19 +16,10 @@ from .twins import Arm, Twins
 
 def hold(case: Case) -> Results:
     told, sides = as_traced(case.trace), seat(case.plan)
-    seen = Arm("watched", sides.shown, told, watched=False, serve=lambda event: _looked_at(sides, event))
+    looked_at = Player("watched", sides.shown, [Watching(sides.watch), *sides.subject.observers])
+    seen = Arm("watched", sides.shown, told, watched=False, player=looked_at)
     bare = Arm("unwatched", case.engine(told.header), told, watched=False)
     yield from Twins("unseen", seen, bare, pools=True).run()
-
-
-def _looked_at(sides: Sides, event: AnyEvent) -> Answer | None:
-    """As in a replay (`rig/lockstep.py`): bytes before, the event with its places and states, bytes after."""
-    sides.watch.before(event)
-    side = sides.subject.step(event, ())
-    for name in sides.shown.slots():
-        sides.subject.look(name)
-    sides.watch.after()
-    return side.answer
 
 
 RELATION = Relation("unseen", "watched or not, an engine does the same", (Tier.BITWISE,), hold)

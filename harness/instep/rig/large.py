@@ -32,8 +32,9 @@ from ..trace.file import Trace
 from .alone import Setup, engine
 from .history import History
 from .lockstep import Lockstep, run
+from .participant import Participant
 from .rig import Outcome, served
-from .sides import Plan, Seat, Sides, counting, wide
+from .sides import Plan, Sides, counting, wide
 
 SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
           "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow: the ledger's rows are only counted
@@ -85,10 +86,8 @@ def sides(
     calls = Counter[str]()
     counted = around(ops or setup.served(), unseen, counting(calls))
     subject = engine(checkpoint, setup, capacity, num_steps=num_steps, adaptive=adaptive, ops=counted)
-    seats = Seat(setup.ops, subject), Seat("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
-    for seat in seats:
-        seat.engine.watch(seat.tape)
-    return Sides(seats[0], seats[1], None, Watch(subject), subject, counted, calls)
+    truth = Participant("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
+    return Sides(Participant(setup.ops, subject), truth, None, Watch(subject), subject, counted, calls)
 
 
 def checks(checkpoint: Checkpoint, setup: Setup, layers: Collection[int] | None = None) -> Sequence[Check]:

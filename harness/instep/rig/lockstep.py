@@ -18,8 +18,9 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from ..checks.base import Check
 from ..checks.capacity import judged
 from ..checks.contracts import broken
-from ..observe.moment import Expected, Moment, Side
+from ..observe.moment import Expected, Moment
 from ..observe.noted import NOTHING
+from ..player import Side
 from ..trace.book import Book, Phase
 from ..trace.file import Trace
 from ..trace.legal import Law
@@ -55,16 +56,15 @@ class Lockstep:
         before = replace(self.law.book, live=dict(self.law.book.live))
         self.law.apply(event, self.trace.where(index))
         self.next += 1
-        live = self.law.book.live
         begun = time.perf_counter()
-        truth = self.sides.truth.step(event, live)
-        rounded = None if self.sides.rounded is None else self.sides.rounded.step(event, live)
+        truth = self.sides.truth.serve(event)
+        rounded = None if self.sides.rounded is None else self.sides.rounded.serve(event)
         self.seconds["reference"] += time.perf_counter() - begun
         self.sides.grafting.begin(index, (truth if rounded is None else rounded).places)
         self.sides.watch.before(event)
         begun = time.perf_counter()
         try:
-            subject = self.sides.subject.step(event, live)
+            subject = self.sides.subject.serve(event)
             slots, pages = dict(self.sides.shown.slots()), dict(self.sides.shown.pages())
         except Unsupported:
             raise
@@ -100,17 +100,17 @@ class Lockstep:
             raise BadInput("--graft", found=f"{spelled(places[0])}@{index}, when every request is within a round",
                            expected="an event after which some request's memory can be written")  # fmt: skip
         for name in mended:
-            sides.subject.engine.mend(name, places, right.states[name])
-            sides.subject.look(name)
+            sides.subject.engine.mend(name, places, right.states.now[name])
+            sides.subject.states.look(name)
         sides.watch.forget()
 
     def _redrawn(self, last: int, draw: int) -> Side:
         """The rounded run from the start up to this event, as another draw. Every choice stands in the trace."""
         assert self.sides.rounded_draw is not None
-        seat = self.sides.rounded_draw(draw)
+        rounded = self.sides.rounded_draw(draw)
         for event in self.trace.events[:last]:
-            seat.step(event, ())
-        return seat.step(self.trace.events[last], ())
+            rounded.serve(event)
+        return rounded.serve(self.trace.events[last])
 
 
 def expect(before: Book, after: Book) -> Expected:

@@ -10,12 +10,12 @@ Leaves out: running them in step (`lockstep.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any
 
 import torch
 
@@ -26,7 +26,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.adaptive import resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Capacity, Engine, Event, RequestState, Watched
+from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import See, unseen
 from instep_reference.engine import ReferenceEngine
@@ -35,12 +35,11 @@ from instep_reference.weights import Weights
 
 from ..adapters import Subject, find
 from ..observe.memory import Watch
-from ..observe.moment import Side
 from ..observe.noted import Room
 from ..observe.notes import Notes, replays_of
 from ..observe.reorder import Reordered
-from ..observe.tape import Tape
 from .grafting import Grafting, Mendable
+from .participant import Participant, WatchedEngine
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
 
@@ -79,52 +78,18 @@ class Plan:
         return WIDTHS[self.dtype]
 
 
-class _Seen(Engine, Watched, Protocol):
-    """An engine whose places can be seen."""
-
-
-@dataclass
-class Seat:
-    """One side at work: an engine, the tape on it, and the logical states as of the last event.
-
-    Whatever the engine runs on, what is told about it stands on the host, where truth is.
-    """
-
-    name: str
-    engine: _Seen
-    arithmetic: AbstractContextManager[Any] = field(default_factory=nullcontext)
-    tape: Tape = field(default_factory=Tape)
-    states: dict[str, RequestState] = field(default_factory=dict)
-    told: Callable[[object], None] = lambda said: None  # the answer as it was given, before it is brought to the host
-
-    def step(self, event: Event, live: Iterable[str]) -> Side:
-        """Serve one event; `live`: the requests that are there afterwards."""
-        before = self.states
-        with self.arithmetic:
-            said = event.on(self.engine)
-            self.told(said)
-            answer = on_host(said)
-        places = self.tape.take()
-        self.states = {name: on_host(self.engine.state(name)) for name in live}
-        return Side(self.name, answer, places, before, self.states, self.engine.next_num_steps())
-
-    def look(self, name: str) -> None:
-        """The state of a request once more: something has changed it from outside."""
-        self.states = {**self.states, name: on_host(self.engine.state(name))}
-
-
 @dataclass
 class Sides:
     """The three runs; `ops` is what the subject declares about itself, None for an engine of somebody else."""
 
-    subject: Seat
-    truth: Seat
-    rounded: Seat | None
+    subject: Participant
+    truth: Participant
+    rounded: Participant | None
     watch: Watch
     shown: Subject
     ops: Ops | None
     calls: Counter[str]
-    rounded_draw: Callable[[int], Seat] | None = None  # the rounded run from its start, as another draw
+    rounded_draw: Callable[[int], Participant] | None = None  # the rounded run from its start, as another draw
     grafting: Grafting = field(default_factory=Grafting)
     notes: Notes | None = None
 
@@ -162,21 +127,19 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         notes.of(subject)
     ops = found if isinstance(found, Ops) else None
     if moves_labels(ops):
-        truth: _Seen = LedgerEngine(
+        truth: WatchedEngine = LedgerEngine(
             plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter
         )
         rounded = draw = None
     else:
         truth = reference(plan, torch.float64)
-        draw = partial(rounded_seat, plan, ops)
-        rounded = draw(0)
-    sides = Sides(
-        Seat(plan.ops, subject, notes, told=notes.answered), Seat("truth", truth), rounded, Watch(subject, poison),
-        subject, ops, calls, draw, Grafting(variant.graft), notes,
+        draw = partial(rounded_seat, plan, ops, asked=False)
+        rounded = rounded_seat(plan, ops, 0)
+    grafting = Grafting(variant.graft)
+    served = Participant(plan.ops, subject, arithmetic=notes, answered=notes.answered, first=grafting)
+    return Sides(
+        served, Participant("truth", truth), rounded, Watch(subject, poison), subject, ops, calls, draw, grafting, notes
     )
-    _watch(sides.subject, sides.grafting)
-    _watch(sides.truth, unseen)
-    return sides
 
 
 def _lent(plan: Plan) -> Plan:
@@ -222,15 +185,14 @@ def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter)
 
 
-def rounded_seat(plan: Plan, ops: Ops | None, draw: int) -> Seat:
-    """One draw of the reference in the declared width."""
+def rounded_seat(plan: Plan, ops: Ops | None, draw: int, *, asked: bool = True) -> Participant:
+    """One draw of the reference in the declared width; `asked`: whether its states are asked for."""
     declared = rounds(plan, ops)
     weights = Weights.of(plan.checkpoint, wide(plan.width), torch.device("cpu"))
     engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter)
     engine.stored = declared.get("state", wide(plan.width))
-    seat = Seat("rounded", engine, Reordered(torch.Generator().manual_seed(draw)))
-    _watch(seat, rounding(declared))
-    return seat
+    arithmetic = Reordered(torch.Generator().manual_seed(draw))
+    return Participant("rounded", engine, arithmetic=arithmetic, first=rounding(declared), asked=asked)
 
 
 def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -257,25 +219,6 @@ def rounding(at: Mapping[str, torch.dtype]) -> See:
         return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype).to(tensor.dtype)
 
     return see
-
-
-T = TypeVar("T")
-
-
-def on_host(value: T) -> T:
-    """The same answer or state with every tensor on the host."""
-    if isinstance(value, torch.Tensor):
-        return cast(T, value.cpu())
-    if isinstance(value, dict):
-        return cast(T, {key: on_host(inner) for key, inner in value.items()})
-    if is_dataclass(value) and not isinstance(value, type):
-        return cast(T, replace(value, **{each.name: on_host(getattr(value, each.name)) for each in fields(value)}))
-    return value
-
-
-def _watch(seat: Seat, first: See) -> None:
-    """Put the tape on an engine, behind another hook."""
-    seat.engine.watch(lambda place, tensor: seat.tape(place, first(place, tensor)))
 
 
 def counting(calls: Counter[str]) -> Any:
