@@ -332,6 +332,11 @@ def test_a_read_inside_an_op_that_says_it_can_be_captured_is_named(trace):
     assert honest.exit is Exit.AGREED
 
 
+def test_a_set_that_claims_to_be_captured_is_held_to_it_whatever_module_its_ops_stand_in(trace):
+    first = found(trace, "hostreads", "support.wrong_ops:CLAIMS")[0]
+    assert "(op " in first.diagnosis and "instep_optimized.ops.plain" in first.diagnosis
+
+
 # Tails
 
 

@@ -30,7 +30,7 @@ Through = Callable[[Subject], Subject]
 class Case:
     """A trace, the model, and who serves it; runs are made once and kept under their name.
 
-    bitwise  hold whatever an op set with invariant rows promises bit by bit, whatever it is called
+    bitwise  hold bit by bit whatever an op set with invariant rows promises, whatever this one declares
     tokens   how long the drift is watched
     """
 
@@ -60,8 +60,8 @@ class Case:
 
     @property
     def rows_are_invariant(self) -> bool:
-        """Whether a row's bits hang on no other row: labels do not, and the op set `invariant` promises it."""
-        return self.bitwise or self.labels or (self.ops is not None and self.ops.name == "invariant")
+        """Whether a row's bits hang on no other row: labels do not, and an op set may declare it."""
+        return self.bitwise or self.labels or (self.ops is not None and self.ops.row_invariant)
 
     def engine(self, header: Header, ops: Ops | None = None, **options: Any) -> Subject:
         """A new engine with the room and the step counts of a header; `options`: fields of `Options` that differ."""

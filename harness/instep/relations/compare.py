@@ -7,21 +7,22 @@ Leaves out: making them (`story.py`), which two are compared (a relation's busin
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from instep_reference.contract.engine import RequestState
+from instep_reference.contract.engine import Region, RequestState
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.memory import bits
+from ..observe.pools import standing as place_of_pool
 from ..observe.rows import draft_stage
 from ..verdict import Comparison, Skipped, Tier
 from .story import Block, Key, Stopped, Story
 
 # Of a logical state, what belongs to no layer, and where it is made.
 SINGLE = {
+    "length": Place("trunk", AFTER_LAYERS, "length"),
     "root": Place("trunk", AFTER_LAYERS, "root"), "proposal": Place("extend", AFTER_LAYERS, "pick"),
     "proposal_hidden": Place("extend", AFTER_LAYERS, "final"),
 }
@@ -124,11 +125,32 @@ def stops(name: str, one: Story, other: Story) -> Iterator[Comparison]:
     """Whichever of the two did not come to its end."""
     for story in (one, other):
         if story.stopped is not None:
-            yield unserved(name, replace(story.stopped, why=f"{story.name}: {story.stopped.why}; the event is legal"))
+            yield unserved(name, story.stopped, story.name)
 
 
-def unserved(name: str, stop: Stopped) -> Comparison:
-    """A finding of its own: what should have been compared was never made."""
+def unserved(relation: str, stop: Stopped, run: str = "") -> Comparison:
+    """A finding of its own: what should have been compared was never made; `run`: the name of a run that stopped at a
+    legal event."""
     return Comparison(
-        name, Tier.IDENTITY, stop.event, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0, diagnosis=stop.why
+        relation, Tier.IDENTITY, stop.event, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0,
+        diagnosis=f"{run}: {stop.why}; the event is legal" if run else stop.why,
     )
+
+
+def pools(one: Sequence[Region], other: Sequence[Region]) -> Iterator[tuple[Place, torch.Tensor, torch.Tensor, str]]:
+    """Every pool and red zone of two engines: its place, what both hold there, and the sentence if that parts."""
+    for left, right in zip(one, other, strict=True):
+        for mine, theirs, what in ((left.units, right.units, left.by), (left.gaps, right.gaps, "red zone")):
+            if mine is not None and theirs is not None and mine.numel():
+                place = place_of_pool(left.name, left.layer)
+                if place.component == "length":  # it belongs to no layer, and is told behind all of them
+                    place = place._replace(layer=AFTER_LAYERS, component="root")
+                unit = "" if mine.shape != theirs.shape else _first_unit(mine, theirs)
+                yield place, mine, theirs, f"pool {left.name}, {what} {unit} parts"
+
+
+def _first_unit(mine: torch.Tensor, theirs: torch.Tensor) -> str:
+    """The number of the first unit that differs."""
+    if torch.equal(bits(mine), bits(theirs)):
+        return ""
+    return str(int((bits(mine) != bits(theirs)).flatten(1).any(1).nonzero()[0, 0]))

@@ -5,34 +5,27 @@ Leaves out: why it must be, and runs that bring the same tokens by other events 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from instep_reference.contract.engine import AnyEvent, Draft, Forward, Inspectable, Region
+from instep_reference.contract.engine import AnyEvent, Draft, Forward
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..adapters import Subject
-from ..observe.memory import bits
 from ..observe.moment import Moment
 from ..observe.onlookers import OnHost, on_host
-from ..observe.rows import ASKED, draft_stage, shares
+from ..observe.rows import ASKED, shares
 from ..player import Player
 from ..rig.participant import Participant
 from ..trace.book import Phase
 from ..trace.drive import own_say
 from ..verdict import Comparison, Skipped, Tier
-from .compare import different, parts
+from .compare import different, parts, pools, unserved
 from .retold import Told
 from .story import Server, stopped
-
-# Pools of memory by the component that stands in them; what belongs to no layer is told behind all of them.
-COMPONENTS = {
-    "state": "state", "conv": "conv", "keys": "keys", "values": "values", "draft_keys": "keys",
-    "draft_values": "values",
-}  # fmt: skip
 
 
 @dataclass
@@ -90,10 +83,7 @@ class Twins:
                 raise
             except Exception as error:  # whatever it is: the engine may be anybody's
                 stop = stopped(origin, event, error, arm.last)
-                yield Comparison(
-                    self.relation, Tier.IDENTITY, origin, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0,
-                    diagnosis=f"{arm.name}: {stop.why}; the event is legal",
-                )
+                yield unserved(self.relation, stop, arm.name)
                 return
         one, other = moments
         yield from self._places(one, other)
@@ -143,16 +133,9 @@ class Twins:
                 yield self._told(one, place, elements, wrong, name, "its logical state parts")
 
     def _pools(self, one: Moment) -> Iterator[Comparison]:
-        for left, right in zip(*(_regions(arm.engine) for arm in (self.one, self.other)), strict=True):
-            for mine, theirs, what in ((left.units, right.units, left.by), (left.gaps, right.gaps, "red zone")):
-                if mine is None or theirs is None or not mine.numel():
-                    continue
-                wrong = 0 if torch.equal(bits(mine), bits(theirs)) else different(mine, theirs)[1]
-                stage = draft_stage(left.layer) if left.name.startswith("draft_") else "trunk"
-                component = COMPONENTS.get(left.name)
-                place = Place(stage, left.layer if component else AFTER_LAYERS, component or "root")
-                says = f"pool {left.name}, {what} {_unit(mine, theirs) if wrong else ''} parts"
-                yield self._told(one, place, mine.numel(), wrong, None, says)
+        for place, mine, theirs, says in pools(self.one.engine.regions(), self.other.engine.regions()):
+            elements, wrong = different(mine, theirs)
+            yield self._told(one, place, elements, wrong, None, says)
 
     def _told(
         self, moment: Moment, place: Place, elements: int, wrong: int, request: str | None, says: str
@@ -171,11 +154,3 @@ def _touched(moment: Moment, name: str) -> bool:
     if isinstance(event, Forward):
         return any(row.request == name for row in event.rows)
     return name in getattr(event, "requests", (getattr(event, "request", None),))
-
-
-def _regions(engine: Inspectable) -> Sequence[Region]:
-    return engine.regions()
-
-
-def _unit(mine: torch.Tensor, theirs: torch.Tensor) -> int:
-    return int((bits(mine) != bits(theirs)).flatten(1).any(1).nonzero()[0, 0])

@@ -328,7 +328,8 @@ class Move(Protocol):
 class Ops:
     """An op set. `types(activation, state)` gives its storage dtypes, `rounds(activation, state)` the dtype at
     which each named component is stored: the declared rounding points that the yardstick follows. `captures`: its ops
-    never wait for the host, so that a CUDA graph can hold them."""
+    never wait for the host, so that a CUDA graph can hold them. `row_invariant`: the bits of a row of a result depend
+    on no other row, however many there are, so that a request is served in a batch as it is served alone."""
 
     name: str
     types: Callable[[torch.dtype, torch.dtype], Types]
@@ -359,3 +360,4 @@ class Ops:
     ring: PlanRing
     move: Move
     captures: bool = False
+    row_invariant: bool = False
