@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from instep import relations as table
+from instep.checks.judge import Ties
 from instep.relations import NAMES, Held, held, relations, worst
 from instep.relations.case import Case
 from instep.relations.courses import long_request
@@ -263,12 +264,10 @@ def test_where_a_quarter_has_too_few_launches_growth_is_not_compared(trace: Trac
 
 def test_ties_are_capped(trace: Trace) -> None:
     told = case(trace, "plain")
-    yardstick = Yardstick("alone", told.truth(), told.rounded, told.traced(), told.truth(), made=100, ties=5)
-    pick = next(block for block in told.traced().blocks if block.place.component == "pick")
-    assert not list(yardstick._too_many(pick))
-    yardstick.ties += 1
-    (found,) = yardstick._too_many(pick)
-    assert not found.agrees and found.diagnosis == "6 of 100 choices so far were ties: too many"
+    yardstick = Yardstick("alone", told.truth(), told.rounded, told.traced(), told.truth())
+    yardstick.ties = Ties(made=0, ties=100)
+    found = [one for one in yardstick.compare() if not one.agrees]  # type: ignore[union-attr]
+    assert found[0].check == "alone" and found[0].diagnosis.endswith("choices so far were ties: too many")
 
 
 def test_where_nothing_is_computed_nothing_agrees(trace: Trace) -> None:

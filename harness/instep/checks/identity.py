@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded, Load, Save
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
 from ..observe.moment import Moment
-from ..observe.rows import ASKED, draft_stage, paths, rows, shares
+from ..observe.rows import paths, rows, shares
 from ..verdict import Comparison, Tier
 from .base import NOWHERE, exact
 
@@ -76,7 +76,7 @@ class Identity:
         for place, tensor in moment.truth.places.items():
             if not tensor.shape[0]:
                 continue
-            right = sum(s.asked if place.component in ASKED else s.count for s in shares(moment, place.stage))
+            right = sum(share.span(place)[1] for share in shares(moment, place.stage))
             found = moment.subject.places.get(place)
             yield exact(self, moment, place, 0 if found is None else found.shape[0], right, "has {} rows")
 
@@ -133,7 +133,8 @@ class Identity:
         for share in shares(moment, "trunk"):
             name, own = share.request, answer.own.get(share.request)
             said = [] if own is None else own.tolist()
-            right = picks[share.asked_begin : share.asked_begin + share.asked]
+            begin, count = share.span(PICK)
+            right = picks[begin : begin + count]
             yield exact(self, moment, PICK, said, right, "own choices are {}", name)
             if share.kind == "verify":
                 tokens = moment.expected.windows[name]

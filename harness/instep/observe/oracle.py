@@ -19,7 +19,7 @@ from instep_reference import gdn, trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Forward, RequestState
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, draft_stage
 from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
 from instep_reference.weights import DraftWeights, GdnWeights, Weights
@@ -27,7 +27,7 @@ from instep_reference.weights import DraftWeights, GdnWeights, Weights
 from ..verdict import Skipped
 from .moment import Moment
 from .piece import REMEMBERED, Flight, Folding, Past, Piece, Run, Runner, Work, fold, only
-from .rows import Share, draft_stage, paths, rows, shares
+from .rows import Share, paths, rows, shares
 
 
 class Oracle:

@@ -11,9 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from instep_reference.contract.engine import Region
-from instep_reference.contract.place import STAGE_LEVEL, Place
-
-from .rows import draft_stage
+from instep_reference.contract.place import STAGE_LEVEL, Place, draft_stage
 
 
 class Pools:

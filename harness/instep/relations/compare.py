@@ -16,7 +16,6 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.memory import bits
 from ..observe.pools import standing as place_of_pool
-from ..observe.rows import draft_stage
 from ..verdict import Comparison, Skipped, Tier
 from .story import Block, Key, Stopped, Story
 
@@ -48,13 +47,11 @@ def parts(one: RequestState, other: RequestState) -> Iterator[tuple[Place, Any, 
     for name, place in SINGLE.items():
         if getattr(one, name) is not None or getattr(other, name) is not None:
             yield place, getattr(one, name), getattr(other, name)
-    for name in ("conv", "state", "keys", "values", "draft_keys", "draft_values"):
-        mine, theirs = getattr(one, name), getattr(other, name)
-        for layer in sorted(mine.keys() | theirs.keys()):
-            if all(layers.get(layer) is not None and not layers[layer].numel() for layers in (mine, theirs)):
-                continue  # no token yet
-            stage = draft_stage(layer) if name.startswith("draft_") else "trunk"
-            yield Place(stage, layer, name.removeprefix("draft_")), mine.get(layer), theirs.get(layer)
+    mine, theirs = dict(one.parts()), dict(other.parts())
+    for place in {**mine, **theirs}:
+        if all(place in held and not held[place].numel() for held in (mine, theirs)):
+            continue  # no token yet
+        yield place, mine.get(place), theirs.get(place)
 
 
 def different(one: Any, other: Any) -> tuple[int, int]:

@@ -15,12 +15,12 @@ import torch
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..observe.memory import UNWATCHED
 from ..observe.moment import Moment
 from ..observe.onlookers import on_host
-from ..observe.rows import ASKED, Share, shares
+from ..observe.rows import Share, shares
 from ..player import Player
 from ..rig.lockstep import expect
 from ..rig.participant import Participant
@@ -131,8 +131,7 @@ class Teller:
     def _blocks(self, moment: Moment) -> Iterator[tuple[Block, Share]]:
         for place, tensor in moment.subject.places.items():
             for share in shares(moment, place.stage):
-                asked = place.component in ASKED and place.layer == AFTER_LAYERS
-                begin, count = (share.asked_begin, share.asked) if asked else (share.begin, share.count)
+                begin, count = share.span(place)
                 rows = tensor[begin : begin + count]
                 if count and len(rows) == count:
                     keys = _keys(moment, place.stage, share)[share.count - count :]

@@ -17,7 +17,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from ..adapters import Subject
 from ..observe.moment import Moment
 from ..observe.onlookers import OnHost, on_host
-from ..observe.rows import ASKED, shares
+from ..observe.rows import shares
 from ..player import Player
 from ..rig.participant import Participant
 from ..trace.book import Phase
@@ -106,9 +106,8 @@ class Twins:
         """The first request whose rows part, and which of its rows."""
         if mine is None or theirs is None or mine.shape != theirs.shape:
             return None, "has other rows"
-        asked = place.component in ASKED and place.layer == AFTER_LAYERS
         for share in shares(moment, place.stage):
-            begin, count = (share.asked_begin, share.asked) if asked else (share.begin, share.count)
+            begin, count = share.span(place)
             for row in range(begin, begin + count):
                 if different(mine[row], theirs[row])[1]:
                     return share.request, f"row {row - begin} of {count} parts"
