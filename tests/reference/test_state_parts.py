@@ -29,7 +29,7 @@ def test_every_tensor_of_every_layer_is_there_once_and_is_the_state_s_own() -> N
     right = [tensor for name in held for tensor in getattr(one, name).values()]
     found = list(one.parts())
     assert len(found) == len(right) == 12
-    assert all(mine is other for (_, mine), other in zip(found, right, strict=True)), "by field, then by layer; no copies"
+    assert all(mine is other for (_, mine), other in zip(found, right, strict=True)), "in order, no copies"
     assert len(dict(found)) == len(found), "no two parts stand at one place"
 
 
