@@ -14,7 +14,7 @@ import torch
 from instep_optimized import Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.commit import demands as kept_by
-from instep_optimized.memory.budget import Sizes, bytes_per, demands, requests_that_fit
+from instep_optimized.memory.budget import Sizes, bytes_of, bytes_per, demands, requests_that_fit
 from instep_optimized.memory.pool import Demand
 from instep_optimized.options import check
 from instep_reference.contract.config import ModelConfig
@@ -23,20 +23,21 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.shapes import expected_shapes
 
 PAGE_SIZE = 16
-ONE = Capacity(slots=(1,), pages=(1,), page_size=PAGE_SIZE, max_tokens=1)  # what one unit costs does not hang on it
+ONE = Capacity(slots=(1,), pages=(1,), page_size=PAGE_SIZE, max_tokens=1)  # of it, a unit costs what max_positions says
 
 
 @dataclass(frozen=True)
 class Need:
-    """One strategy with one form of conv windows.
+    """One strategy with one form of conv windows, for requests of at most `tokens` tokens, prompt and text.
 
     pools  name -> bytes per request, over all layers, of every pool of the strategy
-    board  bytes of the lines that every engine keeps per request: length, root, window, hidden rows in flight
+    board  bytes of the lines that every engine keeps per request: length, page table, window, hidden rows in flight
     page   bytes of a KV page of PAGE_SIZE tokens, target and draft layers
     """
 
     strategy: str
     conv: str
+    tokens: int
     pools: Mapping[str, int]
     board: int
     page: int
@@ -57,15 +58,21 @@ class Need:
         """Snapshots, rings, marks: what is neither a state nor a conv window in its slot."""
         return sum(size for name, size in self.pools.items() if name not in ("state", "conv"))
 
-    def total(self, tokens: int) -> int:
-        return self.fixed + -(-tokens // PAGE_SIZE) * self.page
+    @property
+    def total(self) -> int:
+        """Bytes of a request with all its tokens."""
+        return self.fixed + -(-self.tokens // PAGE_SIZE) * self.page
 
-    def fit(self, total: int, tokens: int) -> int:
-        """Requests of so many tokens in `total` bytes of pools."""
-        return requests_that_fit(total, tokens, PAGE_SIZE, self.wanted, guarded=self.guarded)
+    def allocation(self, requests: int) -> int:
+        """Bytes of all pools of an engine with room for so many requests."""
+        return bytes_of(requests, self.tokens, PAGE_SIZE, self.wanted, guarded=self.guarded)
+
+    def fit(self, total: int) -> int:
+        """How many requests fit in `total` bytes of pools."""
+        return requests_that_fit(total, self.tokens, PAGE_SIZE, self.wanted, guarded=self.guarded)
 
 
-def needs(config: ModelConfig, options: Options, widest: int) -> Iterator[Need]:
+def needs(config: ModelConfig, options: Options, widest: int, tokens: int) -> Iterator[Need]:
     """Every strategy with every form that the engine would serve."""
     for strategy in STRATEGIES:
         for conv in CONV_FORMS:
@@ -74,19 +81,22 @@ def needs(config: ModelConfig, options: Options, widest: int) -> Iterator[Need]:
                 check(chosen, config, widest - 1)
             except Unsupported:
                 continue
-            yield need(config, chosen, widest)
+            yield need(config, chosen, widest, tokens)
 
 
-def need(config: ModelConfig, options: Options, widest: int) -> Need:
-    """The pair of strategies of these options, for windows of at most `widest` tokens."""
+def need(config: ModelConfig, options: Options, widest: int, tokens: int) -> Need:
+    """The pair of strategies of these options, for windows of at most `widest` tokens.
+
+    tokens: the most of a request; the page table is as wide as they need (`Capacity.max_positions`).
+    """
     types = load("plain").types(options.activation, options.state)
-    sizes = Sizes(types, options.layout, ONE, widest)
+    sizes = Sizes(types, options.layout, replace(ONE, max_positions=tokens), widest)
     kept = kept_by(config, sizes, options.strategy, options.conv)
     always = demands(config, sizes)
     pools = {demand.name: _bytes(demand, options.guarded) for demand in kept}
     board = sum(_bytes(demand, options.guarded) for demand in always if demand.by != "page")
     page = bytes_per(always, guarded=options.guarded)["page"]
-    return Need(options.strategy, options.conv, pools, board, page, always + kept, options.guarded)
+    return Need(options.strategy, options.conv, tokens, pools, board, page, always + kept, options.guarded)
 
 
 def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .options import OPTIONS
+
 if TYPE_CHECKING:
     from .rig.rig import Outcome
     from .trace.file import Trace
@@ -39,9 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="op set, engine or module:attribute, an item each; may be repeated. Left out: the trace's own plan.",
     )
     group.addoption("--instep-checkpoint", metavar="DIR", help="the model; left out: where each trace says")
-    group.addoption("--instep-strategy", metavar="NAME", help="how the engine commits states; left out: its default")
-    group.addoption("--instep-conv", metavar="NAME", help="how it commits conv windows; left out: its default")
-    group.addoption("--instep-device", default="cpu", metavar="DEVICE", help="cpu (the default) or cuda")
+    for name, (kind, says) in OPTIONS.items():
+        if name != "ops":
+            how: dict[str, Any] = {"action": "store_true", "default": None} if kind is bool else {"metavar": "NAME"}
+            group.addoption(f"--instep-{name}", help=says[0].lower() + says[1:].rstrip("."), **how)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,7 +87,7 @@ class TraceItem(pytest.Item):
         trace = read(self.path)
         outcomes = [self._outcome(trace, part) for part in self._runs(trace)]
         for outcome in outcomes:
-            self.user_properties.append((f"instep_elements[{outcome.plan.ops}]", outcome.verdict.elements))
+            self.user_properties.append((f"instep_elements[{outcome.plan.setting.ops}]", outcome.verdict.elements))
         diverged = [divergence(outcome) for outcome in outcomes if outcome.verdict.findings]
         if diverged:
             raise TraceFailed("\n".join(diverged))
@@ -111,14 +114,15 @@ class TraceItem(pytest.Item):
 
     def _outcome(self, trace: Trace, part: Part) -> Outcome:
         from .rig.rig import Rig
-        from .rig.strategies import chosen
+        from .rig.setting import Setting
 
         given = self.config.getoption("instep_checkpoint")
         checkpoint = None if given is None else self.config.invocation_params.dir / given
         option = self.config.getoption
-        strategy, conv = option("instep_strategy") or part.strategy, option("instep_conv") or part.conv
-        named = chosen(strategy=strategy, conv=conv, drafter=part.drafter)
-        return Rig(trace, checkpoint, ops=part.ops, device=option("instep_device"), **named).run(until=part.until)
+        typed = {name: option(f"instep_{name}") for name in OPTIONS if name != "ops"}
+        named = {name: value for name, value in typed.items() if value is not None}
+        setting = Setting.of(**{"ops": part.ops, "strategy": part.strategy, "conv": part.conv, **named})
+        return Rig(trace, setting, checkpoint=checkpoint).run(until=part.until)
 
 
 def _folders(config: pytest.Config) -> tuple[Path, ...]:

@@ -34,7 +34,9 @@ class Arriving:
 class Length:
     """Committed tokens: `most` there can be, without asking; `exact` waits for the counts that are still arriving.
 
-    What is owed adds up until it is settled: a commit settles what the one before owed, which is here by then.
+    Accepted counts arrive asynchronously and accumulate here. Each commit adds the counts of the previous commit, whose
+    copy has finished by then (`settle`). Asking for the exact length changes nothing: the next event reserves the
+    same pages, whether somebody asked or not.
     """
 
     def __init__(self, known: int = 0) -> None:
@@ -51,14 +53,12 @@ class Length:
 
     def settle(self) -> None:
         """Take in what is owed; waits for what is not here yet."""
-        self._known += sum(counts.list()[number] for counts, number in self._owed)
+        self._known = self.most = self.exact
         self._owed.clear()
-        self.most = self._known
 
     @property
     def exact(self) -> int:
-        self.settle()
-        return self._known
+        return self._known + sum(counts.list()[number] for counts, number in self._owed)
 
 
 class Roots(Mapping[str, int]):

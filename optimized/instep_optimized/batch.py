@@ -73,12 +73,13 @@ class Group:
 class Batch:
     """A packed launch of N rows for B requests. Names as in `Pages`, `Placed` and `Part`.
 
-    tokens, positions, locations [N];  begin, count, before, last [B];  table [B, pages]: all int64
+    tokens, positions, locations [N];  slots, begin, count, before, last [B];  table: the board's own; all int64
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
     locations: torch.Tensor
+    slots: torch.Tensor
     begin: torch.Tensor
     count: torch.Tensor
     before: torch.Tensor
@@ -89,7 +90,7 @@ class Batch:
 
     def pages(self, keys: torch.Tensor, values: torch.Tensor) -> Pages:
         """The paged KV of one layer for these rows."""
-        return Pages(keys, values, self.table, self.begin, self.count, self.before, most=self.most)
+        return Pages(keys, values, self.table, self.slots, self.begin, self.count, self.before, most=self.most)
 
 
 def windows(
@@ -103,7 +104,7 @@ def windows(
     group = Group(
         kind, who.begin, placed.count, width, who.slots, who.rows, placed.before, memory.none_fresh[: len(who.slots)]
     )
-    return _batch(ops, memory, who, tokens, placed, width, (group,) if kind in FORWARD_KINDS else ())
+    return _batch(memory, who, tokens, placed, width, (group,) if kind in FORWARD_KINDS else ())
 
 
 def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) -> Batch:
@@ -123,7 +124,7 @@ def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) 
         for kind, members, (slots, rows, begin, count, fresh) in zip(kinds, mine, parts, strict=True)
     )
     placed = _placed(ops, memory, who, tokens, 0)
-    return _batch(ops, memory, who, tokens, placed, max(span.count for span in spans), groups)
+    return _batch(memory, who, tokens, placed, max(span.count for span in spans), groups)
 
 
 def begins_of(spans: Sequence[Span]) -> list[int]:
@@ -139,12 +140,11 @@ def _placed(ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, shift: int
 
 
 def _batch(
-    ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, placed: Placed, most: int, groups: tuple[Group, ...]
+    memory: Memory, who: Who, tokens: torch.Tensor, placed: Placed, most: int, groups: tuple[Group, ...]
 ) -> Batch:
     return Batch(
-        tokens=tokens, positions=placed.positions, locations=placed.locations, begin=who.begin, count=placed.count,
-        before=placed.before, last=placed.last, table=ops.select(x=memory.board.table, index=who.slots), most=most,
-        groups=groups,
+        tokens=tokens, positions=placed.positions, locations=placed.locations, slots=who.slots, begin=who.begin,
+        count=placed.count, before=placed.before, last=placed.last, table=memory.board.table, most=most, groups=groups,
     )
 
 

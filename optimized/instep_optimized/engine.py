@@ -154,6 +154,7 @@ class OptimizedEngine:
         return self._controller.wish()
 
     def save(self, request: str, name: str) -> None:
+        self._requests[request].length.settle()
         self._saved[name] = self._kept(request)
 
     def load(self, request: str, name: str) -> None:

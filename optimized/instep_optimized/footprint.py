@@ -58,13 +58,26 @@ def check_tokens(rows: Sequence[Row], requests: Requests, capacity: Capacity) ->
         raise OutOfCapacity(f"a forward of {tokens} tokens; there is room for {capacity.max_tokens}")
 
 
-def forward_wants(rows: Sequence[Row], requests: Requests) -> Wants:
-    """(request, positions) that a forward needs pages for."""
-    return [(row.request, requests[row.request].length.most + width_of(row, requests[row.request])) for row in rows]
+def forward_wants(rows: Sequence[Row], requests: Requests, *, exact: bool = False) -> Wants:
+    """(request, positions) that a forward needs pages for: in the worst case, or by exact lengths."""
+    return [(row.request, _length(requests[row.request], exact) + width_of(row, requests[row.request])) for row in rows]
 
 
-def draft_wants(names: Sequence[str], requests: Requests, num_steps: int) -> Wants:
-    return [(name, requests[name].length.most + num_steps) for name in names]
+def draft_wants(names: Sequence[str], requests: Requests, num_steps: int, *, exact: bool = False) -> Wants:
+    """The same for a draft."""
+    return [(name, _length(requests[name], exact) + num_steps) for name in names]
+
+
+def _length(request: Request, exact: bool) -> int:
+    return request.length.exact if exact else request.length.most
+
+
+def _grown(memory: Memory, worst: Wants, exact: Wants) -> dict[str, list[int]]:
+    """The page lists after an event, which asks by exact lengths where there is no room for the worst case."""
+    try:
+        return memory.pages.grown(worst)
+    except OutOfCapacity:
+        return memory.pages.grown(exact)
 
 
 def touches(
@@ -81,13 +94,14 @@ def touches(
         case Admit():
             return [Touch("claim", slots.first())]
         case Forward():
-            lists = pages.grown(forward_wants(event.rows, live))
+            lists = _grown(memory, forward_wants(event.rows, live), forward_wants(event.rows, live, exact=True))
             return [
                 touch(row.kind, row.request, lists, width_of(row, live[row.request]), number)
                 for number, row in enumerate(event.rows)
             ]
         case Draft():
-            lists = pages.grown(draft_wants(event.requests, live, num_steps))
+            worst, exact = (draft_wants(event.requests, live, num_steps, exact=known) for known in (False, True))
+            lists = _grown(memory, worst, exact)
             return [touch("draft", name, lists, max(0, num_steps - 1)) for name in event.requests]
         case Commit():
             lists = pages.owned()

@@ -99,7 +99,8 @@ class Pages:
     """Paged KV of one layer, and where each request's positions stand in it.
 
     keys, values  [pages, page_size, kv_heads, head_dim], strides the pool's own
-    table         [B, width] int64 page ids in order, -1 padded
+    table         [slots, width] int64, a view on the pool: every slot's page ids in order, -1 padded
+    slots         [B] int64: the line of the table that is the request's; -1: it reads nothing, its rows are zeros
     begin, count  [B] int64: the packed query rows of each request
     before        [B] int64: positions in memory before the first of these rows;
                   row j of request b sees positions 0 .. before[b] + j
@@ -109,6 +110,7 @@ class Pages:
     keys: torch.Tensor
     values: torch.Tensor
     table: torch.Tensor
+    slots: torch.Tensor
     begin: torch.Tensor
     count: torch.Tensor
     before: torch.Tensor

@@ -23,6 +23,7 @@ import torch
 from instep.adapters import find
 from instep.adapters.dense import dense
 from instep.rig.rig import Rig
+from instep.rig.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import load
@@ -98,7 +99,7 @@ def test_every_strategy_serves_dense_states(
     strategy: str, layout: StateLayout, mine: Callable[..., Path], small: Trace
 ) -> None:
     mine()
-    verdict = Rig(small, ops="mine:OPS", strategy=strategy, layout=layout).run().verdict
+    verdict = Rig(small, Setting("mine:OPS", strategy=strategy, layout=layout)).run().verdict
     assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
 
 
@@ -116,7 +117,7 @@ def test_a_kernel_that_loses_what_is_run_again_is_found(mine: Callable[..., Path
     """`dense` hands kept tokens over as sequences of their own, asked by their keys."""
     first = "    q, k = (x.repeat_interleave"
     mine(first, f"    if q is k:\n        return v, state\n{first}")
-    verdict = Rig(small, ops="mine:OPS", strategy="rerun").run().verdict
+    verdict = Rig(small, Setting("mine:OPS", strategy="rerun")).run().verdict
     assert verdict.exit is Exit.DIVERGED
     found = verdict.findings[0]
     assert (found.kind, found.place.component) == ("commit", "state") and "accepted" in found.diagnosis, found
@@ -162,7 +163,7 @@ def test_flas_chunked_kernels_keep_to_the_contract(case: Case, mended: ModuleTyp
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_fla_computes_the_model_under_every_strategy(strategy: str, small: Trace) -> None:
-    verdict = Rig(small, ops="fla", strategy=strategy).run().verdict
+    verdict = Rig(small, Setting("fla", strategy=strategy)).run().verdict
     assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
 
 

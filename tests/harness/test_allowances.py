@@ -18,6 +18,7 @@ from instep.observe.moment import Moment
 from instep.observe.reorder import FUNCTIONS, REDUCTIONS, Reordered
 from instep.rig.lockstep import Lockstep
 from instep.rig.rig import Rig
+from instep.rig.setting import Setting
 from instep.rig.sides import seat
 from instep.trace.file import read
 from instep.verdict import Exit, Tier
@@ -47,7 +48,7 @@ EXACT = {
 )
 def test_another_order_of_summation_passes_with_room(form, strategy):
     """On the trained model up to the first commit; hundreds of small random ones: `instep calibrate`."""
-    outcome = Rig(read(TRACE), ops=f"instep.calibrate.honest:{form}_7", strategy=strategy).run(until=5)
+    outcome = Rig(read(TRACE), Setting(f"instep.calibrate.honest:{form}_7", strategy=strategy)).run(until=5)
     assert outcome.verdict.exit == Exit.AGREED
     for tier in (Tier.DERIVED, Tier.PROPAGATED):
         assert max(one.headroom for one in outcome.verdict.compared if one.tier is tier) < 0.7
@@ -62,14 +63,14 @@ def test_another_order_of_summation_passes_with_room(form, strategy):
     ],
 )
 def test_a_small_slip_is_found_where_it_is_made(slip, component):
-    findings = Rig(read(TRACE), ops=f"support.slips:{slip}", strategy="snapshot").run(until=6).verdict.findings
+    findings = Rig(read(TRACE), Setting(f"support.slips:{slip}", strategy="snapshot")).run(until=6).verdict.findings
     derived = [finding for finding in findings if finding.tier is Tier.DERIVED]
     assert derived and findings[0].place.component == derived[0].place.component == component
 
 
 def test_an_unlucky_draw_of_the_whole_run_is_drawn_again_and_an_error_is_not_excused(tmp_path):
     trace = recorded(tmp_path)
-    lockstep = Lockstep(trace, seat(Rig(trace, ops="plain").plan))
+    lockstep = Lockstep(trace, seat(Rig(trace, Setting("plain")).plan))
     moment = next(m for m in (lockstep.step() for _ in trace.events) if isinstance(m.event, Commit))
     again = moment.redrawn(1)
     assert again.places.keys() == moment.rounded.places.keys()

@@ -13,10 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from instep.trace.file import Trace, beside, read
+from instep.trace.header import SCHEMA, Part, Recording
 from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
 from support.checkpoints import write as write_checkpoint
 from support.command import complaint
 from support.traces import VOCAB, lines_of, policy, recorded, seal
@@ -96,8 +99,29 @@ def test_an_edited_trace(instep, trace):
 
 def test_another_schema_version(instep, trace):
     lines = trace.path.read_bytes().splitlines()[:-1]
-    seal(trace.path, [lines[0].replace(b'"schema":1', b'"schema":2'), *lines[1:]])
-    assert "line 1: schema: found 2, expected 1" in replayed(instep, trace)
+    seal(trace.path, [lines[0].replace(b'"schema":2', b'"schema":3'), *lines[1:]])
+    assert "line 1: schema: found 3, expected 1 to 2; a newer instep wrote it" in replayed(instep, trace)
+
+
+def test_a_trace_of_the_first_schema_is_read_and_its_drafter_is_the_recordings(trace):
+    header, *lines = trace.path.read_bytes().splitlines()[:-1]
+    first = json.loads(header) | {"schema": 1, "replay": [{"ops": "plain", "until": 3, "drafter": "vanilla"}]}
+    del first["recording"]
+    seal(trace.path, [json.dumps(first).encode(), *lines])
+    found = read(trace.path).header
+    assert (found.schema, found.recording) == (SCHEMA, Recording("vanilla", "float64"))
+    assert found.replay == (Part("plain", 3),)
+    assert found == replace(trace.header, replay=found.replay, recording=found.recording)
+
+
+def test_a_trace_of_the_first_schema_has_one_drafter(trace):
+    header, *lines = trace.path.read_bytes().splitlines()[:-1]
+    parts = [{"ops": "ledger"}, {"ops": "plain", "drafter": "vanilla"}]
+    first = json.loads(header) | {"schema": 1, "replay": parts}
+    del first["recording"]
+    seal(trace.path, [json.dumps(first).encode(), *lines])
+    with pytest.raises(BadInput, match="the drafters eagle and vanilla, expected one for all parts"):
+        read(trace.path)
 
 
 def test_a_token_outside_the_vocabulary(instep, trace):

@@ -25,6 +25,7 @@ from instep.checks.allowance import UNDECIDED_CAP
 from instep.checks.derived import Derived
 from instep.observe.oracle import Oracle
 from instep.rig.lockstep import Lockstep, run
+from instep.rig.setting import Setting
 from instep.rig.sides import rounds
 from instep.verdict import Comparison, Tier
 from instep_reference.contract import engine as e
@@ -105,7 +106,7 @@ def test_an_honest_engine_is_left_alone(stage, variant):
 
 def test_truth_runs_once_for_all_variants_of_a_scene(stage):
     on = stage.on(2)
-    plan, kept = on.plan("plain"), []
+    plan, kept = on.plan(Setting()), []
     for _ in range(2):
         truth = stage.sides(plan, "float32").truth
         kept.append([truth.serve(event) for event in on.trace.events[:3]])
@@ -153,7 +154,7 @@ def test_a_slip_in_memory_is_found_down_to_the_honest_error():
 def test_a_slip_is_found_at_its_place(stage, name):
     """T2 at the first event in which it acts; run up to there alone."""
     on, place = stage.on(2), SLIPS[name].place
-    plan = on.plan(f"instep.calibrate.slips:{name}@0.01")
+    plan = on.plan(Setting(f"instep.calibrate.slips:{name}@0.01"))
     sides = stage.sides(plan, "float32")
     verdict = run(Lockstep(on.trace, sides), [Derived(Oracle(plan.checkpoint, rounds(plan, sides.ops), torch.float32))])
     assert verdict.findings[0].place == place and verdict.findings[0].event == 2

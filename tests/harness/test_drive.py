@@ -13,7 +13,7 @@ from instep.trace.legal import Law, verified
 from instep.trace.policy import Arrival, Deed, Steps, read_policy, read_prompts
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from support.traces import PROMPTS, policy, recorded
+from support.traces import PROMPTS, ROOM, policy, recorded
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,32 @@ def test_a_moment_that_never_comes_is_an_error(tmp_path):
 def test_a_prompt_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(BadInput, match='found prompt "novel"'):
         recorded(tmp_path, policy(arrivals=(Arrival("a", "novel"),), deeds=()))
+
+
+def test_a_request_near_its_last_position_decodes_without_drafts_and_is_then_finished(tmp_path):
+    """Positions are counted with the drafts in flight; the others go on as they were."""
+    short = replace(ROOM, max_positions=23)
+    trace = recorded(tmp_path, policy(capacity=short, deeds=(), steps=(), num_steps=3, arrivals=(
+        Arrival("a", "more", max_new=30), Arrival("b", "one", max_new=12))))
+    assert read(trace.path).header.room().max_positions == 23
+    last = {}
+    for row in (row for event in of(trace, e.Forward) for row in event.rows):
+        last.setdefault(row.request, []).append(row.kind)
+    assert last["a"] == ["prefill", "decode", "decode", "decode"]  # 20, and then no window of 4 fits
+    assert last["b"].count("verify") > 2 and "decode" not in last["b"]
+    mixed = [{row.kind for row in event.rows} for event in of(trace, e.Forward)]
+    assert {"verify", "decode"} in mixed
+    said = ended(trace)
+    assert len(said["a"]) == 4 and len(said["b"]) >= 12
+    window = recorded(tmp_path, policy(capacity=replace(ROOM, max_positions=24), deeds=(), steps=(), num_steps=3))
+    assert [row.kind for event in of(window, e.Forward) for row in event.rows if row.request == "a"][5] == "verify"
+
+
+def test_a_prompt_longer_than_a_request_may_be_is_an_error(tmp_path):
+    with pytest.raises(BadInput, match='prompt "more": found 20 tokens, expected at most 19, the positions that'):
+        recorded(tmp_path, policy(capacity=replace(ROOM, max_positions=19)))
+    trace = recorded(tmp_path, policy(capacity=replace(ROOM, max_positions=20), deeds=()))
+    assert len(ended(trace)["a"]) == 1
 
 
 def test_policies_and_prompts_are_read_strictly(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 from instep.generate.arms import arms, hardest_first, mixed, parted
 from instep.generate.decode import Ask
 from instep.generate.forced import Extent, play, trace_of
-from instep.rig.alone import Setup
+from instep.rig.setting import Setting
 from instep.shapes.drawn import random_checkpoint
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import SetNumSteps
@@ -31,7 +31,7 @@ TINY = Path("fixtures/tiny")
 @pytest.fixture(scope="module")
 def decoded():
     prompts = {"a": tuple(b"Return the"), "b": tuple(b"spam, spam, spam, ")}
-    ask = Ask(Checkpoint.open(TINY), Setup(), prompts, 1, tokens=6, batch=2, stop=0)
+    ask = Ask(Checkpoint.open(TINY), Setting(), prompts, 1, tokens=6, batch=2, stop=0)
     return arms(ask, {"candidate_steps": [1, 3], "warmup_batches": 0, "update_interval": 1}, (0,))
 
 
@@ -42,7 +42,7 @@ def large():
 
 def test_the_hardest_come_first():
     prompts = {"easy": tuple(b"Shifting operations\n****************"), "hard": tuple(b"&qw }7b3p}dkhx4py8")}
-    ask = Ask(Checkpoint.open(TINY), Setup(), prompts, 3, tokens=12, batch=2, stop=0)
+    ask = Ask(Checkpoint.open(TINY), Setting(), prompts, 3, tokens=12, batch=2, stop=0)
     assert list(hardest_first(ask).prompts) == ["hard", "easy"]
 
 
@@ -51,7 +51,7 @@ def test_arms_say_the_same(decoded):
 
 
 def test_played_arms_are_checked_and_their_laps_hold_the_checked_bits(decoded, large):
-    played = play(decoded, large, Setup(), laps=1)
+    played = play(decoded, large, Setting(), laps=1)
     for name, one in played.items():
         assert one.right and one.checked.verdict.events == len(decoded[name].events)
         assert set(one.digests) == {"a, finished", "b, finished"}
@@ -62,27 +62,27 @@ def test_played_arms_are_checked_and_their_laps_hold_the_checked_bits(decoded, l
 
 
 def test_a_wrong_engine_is_not_right(decoded, large):
-    played = play({"0": decoded["0"]}, large, Setup("support.wrong_ops:SWAPPED"), laps=1)
+    played = play({"0": decoded["0"]}, large, Setting("support.wrong_ops:SWAPPED"), laps=1)
     assert not played["0"].right
 
 
 def test_a_part_may_be_checked(decoded, large):
-    played = play({"0": decoded["0"]}, large, Setup(), laps=1, extents={"0": Extent(until=5, layers=(0,))})["0"]
+    played = play({"0": decoded["0"]}, large, Setting(), laps=1, extents={"0": Extent(until=5, layers=(0,))})["0"]
     assert played.right and played.checked.verdict.events == 6 and set(played.digests) == {"a, event 5", "b, event 5"}
 
 
 def test_graphs_are_compared_while_batches_are_full(decoded, large):
     extent = Extent.full_batches(decoded["0"])
-    played = play({"0": decoded["0"]}, large, Setup(graphs=True), laps=1, extents={"0": extent})["0"]
+    played = play({"0": decoded["0"]}, large, Setting(graphs=True), laps=1, extents={"0": extent})["0"]
     assert played.right and set(played.digests) == {f"a, event {extent.until}", f"b, event {extent.until}"}
 
 
 def test_laps_begin_at_the_first_step_count_again(large):
-    ask = Ask(Checkpoint.open(TINY), Setup(), {"a": tuple(b"0, 1, 2, 3, " * 4)}, 1, tokens=24, batch=2, stop=0)
+    ask = Ask(Checkpoint.open(TINY), Setting(), {"a": tuple(b"0, 1, 2, 3, " * 4)}, 1, tokens=24, batch=2, stop=0)
     decoded = arms(ask, {"candidate_steps": [1, 3], "warmup_batches": 0, "update_interval": 1}, ())
     counts = [event.num_steps for event in decoded["adaptive"].events if isinstance(event, SetNumSteps)]
     assert counts and counts[-1] != 1
-    assert play(decoded, large, Setup(graphs=True), laps=1)["adaptive"].right
+    assert play(decoded, large, Setting(graphs=True), laps=1)["adaptive"].right
 
 
 def test_a_model_with_a_smaller_vocabulary_is_refused(decoded):

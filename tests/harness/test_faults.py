@@ -16,13 +16,14 @@ from rich.console import Console
 
 from instep.faults import FAMILIES, TRACES, by_id, plant, told
 from instep.faults.arms import Arm, Said, both, replayed, spoken
-from instep.faults.base import Edit, Fault, How
+from instep.faults.base import Edit, Fault, speaking
 from instep.faults.campaign import campaign
 from instep.faults.harmless import HARMLESS, Harmless
 from instep.faults.judge import Judged, Result, hear, judge
 from instep.faults.matrix import Mark, Matrix
 from instep.faults.picture import drawn
 from instep.rig.rig import served
+from instep.rig.setting import Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
@@ -41,7 +42,7 @@ IDLE = replace(ROW_FOR_SLOT, id="a-comment", edits=(COMMENT,))
 RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
 CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, trail=("0 a", "1 b"), events=2, of=2)
 FAULT = Fault(
-    "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", How(), 1, Place("trunk", 0, "conv"),
+    "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", Setting(), 1, Place("trunk", 0, "conv"),
     "holds the state after 2", ("bytes",),
 )
 
@@ -116,8 +117,8 @@ def test_what_is_told_is_what_was_judged(ran: Result) -> None:
 def test_a_faulty_engine_left_to_itself_says_something_else(tmp_path: Path) -> None:
     fault = by_id()["commit-index-minus-one"]
     folder, trace = plant.planted(tmp_path / "planted", *fault.edits), TRACES / f"{fault.trace}.jsonl"
-    faulty = spoken(folder, trace, fault.how.speaking(), tmp_path / "faulty.json")
-    right = spoken(plant.planted(tmp_path / "control"), trace, fault.how.speaking(), tmp_path / "right.json")
+    faulty = spoken(folder, trace, speaking(fault.how), tmp_path / "faulty.json")
+    right = spoken(plant.planted(tmp_path / "control"), trace, speaking(fault.how), tmp_path / "right.json")
     assert not right.error and right.drafts > 0 and right.texts.keys() == faulty.texts.keys() == right.states.keys()
     heard = hear(right, faulty, plant.digests(folder))
     assert heard.agreement < 1 and heard.states and not heard.equal and not heard.error

@@ -14,6 +14,7 @@ from instep.faults.base import Edit
 from instep.faults.plant import planted, run
 from instep.fuzz import machine
 from instep.fuzz.campaign import Result, Settings, campaign
+from instep.rig.setting import Setting
 from instep.verdict import Exit
 from support.checkpoints import write
 
@@ -86,7 +87,7 @@ def test_nothing_is_found_without_a_fault(ops: str, examples: int, model: Path, 
 
 
 def nothing_found(model: Path, tmp_path: Path, ops: str, examples: int) -> Result:
-    result = campaign(Settings(ops, model, examples, int(SEED), tmp_path / "found"))
+    result = campaign(Settings(Setting(ops), model, examples, int(SEED), tmp_path / "found"))
     assert result.exit == Exit.AGREED, None if result.found is None else result.found.verdict.findings[0]
     assert result.examples >= examples and result.elements > 0
     assert not (tmp_path / "found").exists()
@@ -127,5 +128,5 @@ def test_a_drawer_that_fails_ends_it_at_once(model: Path, tmp_path: Path, monkey
 
     monkeypatch.setattr(machine.draw, "commit", commit)
     with pytest.raises(RuntimeError, match="a broken drawer"):
-        campaign(Settings("ledger", model, 50, int(SEED), tmp_path / "found"))
+        campaign(Settings(Setting("ledger"), model, 50, int(SEED), tmp_path / "found"))
     assert len(calls) == 1

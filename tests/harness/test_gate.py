@@ -23,7 +23,7 @@ from instep.perf.arm import Source
 from instep.perf.clock import CLOCKS
 from instep.perf.gate import ARMS, ORDERS, gate, judge
 from instep.perf.pairs import FEWEST_PAIRS, Say
-from instep.perf.setting import Report, Setting
+from instep.perf.question import Question, Report
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput, InstepError
 from support.checkpoints import write
@@ -61,7 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(before: str | Path, after: str | Path, model: Path, folder: Path) -> Report:
-    return gate(Setting(str(before), str(after), model, ("verify",), allowed=ALLOWED, batch=2, rounds=1), folder)
+    return gate(Question(str(before), str(after), model, ("verify",), allowed=ALLOWED, batch=2, rounds=1), folder)
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_a_tree_that_builds_no_engine_is_bad_input(model: Path, tmp_path: Path) 
 
 def test_a_silent_arm_is_given_up(model: Path, tmp_path: Path) -> None:
     """Whatever keeps it from answering: the gate waits for nobody without end."""
-    setting = Setting("plain", "plain", model, batch=2, patience_s=0.05)
+    setting = Question("plain", "plain", model, batch=2, patience_s=0.05)
     with pytest.raises(BadInput, match=r"BEFORE plain: .*no answer to `build` within 0.05 s"):
         gate(setting, tmp_path)
 
@@ -176,7 +176,7 @@ def test_the_arms_take_turns_in_going_first() -> None:
 
 def test_the_verdict_on_samples_that_are_too_few_or_too_noisy() -> None:
     generator = np.random.default_rng(0)
-    setting = Setting("plain", "plain", Path("model"), device="cpu")
+    setting = Question("plain", "plain", Path("model"), device="cpu")
 
     def says(pairs: int, noise: float, slowdown: float = 0.0) -> Exit:
         drawn = {arm: np.exp(noise * generator.standard_normal((pairs, 2, len(CLOCKS)))) for arm in ARMS}
@@ -198,7 +198,7 @@ def test_the_verdict_on_samples_that_are_too_few_or_too_noisy() -> None:
 ])
 def test_a_setting_without_sense_is_bad_input(options: dict[str, object], expected: str) -> None:
     with pytest.raises(BadInput, match=expected):
-        Setting("plain", "plain", Path("model"), **options)  # type: ignore[arg-type]
+        Question("plain", "plain", Path("model"), **options)  # type: ignore[arg-type]
 
 
 def text(report: Report) -> str:

@@ -15,7 +15,7 @@ import pytest
 from instep.generate.decode import Ask, decode
 from instep.generate.speed import Speed, rounds
 from instep.generate.words import Bytes, Numbers, prompts_from, stop_of, words_of
-from instep.rig.alone import Setup
+from instep.rig.setting import Setting
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.errors import BadInput
@@ -30,7 +30,7 @@ SHORT = ("--prompt", "Return the", "--prompt", "class Queue\n", "--prompt", "x",
 def decoded():
     prompts = {"a": tuple(b"Return the"), "b": tuple(b"def main(self):"), "c": tuple(b"0, 1, 2, 3")}
     return decode(Ask(
-        Checkpoint.open(TINY), Setup(), prompts, 3, adaptive={"candidate_steps": [1, 3], "warmup_batches": 1,
+        Checkpoint.open(TINY), Setting(), prompts, 3, adaptive={"candidate_steps": [1, 3], "warmup_batches": 1,
                                                                "update_interval": 1},
         tokens=10, batch=2, chunk=6, stop=0, kept=frozenset("b"),
     ))  # fmt: skip
@@ -59,7 +59,7 @@ def test_every_token_is_counted_once(decoded):
 def test_a_text_ends_at_the_stop_token():
     prompts = prompts_from(TINY / "prompts.json", words_of(TINY, 256))
     prompt = {"codec-end": prompts["codec-end"]}
-    ended = decode(Ask(Checkpoint.open(TINY), Setup(), prompt, 3, tokens=40, batch=1, stop=stop_of(TINY)))
+    ended = decode(Ask(Checkpoint.open(TINY), Setting(), prompt, 3, tokens=40, batch=1, stop=stop_of(TINY)))
     said = ended.said("codec-end")
     assert len(said) < 40 and said[-1] == 0 and 0 not in said[:-1]
 

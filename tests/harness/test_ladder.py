@@ -15,6 +15,7 @@ import torch
 
 from instep.localise import locate
 from instep.rig.rig import Outcome, Rig
+from instep.rig.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Located
@@ -46,7 +47,7 @@ def rounds(tmp_path_factory) -> Trace:
 
 
 def located(trace: Trace, **how: Any) -> tuple[Outcome, Located]:
-    rig = Rig(trace, **how)
+    rig = Rig(trace, Setting(**how))
     outcome = rig.run()
     assert outcome.verdict.exit is Exit.DIVERGED
     return outcome, locate(rig, outcome)

@@ -14,9 +14,9 @@ import torch
 from instep.observe.oracle import Oracle
 from instep.observe.piece import Piece
 from instep.observe.states import StateOracle
-from instep.rig.alone import Setup
 from instep.rig.large import outcome, sides
 from instep.rig.lockstep import Lockstep
+from instep.rig.setting import Setting
 from instep.shapes.course import course
 from instep.shapes.drawn import random_checkpoint
 from instep.trace.legal import verified
@@ -26,7 +26,7 @@ from support.narrow import narrow
 
 pytestmark = pytest.mark.slow
 
-SETUP = Setup("plain", dtype="bfloat16")
+SETUP = Setting("plain", dtype="bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_every_state_of_every_gdn_layer_is_judged(made):
 
 def test_a_commit_that_moves_nothing_is_named(made):
     checkpoint, trace = made
-    found = outcome(trace, checkpoint, Setup("support.wrong_ops:UNMOVED", strategy="snapshot"))
+    found = outcome(trace, checkpoint, Setting("support.wrong_ops:UNMOVED", strategy="snapshot"))
     assert found.verdict.exit is Exit.DIVERGED
     first = next(one for one in found.verdict.findings if one.check == "directed")
     assert first.kind == "commit" and "holds the state from before the step" in first.diagnosis
@@ -72,7 +72,7 @@ def test_roundings_that_fall_otherwise_are_no_wrong_state():
     checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=1, hidden=256, key_dim=128, value_dim=128))
     trace = course(checkpoint, "wider", requests=2, rounds=2)
     for ops in ("plain", "support.wrong_ops:IN_FOUR_PARTS"):
-        found = outcome(trace, checkpoint, Setup(ops, dtype="bfloat16"), until=6).verdict
+        found = outcome(trace, checkpoint, Setting(ops, dtype="bfloat16"), until=6).verdict
         assert found.exit is Exit.AGREED
         judged = [one for one in found.compared if one.check == "directed"]
         assert judged and max(one.worst for one in judged) < 0.2
@@ -81,10 +81,10 @@ def test_roundings_that_fall_otherwise_are_no_wrong_state():
 def test_states_are_drawn_with_roundings_by_chance_only_where_something_is_stored_narrow(made):
     checkpoint, trace = made
     for dtype, narrow_places in (("bfloat16", True), ("float32", False)):
-        setup = replace(SETUP, dtype=dtype)
+        setting = replace(SETUP, dtype=dtype)
         header = trace.header
-        seats = sides(checkpoint, setup, header.room(), num_steps=7, adaptive=header.adaptive_file("narrow"))
-        rounds = setup.served().rounds(setup.width, torch.float32)
+        seats = sides(checkpoint, setting, header.room(), num_steps=7, adaptive=header.adaptive_file("narrow"))
+        rounds = setting.op_set().rounds(setting.activation, torch.float32)
         oracle, lockstep = StateOracle(checkpoint, rounds, torch.float32, torch.device("cpu")), Lockstep(trace, seats)
         seen = set()
         for _ in range(8):

@@ -156,6 +156,21 @@ def test_room_is_counted_over_all_rows():
     assert "pages too few by 1" in refusal(law, e.Forward((e.Row("a", "prefill", 17),)))
 
 
+def test_no_event_may_need_more_positions_than_a_request_may_have():
+    short = msgspec.structs.replace(header().capacity, max_positions=6)
+    law = law_after(e.Admit("b", tuple(range(7))), *ready("a"), capacity=short)  # "a" at 3
+    said = refusal(law, e.Forward((e.Row("b", "prefill", 7, root=1),)))
+    assert 'rows: found "b" at 7 positions, expected at most max_positions = 6' in said and "\n" not in said
+    law.apply(e.Draft(("a",), picks=((4, 5, 6),)))
+    assert '"a" at 7 positions' in refusal(law, e.Forward((e.Row("a", "verify"),)))
+    law = law_after(*ready("a", (1, 2, 3, 4)), capacity=short)
+    assert 'draft: found "a" at 7 positions' in refusal(law, e.Draft(("a",), picks=((4, 5, 6),)))
+    for root in (7, 8):
+        law.apply(e.Forward((e.Row("a", "decode", root=root),)))
+    assert '"a" at 7 positions' in refusal(law, e.Forward((e.Row("a", "decode", root=9),)))
+    law.check(e.Finish("a"))
+
+
 def test_everything_that_is_said_to_be_legal_is_accepted():
     law = law_after(*ready("a"), e.Admit("b", (1, 2)), e.Save("a", "kept"))
     assert law.legal() == {

@@ -11,44 +11,56 @@ import pytest
 import torch
 
 from instep.budget import PAGE_SIZE, need, needs, spelled
-from instep.rig.alone import Setup, engine
 from instep.shapes import shape
 from instep.shapes.drawn import random_checkpoint
-from instep_optimized import Options
+from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract.engine import Capacity
 from support.command import complaint
 from support.narrow import narrow
 
+TOKENS = 600  # of a request: 38 pages, more than the alignment of a pitch hides
 
+def allocated(served: OptimizedEngine) -> int:
+    """Bytes of all memory that the engine's pools hold, the red zones at their ends included."""
+    pools = served._memory.pools.values()
+    return sum({part.untyped_storage().data_ptr(): part.untyped_storage().nbytes()
+                for pool in pools for part in (pool._body, pool._ends)}.values())  # fmt: skip
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "packed"])
 @pytest.mark.parametrize("conv", CONV_FORMS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_request_costs_what_the_engine_allocates_for_one_more(strategy, conv):
+def test_the_figure_is_what_the_engine_allocates_to_the_byte(strategy, conv, guarded):
     config = narrow("qwen3.5-4b")
-    checkpoint, setup = random_checkpoint(config), Setup("plain", dtype="bfloat16", strategy=strategy, conv=conv)
-    allocated = []
-    for requests in (2, 3):
-        room = Capacity(tuple(range(1, requests + 1)), (1, 2, 3), PAGE_SIZE, 32)
-        served = engine(checkpoint, setup, room, num_steps=3)
-        allocated.append(sum(
-            part.numel() * part.element_size() for region in served.regions() if region.by != "page"
-            for part in (region.units, region.gaps) if part is not None
-        ))
-    told = need(config, setup.options(), widest=4)
+    options = Options(activation=torch.bfloat16, strategy=strategy, conv=conv, guarded=guarded)
+    told, each = need(config, options, widest=4, tokens=TOKENS), -(-TOKENS // PAGE_SIZE)
     assert (told.strategy, told.conv) == (strategy, conv) and told.fixed == sum(told.pools.values()) + told.board
-    assert allocated[1] - allocated[0] == pytest.approx(told.fixed, rel=0.02)  # `regions` leaves the padding out
+    for requests in (1, 3):
+        slots, pages = tuple(range(requests, 0, -1)), tuple(range(1, requests * each + 1))
+        room = Capacity(slots, pages, PAGE_SIZE, max_tokens=32, max_positions=TOKENS)
+        served = OptimizedEngine(random_checkpoint(config), load("plain"), options, room, num_steps=3)
+        assert told.allocation(requests) == allocated(served)
+        assert told.fit(allocated(served)) == requests and told.fit(allocated(served) - 1) == requests - 1
+    assert told.allocation(3) - told.allocation(2) == told.total
+
+
+def test_a_longer_request_has_a_longer_line_in_the_page_table():
+    short, long = (need(shape("qwen3.5-9b"), Options(), 4, tokens) for tokens in (PAGE_SIZE, 4096))
+    assert long.board - short.board == 8 * ((4096 // PAGE_SIZE + 16) - 32)  # pitches: a red zone of at least 16 numbers
+    assert (long.pools, long.page) == (short.pools, short.page)
 
 
 def test_all_strategies_are_there_and_a_rerun_is_smaller_than_a_snapshot():
     config = shape("qwen3.5-9b")
-    found = {(one.strategy, one.conv): one for one in needs(config, Options(activation=torch.bfloat16), widest=4)}
+    found = {(one.strategy, one.conv): one for one in needs(config, Options(activation=torch.bfloat16), 4, 4096)}
     assert set(found) == {(strategy, conv) for strategy in STRATEGIES for conv in CONV_FORMS}
     snapshot, rerun = found["snapshot", "widened"], found["rerun", "widened"]
     assert rerun.beside < snapshot.beside / 20 and rerun.pools["state"] == snapshot.pools["state"]
-    assert rerun.fit(2**36, 4096) > snapshot.fit(2**36, 4096) > 0
-    assert rerun.total(PAGE_SIZE + 1) == rerun.fixed + 2 * rerun.page
+    assert rerun.fit(2**36) > snapshot.fit(2**36) > 0
+    assert rerun.total == rerun.fixed + 4096 // PAGE_SIZE * rerun.page
     half = Options(activation=torch.bfloat16, state=torch.bfloat16)
-    assert not any(one.strategy == "lazy_rerun" for one in needs(config, half, widest=4)), "the engine refuses it"
+    assert not any(one.strategy == "lazy_rerun" for one in needs(config, half, 4, 4096)), "the engine refuses it"
 
 
 def test_the_command_prints_a_line_for_each_and_writes_them(instep, tmp_path):

@@ -21,9 +21,9 @@ from instep.observe.piece import DRAWS, FEWEST_DRAWS
 from instep.report import data
 from instep.report.data import FINDINGS
 from instep.report.words import divergence
-from instep.rig.alone import Setup
 from instep.rig.remembered import Remembered
 from instep.rig.rig import Outcome, Rig
+from instep.rig.setting import Setting
 from instep.rig.variant import Variant, graft_of
 from instep.streams.run import streamed
 from instep.streams.stream import Stream
@@ -41,7 +41,7 @@ def ragged() -> Trace:
 
 @pytest.fixture(scope="module")
 def rig(ragged: Trace) -> Rig:
-    return Rig(ragged, ops=OPS, strategy=STRATEGY)
+    return Rig(ragged, Setting(OPS, strategy=STRATEGY))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_what_is_done_by_hand_comes_out_as_told(rig: Rig, outcome: Outcome) -> N
 
 
 def test_a_stream_says_what_the_page_shows(ragged: Trace) -> None:
-    assert said("streams") in divergence(streamed(ragged, Setup(OPS, strategy=STRATEGY), "op"))
+    assert said("streams") in divergence(streamed(ragged, Setting(OPS, strategy=STRATEGY), "op"))
 
 
 def test_the_table_names_every_check_in_order_with_its_tier() -> None:

@@ -23,6 +23,7 @@ from instep.relations.retold import alone, as_traced, chunked, decoded, exact_wi
 from instep.relations.rewritten import REWRITTEN
 from instep.relations.within import Yardstick
 from instep.rig.rig import Rig
+from instep.rig.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.legal import Law
 from instep.trace.policy import Arrival
@@ -46,7 +47,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 def case(trace: Trace, ops: str, *, bitwise: bool = False, tokens: int = 64, **plan: Any) -> Case:
-    return Case.of(trace, Rig(trace, ops=ops, **plan).plan, bitwise=bitwise, tokens=tokens)
+    return Case.of(trace, Rig(trace, Setting(ops, **plan)).plan, bitwise=bitwise, tokens=tokens)
 
 
 def hold(name: str, trace: Trace, ops: str, **given: Any) -> Held:
@@ -272,7 +273,7 @@ def test_ties_are_capped(trace: Trace) -> None:
 
 def test_where_nothing_is_computed_nothing_agrees(trace: Trace) -> None:
     assert not isinstance(trace.events[0], Forward)
-    admissions = Case.of(trace, Rig(trace, ops="plain").plan, until=0)
+    admissions = Case.of(trace, Rig(trace, Setting("plain")).plan, until=0)
     (found,) = held(admissions, relations(["unseen"]))
     assert found.verdict.elements and found.verdict.exit is Exit.INCONCLUSIVE
 

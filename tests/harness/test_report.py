@@ -16,6 +16,7 @@ from instep.report import data
 from instep.report.terminal import short, show, tiers
 from instep.report.words import divergence, spelled
 from instep.rig.history import History, Text
+from instep.rig.setting import Setting
 from instep.rig.variant import AS_IS, Variant, graft_of
 from instep.verdict import Comparison, Exit, Located, Tier, Verdict
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
@@ -32,8 +33,7 @@ def comparison(**changes: Any) -> Comparison:
 
 
 def outcome(*compared: Comparison, **changes: Any) -> Any:
-    plan = SimpleNamespace(ops="triton", device="cpu", dtype="float32", layout="VK", strategy="rerun", **{
-        "conv": "windows", "graphs": False, "drafter": "eagle", "checkpoint": SimpleNamespace(digest="d" * 64)})
+    plan = SimpleNamespace(setting=Setting("triton"), checkpoint=SimpleNamespace(digest="d" * 64))
     texts = (Text("b", (104, 105), (33, 10, 255), 256),)
     fields = {
         "name": "tiny-hybrid", "trace": Path("fixtures/traces/adaptive.jsonl"), "plan": plan, "of": 60,
@@ -99,16 +99,15 @@ def test_a_nan_is_a_divergence_and_is_printed():
 
 
 def test_the_command_repeats_what_is_not_usual():
-    plan = SimpleNamespace(
-        ops="plain", device="cuda", dtype="bfloat16", layout="KV", strategy="columns", conv="widened", graphs=True,
-        drafter="vanilla",
-    )
+    plan = SimpleNamespace(setting=Setting(
+        "plain", "cpu", "bfloat16", "KV", "columns", "widened", drafter="vanilla", graphs=True, overlap=True,
+        guarded=False,
+    ))
     found = comparison(worst=1.0, place=Place("extend", STAGE_LEVEL, "fused"))
     message = divergence(outcome(found, plan=plan, elsewhere=Path("my/model")))
     assert message.endswith(
-        "--until 41 --device cuda --dtype bfloat16 --layout KV --strategy columns --conv widened "
-        "--drafter vanilla --graphs "
-        "--checkpoint my/model"
+        "--until 41 --dtype bfloat16 --layout KV --strategy columns --conv widened --drafter vanilla --graphs "
+        "--overlap --no-guarded --checkpoint my/model"
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from instep.cli import app
-from instep.rig.alone import Setup
+from instep.rig.setting import Setting
 from instep.streams.checkpoint import before_silu, config, stream_checkpoint
 from instep.streams.relabel import relabelled
 from instep.streams.run import LEVELS, streamed
@@ -98,7 +98,7 @@ def test_a_relabelled_trace_is_legal_and_says_which_drafts_are_rejected(adaptive
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("level", LEVELS)
 def test_right_engines_hold_what_they_should(strategy: str, level: str, ragged: Trace) -> None:
-    found = streamed(ragged, Setup("plain", strategy=strategy, conv="widened"), level, until=9)
+    found = streamed(ragged, Setting("plain", strategy=strategy, conv="widened"), level, until=9)
     assert found.verdict.exit is Exit.AGREED
     read_off = [c for c in found.verdict.compared if c.check == "stream"]
     assert {c.place.component for c in read_off} == {"conv", "state", "values"}
@@ -110,7 +110,7 @@ def test_right_engines_hold_what_they_should(strategy: str, level: str, ragged: 
 def test_prompts_in_chunks_preemptions_and_loads_keep_their_stamps(level: str, adaptive: Trace) -> None:
     """Chunk boundaries, a preemption, a reload, slots that are used again; at the op level to the end of the trace."""
     until = len(adaptive.events) - 1 if level == "op" else 60
-    found = streamed(adaptive, Setup("plain", graphs=True), level, until=until)
+    found = streamed(adaptive, Setting("plain", graphs=True), level, until=until)
     assert found.verdict.exit is Exit.AGREED and found.verdict.events == until + 1
 
 
@@ -118,8 +118,8 @@ def test_prompts_in_chunks_preemptions_and_loads_keep_their_stamps(level: str, a
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_kernels_hold_what_they_should(dtype: str) -> None:
     trace = read(TRACES / "faults" / "short.jsonl")
-    assert streamed(trace, Setup("triton", dtype=dtype), "op").verdict.exit is Exit.AGREED
-    assert streamed(trace, Setup("triton", dtype=dtype), "model").verdict.exit is Exit.AGREED
+    assert streamed(trace, Setting("triton", dtype=dtype), "op").verdict.exit is Exit.AGREED
+    assert streamed(trace, Setting("triton", dtype=dtype), "model").verdict.exit is Exit.AGREED
 
 
 SAID = (
@@ -135,18 +135,18 @@ SAID = (
 def test_a_state_in_the_wrong_place_says_whose_it_is(
     ops: str, name: str, says: str, level: str, request: pytest.FixtureRequest
 ) -> None:
-    setup = Setup(f"support.stream_ops:{ops}", strategy="snapshot")
-    verdict = streamed(request.getfixturevalue(name), setup, level, until=14).verdict
+    setting = Setting(f"support.stream_ops:{ops}", strategy="snapshot")
+    verdict = streamed(request.getfixturevalue(name), setting, level, until=14).verdict
     assert verdict.exit is Exit.DIVERGED
     said = [found.diagnosis for found in verdict.findings if found.check == "stream"]
     assert any(says in one and one.startswith("slot ") for one in said), said
 
 
 def test_at_the_op_level_a_state_is_right_to_the_bit_at_the_model_level_to_the_label(ragged: Trace) -> None:
-    setup = Setup("support.stream_ops:SIGNED", strategy="snapshot")
-    exact = streamed(ragged, setup, "op", until=2).verdict
+    setting = Setting("support.stream_ops:SIGNED", strategy="snapshot")
+    exact = streamed(ragged, setting, "op", until=2).verdict
     assert exact.exit is Exit.DIVERGED and {found.check for found in exact.findings} == {"stream"}
-    assert streamed(ragged, setup, "model", until=2).verdict.exit is Exit.AGREED
+    assert streamed(ragged, setting, "model", until=2).verdict.exit is Exit.AGREED
 
 
 def test_the_command_says_it_and_writes_its_result(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from instep.checks import structure
 from instep.observe import calls
 from instep.rig.lockstep import Lockstep
 from instep.rig.rig import Rig
+from instep.rig.setting import Setting
 from instep.rig.sides import seat
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival, Policy, Steps
@@ -48,7 +49,7 @@ def trace(tmp_path_factory) -> Trace:
 
 
 def replayed(trace: Trace, ops: str = "ledger", **how: Any) -> Verdict:
-    return Rig(trace, ops=ops, **how).run().verdict
+    return Rig(trace, Setting(ops, **how)).run().verdict
 
 
 def found(trace: Trace, check: str, ops: str = "ledger", **how: Any) -> list[Comparison]:
@@ -150,7 +151,7 @@ def test_what_a_rule_said_before_it_fell_over_is_kept(trace, monkeypatch):
         raise IndexError("row 3 of 2")
 
     monkeypatch.setattr(calls, "before", falling)
-    sides = seat(Rig(trace, ops="ledger").plan)
+    sides = seat(Rig(trace, Setting("ledger")).plan)
     lockstep = Lockstep(trace, sides)
     broken = next(moment.noted.broken for moment in (lockstep.step() for _ in trace.events) if moment.noted.broken)
     assert [one.clause for one in broken[:2]] == [
@@ -328,7 +329,7 @@ def test_a_read_between_ops_is_named(trace, monkeypatch):
 def test_a_read_inside_an_op_that_says_it_can_be_captured_is_named(trace):
     first = found(trace, "hostreads", "support.wrong_ops:WAITING")[0]
     assert "(op gated_norm; support.wrong_ops._waiting line" in first.diagnosis
-    honest = Rig(trace, ops="support.wrong_ops:HONEST").run(until=first.event).verdict
+    honest = Rig(trace, Setting("support.wrong_ops:HONEST")).run(until=first.event).verdict
     assert honest.exit is Exit.AGREED
 
 

@@ -12,7 +12,7 @@ import torch
 from instep.trace import file
 from instep.trace.file import beside, read, write
 from instep_reference.contract.errors import BadInput
-from support.traces import header, lines_of, one_round, seal
+from support.traces import ROOM, header, lines_of, one_round, seal
 
 
 def test_a_trace_comes_back_as_it_was_written(tmp_path):
@@ -97,6 +97,13 @@ def test_a_line_outside_the_schema_names_its_field(tmp_path, line, complaint):
         read(path)
 
 
+def test_the_most_positions_of_a_request_may_stand_in_a_header_and_are_absent_in_old_ones(tmp_path):
+    assert b"max_positions" not in lines_of(header(), [])[0] and header().room().request_positions == 64
+    room = msgspec.structs.replace(ROOM, max_positions=41)
+    back = read(seal(tmp_path / "t.jsonl", lines_of(header(capacity=room), one_round()))).header
+    assert (back.room().request_positions, back.room().request_pages) == (41, 6)
+
+
 def test_another_schema_version_is_refused_before_anything_else_is_read(tmp_path):
     first = msgspec.json.encode({"schema": 99, "shape_of_things": "to come"})
     with pytest.raises(BadInput, match="line 1: schema: found 99, expected 1"):
@@ -108,6 +115,9 @@ def test_another_schema_version_is_refused_before_anything_else_is_read(tmp_path
     [
         ({"num_steps": 5}, "num_steps: found 5"),
         ({"candidates": (3, 40), "adaptive": None}, "capacity.max_tokens: found 32, expected at least 41"),
+        ({"capacity": msgspec.structs.replace(ROOM, max_positions=3)},
+         "capacity.max_positions: found 3, expected 4, the widest window, to 64, what all pages hold"),
+        ({"capacity": msgspec.structs.replace(ROOM, max_positions=65)}, "capacity.max_positions: found 65, expected 4"),
         ({"stop": 64}, "stop: found 64"),
         ({"lag": -1}, "lag: found -1"),
         ({"adaptive": {"ema_alpha": 7}}, "adaptive.ema_alpha: found 7"),

@@ -14,6 +14,7 @@ from instep.observe.memory import bits
 from instep.observe.moment import Moment
 from instep.observe.trail import Trail
 from instep.rig.rig import Rig
+from instep.rig.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit, Tier
 from support.command import Runner
@@ -44,9 +45,9 @@ class Spoiler:
 
 def test_a_trail_is_the_same_again_and_parts_at_a_bit(trace: Trace) -> None:
     first, again, spoiled = Trail(), Trail(), Trail()
-    assert Rig(trace, ops="ledger").run(also=[first]).verdict.exit is Exit.AGREED
-    Rig(trace, ops="ledger").run(also=[again])
-    Rig(trace, ops="ledger").run(also=[Spoiler(len(trace.events) - 1), spoiled])
+    assert Rig(trace, Setting("ledger")).run(also=[first]).verdict.exit is Exit.AGREED
+    Rig(trace, Setting("ledger")).run(also=[again])
+    Rig(trace, Setting("ledger")).run(also=[Spoiler(len(trace.events) - 1), spoiled])
     assert first.lines == again.lines and len(first.lines) == len(trace.events)
     assert first.lines[:-1] == spoiled.lines[:-1] and first.lines[-1] != spoiled.lines[-1]
 

@@ -13,6 +13,7 @@ import torch
 
 from instep.cli.record import make
 from instep.rig.rig import Rig
+from instep.rig.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.header import Part
 from instep.trace.policy import Arrival, Deed, Steps
@@ -38,12 +39,12 @@ def trace(tmp_path_factory) -> Trace:
     folder = tmp_path_factory.mktemp("vanilla")
     model = write(folder / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2,
                   mtp_num_hidden_layers=3)  # fmt: skip
-    return make(model, PROMPTS, POLICY, folder / "vanilla.jsonl", drafter="vanilla")
+    return make(model, PROMPTS, POLICY, folder / "vanilla.jsonl", Setting(dtype="float64", drafter="vanilla"))
 
 
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_every_mtp_layer_is_compared(trace, ops):
-    verdict = Rig(trace, ops=ops, drafter="vanilla").run().verdict
+    verdict = Rig(trace, Setting(ops)).run().verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     numbers = {"derived", "propagated", "decisions", "bytes", "identity"}
     checks = {"ledger": {"labels", "bytes", "identity"}, "plain": numbers}[ops]
@@ -81,7 +82,7 @@ right = vanilla.Vanilla.extend
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_a_layer_that_reads_the_wrong_rows_is_found_where_it_reads_them(trace, ops, monkeypatch):
     monkeypatch.setattr(vanilla.Vanilla, "extend", stale)
-    first = Rig(trace, ops=ops, drafter="vanilla").run().verdict.findings[0]
+    first = Rig(trace, Setting(ops)).run().verdict.findings[0]
     assert first.place.stage == "extend.1", first
     assert first.place == Place("extend.1", STAGE_LEVEL, "post_normed")
     assert ops == "ledger" or "reads the target's rows" in first.diagnosis
@@ -96,6 +97,6 @@ def test_drafts_that_are_not_the_layers_own_are_found(trace, ops, monkeypatch):
 
     handed = vanilla.Vanilla.draft
     monkeypatch.setattr(vanilla.Vanilla, "draft", crossed)
-    first = Rig(trace, ops=ops, drafter="vanilla").run().verdict.findings[0]
+    first = Rig(trace, Setting(ops)).run().verdict.findings[0]
     assert first.kind == "draft" and "own draft 2 is" in first.diagnosis
     assert first.place == Place("extend.1", AFTER_LAYERS, "pick")

@@ -12,6 +12,7 @@ import pytest
 from instep.rig.grafting import Grafting
 from instep.rig.lockstep import Lockstep
 from instep.rig.rig import Rig
+from instep.rig.setting import Setting
 from instep.rig.sides import seat
 from instep.rig.variant import AS_IS, Graft, Variant, graft_of, place_of, spelled, swaps_of
 from instep.trace.file import Trace
@@ -71,18 +72,18 @@ def test_a_swap_that_is_none_is_bad_input(text):
 ])
 def test_an_op_or_a_set_that_is_not_there_is_bad_input(trace, swap, says):
     with pytest.raises(BadInput, match=says):
-        Rig(trace, ops="plain").run(until=2, variant=Variant(swap=swap))
+        Rig(trace, Setting("plain")).run(until=2, variant=Variant(swap=swap))
 
 
 @pytest.mark.parametrize(("ops", "other"), [("ledger", "plain"), ("plain", "ledger")])
 def test_labels_and_numbers_do_not_mix(trace, ops, other):
     with pytest.raises(BadInput, match=r"--swap: found gdn=.*which moves"):
-        Rig(trace, ops=ops).run(until=2, variant=Variant(swap={"gdn": other}))
+        Rig(trace, Setting(ops)).run(until=2, variant=Variant(swap={"gdn": other}))
 
 
 def test_a_swapped_op_serves(trace):
-    wrong = Rig(trace, ops="plain").run(until=2, variant=Variant(swap={"gated_norm": LOUDER})).verdict
-    right = Rig(trace, ops=LOUDER).run(until=2, variant=Variant(swap={"gated_norm": "plain"})).verdict
+    wrong = Rig(trace, Setting("plain")).run(until=2, variant=Variant(swap={"gated_norm": LOUDER})).verdict
+    right = Rig(trace, Setting(LOUDER)).run(until=2, variant=Variant(swap={"gated_norm": "plain"})).verdict
     assert wrong.findings[0].place == Place("trunk", 0, "gated") and right.exit is Exit.AGREED
 
 
@@ -90,19 +91,19 @@ def test_a_swapped_op_serves(trace):
 def test_a_right_engine_agrees_with_the_reference_put_into_any_place(trace, ops):
     """Every place of two events, and all memory after them: what follows is held to the very bits that were put."""
     forward, draft = first(trace, e.Forward), first(trace, e.Draft)
-    seen = Rig(trace, ops=ops).run(until=draft).last
+    seen = Rig(trace, Setting(ops)).run(until=draft).last
     assert seen is not None
     places = [place for place in seen.truth.places if place.component not in ("logits", "pick")]
     memory = [Place("trunk", 0, "conv"), Place("trunk", 0, "state"), Place("trunk", 1, "keys"),
               Place("extend", 0, "values")]  # fmt: skip
     grafts = [*(Graft(place, draft) for place in places), *(Graft(place, forward) for place in memory)]
     grafts += [Graft(Place("trunk", 0, name), forward) for name in ("z", "k", "core", "hidden")]
-    verdict = Rig(trace, ops=ops).run(until=draft + 3, variant=Variant(graft=tuple(grafts))).verdict
+    verdict = Rig(trace, Setting(ops)).run(until=draft + 3, variant=Variant(graft=tuple(grafts))).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
 
 
 def test_a_graft_heals_its_event_and_no_other(trace):
-    rig = Rig(trace, ops=LOUDER)
+    rig = Rig(trace, Setting(LOUDER))
     at = rig.run().verdict.findings[0]
     healed = rig.run(variant=Variant(graft=(Graft(at.place, at.event),))).verdict.findings[0]
     assert healed.place == at.place and healed.event > at.event
@@ -110,7 +111,7 @@ def test_a_graft_heals_its_event_and_no_other(trace):
 
 def test_what_stands_in_memory_is_replaced_after_the_event(trace):
     """The commit of a move that moves nothing: with the reference's memory the next events agree."""
-    rig = Rig(trace, ops="support.wrong_ops:UNMOVED", strategy="snapshot")
+    rig = Rig(trace, Setting("support.wrong_ops:UNMOVED", strategy="snapshot"))
     found = rig.run().verdict.findings
     grafts = tuple(Graft(place, found[0].event) for place in dict.fromkeys(f.place for f in found))
     assert {graft.place.component for graft in grafts} == {"conv", "state"} and found[0].kind == "commit"
@@ -120,7 +121,7 @@ def test_what_stands_in_memory_is_replaced_after_the_event(trace):
 
 def test_a_place_that_the_event_has_not_is_bad_input(trace):
     with pytest.raises(BadInput, match=r"trunk\.0\.core@0, where the event, admit, has no such place"):
-        Rig(trace, ops="plain").run(until=1, variant=Variant(graft=(Graft(Place("trunk", 0, "core"), 0),)))
+        Rig(trace, Setting("plain")).run(until=1, variant=Variant(graft=(Graft(Place("trunk", 0, "core"), 0),)))
 
 
 @pytest.mark.parametrize(("typed", "says"), [
@@ -132,14 +133,14 @@ def test_a_place_that_the_event_has_not_is_bad_input(trace):
 ])
 def test_a_graft_that_puts_nothing_anywhere_is_bad_input(trace, typed, says):
     with pytest.raises(BadInput, match=rf"--graft: found {typed}, expected {says}"):
-        Rig(trace, ops="plain").run(until=6, variant=Variant(graft=(graft_of(typed),)))
+        Rig(trace, Setting("plain")).run(until=6, variant=Variant(graft=(graft_of(typed),)))
 
 
 def test_without_until_the_last_event_is_the_end(trace):
     end = len(trace.events) - 1
     for typed in (f"trunk.0.core@{end + 1}", f"trunk.0.state@{end}", "trunk.0.core@99999"):
         with pytest.raises(BadInput, match="--graft"):
-            Rig(trace, ops="plain").run(variant=Variant(graft=(graft_of(typed),)))
+            Rig(trace, Setting("plain")).run(variant=Variant(graft=(graft_of(typed),)))
 
 
 def test_memory_that_nobody_can_write_is_bad_input(trace):
@@ -147,7 +148,7 @@ def test_memory_that_nobody_can_write_is_bad_input(trace):
     for verify in (number for number, event in enumerate(trace.events) if isinstance(event, e.Forward)
                    and any(row.kind == "verify" for row in event.rows)):  # fmt: skip
         variant = Variant(graft=(graft_of(f"trunk.0.state@{verify}"),))
-        lockstep = Lockstep(trace, seat(Rig(trace, ops="ledger").plan, variant))
+        lockstep = Lockstep(trace, seat(Rig(trace, Setting("ledger")).plan, variant))
         for _ in range(verify + 1):
             lockstep.step()
         if not lockstep.mended():
@@ -173,14 +174,14 @@ def test_an_op_is_swapped_once():
 
 
 def test_somebody_elses_engine_has_nothing_to_swap_and_no_memory_to_write(trace):
-    rig, forward = Rig(trace, ops="support.subjects:refusing"), first(trace, e.Forward)
+    rig, forward = Rig(trace, Setting("support.subjects:refusing")), first(trace, e.Forward)
     for variant in (Variant(swap={"gdn": "plain"}), Variant(graft=(Graft(Place("trunk", 0, "state"), forward),))):
         with pytest.raises(BadInput, match="refusing"):
             rig.run(until=forward + 1, variant=variant)
 
 
 def test_eagerly_nothing_is_held_in_graphs_and_further_options_reach_the_engine(trace):
-    rig, only_plain = Rig(trace, ops="ledger", graphs=True), Variant(eager=True, options={"guarded": False})
+    rig, only_plain = Rig(trace, Setting("ledger", graphs=True)), Variant(eager=True, options={"guarded": False})
     held, eager = rig.run(until=2), rig.run(until=2, variant=only_plain)
     assert sum(held.calls.values()) > sum(eager.calls.values()), "capturing runs every body once more"
     assert held.last is not None and any(region.gaps is not None for region in held.last.regions())

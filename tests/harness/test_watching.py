@@ -16,9 +16,9 @@ from instep.observe import notes
 from instep.observe.digests import bits
 from instep.rig.lockstep import Lockstep
 from instep.rig.rig import Rig
-from instep.rig.sides import seat, wide
+from instep.rig.setting import Setting
+from instep.rig.sides import bare, seat
 from instep.trace.file import Trace
-from instep_optimized import OptimizedEngine, Options, load
 from support.traces import recorded
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -35,16 +35,10 @@ def trace(tmp_path_factory) -> Trace:
 ], ids=str)  # fmt: skip
 def test_watched_judged_and_digested_or_left_alone(trace, ops, how):
     """Answers, pools with their red zones after every event, and the states at the end."""
-    plan = Rig(trace, ops=ops, **how).plan
+    plan = Rig(trace, Setting(ops, **how)).plan
     sides = seat(plan)
     lockstep, checks = Lockstep(trace, sides), structure()
-    options = Options(
-        activation=plan.width, state=wide(plan.width), layout=plan.layout, strategy=plan.strategy, conv=plan.conv,
-        graphs=plan.graphs,
-    )
-    alone = OptimizedEngine(
-        plan.checkpoint, load(ops), options, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive
-    )
+    alone = bare(plan)
     for event in trace.events:
         moment = lockstep.step()
         assert all(result.agrees for check in checks for result in check(moment) if hasattr(result, "agrees"))
@@ -61,7 +55,7 @@ def test_with_contracts_or_without(trace, graphs, monkeypatch):
     for judged in (True, False):
         if not judged:
             monkeypatch.setattr(notes.Notes, "wrapper", lambda self, name, op: op)
-        sides = seat(Rig(trace, ops="plain", graphs=graphs).plan)
+        sides = seat(Rig(trace, Setting("plain", graphs=graphs)).plan)
         lockstep = Lockstep(trace, sides)
         moments = [lockstep.step() for _ in trace.events[:14]]
         assert any(moment.noted.calls for moment in moments) == judged

@@ -32,8 +32,9 @@ PART = Part(
     store=Address(POOL, torch.tensor([1, 3])), each=Address(torch.zeros(2, 5, 6, 3), torch.tensor([0, 1])),
 )
 PAGES = Pages(
-    keys=torch.zeros(4, 2, 1, 4), values=torch.zeros(4, 2, 1, 4), table=torch.tensor([[2, 1], [3, -1]]),
-    begin=torch.tensor([0, 2]), count=torch.tensor([2, 1]), before=torch.tensor([2, 0]), most=2,
+    keys=torch.zeros(4, 2, 1, 4), values=torch.zeros(4, 2, 1, 4), table=torch.tensor([[77, 0], [2, 1], [3, -1]]),
+    slots=torch.tensor([1, 2]), begin=torch.tensor([0, 2]), count=torch.tensor([2, 1]), before=torch.tensor([2, 0]),
+    most=2,
 )
 
 
@@ -95,9 +96,13 @@ def test_a_part_that_breaks_a_clause_is_named(part: Part, sentence: str) -> None
 @pytest.mark.parametrize(
     ("pages", "sentence"),
     [
-        (replace(PAGES, table=torch.tensor([[2, 0], [3, -1]])), "names page 0"),
-        (replace(PAGES, table=torch.tensor([[2, 4], [3, -1]])), "table run from -1 to 4"),
-        (replace(PAGES, table=torch.tensor([[2, -1], [3, -1]])), "more positions than its pages hold"),
+        (replace(PAGES, table=torch.tensor([[77, 0], [2, 0], [3, -1]])), "names page 0"),
+        (replace(PAGES, table=torch.tensor([[77, 0], [2, 4], [3, -1]])), "table run from -1 to 4"),
+        (replace(PAGES, table=torch.tensor([[77, 0], [2, -1], [3, -1]])), "more positions than its pages hold"),
+        (replace(PAGES, slots=torch.tensor([1, 0])), "slots name slot 0, which is reserved"),
+        (replace(PAGES, slots=torch.tensor([1, 1])), "slots: two requests would write the same place"),
+        (replace(PAGES, slots=torch.tensor([1, 3])), "slots run from 1 to 3, there are 3"),
+        (replace(PAGES, slots=torch.tensor([1, 2], dtype=torch.int32)), "slots are torch.int32, not int64"),
     ],
 )
 def test_a_page_table_that_breaks_a_clause_is_named(pages: Pages, sentence: str) -> None:

@@ -66,7 +66,9 @@ def test_rows_stay_packed_in_batch_order_and_parts_name_them() -> None:
     assert launch.tokens.tolist() == list(range(9))
     assert launch.positions.tolist() == [9, 10, 11, 0, 1, 2, 3, 4, 6]
     assert launch.locations.tolist() == [13, 14, 15, 16, 17, 18, 19, 20, 30]
-    assert launch.table.tolist() == [[*own, *[-1] * (19 - len(own))] for own in ((1, 2, 3), (4, 5), (6, 7))]
+    assert launch.table is subject.board.table and launch.slots.tolist() == [5, 2, 4]
+    lines = launch.table[launch.slots].tolist()
+    assert lines == [[*own, *[-1] * (19 - len(own))] for own in ((1, 2, 3), (4, 5), (6, 7))]
     assert (launch.begin.tolist(), launch.count.tolist(), launch.before.tolist()) == ([0, 3, 8], [3, 5, 1], [9, 0, 6])
     assert launch.most == 5
     assert [(group.kind, group.begin.tolist()) for group in launch.groups] == [

@@ -183,7 +183,8 @@ def reading(texts: list[Text], page_size: int, wider: int) -> Inputs:
     counts, draw = [text.count for text in texts], Draw(0, HERE)
     begins = [sum(counts[:i]) for i in range(len(counts))]
     pages = Pages(
-        *pools, table.to(HERE), draw.ints(begins), draw.ints(counts), draw.ints([text.first for text in texts]),
+        *pools, table.to(HERE), draw.ints(range(len(texts))), draw.ints(begins), draw.ints(counts),
+        draw.ints([text.first for text in texts]),
         most=max(counts),
     )  # fmt: skip
     query = torch.cat([text.queries[text.first : end] for text, end in zip(texts, ends, strict=True)])

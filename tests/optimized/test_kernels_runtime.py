@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from instep_optimized.interpreter import wanted_on
 from instep_optimized.kernels import runtime
 from instep_reference.contract.errors import InstepError
 
@@ -54,6 +55,22 @@ def test_a_process_that_imported_triton_first_is_told() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 1
     assert "Triton was imported native before instep could choose" in done.stderr.splitlines()[-1]
+
+
+def test_an_engine_on_the_cpu_of_a_machine_with_a_gpu_asks_for_interpreted_kernels() -> None:
+    environment: dict[str, str] = {}
+    wanted_on("cuda:0", environment, {})
+    assert environment == {}
+    wanted_on("cpu", environment, {})
+    assert environment == {"TRITON_INTERPRET": "1"} and runtime.decide(environment, {}, cuda=True)
+
+
+def test_what_the_user_or_an_earlier_import_has_decided_stays() -> None:
+    environment = {"TRITON_INTERPRET": "0"}
+    wanted_on("cpu", environment, {})
+    assert environment == {"TRITON_INTERPRET": "0"}
+    wanted_on("cpu", environment := {}, {"instep_optimized.kernels.runtime": runtime})
+    assert environment == {}
 
 
 def test_tiles_cover() -> None:

@@ -132,7 +132,8 @@ def test_attend_sums_what_each_row_sees() -> None:
             keys.view[tables[b][p // size], p % size] = block(key, *entry)
             values.view[tables[b][p // size], p % size] = block(value, *entry)
         stored.append([mixed(key, value, p) for p, (key, value) in enumerate(pairs)])
-    pages = Pages(keys.view, values.view, torch.tensor(tables), ints(0, 2), ints(*count), ints(*before), 3)
+    table = torch.tensor([[0, 0], tables[1], tables[0]])
+    pages = Pages(keys.view, values.view, table, ints(2, 1), ints(0, 2), ints(*count), ints(*before), 3)
     out = LEDGER.attend(query=rows(labels_of(70, 6), 4, 6), pages=pages, to=here("attended"))
     queries, row = labels_of(70, 6), 0
     for b in range(2):

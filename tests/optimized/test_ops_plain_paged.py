@@ -27,10 +27,11 @@ def attend_right(query: Tensor, pages: Pages, **_: Any) -> Tensor:
     """Every head of every row on its own."""
     out = torch.zeros(query.shape, dtype=FP64)
     size, group = pages.keys.shape[1], query.shape[1] // pages.keys.shape[2]
-    for b in range(len(pages.begin)):
-        for j in range(int(pages.count[b])):
+    for b, slot in enumerate(pages.slots.tolist()):
+        for j in range(int(pages.count[b]) if slot >= 0 else 0):
             row = int(pages.begin[b]) + j
-            spots = [(int(pages.table[b, p // size]), p % size) for p in range(int(pages.before[b]) + j + 1)]
+            line = [*pages.table[slot].tolist(), -1, -1]
+            spots = [(line[p // size], p % size) for p in range(int(pages.before[b]) + j + 1)]
             spots = [spot for spot in spots if spot[0] >= 0]
             for head in range(query.shape[1] if spots else 0):
                 keys, values = (torch.stack([pool[spot][head // group].double() for spot in spots])

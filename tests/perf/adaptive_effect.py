@@ -28,7 +28,7 @@ from instep.generate.reread import Reader
 from instep.generate.words import prompts_from, stop_of, words_of
 from instep.report.data import typed
 from instep.report.machine import machine
-from instep.rig.alone import Setup
+from instep.rig.setting import Setting
 from instep.shapes import NAMES, shape
 from instep.shapes.drawn import random_checkpoint
 from instep.verdict import Exit
@@ -51,17 +51,19 @@ def main(argv: list[str], config: Any = None) -> int:
     if told.fixture_ops == EXACT and apart:
         wrong.append(f"tokens differ between arms: {apart}")
     large = config or shape(told.shape, layers=told.layers, vocab=told.vocab)
-    setup = Setup(told.ops, told.device, told.dtype, "VK", told.strategy, None, told.graphs)
-    checkpoint = random_checkpoint(large, device=told.device, dtype=setup.width)
-    played = play(decoded, checkpoint, setup, laps=told.laps, extents=_extents(told, decoded))
+    setting = Setting.of(
+        ops=told.ops, device=told.device, dtype=told.dtype, strategy=told.strategy, graphs=told.graphs
+    )
+    checkpoint = random_checkpoint(large, device=told.device, dtype=setting.activation)
+    played = play(decoded, checkpoint, setting, laps=told.laps, extents=_extents(told, decoded))
     wrong += [f"{name} at the large size" for name, one in played.items() if not one.right]
     result = {
         "schema": 1, "exit": int(Exit.DIVERGED if wrong else Exit.AGREED),
         "command": typed(["adaptive_effect.py", *argv]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": told.commit, "machine": machine(told.device),
-        "setup": {"shape": told.shape, "layers": len(large.layer_kinds), "ops": told.ops, "dtype": told.dtype,
+        "setting": {"shape": told.shape, "layers": len(large.layer_kinds), "ops": told.ops, "dtype": told.dtype,
                   "fixture_ops": told.fixture_ops, "batch": told.batch, "tokens": told.tokens, "laps": told.laps,
-                  "options": str(setup.options())},
+                  "options": str(setting.options())},
         "wrong": wrong, "tokens_differ": apart, "arms": {name: _arm(decoded[name], played[name]) for name in decoded},
         "effect": {} if wrong else _effect(played),
     }
@@ -77,7 +79,7 @@ def decoded_arms(told: argparse.Namespace) -> dict[str, Decoded]:
     prompts = mixed(prompts_from(FIXTURE / "prompts.json", words_of(FIXTURE, checkpoint.config.vocab)))
     chosen = dict(list(prompts.items())[: told.prompts])
     ask = Ask(
-        checkpoint, Setup(told.fixture_ops, told.device), chosen, FIRST, tokens=told.tokens, batch=told.batch,
+        checkpoint, Setting(told.fixture_ops, told.device), chosen, FIRST, tokens=told.tokens, batch=told.batch,
         stop=stop_of(FIXTURE), kept=frozenset(list(chosen)[:: max(1, len(chosen) // SAMPLE)]),
     )
     return arms(hardest_first(ask), {"candidate_steps": list(CANDIDATES)}, tuple(told.fixed))

@@ -24,9 +24,9 @@ from instep.observe.moment import Moment
 from instep.report import data
 from instep.report.machine import installed
 from instep.report.words import where
-from instep.rig.alone import Setup
 from instep.rig.large import outcome
 from instep.rig.rig import Outcome
+from instep.rig.setting import Setting
 from instep.shapes import shape
 from instep.shapes.course import course
 from instep.shapes.drawn import random_checkpoint
@@ -68,8 +68,8 @@ def main(argv: list[str]) -> int:
         for strategy in told.strategy or STRATEGIES:
             for ops in told.ops or OPS:
                 kept = Kept()
-                setup = Setup(ops, told.device, told.dtype, strategy=strategy)
-                ran.append((outcome(trace, checkpoint, setup, also=(kept,)), kept.states))
+                setting = Setting(ops, told.device, told.dtype, strategy=strategy)
+                ran.append((outcome(trace, checkpoint, setting, also=(kept,)), kept.states))
                 _say(ran[-1][0])
     outcomes = [found for found, _ in ran]
     apart = [_apart(ran, number) for number in range(len(ran))]
@@ -89,7 +89,8 @@ def _apart(ran: list[tuple[Outcome, States]], number: int) -> dict[str, Any] | N
     """How far a run's states are from those of the first run of the same shape and strategy, by head, relatively."""
     found, states = ran[number]
     first, others = next(
-        other for other in ran if (other[0].name, other[0].plan.strategy) == (found.name, found.plan.strategy)
+        other for other in ran
+        if (other[0].name, other[0].plan.setting.strategy) == (found.name, found.plan.setting.strategy)
     )
     if first is found:
         return None
@@ -98,7 +99,8 @@ def _apart(ran: list[tuple[Outcome, States]], number: int) -> dict[str, Any] | N
         for ours, theirs in ((others[key].double(), states[key].double()) for key in sorted(states.keys() & others))
     ]
     return {
-        "name": found.name, "strategy": found.plan.strategy, "ops": found.plan.ops, "from": first.plan.ops,
+        "name": found.name, "strategy": found.plan.setting.strategy, "ops": found.plan.setting.ops,
+        "from": first.plan.setting.ops,
         "states": len(away), "worst": max(away), "median": statistics.median(away),
     }
 
@@ -108,8 +110,9 @@ def _say(found: Outcome) -> None:
     directed = [one for one in verdict.compared if one.check == "directed"]
     worst = max((one.worst for one in directed), default=float("nan"))
     print(
-        f"{found.name} {found.plan.ops} {found.plan.strategy}: {verdict.exit.name}, {verdict.events} of {found.of} "
-        f"events, {len(directed)} states in {sum(one.blocks for one in directed)} blocks, projection {worst:.3f}, "
+        f"{found.name} {found.plan.setting.ops} {found.plan.setting.strategy}: {verdict.exit.name}, {verdict.events} "
+        f"of {found.of} events, {len(directed)} states in {sum(one.blocks for one in directed)} blocks, "
+        f"projection {worst:.3f}, "
         f"{verdict.elements:,} numbers, {found.seconds['subject']:.1f} s",
         flush=True,
     )

@@ -112,7 +112,7 @@ def paged(requests: int, before: int, count: int, page: int = 64) -> Pages:
     pools = (drawn(requests * each + 1, page, 2, 256) for _ in range(2))
     table = ints(range(requests * each, 0, -1)).view(requests, each)
     begin, counts = ints([i * count for i in range(requests)]), ints([count] * requests)
-    return Pages(*pools, table, begin, counts, ints([before] * requests), count)
+    return Pages(*pools, table, ints(range(requests)), begin, counts, ints([before] * requests), count)
 
 
 def time_attend() -> None:

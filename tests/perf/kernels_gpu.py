@@ -104,7 +104,7 @@ def paged(requests: int, before: int, count: int, dtype: torch.dtype, page: int 
     pools = (drawn(requests * each + 1, page, 2, 256, dtype=dtype) for _ in range(2))
     table = ints(range(requests * each, 0, -1)).view(requests, each)
     begin, counts = ints([i * count for i in range(requests)]), ints([count] * requests)
-    return Pages(*pools, table, begin, counts, ints([before] * requests), count)
+    return Pages(*pools, table, ints(range(requests)), begin, counts, ints([before] * requests), count)
 
 
 def time_window(heads: int, requests: int) -> str:

@@ -17,9 +17,9 @@ import torch
 
 from instep.report import data
 from instep.report.words import where
-from instep.rig.alone import Setup
 from instep.rig.large import outcome
 from instep.rig.rig import Outcome
+from instep.rig.setting import Setting
 from instep.shapes import NAMES, shape
 from instep.shapes.course import course
 from instep.shapes.drawn import random_checkpoint
@@ -32,8 +32,8 @@ def main(argv: list[str]) -> int:
     outcomes = []
     for name in told.shape or NAMES:
         for strategy in told.strategy or [None]:
-            setup = Setup(told.ops, told.device, "bfloat16", told.layout, strategy, told.conv)
-            outcomes.append(ran(name, setup, told.layers, told.vocab))
+            setting = Setting(told.ops, told.device, "bfloat16", told.layout, strategy, told.conv)
+            outcomes.append(ran(name, setting, told.layers, told.vocab))
             gc.collect()
             if told.device.startswith("cuda"):
                 torch.cuda.empty_cache()
@@ -42,17 +42,17 @@ def main(argv: list[str]) -> int:
     return int(data.worst(outcomes))
 
 
-def ran(name: str, setup: Setup, layers: int, vocab: int | None) -> Outcome:
+def ran(name: str, setting: Setting, layers: int, vocab: int | None) -> Outcome:
     """One shape through the course, and a line about it."""
     begun = time.perf_counter()
-    checkpoint = random_checkpoint(shape(name, layers=layers, vocab=vocab), device=setup.device)
-    found = outcome(course(checkpoint, f"{name}, {layers} layers", ops=setup.ops), checkpoint, setup)
+    checkpoint = random_checkpoint(shape(name, layers=layers, vocab=vocab), device=setting.device)
+    found = outcome(course(checkpoint, f"{name}, {layers} layers", ops=setting.ops), checkpoint, setting)
     verdict, seconds = found.verdict, time.perf_counter() - begun
     directed = [one for one in verdict.compared if one.check == "directed"]
     worst = max((one.worst for one in directed), default=float("nan"))
     states = f"{len(directed)} states in {sum(one.blocks for one in directed)} blocks, projection {worst:.3f}"
     print(
-        f"{name} {found.plan.strategy}: {verdict.exit.name}, {verdict.events} of {found.of} events, {states}, "
+        f"{name} {found.plan.setting.strategy}: {verdict.exit.name}, {verdict.events} of {found.of} events, {states}, "
         f"{verdict.elements:,} numbers, {seconds:.1f} s",
         flush=True,
     )

@@ -40,7 +40,9 @@ def test_speed_of(case: str, course: Course, benchmark: BenchmarkFixture) -> Non
     assert verdict.exit is Exit.AGREED, verdict.findings[0]
     assert verdict.elements > 10_000
     assert answer is not None
-    benchmark.extra_info.update(accepted_drafts=shown.acceptance, elements_compared=verdict.elements, ops=plan.ops)
+    benchmark.extra_info.update(
+        accepted_drafts=shown.acceptance, elements_compared=verdict.elements, ops=plan.setting.ops
+    )
 
 
 def test_a_walk_times_only_the_case_and_ends_where_it_would_have(course: Course) -> None:

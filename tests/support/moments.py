@@ -20,7 +20,8 @@ from instep.observe.reorder import Reordered
 from instep.player import Side
 from instep.rig.lockstep import expect
 from instep.rig.participant import Participant
-from instep.rig.sides import rounding, wide
+from instep.rig.setting import wide
+from instep.rig.sides import rounding
 from instep.trace.drive import drive
 from instep.trace.header import Header, Model, Room
 from instep.trace.legal import Law

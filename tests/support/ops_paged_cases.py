@@ -18,7 +18,10 @@ from .ops_pools import Pool, guarded
 
 @dataclass(frozen=True)
 class Reading:
-    """Queries over paged KV: per request its page list, positions before, rows; `skip` uncovered rows first."""
+    """Queries over paged KV: per request its page list, positions before, rows; `skip` uncovered rows first.
+
+    slots: the lines of the table that hold the lists, falling numbers if none are given; -1: a request without one.
+    """
 
     tables: tuple[tuple[int, ...], ...]
     before: tuple[int, ...]
@@ -28,6 +31,10 @@ class Reading:
     kv_heads: int = 2
     head_dim: int = 16
     skip: int = 0
+    slots: tuple[int, ...] = ()
+
+    def lines(self) -> tuple[int, ...]:
+        return self.slots or tuple(range(len(self.tables), 0, -1))
 
 
 READINGS: dict[str, Reading] = {
@@ -35,6 +42,8 @@ READINGS: dict[str, Reading] = {
     "verify": Reading(((2, 6, 1), (-1, -1, -1), (4, -1, -1)), before=(5, 0, 0), count=(4, 0, 3), skip=2),
     "chunk": Reading(((3, 1, -1), (8, 2, 5)), before=(0, 3), count=(6, 8), heads=2, kv_heads=1, head_dim=32),
     "unmapped": Reading(((-1, -1), (2, 4)), before=(2, 3), count=(2, 2), heads=3, kv_heads=3),
+    "idle": Reading(((5, 2), (3, 1), (1, 4)), before=(5, 2, 0), count=(2, 3, 1), slots=(2, -1, 5)),
+    "ends": Reading(((3, 1), (2, 4)), before=(6, 7), count=(4, 1), slots=(3, 1)),
     "empty": Reading((), before=(), count=(), skip=1),
 }
 
@@ -50,7 +59,8 @@ def attend_case(seed: int, reading: Reading, dtype: torch.dtype) -> Callable[[st
             begin.append(row)
             row += count
             for position in range(before + count):
-                page, offset = table[position // reading.page_size], position % reading.page_size
+                number, offset = divmod(position, reading.page_size)
+                page = table[number] if number < len(table) else -1
                 if page >= 0:
                     for pool in pools.values():
                         pool.view[page, offset] = draw.normal(*block).to(dtype)
@@ -58,7 +68,8 @@ def attend_case(seed: int, reading: Reading, dtype: torch.dtype) -> Callable[[st
         pages = Pages(
             keys=pools["keys"].view,
             values=pools["values"].view,
-            table=draw.ints([page for table in reading.tables for page in table]).view(-1, width),
+            table=_lines(draw, reading, width),
+            slots=draw.ints(reading.lines()),
             begin=draw.ints(begin),
             count=draw.ints(reading.count),
             before=draw.ints(reading.before),
@@ -68,6 +79,16 @@ def attend_case(seed: int, reading: Reading, dtype: torch.dtype) -> Callable[[st
         return Call({"query": query, "pages": pages, "to": at("attended")}, pools)
 
     return build
+
+
+def _lines(draw: Draw, reading: Reading, width: int) -> torch.Tensor:
+    """[slots, width], as a pool has it: lines at a pitch, and page 1 in every line that is nobody's."""
+    pitch = draw.ints([1] * ((max(reading.lines(), default=0) + 2) * (width + 16))).view(-1, width + 16)
+    table = pitch[:, :width]
+    for slot, pages in zip(reading.lines(), reading.tables, strict=True):
+        if slot >= 0:
+            table[slot] = draw.ints(pages)
+    return table
 
 
 def store_rows_case(seed: int, locations: tuple[int, ...], dtype: torch.dtype) -> Callable[[str], Call]:
@@ -135,7 +156,7 @@ ATTEND = [
     Case("attend", f"{name}-{str(dtype)[6:]}", attend_case(300 + i, READINGS[name], dtype))
     for i, (name, dtype) in enumerate(
         [("decode", FP32), ("decode", BF16), ("verify", FP32), ("chunk", FP32), ("chunk", BF16), ("unmapped", FP32),
-         ("empty", FP32)]
+         ("idle", FP32), ("ends", FP32), ("empty", FP32)]
     )
 ]
 

@@ -23,7 +23,8 @@ from ..observe.moment import Moment
 from ..observe.oracle import Oracle
 from ..observe.piece import Piece
 from ..rig.lockstep import Lockstep
-from ..rig.sides import Plan, rounds, wide
+from ..rig.setting import Setting
+from ..rig.sides import Plan, rounds
 from ..verdict import Comparison, Skipped, Tier
 from .scenes import Scene
 from .slips import SLIPS
@@ -121,7 +122,7 @@ def _trial(stage: Stage, name: str, storage: str, run: int) -> Callable[[float],
     scene = stage.on(run)
 
     def ran(ops: str) -> tuple[list[Comparison], Moment, Sequence[Piece | Skipped], Oracle]:
-        return _to_the_commit(stage, scene, scene.plan(ops, device=stage.device, dtype=storage))
+        return _to_the_commit(stage, scene, scene.plan(Setting(ops, stage.device, storage)))
 
     if name in SLIPS:
         return lambda size: ran(f"instep.calibrate.slips:{name}@{size!r}")[0]
@@ -133,9 +134,9 @@ def _to_the_commit(
     stage: Stage, scene: Scene, plan: Plan
 ) -> tuple[list[Comparison], Moment, Sequence[Piece | Skipped], Oracle]:
     """Everything that is said up to the first commit that accepts a draft, that moment, and the oracle's pieces."""
-    sides = stage.sides(plan, plan.dtype)
+    sides = stage.sides(plan, plan.setting.dtype)
     lockstep, said = Lockstep(scene.trace, sides), list[Comparison]()
-    oracle = Oracle(plan.checkpoint, rounds(plan, sides.ops), wide(plan.width))
+    oracle = Oracle(plan.checkpoint, rounds(plan, sides.ops), plan.setting.state)
     checks = _checks(oracle)
     while True:
         moment = lockstep.step()

@@ -21,7 +21,7 @@ from torch.nn.functional import sigmoid, silu, softplus
 from instep_optimized import load
 from instep_optimized.layout import Pages, Part
 from instep_optimized.ops.base import GdnInputs, Ops, Types
-from instep_optimized.ops.plain.attend import entries
+from instep_optimized.ops.plain.attend import entries, extents
 from instep_optimized.ops.plain.gdn import gdn as plain_gdn
 from instep_optimized.ops.plain.lanes import Lanes, after, along, before, lanes, scatter
 from instep_optimized.ops.plain.ring import Token, keep, recalled
@@ -234,9 +234,7 @@ def _gdn_in_chunks(
 
 def _attend(order: Order, *, query: torch.Tensor, pages: Pages, to: Any) -> torch.Tensor:
     out, wanted = torch.zeros_like(query), wide(query)
-    for request, (begin, count, known) in enumerate(
-        zip(pages.begin.tolist(), pages.count.tolist(), pages.before.tolist(), strict=True)
-    ):
+    for request, (begin, count, known) in enumerate(extents(pages)):
         if not count:
             continue
         keys, values, mapped = entries(pages, request, known + count)

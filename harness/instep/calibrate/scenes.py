@@ -15,6 +15,7 @@ from instep_reference.contract.config import ModelConfig
 
 from ..rig.alone import header_of
 from ..rig.large import ledger
+from ..rig.setting import Setting
 from ..rig.sides import Plan
 from ..shapes import shape
 from ..shapes.drawn import random_checkpoint
@@ -49,11 +50,9 @@ class Scene:
     checkpoint: Checkpoint
     trace: Trace
 
-    def plan(self, ops: str, **setup: str) -> Plan:
+    def plan(self, setting: Setting) -> Plan:
         header = self.trace.header
-        return Plan(
-            self.checkpoint, header.room(), header.num_steps, header.adaptive_file(self.name), ops, **setup  # type: ignore[arg-type]
-        )
+        return Plan(self.checkpoint, header.room(), header.num_steps, header.adaptive_file(self.name), setting)
 
 
 def scene(number: int) -> Scene:
@@ -62,7 +61,7 @@ def scene(number: int) -> Scene:
     checkpoint = random_checkpoint(config(number), seed=number)
     name = f"scene {number}"
     policy = _policy(name, chunks, accept)
-    header = header_of(policy, checkpoint, "plain")
+    header, _ = header_of(policy, checkpoint)
     generator = torch.Generator().manual_seed(number)
     prompts = {
         f"p{request}": tuple(torch.randint(1, VOCAB, (length,), generator=generator).tolist())

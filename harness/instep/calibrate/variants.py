@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from instep_optimized.layout import StateLayout
 from instep_reference.contract.engine import Event
 
 from ..checks.directed import Directed
@@ -16,6 +17,7 @@ from ..rig.lockstep import Lockstep
 from ..rig.lockstep import run as run_all
 from ..rig.participant import Participant
 from ..rig.rig import checks_for
+from ..rig.setting import Setting
 from ..rig.sides import Plan, Sides, seat
 from ..verdict import Verdict
 from .honest import FORMS, NARROW
@@ -32,7 +34,7 @@ STRATEGIES: tuple[tuple[str, str], ...] = (
     ("snapshot", "windows"), ("columns", "widened"), ("rerun", "windows"), ("columns", "windows"),
     ("rerun", "widened"), ("snapshot", "widened"), ("lazy_rerun", "windows"),
 )
-LAYOUTS = ("VK", "KV")
+LAYOUTS: tuple[StateLayout, ...] = ("VK", "KV")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Variant:
     storage: tuple[str, str]
     strategy: str
     conv: str
-    layout: str
+    layout: StateLayout
     scene: int
 
     @property
@@ -57,9 +59,9 @@ class Variant:
         return f"{HONEST}{self.form}_{self.number}" + f"_{NARROW}" * (self.storage[1] == "bfloat16")
 
     def plan(self, on: Scene, device: str) -> Plan:
-        return on.plan(
-            self.ops, device=device, dtype=self.storage[0], strategy=self.strategy, conv=self.conv, layout=self.layout
-        )
+        return on.plan(Setting(
+            self.ops, device, self.storage[0], self.layout, strategy=self.strategy, conv=self.conv
+        ))
 
 
 def variants(count: int, op_sets: Iterable[str] = ()) -> Iterator[Variant]:

@@ -82,7 +82,7 @@ def _needs(region: Region, room: Room, window: int) -> Iterator[Need]:
     if region.name == "conv" and window and units.shape[2] > window:
         yield "inputs a line", units.shape[2], window + widest - 1, why
     if region.name == "table":
-        yield "pages a request", units.shape[1], len(capacity.pages), ""
+        yield "pages a request", units.shape[1], capacity.request_pages, ""
     if region.name.startswith("ring_"):
         windows = 1 if region.name == "ring_v" else 2
         yield "entries", units.shape[1], windows * widest, f" for {windows} of the widest windows"

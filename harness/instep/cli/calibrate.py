@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .setting import Given, takes_setting
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..calibrate import Calibration
 
 
+@takes_setting(
+    several=("ops",), without=("dtype", "layout", "strategy", "conv", "drafter", "graphs", "overlap", "guarded"),
+    ops="One more op set that is right, as triton.",
+)
 def calibrate(
+    given: Given,
     variants: Annotated[int, typer.Option(help="Honest engines, no two alike.", min=0)] = 200,
     runs: Annotated[int, typer.Option(help="Runs per size of a graded slip; 0: none.", min=0)] = 3,
     seconds: Annotated[float | None, typer.Option(help="Stop after so many, half for each table.", min=1.0)] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    ops: Annotated[list[str] | None, typer.Option(help="One more op set that is right, as triton; repeatable.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
@@ -35,15 +40,14 @@ def calibrate(
     from instep_reference.contract.errors import BadInput
 
     from .. import calibrate as calibration
-    from ..rig.alone import Setup, device_here
     from ..verdict import Exit
     from ..whole import writable
 
     if not variants and not runs:
         raise BadInput("--variants and --runs", found="0 of both", expected="at least one of either")
-    device_here(device)
-    for name in ops or []:
-        Setup(name).served()
+    device = given.setting().device
+    for name in given.several("ops"):
+        given.setting(ops=name).op_set()
     if json is not None:
         writable(json)
     console, shown = Console(stderr=True), Console()
@@ -51,7 +55,7 @@ def calibrate(
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("calibrate", total=None)
         result = calibration.calibrate(
-            variants, device=device, op_sets=ops or (), seconds=seconds, runs=runs,
+            variants, device=device, op_sets=given.several("ops"), seconds=seconds, runs=runs,
             told=lambda what, done, of: bar.update(task, description=what, completed=done, total=of),
         )
     if json is not None:

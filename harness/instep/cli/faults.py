@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .setting import Given, takes_setting
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from ..faults.judge import Result
 
 
+@takes_setting(without=("ops",))
 def faults(
+    given: Given,
     names: Annotated[list[str] | None, typer.Argument(help="Faults by name; left out: all.")] = None,
     family: Annotated[list[str] | None, typer.Option(help="Only of this family; may be repeated.")] = None,
     ops: Annotated[list[str] | None, typer.Option(help="Only those of this op set; may be repeated.")] = None,
@@ -30,6 +34,7 @@ def faults(
 ) -> None:
     """Plant faults in copies of the source; exit 0: all found, 95% located, 1: not so, 3: a run said nothing."""
     import os
+    from dataclasses import replace
 
     import msgspec
     from rich.console import Console
@@ -47,6 +52,7 @@ def faults(
         _list(chosen, Console())
         raise typer.Exit(0)
     _traces_here()
+    chosen = [replace(fault, how=replace(fault.how, **given.named)) for fault in chosen]
     result = _run(chosen, jobs or os.cpu_count() or 1, not no_text)
     told.show(result, Console())
     if json is not None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .setting import Given, takes_setting
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -22,34 +24,35 @@ ENDLESS = 10**9  # as many as the time allows
 SEEDS = 2**31
 
 
+@takes_setting(
+    several=("ops",), ops="Op set, engine or module:attribute; left out: ledger, then plain.",
+    strategy="How states are committed; left out: drawn by run.", conv="The same for conv windows.",
+    drafter="How drafts are made: eagle or vanilla.",
+)
 def fuzz(
-    ops: Annotated[list[str] | None, typer.Option(help="Op set, engine or module:attribute; may be repeated. "
-                                                     "Left out: ledger, then plain.")] = None,
+    given: Given,
     checkpoint: Annotated[Path, typer.Option(help="A Hugging Face checkpoint directory.")] = Path("fixtures/tiny"),
     examples: Annotated[int | None, typer.Option(help="Runs per op set; 400 unless a time is given.", min=1)] = None,
     minutes: Annotated[float | None, typer.Option(help="The most time, shared by the op sets.", min=0.0)] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same runs; left out: any.", min=0)] = None,
     shrink: Annotated[float, typer.Option(help="Seconds for making a finding small.", min=0.0)] = 60.0,
-    strategy: Annotated[str | None, typer.Option(help="How states are committed; left out: drawn by run.")] = None,
-    conv: Annotated[str | None, typer.Option(help="The same for conv windows.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="How drafts are made: eagle or vanilla.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the trace of what is found.")] = Path("fuzz"),
 ) -> None:
     """Draw legal events until the sides part; exit 0: they never did, 1: divergence, 3: nothing compared."""
     from rich.console import Console
 
     from ..fuzz.campaign import Settings
-    from ..rig.strategies import chosen
+    from ..fuzz.draw import DRAWN
     from ..verdict import Exit
 
-    pinned = chosen(strategy=strategy, conv=conv, drafter=drafter)
-    names = tuple(dict.fromkeys(ops or ("ledger", "plain")))
+    names = given.several("ops", "ledger", "plain")
+    drawn = [name for name in DRAWN if name not in given.named]
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     count = examples or (ENDLESS if minutes is not None else EXAMPLES)
     seconds = None if minutes is None else 60 * minutes / len(names)
     console, worst = Console(), Exit.AGREED
     for name in names:
-        result = _run(Settings(name, checkpoint, count, start, out, seconds, shrink, pinned))
+        result = _run(Settings(given.setting(ops=name), checkpoint, count, start, out, seconds, shrink, drawn))
         _show(result, console)
         worst = result.exit if worst is Exit.AGREED else worst
         if result.exit is Exit.DIVERGED:
@@ -70,7 +73,7 @@ def _run(settings: Settings) -> Result:
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, bar:
         set_hypothesis_home_dir(scratch)  # it leaves nothing in the user's folder
-        task = bar.add_task(rf"fuzz \[{settings.ops}], seed {settings.seed}", total=total)
+        task = bar.add_task(rf"fuzz \[{settings.setting.ops}], seed {settings.seed}", total=total)
         return campaign(settings, lambda examples: bar.update(task, completed=examples))
 
 
@@ -82,7 +85,7 @@ def _show(result: Result, console: Console) -> None:
     from ..report.words import divergence
 
     coverage, settings = result.coverage, result.settings
-    table = Table("condition", title=f"fuzz \\[{settings.ops}], seed {settings.seed}", title_justify="left")
+    table = Table("condition", title=f"fuzz \\[{settings.setting.ops}], seed {settings.seed}", title_justify="left")
     table.add_column("events", justify="right")
     for name, count in coverage.counts().items():
         table.add_row(name, f"{count:,}" if count else "[yellow]never[/yellow]")

@@ -11,16 +11,17 @@ from typing import Annotated
 
 import typer
 
+from .setting import Given, takes_setting
 
+
+@takes_setting(ops="The op set that a source tree runs.", drafter="How drafts are made: eagle or vanilla.")
 def gate(
+    given: Given,
     before: Annotated[str, typer.Argument(help="Op set, module:attribute, or a source tree.")],
     after: Annotated[str, typer.Argument(help="The same; what may have become slower.")],
     case: Annotated[list[str] | None, typer.Option(help="verify or commit; may be repeated. Left out: both.")] = None,
     pairs: Annotated[int, typer.Option(help="Interleaved pairs at least; under 60 nothing is concluded.")] = 60,
     allowed: Annotated[float, typer.Option(help="The slow-down that is allowed, as a part.")] = 0.03,
-    ops: Annotated[str, typer.Option(help="The op set that a source tree runs.")] = "plain",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Activations: float32, bfloat16, float16 or float64.")] = "float32",
     checkpoint: Annotated[Path, typer.Option(help="The model that is run.")] = Path("fixtures/tiny"),
     batch: Annotated[int, typer.Option(help="Requests in a batch.")] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds of the course, which is checked, then timed.")] = 2,
@@ -36,11 +37,11 @@ def gate(
 
     from ..perf import told
     from ..perf.gate import gate as run
-    from ..perf.setting import Setting
+    from ..perf.question import Question
 
-    setting = Setting(
-        before, after, checkpoint, tuple(dict.fromkeys(case)) if case else ("verify", "commit"), pairs, allowed, ops,
-        device, dtype, batch, rounds, num_steps, seed, patience,
+    question = Question(
+        before, after, checkpoint, tuple(dict.fromkeys(case)) if case else ("verify", "commit"), pairs, allowed,
+        given.setting(), batch, rounds, num_steps, seed, patience,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
@@ -51,7 +52,7 @@ def gate(
         task = bar.add_task("gate", total=None)
         folder = keep or Path(aside)
         folder.mkdir(parents=True, exist_ok=True)
-        report = run(setting, folder, lambda what, done, of: bar.update(
+        report = run(question, folder, lambda what, done, of: bar.update(
             task, description=what, completed=done, total=of
         ))
     if json is not None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .setting import Given, takes_setting
+
 if TYPE_CHECKING:
     from ..generate.decode import Ask, Decoded
     from ..generate.words import Words
@@ -18,19 +20,13 @@ if TYPE_CHECKING:
 FIRST_STEPS = 3  # drafts a round where nobody says a number
 
 
+@takes_setting(ops="Op set by name, or module:attribute.", drafter="How drafts are made: eagle or vanilla.")
 def generate(
+    given: Given,
     checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face checkpoint directory.")],
     prompt: Annotated[list[str] | None, typer.Option(help="Text, or token numbers where there is no tokenizer; may be "
                                                          "repeated. Left out: prompts.json beside the model.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON list of {name, text | tokens}.")] = None,
-    ops: Annotated[str, typer.Option(help="Op set by name, or module:attribute.")] = "plain",
-    strategy: Annotated[str | None, typer.Option(help="How states are committed: snapshot, columns, rerun or "
-                                                      "lazy_rerun.")] = None,
-    conv: Annotated[str | None, typer.Option(help="How conv windows are committed: windows or widened.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Activations: float32, bfloat16, float16 or float64.")] = "float32",
-    layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
-    graphs: Annotated[bool | None, typer.Option(help="Hold rounds in CUDA graphs; on a CPU in their emulator.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Drafts a round, 3 if left out; with --adaptive, at first.",
                                                   min=0)] = None,
     adaptive: Annotated[Path | None, typer.Option(help="JSON file of a controller of step counts.")] = None,
@@ -53,7 +49,6 @@ def generate(
     from ..generate import told
     from ..generate.decode import decode
     from ..generate.words import words_of
-    from ..rig.alone import Setup
     from ..rig.rig import must_hold
     from ..rig.sides import candidates
     from ..trace.file import beside
@@ -66,17 +61,18 @@ def generate(
             writable(file)
     opened = Checkpoint.open(checkpoint)
     words = words_of(checkpoint, opened.config.vocab)
-    setup = Setup(ops, device, dtype, layout, strategy, conv, graphs)
-    must_hold(opened, setup.width, dtype)
+    setting = given.setting()
+    must_hold(opened, setting.dtype)
     asked = _prompts(checkpoint, prompt, prompts, words, opened.config.vocab)
     kept = frozenset() if unchecked else _sample(list(asked), check)
     told_steps = _steps(num_steps, adaptive, opened.config.mtp_layers)
-    ask = _ask(checkpoint, opened, setup, asked, told_steps, tokens, batch, chunk, kept, trace)
+    ask = _ask(checkpoint, opened, setting, asked, told_steps, tokens, batch, chunk, kept, trace)
     for message in candidates(ask.num_steps, ask.header.adaptive_file("adaptive"))[1]:
         print(message)
     decoded = decode(ask)
     verdict = None if unchecked else _reread(decoded)
-    memory = need(opened.config, setup.options(), max((*ask.header.candidates, ask.num_steps)) + 1)
+    memory = need(opened.config, setting.options(), max((*ask.header.candidates, ask.num_steps)) + 1,
+                  ask.header.room().request_positions)
     console = Console()
     told.texts(decoded, words, console)
     told.figures(decoded, memory, verdict, console)
@@ -136,7 +132,7 @@ def _steps(num_steps: int | None, adaptive: Path | None, mtp_layers: int) -> tup
 
 
 def _ask(
-    directory: Path, opened: Any, setup: Any, prompts: dict[str, tuple[int, ...]],
+    directory: Path, opened: Any, setting: Any, prompts: dict[str, tuple[int, ...]],
     steps: tuple[int, dict[str, Any] | None], tokens: int, batch: int, chunk: int, kept: frozenset[str],
     trace: Path | None,
 ) -> Ask:
@@ -150,7 +146,7 @@ def _ask(
     model = Model.of(opened, directory, os.path.relpath(directory.resolve(), folder.resolve()))
     stop = stop_of(directory)
     return Ask(
-        opened, setup, prompts, steps[0], steps[1], tokens, min(batch, len(prompts)), chunk,
+        opened, setting, prompts, steps[0], steps[1], tokens, min(batch, len(prompts)), chunk,
         stop if stop is not None and 0 <= stop < opened.config.vocab else None, model, kept,
     )
 

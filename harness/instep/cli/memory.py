@@ -11,20 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .setting import Given, takes_setting
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..budget import Need
 
 
+@takes_setting(
+    without=("ops", "device", "strategy", "conv", "graphs", "overlap"),
+    dtype="Activations, KV and conv windows, bfloat16 if left out; states are fp32, with float64 fp64.",
+    drafter="How drafts are made: eagle or vanilla; left out: what fits the model.",
+)
 def memory(
+    given: Given,
     where: Annotated[str, typer.Argument(help="A checkpoint directory, a config.json, or a shape as qwen3.5-9b.")],
     num_steps: Annotated[int | None, typer.Option(help="Drafts a round; the window is one wider.", min=0)] = None,
     candidates: Annotated[str | None, typer.Option(help="Step counts that may be in force, as 1,3,7: the largest "
                                                        "counts. Left out, with --num-steps too: 3.")] = None,
-    dtype: Annotated[str, typer.Option(help="Activations, KV and conv windows; states are fp32, with float64 "
-                                            "fp64.")] = "bfloat16",
-    layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
     tokens: Annotated[int, typer.Option(help="Tokens of a request, prompt and text.", min=1)] = 4096,
     gib: Annotated[float, typer.Option(help="Memory for pools, in GiB, weights not counted.", min=0.0)] = 64.0,
     json: Annotated[Path | None, typer.Option(help="Write the figures there, too.")] = None,
@@ -33,37 +38,31 @@ def memory(
     import msgspec
     from rich.console import Console
 
-    from instep_optimized import Options
     from instep_optimized.options import check
     from instep_reference.contract.errors import BadInput
 
     from ..budget import needs, spelled, weights_bytes
-    from ..rig.alone import known_layout
-    from ..rig.sides import WIDTHS, wide
     from ..shapes import sized_like
     from ..whole import writable, write_whole
 
-    if dtype not in WIDTHS:
-        raise BadInput("--dtype", found=dtype, expected=f"one of {', '.join(WIDTHS)}")
     if not math.isfinite(gib):
         raise BadInput("--gib", found=gib, expected="a finite number")
     if json is not None:
         writable(json)
     config, widest = sized_like(where), _widest(num_steps, candidates)
-    options = Options(
-        activation=WIDTHS[dtype], state=wide(WIDTHS[dtype]), layout=known_layout(layout),
-        drafter="eagle" if config.mtp_layers < 2 else "vanilla",
-    )
+    setting = given.setting(dtype="bfloat16", drafter="eagle" if config.mtp_layers < 2 else "vanilla")
+    options = setting.options()
     check(options, config, widest - 1)
-    found, room = list(needs(config, options, widest)), int(gib * 2**30)
+    found, room = list(needs(config, options, widest, tokens)), int(gib * 2**30)
     console = Console()
-    console.print(_table(found, f"{where}: windows of {widest}, {dtype}, requests of {tokens} tokens", tokens, room))
-    weights = spelled(weights_bytes(config, WIDTHS[dtype]))
+    title = f"{where}: windows of {widest}, {setting.dtype}, requests of {tokens} tokens"
+    console.print(_table(found, title, room))
+    weights = spelled(weights_bytes(config, setting.activation))
     console.print(f"weights {weights} beside; fit: requests in {gib:g} GiB of pools", highlight=False)
     if json is not None:
         data = {
-            "where": where, "widest": widest, "dtype": dtype, "tokens": tokens, "gib": gib,
-            "strategies": [_as_data(one, tokens, room) for one in found],
+            "where": where, "widest": widest, "dtype": setting.dtype, "tokens": tokens, "gib": gib,
+            "strategies": [_as_data(one, room) for one in found],
         }
         write_whole({json: msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"})
 
@@ -81,7 +80,7 @@ def _widest(num_steps: int | None, candidates: str | None) -> int:
     return max(map(int, parts)) + 1
 
 
-def _table(needs: list[Need], title: str, tokens: int, room: int) -> Table:
+def _table(needs: list[Need], title: str, room: int) -> Table:
     """One unit for all sizes, so that they can be compared; a token's is smaller."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -100,13 +99,13 @@ def _table(needs: list[Need], title: str, tokens: int, room: int) -> Table:
         sizes = (one.pools.get("state", 0), one.pools.get("conv", 0), one.beside, one.board)
         table.add_row(
             one.strategy, one.conv, *(f"{part / size:.2f}" for part in sizes), f"{one.per_token / 2**10:.1f}",
-            f"{one.total(tokens) / size:.1f}", str(one.fit(room, tokens)),
+            f"{one.total / size:.1f}", str(one.fit(room)),
         )
     return table
 
 
-def _as_data(need: Need, tokens: int, room: int) -> dict[str, Any]:
+def _as_data(need: Need, room: int) -> dict[str, Any]:
     return {
         "strategy": need.strategy, "conv": need.conv, "pools": dict(need.pools), "board": need.board,
-        "fixed": need.fixed, "per_token": need.per_token, "total": need.total(tokens), "fit": need.fit(room, tokens),
+        "fixed": need.fixed, "per_token": need.per_token, "total": need.total, "fit": need.fit(room),
     }

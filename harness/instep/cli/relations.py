@@ -10,19 +10,14 @@ from typing import Annotated
 
 import typer
 
+from .setting import Given, takes_setting
 
+
+@takes_setting()
 def relations(
+    given: Given,
     trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file.")],
     name: Annotated[list[str] | None, typer.Argument(help="Relations to hold; left out: all of them.")] = None,
-    ops: Annotated[str, typer.Option(help="Op set, engine or module:attribute.")] = "plain",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Activations: float32, bfloat16, float16 or float64.")] = "float32",
-    layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
-    strategy: Annotated[str | None, typer.Option(help="How states are committed: snapshot, columns, rerun or "
-                                                      "lazy_rerun.")] = None,
-    conv: Annotated[str | None, typer.Option(help="How conv windows are committed: windows or widened.")] = None,
-    drafter: Annotated[str, typer.Option(help="How drafts are made: eagle or vanilla.")] = "eagle",
-    graphs: Annotated[bool, typer.Option("--graphs", help="Hold rounds in graphs: CUDA's, or an emulator's.")] = False,
     checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="The trace up to this event.", min=0)] = None,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Hold bit by bit what the op set `invariant` promises.")]
@@ -37,20 +32,14 @@ def relations(
     from .. import relations as table
     from ..relations import told
     from ..relations.case import Case
-    from ..rig.alone import device_here, known_layout
     from ..rig.rig import Rig
-    from ..rig.strategies import chosen
     from ..trace.file import read
     from ..whole import writable
 
     wanted = table.relations(name or ())
-    named = chosen(strategy=strategy, conv=conv, drafter=drafter)
     if json is not None:
         writable(json, trace)
-    rig = Rig(
-        read(trace), checkpoint, ops=ops, device=device_here(device), dtype=dtype, layout=known_layout(layout),
-        graphs=graphs, **named,
-    )
+    rig = Rig(read(trace), given.setting(), checkpoint=checkpoint)
     case = Case.of(rig.trace, rig.plan, until=until, bitwise=bitwise, tokens=tokens)
     waiting = Console(stderr=True)
     with waiting.status("") as status:

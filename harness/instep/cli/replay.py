@@ -8,30 +8,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .setting import Given, takes_setting
+
 if TYPE_CHECKING:
     from ..checks import Check
-    from ..rig.rig import Outcome
+    from ..rig.rig import Outcome, Rig
     from ..rig.variant import Variant
     from ..trace.file import Trace
     from ..trace.header import Part
 
 
+@takes_setting(several=("ops",), ops="Op set, engine or module:attribute; left out: the plan in the trace's header.")
 def replay(
+    given: Given,
     trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file.")],
-    ops: Annotated[list[str] | None, typer.Option(help="Op set, engine or module:attribute; may be repeated. "
-                                                     "Left out: the plan in the trace's header.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Activations: float32, bfloat16, float16 or float64.")] = "float32",
-    layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
-    strategy: Annotated[str | None, typer.Option(help="How states are committed: snapshot, columns, rerun or "
-                                                      "lazy_rerun.")] = None,
-    conv: Annotated[str | None, typer.Option(help="How conv windows are committed: windows or widened.")] = None,
-    graphs: Annotated[bool, typer.Option("--graphs", help="Hold rounds in graphs: CUDA's, or an emulator's.")] = False,
-    drafter: Annotated[str | None, typer.Option(help="How drafts are made: eagle or vanilla.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
@@ -52,27 +46,29 @@ def replay(
 
     from ..observe.trail import Trail
     from ..report import data, terminal
-    from ..rig.alone import device_here, known_layout
-    from ..rig.strategies import chosen
+    from ..rig.rig import Rig
     from ..rig.variant import Variant, graft_of, swaps_of
     from ..trace.file import read
     from ..trace.header import Part
     from ..whole import writable, write_whole
 
-    given = {"device": device_here(device), "dtype": dtype, "layout": known_layout(layout), "graphs": graphs}
+    given.setting()  # what is wrong with it is said before anything is read
     variant = Variant(swaps_of(swap or ()), tuple(map(graft_of, graft or ())))
     for file, other in ((json, trail), (trail, json)):
         if file is not None:
             writable(file, trace, other)
     loaded = read(trace)
-    runs = [Part(name, until) for name in ops] if ops else _planned(loaded, until)
+    named = given.several("ops")
+    runs = [Part(name, until) for name in named] if named else _planned(loaded, until)
     if not runs:
         raise BadInput(f"{trace.name} line 1: replay", found="no op set", expected="one, or --ops to name it")
     trails = [Trail() for _ in runs]
     outcomes = [
-        _run(loaded, run, checkpoint, given | chosen(
-            strategy=strategy or run.strategy, conv=conv or run.conv, drafter=drafter or run.drafter,
-        ), layer, variant, ladder, () if trail is None else (kept,))
+        _run(
+            loaded, Rig(
+                loaded, given.setting(ops=run.ops, strategy=run.strategy, conv=run.conv), checkpoint=checkpoint
+            ), run.until, layer, variant, ladder, () if trail is None else (kept,),
+        )
         for run, kept in zip(runs, trails, strict=True)
     ]
     if trail is not None:
@@ -95,23 +91,20 @@ def _planned(trace: Trace, until: int | None) -> list[Part]:
 
 
 def _run(
-    trace: Trace, part: Part, checkpoint: Path | None, given: dict[str, Any], layers: list[int] | None,
-    variant: Variant, ladder: bool, also: Sequence[Check],
+    trace: Trace, rig: Rig, until: int | None, layers: list[int] | None, variant: Variant, ladder: bool,
+    also: Sequence[Check],
 ) -> Outcome:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from ..localise import locate
-    from ..rig.rig import Rig
     from ..rig.variant import AS_IS
 
-    ops, until = part.ops, part.until
-    rig = Rig(trace, checkpoint, ops=ops, **given)
     total = len(trace.events) if until is None else min(until + 1, len(trace.events))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"{trace.header.name} [{ops}]".replace("[", r"\["), total=total)
+        task = bar.add_task(f"{trace.header.name} [{rig.plan.setting.ops}]".replace("[", r"\["), total=total)
         outcome = rig.run(
             until=until, layers=layers, progress=lambda index, event: bar.update(task, completed=index + 1),
             variant=variant, also=also,

@@ -10,21 +10,19 @@ from typing import Annotated
 
 import typer
 
+from .setting import Given, takes_setting
 
+
+@takes_setting(
+    several=("ops", "strategy"), without=("drafter",), ops="Op set, or module:attribute; left out: plain.",
+    strategy="How states are committed; left out: every strategy.",
+)
 def streams(
+    given: Given,
     trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file; its model is not needed.")],
-    ops: Annotated[list[str] | None, typer.Option(help="Op set, or module:attribute; may be repeated. "
-                                                       "Left out: plain.")] = None,
     level: Annotated[list[str] | None, typer.Option(help="op: the delta rule consumes whole labels, states are right "
                                                          "to the bit; model: to the nearest label. "
                                                          "Left out: both.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Activations: float32, bfloat16 or float16.")] = "float32",
-    layout: Annotated[str, typer.Option(help="Physical order of a state: VK or KV.")] = "VK",
-    strategy: Annotated[list[str] | None, typer.Option(help="How states are committed; may be repeated. "
-                                                            "Left out: every strategy.")] = None,
-    conv: Annotated[str | None, typer.Option(help="How conv windows are committed: windows or widened.")] = None,
-    graphs: Annotated[bool, typer.Option("--graphs", help="Hold rounds in graphs: CUDA's, or an emulator's.")] = False,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
@@ -37,7 +35,6 @@ def streams(
     from instep_reference.contract.errors import BadInput
 
     from ..report import data, terminal
-    from ..rig.alone import Setup
     from ..rig.rig import must_have
     from ..streams.checkpoint import config
     from ..streams.run import LEVELS, streamed
@@ -52,8 +49,8 @@ def streams(
     loaded = read(trace)
     must_have(layer or (), config(1))  # the same layers, however many requests
     outcomes = [
-        streamed(loaded, Setup(served, device, dtype, layout, how, conv, graphs), one, until=until, layers=layer)
-        for served in ops or ["plain"] for how in strategy or STRATEGIES for one in chosen
+        streamed(loaded, given.setting(ops=served, strategy=how), one, until=until, layers=layer)
+        for served in given.several("ops", "plain") for how in given.several("strategy", *STRATEGIES) for one in chosen
     ]
     if json is not None:
         data.write(json, outcomes, commit=commit)

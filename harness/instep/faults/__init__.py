@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from .base import Edit, Fault, How
+from .base import Edit, Fault
 from .catalogue import chunks, dispatch, draft, graph, numerics, others, rollback, scheduling, slots
 
-__all__ = ["FAMILIES", "TRACES", "Edit", "Fault", "How", "by_id"]
+__all__ = ["FAMILIES", "TRACES", "Edit", "Fault", "by_id"]
 
 FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "rollback": rollback.FAULTS,

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from ..rig.setting import Setting
 from ..verdict import Exit
 from . import plant
-from .base import How
 from .freerun import POLICY
 
 # What a request says in the free run; interpreted kernels take a hundred times as long for a token.
@@ -73,7 +73,7 @@ class Said:
         return self.accepted / self.drafts if self.drafts else None
 
 
-def replayed(folder: Path, trace: Path, how: How, out: Path) -> Arm:
+def replayed(folder: Path, trace: Path, how: Setting, out: Path) -> Arm:
     """`instep replay` of the trace with the packages of that folder; its result goes to `out`, a trail beside it."""
     trail = out.with_suffix(".trail")
     words = ("replay", str(trace), *how.words(), "--json", str(out), "--trail", str(trail))
@@ -87,10 +87,9 @@ def replayed(folder: Path, trace: Path, how: How, out: Path) -> Arm:
     )
 
 
-def related(folder: Path, trace: Path, how: How, out: Path) -> Arm:
-    """`instep relations` with the one that `how` names."""
-    assert how.relation is not None
-    words = ("relations", str(trace), how.relation, *how.words(), "--json", str(out))
+def related(folder: Path, trace: Path, how: Setting, out: Path, relation: str) -> Arm:
+    """`instep relations` with that one."""
+    words = ("relations", str(trace), relation, *how.words(), "--json", str(out))
     code, seconds, error = _ran(lambda: plant.run(folder, *words))
     if not out.exists():
         return Arm(code, seconds, error=error or "no result")
@@ -111,7 +110,7 @@ def both(replay: Arm, relation: Arm) -> Arm:
     )
 
 
-def spoken(folder: Path, trace: Path, how: How, out: Path) -> Said:
+def spoken(folder: Path, trace: Path, how: Setting, out: Path) -> Said:
     """The free run with the packages of that folder."""
     if not trace.with_suffix(POLICY).exists():
         return Said(error="the trace has no policy beside it")

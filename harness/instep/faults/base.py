@@ -5,9 +5,11 @@ Leaves out: planting it (`plant.py`), and which there are (`catalogue/`, one fil
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from instep_reference.contract.place import Place
+
+from ..rig.setting import Setting
 
 
 @dataclass(frozen=True)
@@ -18,36 +20,6 @@ class Edit:
     file: str
     old: str
     new: str
-
-
-@dataclass(frozen=True)
-class How:
-    """How the engine is run, in the words of `instep replay`.
-
-    relation  the relation that must find it (`instep relations`), where no single run can
-    """
-
-    ops: str = "plain"
-    strategy: str = "rerun"
-    conv: str = "windows"
-    graphs: bool = False
-    dtype: str = "float32"
-    layout: str = "VK"
-    drafter: str = "eagle"
-    relation: str | None = None
-
-    def words(self) -> tuple[str, ...]:
-        """The options that differ from the usual, as a user types them; the op set is always named."""
-        words = ["--ops", self.ops]
-        for each in fields(self)[1:]:
-            value = getattr(self, each.name)
-            if each.name != "relation" and value != each.default:
-                words += [f"--{each.name}"] if value is True else [f"--{each.name}", str(value)]
-        return tuple(words)
-
-    def speaking(self) -> How:
-        """The same setting where it says text: labels say none, so `plain` speaks for them."""
-        return replace(self, ops="plain" if self.ops == "ledger" else self.ops, relation=None)
 
 
 @dataclass(frozen=True)
@@ -63,6 +35,8 @@ class Fault:
     says     part of the diagnosis that names it; empty: the size of an error is all that can be said
     seen_by  names of the checks that are meant to see it: at least one must
     blind    names of checks that compare there and cannot see it
+    how      how the engine is set up, as `instep replay` is
+    relation the relation that must find it (`instep relations`), where no single run can
     """
 
     id: str
@@ -71,9 +45,15 @@ class Fault:
     origin: str
     edits: tuple[Edit, ...]
     trace: str
-    how: How
+    how: Setting
     event: int
     place: Place
     says: str
     seen_by: tuple[str, ...]
     blind: tuple[str, ...] = ()
+    relation: str | None = None
+
+
+def speaking(how: Setting) -> Setting:
+    """The same setting where it says text: labels say none, so `plain` speaks for them."""
+    return replace(how, ops="plain") if how.ops == "ledger" else how

@@ -10,13 +10,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..rig.setting import Setting
 from . import plant
 from .arms import Arm, Said, both, related, replayed, spoken
-from .base import Fault, How
+from .base import Fault, speaking
 from .judge import Judged, Result, judge
 
 T = TypeVar("T")
@@ -74,19 +74,21 @@ class _Runs:
 
     def _arm(self, copy: str, fault: Fault) -> Callable[[], Arm]:
         """A replay, with the relation that the fault names, if it does; called, it waits for them."""
-        replay = self._ask(replayed, copy, fault.trace, replace(fault.how, relation=None))
-        if fault.how.relation is None:
+        replay = self._ask(replayed, copy, fault.trace, fault.how)
+        if fault.relation is None:
             return replay.result
-        relation = self._ask(related, copy, fault.trace, fault.how)
+        relation = self._ask(related, copy, fault.trace, fault.how, fault.relation)
         return lambda: both(replay.result(), relation.result())
 
     def _text(self, copy: str, fault: Fault) -> Future[Said]:
-        return self._ask(spoken, copy, fault.trace, fault.how.speaking())
+        return self._ask(spoken, copy, fault.trace, speaking(fault.how))
 
-    def _ask(self, run: Callable[[Path, Path, How, Path], T], copy: str, trace: str, how: How) -> Future[T]:
-        """The same question is asked once."""
-        key = (run, copy, trace, how)
+    def _ask(self, run: Callable[..., T], copy: str, trace: str, how: Setting, *more: str) -> Future[T]:
+        """`run(folder, trace, how, out, *more)`; the same question is asked once."""
+        key = (run, copy, trace, how, *more)
         if key not in self.asked:
             out = self.folder / f"{len(self.asked)}.json"
-            self.asked[key] = self.pool.submit(run, self.copies[copy], self.traces / f"{trace}.jsonl", how, out)
+            self.asked[key] = self.pool.submit(
+                run, self.copies[copy], self.traces / f"{trace}.jsonl", how, out, *more
+            )
         return self.asked[key]

@@ -2,7 +2,7 @@
 
 Leaves out: judging. What comes of it is what a test of accuracy would see: texts, and how many drafts were accepted.
 
-    python -P -m instep.faults.freerun TRACE TOKENS OUT.json HOW      (how: JSON of `How`)
+    python -P -m instep.faults.freerun TRACE TOKENS OUT.json HOW      (how: JSON of a `Setting`)
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Req
 
 from ..observe.onlookers import LastStates
 from ..observe.trail import feed
-from ..rig.alone import Setup, engine, header_of
+from ..rig.alone import engine, header_of
 from ..rig.rig import served
+from ..rig.setting import Setting
 from ..trace.book import Standing
 from ..trace.drive import drive
 from ..trace.file import Trace, read
 from ..trace.legal import Law
 from ..trace.policy import Policy, read_policy
-from .base import How
 
 ENDLESS = 1000  # rounds: more than anybody needs
 POLICY = ".policy.json"  # beside every trace of a fault: what it was recorded from
 
 
-def spoken(trace: Path, setup: Setup, tokens: int) -> dict[str, Any]:
+def spoken(trace: Path, setting: Setting, tokens: int) -> dict[str, Any]:
     """Every request says so many tokens. An engine that breaks keeps what was said until then, and its error."""
     loaded = read(trace)
     checkpoint = Checkpoint.open(trace.parent / loaded.header.checkpoint.near)
     policy = freed(read_policy(trace.with_suffix(POLICY)), loaded, tokens)
-    header = header_of(policy, checkpoint, setup.ops)
+    header, _ = header_of(policy, checkpoint)
     plain = engine(
-        checkpoint, setup, header.room(), num_steps=header.num_steps, adaptive=header.adaptive_file("policy")
+        checkpoint, setting, header.room(), num_steps=header.num_steps, adaptive=header.adaptive_file("policy")
     )
     last, events, error = LastStates(plain, _digest), [], ""
     prompts = {arrival.prompt: _prompts(loaded)[arrival.request] for arrival in policy.arrivals}
@@ -67,9 +67,8 @@ def freed(policy: Policy, trace: Trace, tokens: int) -> Policy:
     count = len(arrivals) * -(-longest // room.page_size)
     spare = (page for page in range(1, len(room.pages) + count + 1) if page not in room.pages)
     pages = (*room.pages, *(page for page, _ in zip(spare, range(count - len(room.pages)), strict=False)))
-    return msgspec.structs.replace(
-        policy, accept=(), rounds=ENDLESS, arrivals=arrivals, capacity=msgspec.structs.replace(room, pages=pages)
-    )
+    room = msgspec.structs.replace(room, pages=pages, max_positions=None)
+    return msgspec.structs.replace(policy, accept=(), rounds=ENDLESS, arrivals=arrivals, capacity=room)
 
 
 def _prompts(trace: Trace) -> dict[str, tuple[int, ...]]:
@@ -100,11 +99,7 @@ def _digest(state: RequestState) -> str:
 
 def main(argv: list[str]) -> None:
     trace, tokens, out, how = argv
-    asked = msgspec.json.decode(how, type=How)
-    setup = Setup(
-        asked.ops, "cpu", asked.dtype, asked.layout, asked.strategy, asked.conv, asked.graphs, asked.drafter
-    )
-    said = spoken(Path(trace), setup, int(tokens))
+    said = spoken(Path(trace), msgspec.json.decode(how, type=Setting), int(tokens))
     Path(out).write_bytes(msgspec.json.encode(said))
 
 

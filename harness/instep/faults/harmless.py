@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import Edit, How
+from ..rig.setting import Setting
+from .base import Edit
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Harmless:
     origin: str
     edits: tuple[Edit, ...]
     trace: str
-    how: How
+    how: Setting
     proof: str
     fires: bool
 
@@ -32,7 +33,7 @@ HARMLESS: tuple[Harmless, ...] = (
             "instep_optimized/round.py", "inputs.rows, inputs.slots, landed.last_correct_step_indices,",
             "inputs.rows, inputs.slots, landed.last_correct_step_indices.clamp(min=0),",
         ),),
-        "ragged", How(strategy="snapshot"),
+        "ragged", Setting(strategy="snapshot"),
         "The root is always accepted, so accept_lens is at least 1 and the node, accept_lens - 1, at least 0: "
         "a clamp returns what it was given. Where the index counts drafts, not tokens, it is -1 for none, and a clamp "
         "hides that: it is the fault zero-accept.",
@@ -44,7 +45,7 @@ HARMLESS: tuple[Harmless, ...] = (
             "instep_optimized/ops/plain/gdn.py", "beta=sigmoid(b.to(q.dtype)),",
             "beta=1 / (1 + torch.exp(-b.to(q.dtype))),",
         ),),
-        "accepted", How(),
+        "accepted", Setting(),
         "Both are within two roundings of the exact value for every b, also where exp(-b) overflows (the quotient is 0 "
         "then, as the gate is): an error of the size that every op has, which the derived tier measures and allows.",
         fires=True,

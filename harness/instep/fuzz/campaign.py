@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 
 from ..report.machine import installed
+from ..rig.alone import header_of
 from ..rig.rig import Outcome, Rig
+from ..rig.setting import Setting
 from ..rig.sides import Plan
-from ..rig.sides import candidates as resolved
-from ..rig.strategies import chosen
 from ..trace.file import read
-from ..trace.header import SCHEMA, Header, Model, Part
+from ..trace.header import Model, Part, Recording
+from ..trace.policy import Policy
 from ..verdict import Exit
 from . import draw
 from .coverage import Coverage
@@ -47,17 +48,17 @@ Progress = Callable[[int], None]
 class Settings:
     """What is run: op set, model, how many runs, for how long (None: no clock), and where a finding goes.
 
-    pinned  strategy and conv, as far as they are not drawn, and the drafter if it is not the usual one
+    setting  how the subject is set up; drawn: fields of it that every run draws anew (`draw.DRAWN`)
     """
 
-    ops: str
+    setting: Setting
     checkpoint: Path
     examples: int
     seed: int
     out: Path
     seconds: float | None = None
     shrink_s: float = SHRINK_S
-    pinned: Mapping[str, str] = field(default_factory=dict)
+    drawn: Collection[str] = draw.DRAWN
 
 
 @dataclass
@@ -144,20 +145,23 @@ class _Host:
 
     def begin(self, choose: draw.Draw) -> Example | None:
         """Both sides anew, in a room that is drawn; None once the time is over."""
-        layers = self.opened.config.mtp_layers if self.settings.pinned.get("drafter") == "vanilla" else None
+        setting = self.settings.setting
+        layers = self.opened.config.mtp_layers if setting.mode == "vanilla" else None
         room, steps = draw.room(choose), draw.candidates(choose, layers)
-        pair = draw.strategies(choose, self.settings.pinned)
+        setting = replace(setting, **draw.strategies(choose, self.settings.drawn))
         if self.over:
             return None
         adaptive = {"candidate_steps": sorted(steps), **HASTY}
         file = AdaptiveFile.of(adaptive, "fuzz")
-        ops, seed = self.settings.ops, self.settings.seed
-        header = Header(
-            schema=SCHEMA, name=f"fuzz-{ops}-{seed}",
-            claim=f"`instep fuzz --ops {ops} --seed {seed}`: no sequence of legal events makes the sides part.",
-            checkpoint=self.model, capacity=room, num_steps=steps[0], candidates=resolved(steps[0], file)[0],
-            adaptive=adaptive, lag=0, seed=seed, stop=None,
-            replay=(Part(ops, **pair),),
+        ops, seed = setting.ops, self.settings.seed
+        policy = Policy(
+            f"fuzz-{ops}-{seed}",
+            f"`instep fuzz --ops {ops} --seed {seed}`: no sequence of legal events makes the sides part.",
+            room, (), steps[0], adaptive=adaptive, seed=seed,
+            replay=(Part(ops, strategy=setting.strategy, conv=setting.conv),),
+        )
+        header, _ = header_of(
+            policy, self.opened, model=self.model, recording=Recording(setting.mode), field="fuzz",
             created={name: installed(name) or "from source" for name in ("instep", "torch", "hypothesis")},
         )
         if self.smallest is None:
@@ -165,7 +169,7 @@ class _Host:
             self.progress(self.result.examples)
             self.result.coverage.begin()
         try:
-            return Example(Plan(self.opened, header.room(), steps[0], file, ops, **pair), header)
+            return Example(Plan(self.opened, header.room(), steps[0], file, setting), header)
         except Exception as error:
             self.stop(error)
             raise
@@ -210,9 +214,7 @@ def _kept(example: Example, settings: Settings) -> Outcome:
     near = os.path.relpath(settings.checkpoint.resolve(), path.parent.resolve())
     model = with_fields(example.header.checkpoint, near=near)
     example.write(path, with_fields(example.header, checkpoint=model))
-    (part,) = example.header.replay
-    pair = chosen(strategy=part.strategy, conv=part.conv, drafter=part.drafter)
-    outcome = Rig(read(path), settings.checkpoint, ops=settings.ops, **pair).run()
+    outcome = Rig(read(path), example.setting, checkpoint=settings.checkpoint).run()
     if outcome.verdict.exit is not Exit.DIVERGED:
         raise NotReproduced(f"{path}: a drawn run of these {len(example.events)} events diverged; replayed, it agrees")
     return outcome

@@ -6,7 +6,7 @@ rule about it is written a second time. Every choice is drawn: picks, roots, acc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 
 from instep_reference.contract import engine as e
 
-from ..rig.strategies import KNOWN
+from ..rig.setting import KNOWN
 from ..trace.book import Standing
 from ..trace.header import Room
 from ..trace.legal import Law
@@ -53,11 +53,9 @@ def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
     return tuple(draw(st.lists(st.sampled_from(steps), min_size=min(2, len(steps)), max_size=3, unique=True)))
 
 
-def strategies(draw: Draw, pinned: Mapping[str, str]) -> dict[str, Any]:
-    """How states and conv windows are committed, as keywords; what is pinned, like a drafter, is not drawn."""
-    return {**pinned, **{
-        field: pinned[field] if field in pinned else draw(st.sampled_from(KNOWN[field])) for field in DRAWN
-    }}
+def strategies(draw: Draw, fields: Collection[str]) -> dict[str, Any]:
+    """How states and conv windows are committed, as keywords: those of `fields` that can be drawn."""
+    return {field: draw(st.sampled_from(KNOWN[field])) for field in DRAWN if field in fields}
 
 
 def admit(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:

@@ -30,7 +30,7 @@ class Example:
     """Built per drawn run; `serve` takes one legal event. elements: numbers compared so far."""
 
     def __init__(self, plan: Plan, header: Header) -> None:
-        self.header, self.elements = header, 0
+        self.header, self.setting, self.elements = header, plan.setting, 0
         self.events: tuple[AnyEvent, ...] = ()
         sides = seat(plan)
         self._answers = _Answers()

@@ -19,11 +19,12 @@ from instep_reference.contract.engine import AnyEvent, Finish, RequestState
 from instep_reference.contract.errors import BadInput
 
 from ..observe.onlookers import LastStates, on_host
-from ..rig.alone import Setup, engine, header_of
+from ..rig.alone import engine, header_of
+from ..rig.setting import Setting
 from ..rig.sides import candidates
 from ..trace.book import Standing
 from ..trace.drive import Step, drive
-from ..trace.header import Header, Model, Room, sound
+from ..trace.header import Header, Model, Part, Recording, Room
 from ..trace.legal import Law
 from ..trace.policy import Arrival, Policy
 
@@ -42,7 +43,7 @@ class Ask:
     """
 
     checkpoint: Checkpoint
-    setup: Setup
+    setting: Setting
     prompts: Mapping[str, tuple[int, ...]]
     num_steps: int
     adaptive: dict[str, Any] | None = None
@@ -61,9 +62,11 @@ class Ask:
             found = f"{len(self.prompts)} prompts, {self.tokens} tokens, batches of {self.batch}"
             raise BadInput("generate", found=found, expected="at least one of each")
         widest = max(self._candidates()) + 1
-        pages = self.batch * -(-(longest + self.tokens + 2 * widest) // PAGE_SIZE)
+        most = longest + self.tokens + 2 * widest
+        pages = self.batch * -(-most // PAGE_SIZE)
         room = Room(
-            tuple(range(1, self.batch + 1)), tuple(range(1, pages + 1)), PAGE_SIZE, self.batch * max(widest, self.chunk)
+            tuple(range(1, self.batch + 1)), tuple(range(1, pages + 1)), PAGE_SIZE,
+            self.batch * max(widest, self.chunk), most,
         )
         arrivals = tuple(Arrival(name, name, chunks=(self.chunk,), max_new=self.tokens) for name in self.prompts)
         return Policy(
@@ -74,9 +77,10 @@ class Ask:
 
     @cached_property
     def header(self) -> Header:
-        header = header_of(self.policy, self.checkpoint, self.setup.ops, self.model)
-        sound(header, "generate")
-        return header
+        return header_of(
+            self.policy, self.checkpoint, model=self.model, replay=(Part(self.setting.ops),),
+            recording=Recording(self.setting.mode, self.setting.dtype), field="generate",
+        )[0]
 
     def _candidates(self) -> tuple[int, ...]:
         file = None if self.adaptive is None else AdaptiveFile.of(self.adaptive)
@@ -108,18 +112,17 @@ class Decoded:
 
 def decode(ask: Ask) -> Decoded:
     """Run every prompt to its end. On a GPU once before, on an engine of its own: kernels are compiled then."""
-    if ask.setup.device.startswith("cuda"):
+    if ask.setting.device.startswith("cuda"):
         _decode(ask)
     return _decode(ask)
 
 
 def _decode(ask: Ask) -> Decoded:
     header = ask.header
-    served = engine(
-        ask.checkpoint, ask.setup, header.room(), num_steps=header.num_steps, adaptive=header.adaptive_file("adaptive")
-    )
+    adaptive = header.adaptive_file("adaptive")
+    served = engine(ask.checkpoint, ask.setting, header.room(), num_steps=header.num_steps, adaptive=adaptive)
     last = LastStates(served, on_host, ask.kept)
-    timed = list(_timed(drive(ask.policy, ask.prompts, header, served, [last]), ask.setup.device))
+    timed = list(_timed(drive(ask.policy, ask.prompts, header, served, [last]), ask.setting.device))
     return Decoded(ask, tuple(step.event for step, _ in timed), tuple(seconds for _, seconds in timed), last.found)
 
 

@@ -34,9 +34,10 @@ from instep_reference.contract.errors import BadInput
 from ..observe.moment import Moment
 from ..observe.onlookers import LastStates
 from ..player import Observer, Player, Side
-from ..rig.alone import Setup, engine
+from ..rig.alone import engine
 from ..rig.large import outcome
 from ..rig.rig import Outcome
+from ..rig.setting import Setting
 from ..trace.file import Trace
 from ..trace.header import Model
 from ..verdict import Comparison, Tier
@@ -101,7 +102,7 @@ class Played:
 
 
 def play(
-    arms: Mapping[str, Decoded], checkpoint: Checkpoint, setup: Setup, *, laps: int = 3,
+    arms: Mapping[str, Decoded], checkpoint: Checkpoint, setting: Setting, *, laps: int = 3,
     extents: Mapping[str, Extent] | None = None,
 ) -> dict[str, Played]:
     """Every arm checked, one after another; then all timed in turn, lap by lap, after a lap that does not count.
@@ -110,12 +111,12 @@ def play(
     """
     far = extents or dict.fromkeys(arms, WHOLE)
     traces = {name: trace_of(decoded, checkpoint, name) for name, decoded in arms.items()}
-    checked = {name: _checked(trace, checkpoint, setup, far[name]) for name, trace in traces.items()}
-    engines = {name: _engine(trace, checkpoint, setup) for name, trace in traces.items()}
+    checked = {name: _checked(trace, checkpoint, setting, far[name]) for name, trace in traces.items()}
+    engines = {name: _engine(trace, checkpoint, setting) for name, trace in traces.items()}
     walked: dict[str, list[Lap]] = {name: [] for name in arms}
     for _ in range(laps + 1):
         for name, trace in traces.items():
-            walked[name].append(_lap(engines[name], trace, setup.device, far[name].until))
+            walked[name].append(_lap(engines[name], trace, setting.device, far[name].until))
     return {
         name: Played(decoded, far[name], *checked[name], tuple(walked[name][1:])) for name, decoded in arms.items()
     }
@@ -168,16 +169,16 @@ class Witness:
 
 
 def _checked(
-    trace: Trace, checkpoint: Checkpoint, setup: Setup, extent: Extent
+    trace: Trace, checkpoint: Checkpoint, setting: Setting, extent: Extent
 ) -> tuple[Outcome, Mapping[str, str]]:
     witness = Witness(extent.until)
-    found = outcome(trace, checkpoint, setup, until=extent.until, layers=extent.layers, also=[witness])
+    found = outcome(trace, checkpoint, setting, until=extent.until, layers=extent.layers, also=[witness])
     return found, witness.found
 
 
-def _engine(trace: Trace, checkpoint: Checkpoint, setup: Setup) -> Engine:
+def _engine(trace: Trace, checkpoint: Checkpoint, setting: Setting) -> Engine:
     adaptive = trace.header.adaptive_file(trace.path.name)
-    return engine(checkpoint, setup, trace.header.room(), num_steps=trace.header.num_steps, adaptive=adaptive)
+    return engine(checkpoint, setting, trace.header.room(), num_steps=trace.header.num_steps, adaptive=adaptive)
 
 
 def _lap(served: Engine, trace: Trace, device: str, at: int | None) -> Lap:

@@ -25,7 +25,7 @@ from ..checks.measure import Spot, blocks, relative_error
 from ..checks.propagated import PROPAGATED
 from ..observe.reorder import Reordered
 from ..rig.participant import Participant
-from ..rig.sides import Plan, reference, rounding, rounds, wide
+from ..rig.sides import Plan, reference, rounding, rounds
 from ..verdict import Comparison, Tier, Verdict
 from .decode import Decoded
 
@@ -57,11 +57,11 @@ class Reader:
         ask, self.decoded = decoded.ask, decoded
         adaptive = None if ask.adaptive is None else AdaptiveFile.of(ask.adaptive)
         self.plan = Plan(
-            ask.checkpoint, ask.header.room(), ask.num_steps, adaptive, ask.setup.ops, dtype=ask.setup.dtype
+            ask.checkpoint, ask.header.room(), ask.num_steps, adaptive, ask.setting
         )
         self.truth = reference(self.plan, torch.float64)
-        self.rounded = reference(self.plan, wide(self.plan.width))
-        self.rounds = rounds(self.plan, ask.setup.served())
+        self.rounded = reference(self.plan, self.plan.setting.state)
+        self.rounds = rounds(self.plan, ask.setting.op_set())
         self.ties = Ties("tokens")
 
     def verdict(self) -> Verdict:
@@ -110,7 +110,7 @@ class Reader:
         """Each token is the truth's argmax behind the ones before it, unless the truth hardly chose."""
         logits, own = truth.places[LOGITS], torch.tensor(said)
         right = logits.argmax(-1)
-        choices = chosen(logits, right, own, noise, self.plan.width)
+        choices = chosen(logits, right, own, noise, self.plan.setting.activation)
         self.ties.add(choices)
         row, margin = choices.row, float(choices.margin[choices.row])
         diagnosis = f"token {row} is {said[row]}, the truth's {int(right[row])} by a margin of {margin:.3g}"

@@ -32,7 +32,7 @@ def texts(decoded: Decoded, words: Words, console: Console) -> None:
 
 def figures(decoded: Decoded, need: Need, verdict: Verdict | None, console: Console) -> None:
     """The verdict, and what it allows to be said."""
-    setup, said = decoded.ask.setup, console.print
+    setting, said = decoded.ask.setting, console.print
     said(Text(_judged(decoded, verdict), style=_style(verdict)), soft_wrap=True)
     speed = Speed.of(decoded)
     if verdict is not None and verdict.exit is Exit.AGREED:
@@ -45,7 +45,7 @@ def figures(decoded: Decoded, need: Need, verdict: Verdict | None, console: Cons
     said(f"step counts       {counts} (drafts: rounds)", highlight=False)
     said(f"memory            {spelled(need.fixed)} a request and {spelled(need.per_token)} a token "
          f"({need.strategy}, {need.conv})", highlight=False)  # fmt: skip
-    run = (setup.ops, setup.dtype, setup.layout, f"batches of {decoded.ask.batch}", setup.device)
+    run = (setting.ops, setting.dtype, setting.layout, f"batches of {decoded.ask.batch}", setting.device)
     said(f"run               {', '.join(run)}", highlight=False)
 
 
@@ -62,9 +62,9 @@ def data(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words) ->
     checked = verdict is not None and verdict.exit is Exit.AGREED
     return {
         "schema": 1, "exit": int(exit_of(verdict)),
-        "setup": {"ops": ask.setup.ops, "dtype": ask.setup.dtype, "layout": ask.setup.layout, "batch": ask.batch,
-                  "device": ask.setup.device, "strategy": need.strategy, "conv": need.conv},
-        "machine": machine(ask.setup.device), "model": ask.checkpoint.digest,
+        "setup": {"ops": ask.setting.ops, "dtype": ask.setting.dtype, "layout": ask.setting.layout, "batch": ask.batch,
+                  "device": ask.setting.device, "strategy": need.strategy, "conv": need.conv},
+        "machine": machine(ask.setting.device), "model": ask.checkpoint.digest,
         "checked": sorted(decoded.states) if verdict is not None else [],
         "elements": 0 if verdict is None else verdict.elements,
         "findings": [] if verdict is None else [finding(found) for found in verdict.findings],

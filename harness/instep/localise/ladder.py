@@ -22,9 +22,8 @@ from instep_reference.contract.engine import AnyEvent, Commit, Draft, Forward
 from instep_reference.contract.errors import InstepError
 from instep_reference.contract.place import Place
 
-from ..adapters import find
 from ..rig.rig import Outcome, Rig
-from ..rig.sides import moves_labels
+from ..rig.setting import moves_labels
 from ..rig.variant import OPS, Graft, Variant, in_memory, spelled
 from ..verdict import Cause, Comparison, Located, Tier
 from .hints import hints
@@ -55,7 +54,7 @@ class _Climb:
         self.event, self.at = self.first.event, self.first.place
         self.last = outcome.last if outcome.last is not None and outcome.last.index == self.event else None
         self.begin = _round_of(rig.trace.events, self.event)
-        self.eager = not rig.plan.graphs
+        self.eager = not rig.plan.setting.graphs
         self.replays = 0
         self.seen: list[str] = []
         exact = "it is exact against the trace, and " if self.first.tier is Tier.IDENTITY else ""
@@ -159,7 +158,7 @@ class _Climb:
 
     def _others(self) -> tuple[str, list[str]]:
         """The plain twin of the subject's op set, and the ops in which they differ."""
-        subject = find(self.rig.plan.ops)
+        subject = self.rig.plan.setting.subject()
         if not isinstance(subject, Ops):
             return "", []
         name = "ledger" if moves_labels(subject) else "plain"
@@ -182,7 +181,7 @@ class _Climb:
 
     def _another_strategy(self) -> None:
         option, one, two = ANOTHER.get(self.at.component, ("", "", ""))
-        if option and isinstance(find(self.rig.plan.ops), Ops):
+        if option and isinstance(self.rig.plan.setting.subject(), Ops):
             other = two if getattr(self.rig.plan, option) == one else one
             if not self._left(Variant(options={option: other})):
                 self.seen.append(f"with --{option} {other} it agrees")
@@ -214,7 +213,7 @@ class _Climb:
         try:
             ran = self.rig.run(
                 until=self.event if until is None else until, layers=self.layers, judged_from=self.begin,
-                variant=replace(variant, eager=variant.eager or (self.eager and self.rig.plan.graphs)),
+                variant=replace(variant, eager=variant.eager or (self.eager and self.rig.plan.setting.graphs)),
             )
         except InstepError:
             return self.found

@@ -158,10 +158,10 @@ def _served(name: str, given: dict[str, Any]) -> Iterator[Served]:
                 yield Served(name, to, part.form, (unit,), begin, count)
     pages = given.get("pages")
     if isinstance(pages, Pages):
-        lists = pages.begin.tolist(), pages.count.tolist(), pages.before.tolist()
-        for table, begin, count, before in zip(pages.table.tolist(), *lists, strict=True):
-            if count:
-                held = tuple(page for page in table if page >= 0)
+        extents = (x.tolist() for x in (pages.slots, pages.begin, pages.count, pages.before))
+        for slot, begin, count, before in zip(*extents, strict=True):
+            if count and slot >= 0:
+                held = tuple(page for page in pages.table[slot].tolist() if page >= 0)
                 yield Served(name, to, "pages", held, begin, count, before)
 
 

@@ -16,10 +16,12 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Finish, Forward
 from instep_reference.contract.errors import BadInput
 
+from ..rig.alone import header_of
+from ..rig.setting import Setting
 from ..rig.sides import Plan, reference
 from ..trace.drive import drive, recorded
 from ..trace.file import Trace, write
-from ..trace.header import SCHEMA, Header, Model, Room, sound
+from ..trace.header import Model, Room
 from ..trace.policy import Arrival, Policy, read_prompts
 
 PROMPT_TOKENS = 32  # of every request: two pages and a state that is no longer fresh
@@ -59,22 +61,17 @@ def lay(directory: Path, out: Path, *, batch: int, rounds: int, num_steps: int) 
     opened = Checkpoint.open(directory)
     width, reach = num_steps + 1, PROMPT_TOKENS + (rounds + 1) * (num_steps + 1)
     pages = batch * -(-reach // PAGE_SIZE)
-    room = Room(tuple(range(batch, 0, -1)), tuple(range(pages, 0, -1)), PAGE_SIZE, batch * max(PROMPT_TOKENS, width))
+    room = Room(tuple(range(batch, 0, -1)), tuple(range(pages, 0, -1)), PAGE_SIZE, batch * max(PROMPT_TOKENS, width),
+                reach)
     prompts = _prompts(directory, opened.config.vocab, batch)
     policy = Policy(
         "gate", "A window is verified and committed at full speed, and rightly.", room,
         tuple(Arrival(name, name, max_new=reach) for name in prompts), num_steps, rotate=False, rounds=rounds + 1,
         accept=(num_steps, 0, *range(1, num_steps)),
     )
-    header = Header(
-        schema=SCHEMA, name=policy.name, claim=policy.claim,
-        checkpoint=Model.of(opened, directory, str(directory.resolve())), capacity=room, num_steps=num_steps,
-        candidates=(num_steps,), adaptive=None, lag=0, seed=policy.seed, stop=None, replay=policy.replay,
-        created={"reference": "float64"},
-    )
-    sound(header, "gate")
-    plan = Plan(opened, header.room(), num_steps, None, "reference", dtype="float64")
-    steps = list(drive(policy, prompts, header, reference(plan, plan.width)))
+    header, _ = header_of(policy, opened, model=Model.of(opened, directory, str(directory.resolve())), field="gate")
+    plan = Plan(opened, header.room(), num_steps, None, Setting("reference", dtype="float64"))
+    steps = list(drive(policy, prompts, header, reference(plan, plan.setting.activation)))
     trace = write(out, header, [step.event for step in steps], recorded(steps))
     return Course.of(trace)
 

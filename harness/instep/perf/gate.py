@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from .cases import Shown
 from .clock import CLOCKS, judged
 from .course import Course, lay
 from .pairs import Samples, Spread, ratio, resolves, say
-from .setting import Judged, Report, Setting
+from .question import Judged, Question, Report
 from .yardstick import Yardstick
 
 ARMS = ("before", "after", "again")
@@ -43,47 +44,47 @@ MOST_TIMES = 4  # so many times the wanted pairs are taken at most
 Progress = Callable[[str, int, int], None]
 
 
-def gate(setting: Setting, folder: Path, progress: Progress = lambda what, done, of: None) -> Report:
+def gate(question: Question, folder: Path, progress: Progress = lambda what, done, of: None) -> Report:
     """Check both arms, then time them; `folder` is for what passes between the processes."""
-    report = Report(setting)
-    sources = dict(zip(ARMS, (setting.before, setting.after, setting.before), strict=True))
-    found = {name: Source.of(said, setting.ops) for name, said in sources.items()}
+    report = Report(question)
+    sources = dict(zip(ARMS, (question.before, question.after, question.before), strict=True))
+    found = {name: Source.of(said, question.setting.ops) for name, said in sources.items()}
     progress("checking", 0, 0)
     course = lay(
-        setting.checkpoint, folder / "course.jsonl",
-        batch=setting.batch, rounds=setting.rounds, num_steps=setting.num_steps,
+        question.checkpoint, folder / "course.jsonl",
+        batch=question.batch, rounds=question.rounds, num_steps=question.num_steps,
     )
     with ExitStack() as stack:
         # All three from the start, and all through the same: a process that did less is faster by a percent or two.
         arms = _started(stack, found, course, report, folder)
-        yardsticks = _yardsticks(setting, course, found)
+        yardsticks = _yardsticks(question, course, found)
         report.reference_acceptance = yardsticks["before"].truth.acceptance
         report.refused = _checked(arms) or _shown(arms, yardsticks, folder, report)
         if report.refused:
             return report
         try:
-            samples = _timed(arms, setting, report, progress)
+            samples = _timed(arms, question, report, progress)
         except ArmFailed as failed:
             report.refused = str(failed)
             return report
         report.refused = _shown(arms, yardsticks, folder, report)
     if not report.refused:
-        report.judged = judge(setting, samples, report.laps * setting.rounds)
+        report.judged = judge(question, samples, report.laps * question.rounds)
     return report
 
 
-def judge(setting: Setting, samples: Mapping[str, Samples], events: int) -> list[Judged]:
+def judge(question: Question, samples: Mapping[str, Samples], events: int) -> list[Judged]:
     """Every case by every clock that counts on the device.
 
-    Shapes: samples of each arm (pairs, cases of the setting, clocks), seconds for so many `events`
+    Shapes: samples of each arm (pairs, cases of the question, clocks), seconds for so many `events`
     """
-    generator = np.random.default_rng(setting.seed)
+    generator = np.random.default_rng(question.seed)
     found = []
-    for number, case in enumerate(setting.cases):
-        for clock in judged(setting.device):
+    for number, case in enumerate(question.cases):
+        for clock in judged(question.setting.device):
             before, after, again = (samples[arm][:, number, CLOCKS.index(clock)] / events for arm in ARMS)
             change, same = ratio(before, after, generator), ratio(before, again, generator)
-            says = say(change, same, setting.allowed)
+            says = say(change, same, question.allowed)
             found.append(Judged(case, clock, Spread.of(before), Spread.of(after), change, same, says))
     return found
 
@@ -92,15 +93,15 @@ def _started(
     stack: ExitStack, sources: Mapping[str, Source], course: Course, report: Report, folder: Path
 ) -> dict[str, Arm]:
     """Arms, each with its engine built; side by side, for nothing is timed yet."""
-    setting = report.setting
+    question = report.question
     arms = {
-        name: stack.enter_context(Arm(source, folder / f"{name}.log", setting.patience_s))
+        name: stack.enter_context(Arm(source, folder / f"{name}.log", question.patience_s))
         for name, source in sources.items()
     }
     for arm in arms.values():
         arm.tell(
-            "build", trace=str(course.trace.path), checkpoint=str(setting.checkpoint), ops=arm.source.ops,
-            device=setting.device, dtype=setting.dtype,
+            "build", trace=str(course.trace.path), checkpoint=str(question.checkpoint),
+            setting=question.setting.data() | {"ops": arm.source.ops},
         )
     for name, arm in arms.items():
         try:
@@ -111,11 +112,11 @@ def _started(
     return arms
 
 
-def _yardsticks(setting: Setting, course: Course, sources: Mapping[str, Source]) -> dict[str, Yardstick]:
+def _yardsticks(question: Question, course: Course, sources: Mapping[str, Source]) -> dict[str, Yardstick]:
     """Per arm, as its op set declares its rounding; made once per op set."""
-    opened, header, made = Checkpoint.open(setting.checkpoint), course.trace.header, dict[str, Yardstick]()
+    opened, header, made = Checkpoint.open(question.checkpoint), course.trace.header, dict[str, Yardstick]()
     for ops in {source.ops for source in sources.values()}:
-        plan = Plan(opened, header.room(), header.num_steps, None, ops, setting.device, setting.dtype)
+        plan = Plan(opened, header.room(), header.num_steps, None, replace(question.setting, ops=ops))
         made[ops] = Yardstick(plan, course)
     return {name: made[source.ops] for name, source in sources.items()}
 
@@ -159,25 +160,25 @@ def _first(verdict: Verdict) -> str:
 
 
 def _timed(
-    arms: Mapping[str, Arm], setting: Setting, report: Report, progress: Progress
+    arms: Mapping[str, Arm], question: Question, report: Report, progress: Progress
 ) -> dict[str, Samples]:
     """Samples of every arm, as `judge` takes them."""
-    laps = report.laps = _calibrated(arms, setting)
+    laps = report.laps = _calibrated(arms, question)
     taken: dict[str, list[list[list[float]]]] = {name: [] for name in ARMS}
-    most = MOST_TIMES * setting.pairs
+    most = MOST_TIMES * question.pairs
     for number, order in _orders(most):
         for name in order:
-            taken[name].append(_sample(arms[name], laps, setting.cases))
+            taken[name].append(_sample(arms[name], laps, question.cases))
         progress("timing", number, most)
-        if number % setting.pairs == 0 and _resolved(setting, taken):
+        if number % question.pairs == 0 and _resolved(question, taken):
             break
     return {name: np.array(samples) for name, samples in taken.items()}
 
 
-def _calibrated(arms: Mapping[str, Arm], setting: Setting) -> int:
+def _calibrated(arms: Mapping[str, Arm], question: Question) -> int:
     """How many laps a sample takes until its shortest case lasts `SAMPLE_S` in every arm; the same for all."""
     shortest = min(
-        min(min(reading) for reading in _sample(arm, 1, setting.cases)) for _ in range(PROBES) for arm in arms.values()
+        min(min(reading) for reading in _sample(arm, 1, question.cases)) for _ in range(PROBES) for arm in arms.values()
     )
     return max(1, ceil(SAMPLE_S / max(shortest, 1e-6)))
 
@@ -195,14 +196,14 @@ def _orders(most: int) -> Iterator[tuple[int, tuple[str, ...]]]:
         yield number, ORDERS[number % len(ORDERS)]
 
 
-def _resolved(setting: Setting, taken: Mapping[str, list[list[list[float]]]]) -> bool:
+def _resolved(question: Question, taken: Mapping[str, list[list[list[float]]]]) -> bool:
     """Whether A/A resolves the allowed slow-down in every case by some clock, so that no more pairs are needed."""
-    generator = np.random.default_rng(setting.seed)
+    generator = np.random.default_rng(question.seed)
     before, again = np.array(taken["before"]), np.array(taken["again"])
     return all(
         any(
-            resolves(ratio(before[:, number, clock], again[:, number, clock], generator), setting.allowed)
-            for clock in map(CLOCKS.index, judged(setting.device))
+            resolves(ratio(before[:, number, clock], again[:, number, clock], generator), question.allowed)
+            for clock in map(CLOCKS.index, judged(question.setting.device))
         )
-        for number in range(len(setting.cases))
+        for number in range(len(question.cases))
     )

@@ -18,7 +18,7 @@ from rich.text import Text
 from ..whole import write_whole
 from .fingerprint import fingerprint
 from .pairs import Ratio, Say, Spread
-from .setting import Report
+from .question import Report
 
 SCHEMA = 1
 STYLES = {Say.HELD: "green", Say.SLOWER: "red", Say.NOISY: "yellow"}
@@ -26,18 +26,18 @@ STYLES = {Say.HELD: "green", Say.SLOWER: "red", Say.NOISY: "yellow"}
 
 def show(report: Report, console: Console) -> None:
     """Everything on the terminal; a refusal stands alone, without a figure."""
-    setting = report.setting
+    question = report.question
     if report.refused:
         said = f"REFUSED  {report.refused}\n  nothing is timed of what does not pass; --keep FOLDER keeps the trace"
         console.print(Text(said), soft_wrap=True)
         return
     console.print(_table(report))
-    for case in setting.cases:
+    for case in question.cases:
         console.print(Text(_sentence(report, case), style=STYLES[report.says(case)]), soft_wrap=True)
     accepted = ", ".join(f"{name} {report.acceptance[name]:.2f}" for name in ("before", "after"))
     console.print(f"accepted drafts a window: {accepted}, reference {report.reference_acceptance:.2f}", highlight=False)
     console.print(f"states compared before and after timing: {report.elements:,} numbers", highlight=False)
-    found = ", ".join(f"{name} {value}" for name, value in fingerprint(setting.device).items() if value)
+    found = ", ".join(f"{name} {value}" for name, value in fingerprint(question.setting.device).items() if value)
     console.print(Text(found, style="dim"), soft_wrap=True)
 
 
@@ -48,20 +48,22 @@ def write(report: Report, path: Path) -> None:
 
 def result(report: Report) -> dict[str, Any]:
     """The content of the file."""
-    setting = asdict(report.setting) | {"checkpoint": str(report.setting.checkpoint)}
+    question = report.question
+    setting = asdict(question) | {"checkpoint": str(question.checkpoint)} | question.setting.data()
+    del setting["setting"]  # its fields stand beside the others
     return {
         "schema": SCHEMA, "exit": int(report.exit), "refused": report.refused or None, "setting": setting,
-        "says": {} if report.refused else {case: report.says(case).value for case in report.setting.cases},
+        "says": {} if report.refused else {case: report.says(case).value for case in report.question.cases},
         "judged": [asdict(one) | {"says": one.says.value} for one in report.judged],
         "laps": report.laps, "served": report.served, "acceptance": report.acceptance,
         "reference_acceptance": report.reference_acceptance, "elements": report.elements,
-        "machine": fingerprint(report.setting.device),
+        "machine": fingerprint(report.question.setting.device),
     }
 
 
 def _table(report: Report) -> Table:
     """Medians with their interquartile range, and ratios with their interval; under 80 columns."""
-    setting, pairs = report.setting, report.judged[0].change.pairs
+    setting, pairs = report.question, report.judged[0].change.pairs
     work = f"batch {setting.batch}, window {setting.num_steps + 1}, {pairs} pairs"
     title = f"{setting.after} against {setting.before}: {work}"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
@@ -76,7 +78,7 @@ def _table(report: Report) -> Table:
 
 
 def _sentence(report: Report, case: str) -> str:
-    allowed, clocks = f"{report.setting.allowed:.0%}", [one for one in report.judged if one.case == case]
+    allowed, clocks = f"{report.question.allowed:.0%}", [one for one in report.judged if one.case == case]
     says = report.says(case)
     if says is Say.SLOWER:
         worst = max((one for one in clocks if one.says is says), key=lambda one: one.change.low)

@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 
 from instep.report.words import divergence
 from instep.rig.rig import Rig, served
-from instep.rig.sides import seat
+from instep.rig.setting import Setting
+from instep.rig.sides import bare
 from instep.trace.file import read
 from instep.verdict import Exit
-from instep_reference.contract.place import unseen
 
 from .cases import Walk
 from .clock import Clock
@@ -53,16 +53,14 @@ def _answer(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:
 class Worker:
     """What the arm's verbs do; `build` first."""
 
-    def build(self, trace: str, checkpoint: str, ops: str, device: str, dtype: str) -> dict[str, Any]:
-        """Set the engine up, and go through the opening; says which source serves."""
-        if not device.startswith("cuda"):
+    def build(self, trace: str, checkpoint: str, setting: dict[str, Any]) -> dict[str, Any]:
+        """Set the engine up as production has it, nothing around it, and go through the opening; says what serves."""
+        if not setting["device"].startswith("cuda"):
             torch.set_num_threads(1)  # one thread: its computing time is the work that was done
         course = Course.of(read(Path(trace)))
-        self.rig = Rig(course.trace, Path(checkpoint), ops=ops, device=device, dtype=dtype)
-        self.clock = Clock(device)
-        sides = seat(self.rig.plan)
-        sides.shown.watch(unseen)
-        self.walk = Walk(sides.subject.engine, course)
+        self.rig = Rig(course.trace, Setting(**setting), checkpoint=Path(checkpoint))
+        self.clock = Clock(setting["device"])
+        self.walk = Walk(bare(self.rig.plan), course)
         return {"served": served(), "files": {name: str(sys.modules[name].__file__) for name in served()}}
 
     def check(self) -> dict[str, Any]:

@@ -14,11 +14,10 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..adapters import find
 from ..checks.allowance import TRUTH_ERROR
 from ..checks.judge import judge
 from ..checks.measure import Spot, blocks, relative_error
-from ..rig.sides import Plan, reference, rounding, rounds, wide
+from ..rig.sides import Plan, reference, rounding, rounds
 from ..verdict import Comparison, Tier, Verdict
 from .cases import Shown, Walk
 from .course import Course
@@ -30,8 +29,8 @@ class Yardstick:
     """Truth and rounded reference at the end of a course, for an op set that is set up as in `plan`."""
 
     def __init__(self, plan: Plan, course: Course) -> None:
-        found = find(plan.ops)
-        rounded = reference(plan, wide(plan.width))
+        found = plan.setting.subject()
+        rounded = reference(plan, plan.setting.state)
         rounded.watch(rounding(rounds(plan, found if isinstance(found, Ops) else None)))
         self.course = course
         self.truth = Walk(reference(plan, torch.float64), course).show()

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from instep_optimized import OptimizedEngine, Options
+from instep_optimized import OptimizedEngine
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 
-from ..adapters import Maker, Subject, find
+from ..adapters import Maker, Subject
 from ..rig.participant import Participant
-from ..rig.sides import Plan, enough_memory, moves_labels, reference, rounded_seat, wide
+from ..rig.setting import moves_labels
+from ..rig.sides import Plan, enough_memory, reference, rounded_seat
 from ..trace.file import Trace
 from ..trace.header import Header
 from .retold import Told, as_traced
@@ -47,7 +48,7 @@ class Case:
     ) -> Case:
         """From a plan; `until`: the trace up to this event."""
         cut = trace if until is None else replace(trace, events=trace.events[: until + 1])
-        return cls(cut, plan, find(plan.ops), bitwise, tokens)
+        return cls(cut, plan, plan.setting.subject(), bitwise, tokens)
 
     @property
     def ops(self) -> Ops | None:
@@ -65,22 +66,18 @@ class Case:
 
     def engine(self, header: Header, ops: Ops | None = None, **options: Any) -> Subject:
         """A new engine with the room and the step counts of a header; `options`: fields of `Options` that differ."""
-        plan, found = self.plan, ops or self.found
+        plan, setting, found = self.plan, self.plan.setting, ops or self.found
         room, adaptive = header.room(), header.adaptive_file(f"{self.trace.path.name} line 1")
         if not isinstance(found, Ops):
             if options.keys() - {"layout"}:
                 raise Unsupported("an engine of somebody else has no such options")
             return found(
-                plan.checkpoint, room, num_steps=header.num_steps, adaptive=adaptive, device=plan.device,
-                dtype=plan.width, layout=options.get("layout", plan.layout),
+                plan.checkpoint, room, num_steps=header.num_steps, adaptive=adaptive, device=setting.device,
+                dtype=setting.activation, layout=options.get("layout", setting.layout),
             )
-        chosen = {
-            "device": plan.device, "activation": plan.width, "state": wide(plan.width), "layout": plan.layout,
-            "strategy": plan.strategy, "conv": plan.conv, "drafter": plan.drafter, "graphs": plan.graphs, **options,
-        }
         with enough_memory(room):
             return OptimizedEngine(
-                plan.checkpoint, found, Options(**chosen), room, num_steps=header.num_steps, adaptive=adaptive
+                plan.checkpoint, found, setting.options(**options), room, num_steps=header.num_steps, adaptive=adaptive
             )
 
     def told(

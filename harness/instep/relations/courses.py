@@ -24,7 +24,7 @@ from instep_reference.norms import l2_norm, rms_norm
 from instep_reference.weights import GdnWeights, Weights
 
 from ..observe.reorder import Reordered
-from ..rig.sides import rounding, rounds, wide
+from ..rig.sides import rounding, rounds
 from ..trace.header import Room
 from .case import Case
 from .retold import Beat, Life, Told, tell
@@ -52,7 +52,7 @@ class Course:
 
 def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> Course | Stopped:
     """One request, one head after another's gates, launch after launch; every launch starts from what it left."""
-    width, state = case.plan.width, wide(case.plan.width)
+    width, state = case.plan.setting.activation, case.plan.setting.state
     types = ops.types(width, state)
     mixer = _mixer(Weights.of(case.plan.checkpoint, torch.float64), layer)
     inputs = drawn(case, mixer, types.consumed)
@@ -82,7 +82,7 @@ def through_the_layers(case: Case, ops: Ops) -> Iterator[Course | Stopped]:
     if story.stopped is not None:
         yield replace(story.stopped, why=f"{story.name}: {story.stopped.why}; the event is legal")
         return
-    width, state = case.plan.width, wide(case.plan.width)
+    width, state = case.plan.setting.activation, case.plan.setting.state
     see, stored = rounding(rounds(case.plan, ops)), ops.types(width, state).state
     truth, rounded = (Weights.of(case.plan.checkpoint, dtype) for dtype in (torch.float64, state))
     lengths, kind = [standing.state.length for standing in story.standings], story.standings[-1].kind
@@ -185,9 +185,9 @@ def _pool(case: Case, dtype: torch.dtype) -> torch.Tensor:
     """Two states of which the second is used, in the layout of the plan."""
     config = case.plan.checkpoint.config
     HV, K, V = config.value_heads, config.key_dim, config.value_dim
-    if case.plan.layout == "VK":
-        return torch.zeros(2, HV, V, K, dtype=dtype, device=case.plan.device).transpose(-1, -2)
-    return torch.zeros(2, HV, K, V, dtype=dtype, device=case.plan.device)
+    if case.plan.setting.layout == "VK":
+        return torch.zeros(2, HV, V, K, dtype=dtype, device=case.plan.setting.device).transpose(-1, -2)
+    return torch.zeros(2, HV, K, V, dtype=dtype, device=case.plan.setting.device)
 
 
 def _part(form: str, pool: torch.Tensor, count: int, fresh: bool) -> Part:

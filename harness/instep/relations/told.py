@@ -41,8 +41,8 @@ class Run:
 
 def show(run: Run, console: Console) -> None:
     """A line for every relation; then what does not hold, and why something was not compared."""
-    plan = run.case.plan
-    setting = ", ".join([plan.ops, plan.dtype, plan.layout, plan.strategy, plan.conv, *(["graphs"] * plan.graphs)])
+    how = run.case.plan.setting
+    setting = ", ".join([how.ops, how.dtype, how.layout, how.strategy, how.conv, *(["graphs"] * how.graphs)])
     table = Table(title=f"{run.case.trace.header.name} [{setting}]", title_justify="left", title_style="bold")
     for name, justify in (("relation", "left"), ("verdict", "left"), ("tiers", "left"), ("elements", "right"),
                           ("headroom", "right"), ("seconds", "right")):  # fmt: skip
@@ -64,7 +64,7 @@ def divergence(run: Run, held: Held) -> str:
     first, *others = held.verdict.findings
     numbers = f"{_measure(first)} {first.worst:.4g}, limit {first.allowed:.4g}; {first.tier.value} {first.check}"
     lines = [
-        f"DIVERGED  {run.case.trace.header.name}, optimized[{run.case.plan.ops}]: {held.relation.says}",
+        f"DIVERGED  {run.case.trace.header.name}, optimized[{run.case.plan.setting.ops}]: {held.relation.says}",
         f"  {where(first)}", f"  {first.diagnosis}          ({numbers})",
     ]
     if others:
@@ -74,18 +74,12 @@ def divergence(run: Run, held: Held) -> str:
 
 def command(run: Run, held: Held) -> str:
     """What to type to see it again: this relation alone, and of the trace no more than is needed."""
-    plan, first = run.case.plan, held.verdict.findings[0]
-    words = ["instep relations", near(run.trace), held.relation.name, f"--ops {plan.ops}"]
+    first = held.verdict.findings[0]
+    words = ["instep relations", near(run.trace), held.relation.name, *run.case.plan.setting.words()]
     last = len(run.case.trace.events) - 1
     if held.relation.of_the_trace and first.event < last:
         words.append(f"--until {first.event}")
-    for option, value, usual in (
-        ("--device", plan.device, "cpu"), ("--dtype", plan.dtype, "float32"), ("--layout", plan.layout, "VK"),
-        ("--strategy", plan.strategy, "rerun"), ("--conv", plan.conv, "windows"), ("--drafter", plan.drafter, "eagle"),
-    ):
-        if value != usual:
-            words.append(f"{option} {value}")
-    words += ["--graphs"] * plan.graphs + ["--bitwise"] * run.case.bitwise
+    words += ["--bitwise"] * run.case.bitwise
     if run.elsewhere is not None:
         words.append(f"--checkpoint {near(run.elsewhere)}")
     return " ".join(words)
@@ -103,7 +97,7 @@ def result(run: Run, *, commit: str | None = None) -> dict[str, Any]:
     return {
         "schema": SCHEMA, "exit": int(worst(run.held)), "command": typed(sys.argv),
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit,
-        "machine": machine(run.case.plan.device), "trace": run.trace.name,
+        "machine": machine(run.case.plan.setting.device), "trace": run.trace.name,
         "runs": [_run(run, held) for held in run.held],
     }
 
@@ -112,8 +106,7 @@ def _run(run: Run, held: Held) -> dict[str, Any]:
     plan, verdict = run.case.plan, held.verdict
     return {
         "name": run.case.trace.header.name, "relation": held.relation.name, "says": held.relation.says,
-        "ops": plan.ops, "device": plan.device, "dtype": plan.dtype, "layout": plan.layout, "strategy": plan.strategy,
-        "conv": plan.conv, "graphs": plan.graphs, "drafter": plan.drafter, "exit": int(verdict.exit),
+        **plan.setting.data(), "exit": int(verdict.exit),
         "lacks": held.lacks, "events": verdict.events, "of": len(run.case.trace.events),
         "compared": len(verdict.compared), "elements": verdict.elements,
         "model": plan.checkpoint.digest, "served": served(), "seconds": round(held.seconds, 3),

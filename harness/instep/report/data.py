@@ -44,7 +44,7 @@ def result(outcomes: Sequence[Outcome], *, commit: str | None = None) -> dict[st
         "command": typed(sys.argv),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
-        "machine": machine(outcomes[0].plan.device),
+        "machine": machine(outcomes[0].plan.setting.device),
         "trace": str(outcomes[0].trace.name),
         "runs": [_run(outcome) for outcome in outcomes],
     }
@@ -69,8 +69,7 @@ def worst(outcomes: Sequence[Outcome]) -> Exit:
 def _run(outcome: Outcome) -> dict[str, Any]:
     verdict, plan = outcome.verdict, outcome.plan
     return {
-        "name": outcome.name, "ops": plan.ops, "device": plan.device, "dtype": plan.dtype, "layout": plan.layout,
-        "strategy": plan.strategy, "conv": plan.conv, "graphs": plan.graphs, "drafter": plan.drafter,
+        "name": outcome.name, **plan.setting.data(),
         "swap": dict(outcome.variant.swap), "graft": [str(graft) for graft in outcome.variant.graft],
         "exit": int(verdict.exit), "events": verdict.events, "of": outcome.of, "elements": verdict.elements,
         "model": plan.checkpoint.digest, "served": outcome.served, "calls": outcome.calls,

@@ -34,7 +34,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     console.print(_runs(outcomes))
     for outcome in outcomes:
         if outcome.verdict.exit is Exit.INCONCLUSIVE:
-            console.print(Text(f"{outcome.plan.ops}: {_why_nothing(outcome)}"))
+            console.print(Text(f"{outcome.plan.setting.ops}: {_why_nothing(outcome)}"))
         _skips(outcome, console)
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
@@ -59,11 +59,11 @@ def _run(outcome: Outcome) -> list[Text]:
     """The first column of a run, one line each: its op set and verdict, what was otherwise, how far, how long."""
     word, style = VERDICTS[outcome.verdict.exit]
     return [
-        Text.assemble(f"{outcome.plan.ops} ", (word, style)),
+        Text.assemble(f"{outcome.plan.setting.ops} ", (word, style)),
         *map(Text, otherwise(outcome.variant)),
         Text(f"{outcome.verdict.events} of {outcome.of} events"),
-        Text(f"{outcome.plan.strategy}, {outcome.plan.conv}", style="dim"),
-        *([Text("in graphs", style="dim")] if outcome.plan.graphs else []),
+        Text(f"{outcome.plan.setting.strategy}, {outcome.plan.setting.conv}", style="dim"),
+        *([Text("in graphs", style="dim")] if outcome.plan.setting.graphs else []),
         *(Text(f"{side} {seconds:.1f} s", style="dim") for side, seconds in outcome.seconds.items()),
     ]
 
@@ -122,7 +122,7 @@ def short(count: int) -> str:
 
 def _skips(outcome: Outcome, console: Console) -> None:
     for (check, reason), count in Counter((skip.check, skip.reason) for skip in outcome.verdict.skipped).items():
-        console.print(Text(f"{outcome.plan.ops}: {check} did not compare {count} times: {reason}", style="dim"))
+        console.print(Text(f"{outcome.plan.setting.ops}: {check} did not compare {count} times: {reason}", style="dim"))
 
 
 def _history(history: History, console: Console) -> None:

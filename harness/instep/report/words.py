@@ -32,7 +32,7 @@ COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # c
 def divergence(outcome: Outcome) -> str:
     """All that is known about the first finding, a line each."""
     first, *others = outcome.verdict.findings
-    served = ", ".join((outcome.plan.ops, *otherwise(outcome.variant)))
+    served = ", ".join((outcome.plan.setting.ops, *otherwise(outcome.variant)))
     subject = f"optimized[{served}] against reference"
     lines = [f"DIVERGED  {outcome.name}, {subject}", f"  {where(first)}"]
     measure = COUNTS.get(first.check, MEASURES[first.tier])
@@ -79,20 +79,14 @@ def otherwise(variant: Variant) -> tuple[str, ...]:
 
 def command(outcome: Outcome, found: Comparison) -> str:
     """What to type to see it again, and no more of it than is needed."""
-    plan, grafts = outcome.plan, [graft for graft in outcome.variant.graft if graft.event <= found.event]
+    grafts = [graft for graft in outcome.variant.graft if graft.event <= found.event]
     until = max([found.event, *(graft.until for graft in grafts)])
-    words = [*outcome.again, near(outcome.trace), f"--ops {plan.ops}", f"--until {until}"]
+    always = ("strategy",) if "streams" in outcome.again else ()  # there, left out, it is all of them
+    ops, served, *options = outcome.plan.setting.words(*always)
+    words = [*outcome.again, near(outcome.trace), ops, served, f"--until {until}"]
     if found.place.layer not in (STAGE_LEVEL, AFTER_LAYERS):
         words.append(f"--layer {found.place.layer}")
-    for option, value, usual in (
-        ("--device", plan.device, "cpu"), ("--dtype", plan.dtype, "float32"), ("--layout", plan.layout, "VK"),
-        ("--strategy", plan.strategy, "rerun"), ("--conv", plan.conv, "windows"),
-        ("--drafter", plan.drafter, "eagle"),
-    ):
-        if value != usual or (option == "--strategy" and "streams" in outcome.again):  # there, left out, it is all
-            words.append(f"{option} {value}")
-    if plan.graphs:
-        words.append("--graphs")
+    words += options
     words += [f"--swap {op}={source}" for op, source in outcome.variant.swap.items()]
     words += [f"--graft {graft}" for graft in grafts]
     if outcome.elsewhere is not None:

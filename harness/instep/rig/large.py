@@ -29,12 +29,13 @@ from ..checks.identity import Identity
 from ..observe.memory import Watch
 from ..observe.states import StateOracle
 from ..trace.file import Trace
-from .alone import Setup, engine
+from .alone import engine
 from .history import History
 from .lockstep import Lockstep, run
 from .participant import Participant
 from .rig import Outcome, served
-from .sides import Plan, Sides, counting, wide
+from .setting import Setting
+from .sides import Plan, Sides, counting
 
 SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
           "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow: the ledger's rows are only counted
@@ -52,25 +53,21 @@ def shadow(config: ModelConfig) -> ModelConfig:
 
 
 def outcome(
-    trace: Trace, checkpoint: Checkpoint, setup: Setup, *, until: int | None = None,
+    trace: Trace, checkpoint: Checkpoint, setting: Setting, *, until: int | None = None,
     layers: Collection[int] | None = None, also: Sequence[Check] = (), judged: Sequence[Check] | None = None,
     ops: Ops | None = None, kept: Collection[int] | None = None,
 ) -> Outcome:
     """Replay a trace in which everything is forced, up to and including event `until`.
 
     layers: whose states are judged, None: all; also: further checks; judged: instead of T0, T1 and T2d; ops: those of
-    the setup, wrapped; kept: the layers whose results are looked at, None: all.
+    the setting, wrapped; kept: the layers whose results are looked at, None: all.
     """
     room, adaptive = trace.header.room(), trace.header.adaptive_file(trace.path.name)
-    seats = sides(checkpoint, setup, room, num_steps=trace.header.num_steps, adaptive=adaptive, ops=ops)
+    seats = sides(checkpoint, setting, room, num_steps=trace.header.num_steps, adaptive=adaptive, ops=ops)
     lockstep = Lockstep(trace, seats)
-    chosen = checks(checkpoint, setup, layers) if judged is None else judged
+    chosen = checks(checkpoint, setting, layers) if judged is None else judged
     verdict = run(lockstep, [*chosen, *also], until=until, layers=kept)
-    options = setup.options()
-    plan = Plan(
-        checkpoint, room, trace.header.num_steps, adaptive, setup.ops, setup.device, setup.dtype, options.layout,
-        options.strategy, options.conv, options.graphs,
-    )
+    plan = Plan(checkpoint, room, trace.header.num_steps, adaptive, setting)
     ran = trace.events[: lockstep.next]
     return Outcome(
         trace.header.name, trace.path, None, plan, verdict, History.of(trace.header, ran, lockstep.law.book),
@@ -79,19 +76,20 @@ def outcome(
 
 
 def sides(
-    checkpoint: Checkpoint, setup: Setup, capacity: Capacity, *, num_steps: int, adaptive: AdaptiveFile | None = None,
-    ops: Ops | None = None,
+    checkpoint: Checkpoint, setting: Setting, capacity: Capacity, *, num_steps: int,
+    adaptive: AdaptiveFile | None = None, ops: Ops | None = None,
 ) -> Sides:
     """Subject and ledger; there is no rounded run, because there is no whole reference."""
     calls = Counter[str]()
-    counted = around(ops or setup.served(), unseen, counting(calls))
-    subject = engine(checkpoint, setup, capacity, num_steps=num_steps, adaptive=adaptive, ops=counted)
+    counted = around(ops or setting.op_set(), unseen, counting(calls))
+    subject = engine(checkpoint, setting, capacity, num_steps=num_steps, adaptive=adaptive, ops=counted)
     truth = Participant("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
-    return Sides(Participant(setup.ops, subject), truth, None, Watch(subject), subject, counted, calls)
+    seats = Participant(setting.ops, subject), truth
+    return Sides(*seats, None, Watch(subject), subject, counted, calls, overlap=setting.overlap)
 
 
-def checks(checkpoint: Checkpoint, setup: Setup, layers: Collection[int] | None = None) -> Sequence[Check]:
+def checks(checkpoint: Checkpoint, setting: Setting, layers: Collection[int] | None = None) -> Sequence[Check]:
     """T0, T1 and T2d: what needs no whole reference. The fp64 pieces run where the subject does."""
-    rounds = setup.served().rounds(setup.width, wide(setup.width))
-    oracle = StateOracle(checkpoint, rounds, wide(setup.width), torch.device(setup.device), layers)
+    rounds = setting.op_set().rounds(setting.activation, setting.state)
+    oracle = StateOracle(checkpoint, rounds, setting.state, torch.device(setting.device), layers)
     return Identity(), Bytes(), Directed(oracle)

@@ -45,7 +45,7 @@ class Lockstep:
 
     def __init__(self, trace: Trace, sides: Sides) -> None:
         self.trace, self.sides = trace, sides
-        self.law = Law(trace.header)
+        self.law = Law(trace.header, overlap=sides.overlap)
         self.seconds = {"reference": 0.0, "subject": 0.0}
         self.next = 0
         self.last: Moment | None = None

@@ -2,7 +2,7 @@
 
 Leaves out: telling it (`instep.report`). Every command builds a rig; everything it does can be done from Python:
 
-    outcome = Rig(read(Path("fixtures/traces/adaptive.jsonl")), ops="plain").run()
+    outcome = Rig(read(Path("fixtures/traces/adaptive.jsonl")), Setting("plain", strategy="columns")).run()
     assert outcome.verdict.exit == Exit.AGREED
 """
 
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 
-from instep_optimized.layout import StateLayout
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Admit
@@ -31,7 +30,8 @@ from .grafting import GraftedOracle, must_fit
 from .history import History
 from .lockstep import Lockstep, Progress, run
 from .remembered import Remembered
-from .sides import DEFAULTS, Plan, Sides, candidates, moves_labels, rounds, seat, wide
+from .setting import WIDTHS, Setting, moves_labels
+from .sides import Plan, Sides, candidates, rounds, seat
 from .variant import AS_IS, Variant
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")
@@ -65,12 +65,15 @@ class Outcome:
 
 
 class Rig:
-    """A trace with everything that is needed to run it, as often as wanted."""
+    """A trace with everything that is needed to run it, as often as wanted.
+
+    setting     how the subject is set up; a drafter that it does not name is that of the recording
+    checkpoint  the model; None: where the trace says
+    checks      what is looked at instead of all that has a meaning here
+    """
 
     def __init__(
-        self, trace: Trace, checkpoint: Path | None = None, *, ops: str = "plain", device: str = "cpu",
-        dtype: str = "float32", layout: StateLayout = "VK", strategy: str = DEFAULTS.strategy,
-        conv: str = DEFAULTS.conv, graphs: bool = DEFAULTS.graphs, drafter: str = DEFAULTS.drafter,
+        self, trace: Trace, setting: Setting | None = None, *, checkpoint: Path | None = None,
         checks: Callable[[Plan], Sequence[Check]] | None = None,
     ) -> None:
         self.trace, header = verified(trace), trace.header
@@ -83,10 +86,9 @@ class Rig:
         if set(header.candidates) != set(known):
             raise BadInput(f"{trace.path.name} line 1: candidates", found=header.candidates, expected=known)
         self.plan = Plan(
-            opened, header.room(), header.num_steps, adaptive, ops, device, dtype, layout, strategy, conv, graphs,
-            drafter,
+            opened, header.room(), header.num_steps, adaptive, (setting or Setting()).recorded(header.recording)
         )
-        must_hold(opened, self.plan.width, dtype)
+        must_hold(opened, self.plan.setting.dtype)
         self.checks = checks
 
     def run(
@@ -132,13 +134,14 @@ class Late:
 KEPT_WIDE = (".A_log", ".dt_bias", ".linear_attn.norm.weight")
 
 
-def must_hold(checkpoint: Checkpoint, width: torch.dtype, named: str) -> None:
+def must_hold(checkpoint: Checkpoint, dtype: str) -> None:
     """Refuse activations that cannot hold the weights: an engine casts those, a rounding that no yardstick declares."""
+    width = WIDTHS[dtype]
     for name, tensor in checkpoint.tensors.items():
         if not name.endswith(KEPT_WIDE) and torch.promote_types(width, tensor.dtype) != width:
             stored = str(tensor.dtype).removeprefix("torch.")
             raise BadInput(
-                "dtype", found=named, expected=f"one that holds the weights as they are stored ({name}: {stored})",
+                "--dtype", found=dtype, expected=f"one that holds the weights as they are stored ({name}: {stored})",
                 hint="cast the checkpoint first; then both sides read the same weights",
             )
 
@@ -160,7 +163,7 @@ def checks_for(
     """
     if moves_labels(sides.ops):
         return for_labels()
-    oracle = GraftedOracle(plan.checkpoint, rounds(plan, sides.ops), wide(plan.width))
+    oracle = GraftedOracle(plan.checkpoint, rounds(plan, sides.ops), plan.setting.state)
     oracle.grafts = frozenset(variant.graft)
     checks = for_numbers(oracle)
     return checks if remembered is None else (Remembered(remembered), *checks)

@@ -19,63 +19,40 @@ from typing import Any
 
 import torch
 
-from instep_optimized import Options
-from instep_optimized.layout import StateLayout
+from instep_optimized import OptimizedEngine
 from instep_optimized.ops.around import around
 from instep_optimized.ops.base import Ops
 from instep_reference.adaptive import resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Capacity
+from instep_reference.contract.engine import Capacity, Engine
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import See, unseen
 from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 from instep_reference.weights import Weights
 
-from ..adapters import Subject, find
+from ..adapters import Subject
 from ..observe.memory import Watch
 from ..observe.noted import Room
 from ..observe.notes import Notes, replays_of
 from ..observe.reorder import Reordered
 from .grafting import Grafting, Mendable
 from .participant import Participant, WatchedEngine
+from .setting import Setting, moves_labels
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
-
-DEFAULTS = Options()  # where no strategy is named
-WIDTHS = {
-    "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run: the model, the room, the step counts, and how the subject is set up.
-
-    strategy, conv  names of the optimized engine's commit strategies; an engine of somebody else has its own
-    graphs          whether its bodies are held in graphs: of CUDA on a GPU, of the emulator elsewhere
-    drafter         how drafts are made: eagle, vanilla; an engine of somebody else has its own
-    """
+    """What is run: the model, the room, the step counts, and how the subject is set up."""
 
     checkpoint: Checkpoint
     capacity: Capacity
     num_steps: int
     adaptive: AdaptiveFile | None
-    ops: str
-    device: str = "cpu"
-    dtype: str = "float32"
-    layout: StateLayout = "VK"
-    strategy: str = DEFAULTS.strategy
-    conv: str = DEFAULTS.conv
-    graphs: bool = DEFAULTS.graphs
-    drafter: str = DEFAULTS.drafter
-
-    @property
-    def width(self) -> torch.dtype:
-        if self.dtype not in WIDTHS:
-            raise BadInput("dtype", found=self.dtype, expected=f"one of {', '.join(WIDTHS)}")
-        return WIDTHS[self.dtype]
+    setting: Setting
 
 
 @dataclass
@@ -92,19 +69,16 @@ class Sides:
     rounded_draw: Callable[[int], Participant] | None = None  # the rounded run from its start, as another draw
     grafting: Grafting = field(default_factory=Grafting)
     notes: Notes | None = None
+    overlap: bool = False  # whether rounds of the subject overlap, so that it reserves pages for the worst case
 
 
 def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
     """Build all sides of a plan; `variant`: what is otherwise at the subject."""
-    found, calls, lent = find(plan.ops), Counter[str](), _lent(plan)
+    setting, calls, lent = plan.setting, Counter[str](), _lent(plan)
+    found = setting.subject()
     if isinstance(found, Ops):
         found = swapped(found, variant.swap)
-        options = Options(
-            device=plan.device, activation=plan.width, state=wide(plan.width), layout=plan.layout,
-            strategy=plan.strategy, conv=plan.conv, drafter=plan.drafter,
-            graphs=plan.graphs and not variant.without_graphs,
-        )
-        options = replace(options, **dict(variant.options))  # type: ignore[arg-type]
+        options = setting.options(graphs=setting.graphs and not variant.without_graphs, **variant.options)
         notes = noting(lent, found)
         counted = around(found, unseen, notes.wrapper, counting(calls))
         with enough_memory(plan.capacity), notes.making("the optimized engine"):
@@ -117,18 +91,22 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         notes.of(subject, poison=poison, guarded=options.guarded, replays=replays)
     else:
         if variant.swap or variant.options:
-            raise BadInput("--swap", found=plan.ops, expected="an op set: somebody else's engine has no ops to swap")
+            raise BadInput("--swap", found=setting.ops, expected="an op set: somebody else's engine has no ops to swap")
+        for named in ("graphs", "overlap"):
+            if getattr(setting, named):
+                expected = "an op set: somebody else's engine decides that itself"
+                raise BadInput(f"--{named}", found=setting.ops, expected=expected)
         notes, poison = noting(lent, None), None
         with notes.making("the engine"):
             subject = found(
-                lent.checkpoint, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive, device=plan.device,
-                dtype=plan.width, layout=plan.layout,
+                lent.checkpoint, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive,
+                device=setting.device, dtype=setting.activation, layout=setting.layout,
             )
         notes.of(subject)
     ops = found if isinstance(found, Ops) else None
     if moves_labels(ops):
         truth: WatchedEngine = LedgerEngine(
-            plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter
+            plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=setting.mode
         )
         rounded = draw = None
     else:
@@ -136,10 +114,26 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         draw = partial(rounded_seat, plan, ops, asked=False)
         rounded = rounded_seat(plan, ops, 0)
     grafting = Grafting(variant.graft)
-    served = Participant(plan.ops, subject, arithmetic=notes, answered=notes.answered, first=grafting)
+    served = Participant(setting.ops, subject, arithmetic=notes, answered=notes.answered, first=grafting)
     return Sides(
-        served, Participant("truth", truth), rounded, Watch(subject, poison), subject, ops, calls, draw, grafting, notes
+        served, Participant("truth", truth), rounded, Watch(subject, poison), subject, ops, calls, draw, grafting,
+        notes, ops is not None and setting.overlap,
     )
+
+
+def bare(plan: Plan) -> Engine:
+    """The subject as production runs it: nothing watches it, and nothing stands around its ops."""
+    found, setting = plan.setting.subject(), plan.setting
+    with enough_memory(plan.capacity):
+        if isinstance(found, Ops):
+            return OptimizedEngine(
+                plan.checkpoint, found, setting.options(), plan.capacity, num_steps=plan.num_steps,
+                adaptive=plan.adaptive,
+            )
+        return found(
+            plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive, device=setting.device,
+            dtype=setting.activation, layout=setting.layout,
+        )
 
 
 def _lent(plan: Plan) -> Plan:
@@ -156,7 +150,7 @@ def noting(plan: Plan, found: Ops | None) -> Notes:
         "the capacity": plan.capacity,
     }
     room = Room(plan.capacity, max(steps) + 1)
-    return Notes(found, rounds(plan, found), plan.device, room, handed)
+    return Notes(found, rounds(plan, found), plan.setting.device, room, handed)
 
 
 @contextmanager
@@ -174,23 +168,18 @@ def enough_memory(capacity: Capacity) -> Iterator[None]:
         ) from None
 
 
-def moves_labels(ops: Ops | None) -> bool:
-    """Whether the op set moves labels instead of computing: its hidden rows are integers."""
-    return ops is not None and not ops.types(torch.float32, torch.float32).hidden.is_floating_point
-
-
 def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     """The reference in some width; on the CPU, whatever the subject runs on."""
     weights = Weights.of(plan.checkpoint, dtype, torch.device("cpu"))
-    return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter)
+    return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
 
 
 def rounded_seat(plan: Plan, ops: Ops | None, draw: int, *, asked: bool = True) -> Participant:
     """One draw of the reference in the declared width; `asked`: whether its states are asked for."""
     declared = rounds(plan, ops)
-    weights = Weights.of(plan.checkpoint, wide(plan.width), torch.device("cpu"))
-    engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.drafter)
-    engine.stored = declared.get("state", wide(plan.width))
+    weights = Weights.of(plan.checkpoint, plan.setting.state, torch.device("cpu"))
+    engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
+    engine.stored = declared.get("state", plan.setting.state)
     arithmetic = Reordered(torch.Generator().manual_seed(draw))
     return Participant("rounded", engine, arithmetic=arithmetic, first=rounding(declared), asked=asked)
 
@@ -201,14 +190,9 @@ def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int
     return tuple(sorted({n for steps in resolved.by_bracket.values() for n in steps})), resolved.messages
 
 
-def wide(activation: torch.dtype) -> torch.dtype:
-    """The width in which something declared to be stored in `activation` is computed."""
-    return torch.float64 if activation is torch.float64 else torch.float32
-
-
 def rounds(plan: Plan, ops: Ops | None) -> Mapping[str, torch.dtype]:
     """Component -> dtype at which the subject stores it; a foreign engine declares none."""
-    return {} if ops is None else ops.rounds(plan.width, wide(plan.width))
+    return {} if ops is None else ops.rounds(plan.setting.activation, plan.setting.state)
 
 
 def rounding(at: Mapping[str, torch.dtype]) -> See:

@@ -16,7 +16,7 @@ from ..rig.alone import header_of
 from ..rig.large import ledger
 from ..trace.drive import drive
 from ..trace.file import Trace
-from ..trace.header import Room
+from ..trace.header import Part, Room
 from ..trace.policy import Arrival, Policy, Steps
 
 PAGE_SIZE = 16
@@ -36,7 +36,7 @@ def course(
     widest = max(candidate_steps) + 1
     lengths = [PROMPT_TOKENS[number % len(PROMPT_TOKENS)] for number in range(requests)]
     policy = _policy(name, lengths, rounds, candidate_steps, widest)
-    header = header_of(policy, checkpoint, ops)
+    header, _ = header_of(policy, checkpoint, replay=(Part(ops),))
     generator = torch.Generator().manual_seed(policy.seed)
     prompts = {
         arrival.request: tuple(torch.randint(1, checkpoint.config.vocab, (length,), generator=generator).tolist())
@@ -49,7 +49,8 @@ def course(
 
 def _policy(name: str, lengths: list[int], rounds: int, candidate_steps: tuple[int, ...], widest: int) -> Policy:
     requests = len(lengths)
-    pages = sum(-(-(length + (rounds + 1) * widest) // PAGE_SIZE) for length in lengths)
+    reach = [length + (rounds + 1) * widest for length in lengths]
+    pages = sum(-(-positions // PAGE_SIZE) for positions in reach)
     slots, most = tuple(range(2 * requests, 0, -2)), requests * max(widest, *lengths)
     arrivals = tuple(
         Arrival(
@@ -61,7 +62,7 @@ def _policy(name: str, lengths: list[int], rounds: int, candidate_steps: tuple[i
     first, *others = sorted(candidate_steps, reverse=True)
     return Policy(
         name, "At the sizes of a real model every state after every commit is that of the accepted tokens.",
-        Room(slots, tuple(range(pages + 1, 1, -1)), PAGE_SIZE, most), arrivals, first,
+        Room(slots, tuple(range(pages + 1, 1, -1)), PAGE_SIZE, most, max(reach)), arrivals, first,
         adaptive={"candidate_steps": sorted(candidate_steps)},
         steps=tuple(Steps(LATE + 2 + 2 * turn, steps) for turn, steps in enumerate([*others, first])),
         accept=(widest - 1, 0, 2, 1, widest - 1, 3, 0, 5), plain=(rounds - 2,), rounds=rounds,

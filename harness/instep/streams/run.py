@@ -16,9 +16,9 @@ from instep_optimized.ops.base import GdnInputs, Ops
 
 from ..checks.bytes import Bytes
 from ..checks.identity import Identity
-from ..rig.alone import Setup
 from ..rig.large import outcome
 from ..rig.rig import Outcome
+from ..rig.setting import Setting
 from ..trace.file import Trace
 from .checkpoint import stream_checkpoint
 from .relabel import relabelled
@@ -29,15 +29,15 @@ LEVELS: tuple[Level, ...] = ("op", "model")
 
 
 def streamed(
-    trace: Trace, setup: Setup, level: Level, *, until: int | None = None, layers: Collection[int] | None = None
+    trace: Trace, setting: Setting, level: Level, *, until: int | None = None, layers: Collection[int] | None = None
 ) -> Outcome:
-    """Replay the trace's events on stamps; `setup`: op set, strategy and the rest; layers: judge these alone."""
+    """Replay the trace's events on stamps; `setting`: op set, strategy and the rest; layers: judge these alone."""
     named = msgspec.structs.replace(trace.header, name=f"{trace.header.name}, stamps, {level} level")
     labelled = relabelled(replace(trace, header=named))
     exact = level == "op"
-    served = setup.served()
+    served = setting.op_set()
     found = outcome(
-        labelled.trace, stream_checkpoint(labelled.config), setup, until=until, kept=layers,
+        labelled.trace, stream_checkpoint(labelled.config), setting, until=until, kept=layers,
         ops=labels_consumed(served) if exact else served,
         judged=(Identity(), Stream(labelled, labelled.config, exact=exact), Bytes()),  # the label before the bytes
     )

@@ -32,6 +32,8 @@ class Standing:
     window   root and drafts of this round, while drafted or verified; parents: one per node, -1 for the root
     slot     None while preempted; pages in order of position
     before   the phase that a preempted request returns to
+    ahead    how many tokens more than `length` an engine must assume whose rounds overlap: it does not know yet how
+             many drafts of the last commit were accepted; 0 where rounds wait
     """
 
     request: str
@@ -45,6 +47,7 @@ class Standing:
     parents: tuple[int, ...] = ()
     pages: tuple[int, ...] = ()
     before: Phase | None = None
+    ahead: int = 0
 
     @property
     def unread(self) -> int:
@@ -76,6 +79,25 @@ class Book:
         used = sum(len(standing.pages) for standing in self.live.values())
         grown = sum(max(self._pages_for(count) - len(self.live[name].pages), 0) for name, count in positions.items())
         return max(used + grown - len(self.capacity.pages), 0)
+
+    def positions(self, tokens: Mapping[str, int]) -> dict[str, int]:
+        """How far an event reaches that gives these requests so many tokens more.
+
+        The worst case counts where rounds overlap; where there is no room for it, exact lengths do, which an engine
+        waits for.
+        """
+        worst = {name: self.live[name].length + self.live[name].ahead + count for name, count in tokens.items()}
+        if not self.pages_missing(worst) and max(worst.values(), default=0) <= self.capacity.request_positions:
+            return worst
+        return {name: self.live[name].length + count for name, count in tokens.items()}
+
+    def reach(self, tokens: Mapping[str, int]) -> None:
+        """Hand out the pages for it; whose length was waited for, is known exactly from now on."""
+        positions = self.positions(tokens)
+        for name, count in tokens.items():
+            if positions[name] == self.live[name].length + count:
+                self.change(name, ahead=0)
+        self.grow(positions.items())
 
     def grow(self, positions: Iterable[tuple[str, int]]) -> None:
         """Hand out pages, request by request in the order given; lists grow and are never trimmed."""

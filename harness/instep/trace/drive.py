@@ -2,6 +2,7 @@
 
 A round: special moments, admissions, the step count, drafts, one forward (prefill chunks beside verify or decode
 rows), commit, finishing. What comes out is complete: every choice is filled in, so that any engine can follow.
+A request that has no positions left for a window decodes without drafts, and is finished when it has none for a token.
 Leaves out: which event is legal (`legal.py`), and what the choices are (the engine's).
 """
 
@@ -72,12 +73,14 @@ class _Driver:
         self, policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, player: Player
     ) -> None:
         self.policy, self.prompts, self.player = policy, prompts, player
-        self.law = Law(header)
+        self.law = Law(header, overlap=policy.overlap)
+        self.most = header.room().request_positions
         self.queue = deque(sorted(policy.arrivals, key=lambda arrival: arrival.arrive))
         self.arrivals: dict[str, Arrival] = {}
         self.deeds = list(policy.deeds)
         self.wishes: deque[int] = deque()
         self.forced = 0  # how many forced acceptances were used
+        self.ending: set[str] = set()  # who has said all, as the round before has left it
         self.round = 0
 
     def run(self) -> Iterator[Step]:
@@ -121,13 +124,17 @@ class _Driver:
             if arrival.prompt not in self.prompts:
                 raise BadInput("policy arrivals", found=f'prompt "{arrival.prompt}"', expected=f"{list(self.prompts)}")
             self.arrivals[arrival.request] = arrival
-            yield self._do(e.Admit(arrival.request, self.prompts[arrival.prompt]))
+            prompt = self.prompts[arrival.prompt]
+            if len(prompt) > self.most:
+                raise BadInput(f'prompt "{arrival.prompt}"', found=f"{len(prompt)} tokens",
+                               expected=f"at most {self.most}, the positions that a request may have")
+            yield self._do(e.Admit(arrival.request, prompt))
 
     def _step_count(self) -> Iterator[Step]:
         wish = self.law.book.num_steps
         if self.policy.controller:
             self.wishes.append(self.player.engine.next_num_steps())
-            if len(self.wishes) > self.policy.lag:
+            if len(self.wishes) > max(self.policy.lag, int(self.policy.overlap)):
                 wish = self.wishes.popleft()
         for steps in self.policy.steps:
             wish = steps.num_steps if steps.round == self.round else wish
@@ -137,11 +144,11 @@ class _Driver:
     def _one_round(self) -> Iterator[Step]:
         book = self.law.book
         speculate = book.num_steps > 0 and self.round not in self.policy.plain
-        ready = self._turned(Phase.READY)
+        ready = [name for name in self._turned(Phase.READY) if self._left(name) > book.num_steps]
         if speculate and ready:
             yield self._do(e.Draft(tuple(ready)))
             yield from self._moments("abort", when="drafted")
-        rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED if speculate else Phase.READY))
+        rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED, Phase.READY))
         if not rows:
             return
         step = self._do(e.Forward(tuple(rows)))
@@ -152,12 +159,22 @@ class _Driver:
             yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own)))
 
     def _finishing(self) -> Iterator[Step]:
+        known, self.ending = self.ending, set(filter(self._ended, self.law.book.in_phase(Phase.READY)))
         for name in self.law.book.in_phase(Phase.READY):
-            standing = self.law.book.live[name]
-            if len(standing.said) >= self.arrivals[name].max_new or standing.root == self.policy.stop:
+            # Where rounds overlap, what the last round accepted is not known before the next one was launched.
+            if name in (known if self.policy.overlap else self.ending) or not self._left(name):
                 yield self._do(e.Finish(name))
 
+    def _ended(self, name: str) -> bool:
+        standing = self.law.book.live[name]
+        said = standing.said if self.policy.overlap else standing.said[-1:]
+        return len(standing.said) >= self.arrivals[name].max_new or self.policy.stop in said
+
     # choices of the driver
+
+    def _left(self, name: str) -> int:
+        """How many more positions the request may have."""
+        return max(self.most - self.law.book.live[name].length, 0)
 
     def _turned(self, *phases: Phase) -> list[str]:
         """Requests in these phases, in the batch order of this round."""
@@ -192,7 +209,8 @@ class _Driver:
     def _paths(self, names: list[str], own: Mapping[str, torch.Tensor]) -> tuple[e.Path, ...] | None:
         """None: the engine accepts by itself. A path is given when acceptance is forced or the stop token ends it."""
         windows = [self.law.book.live[name].window for name in names]
-        if not self.policy.accept and not any(self.policy.stop in window[1:] for window in windows):
+        stopped = not self.policy.overlap and any(self.policy.stop in window[1:] for window in windows)
+        if not self.policy.accept and not stopped:
             return None
         return tuple(self._path(window, own[name].tolist()) for name, window in zip(names, windows, strict=True))
 
@@ -202,7 +220,7 @@ class _Driver:
             count = min(self.policy.accept[self.forced % len(self.policy.accept)], len(window) - 1)
             self.forced += 1
         accepted = window[1 : count + 1]
-        if self.policy.stop in accepted:
+        if self.policy.stop in accepted and not self.policy.overlap:
             count = accepted.index(self.policy.stop)
             return e.Path(tuple(range(1, count + 1)), window[count + 1])
         return e.Path(tuple(range(1, count + 1)), own[count])

@@ -28,8 +28,9 @@ from instep_reference.contract.engine import Admit, AnyEvent
 from instep_reference.contract.errors import BadInput
 
 from ..whole import write_whole
-from .header import SCHEMA, Header, sound
+from .header import SCHEMA, FirstHeader, Header, sound
 
+READERS: Mapping[int, type[Header]] = {1: FirstHeader, SCHEMA: Header}  # schema -> how its first line is read
 CHECKSUMS = "line_crc32"  # tensor beside the trace: int64, one per line before the footer
 
 
@@ -102,9 +103,12 @@ def write(path: Path, header: Header, events: Sequence[AnyEvent], recorded: Mapp
 def _header(name: str, line: bytes) -> Header:
     where = f"{name} line 1"
     version = decode(line, _Version, where).schema
-    if version != SCHEMA:
-        raise BadInput(f"{where}: schema", found=version, expected=SCHEMA, hint="record the trace again")
-    header: Header = decode(line, Header, where)
+    if version not in READERS:
+        raise BadInput(f"{where}: schema", found=version, expected=f"{min(READERS)} to {SCHEMA}",
+                       hint="a newer instep wrote it" if version > SCHEMA else "record the trace again")  # fmt: skip
+    header: Header = decode(line, READERS[version], where, f"a line of schema {version}")
+    if isinstance(header, FirstHeader):
+        header = header.today()
     sound(header, where)
     return header
 

@@ -16,7 +16,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 
-SCHEMA = 1  # version of the wire format; a reader serves exactly its own
+SCHEMA = 2  # version of the wire format; a field that comes later is optional, so that the number can stay
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,29 +56,45 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise BadInput(f"{field}: checkpoint.{name}", found=says, expected=f"{is_so}, as in {directory}")
 
 
-class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`Capacity` on the wire, where a field that nobody knows is an error."""
+class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`Capacity` on the wire, where a field that nobody knows is an error.
+
+    max_positions is absent in old traces: there a request may have as many positions as all pages hold.
+    """
 
     slots: tuple[int, ...]
     pages: tuple[int, ...]
     page_size: int
     max_tokens: int
+    max_positions: int | None = None
 
     def capacity(self) -> Capacity:
-        return Capacity(self.slots, self.pages, self.page_size, self.max_tokens)
+        return Capacity(self.slots, self.pages, self.page_size, self.max_tokens, self.max_positions)
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One op set that `instep replay` runs when none is named; `until` is the last event, None the whole trace.
 
-    strategy, conv  how the engine commits states and conv windows; drafter: how it drafts; None: its defaults
+    strategy, conv  how the engine commits states and conv windows; None: its defaults
     """
 
     ops: str
     until: int | None = None
     strategy: str | None = None
     conv: str | None = None
-    drafter: str | None = None
+
+
+class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The part of a setting that the recorded tokens depend on: whoever replays them must have the same.
+
+    drafter  how drafts were made: eagle, vanilla
+    dtype    the width in which the recording engine chose
+    overlap  rounds overlapped: a request ended, and a step count changed, one round late
+    """
+
+    drafter: str = "eagle"
+    dtype: str = "float64"
+    overlap: bool = False
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,6 +105,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lag         rounds between a controller's wish and its coming into force
     stop        the token at which a path ends, or None
     created     names and versions of what recorded it
+    recording   how the recording engine was set up, as far as its choices depend on it
     """
 
     schema: int
@@ -104,6 +121,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop: int | None
     replay: tuple[Part, ...]
     created: dict[str, str]
+    recording: Recording = Recording()
 
     def room(self) -> Capacity:
         return self.capacity.capacity()
@@ -112,9 +130,33 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.adaptive is None else AdaptiveFile.of(self.adaptive, f"{field}: adaptive")
 
 
+class _FirstPart(Part, frozen=True, forbid_unknown_fields=True):
+    """A part of schema 1, which named the drafter here."""
+
+    drafter: str | None = None
+
+
+class FirstHeader(Header, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The header of schema 1; `today` gives what stands there now."""
+
+    replay: tuple[_FirstPart, ...]
+
+    def today(self) -> Header:
+        """Schema 1 was written by recorders that chose in `created.reference`, and drafted as its parts say."""
+        usual = Recording()
+        drafters = sorted({part.drafter or usual.drafter for part in self.replay})
+        if len(drafters) > 1:
+            raise BadInput("replay", found=f"the drafters {' and '.join(drafters)}", expected="one for all parts",
+                           hint="the drafter belongs to the recorded tokens; record the trace again")  # fmt: skip
+        recording = Recording(drafters[0] if drafters else usual.drafter, self.created.get("reference", usual.dtype))
+        fields = {name: getattr(self, name) for name in Header.__struct_fields__}
+        parts = tuple(Part(part.ops, part.until, part.strategy, part.conv) for part in self.replay)
+        return Header(**{**fields, "schema": SCHEMA, "replay": parts, "recording": recording})
+
+
 def sound(header: Header, field: str) -> None:
     """Refuse a header whose numbers contradict each other; `field` is its file and line."""
-    room, widest = header.capacity, max((*header.candidates, header.num_steps)) + 1
+    room, widest = header.room(), max((*header.candidates, header.num_steps)) + 1
     rules: tuple[tuple[str, object, bool, str], ...] = (
         ("checkpoint.vocab", header.checkpoint.vocab, header.checkpoint.vocab > 0, "at least 1"),
         ("capacity.page_size", room.page_size, room.page_size > 0, "at least 1"),
@@ -123,11 +165,13 @@ def sound(header: Header, field: str) -> None:
         ("candidates", header.candidates, min(header.candidates, default=0) >= 0, "step counts of at least 0"),
         ("num_steps", header.num_steps, header.num_steps in {0, *header.candidates}, "0 or one of the candidates"),
         ("capacity.max_tokens", room.max_tokens, room.max_tokens >= widest, f"at least {widest}, the widest window"),
-        ("capacity.pages", f"room for {len(room.pages) * room.page_size} tokens",
-         len(room.pages) * room.page_size >= widest, f"at least {widest}, the widest window"),
+        ("capacity.pages", f"room for {room.total_positions} tokens",
+         room.total_positions >= widest, f"at least {widest}, the widest window"),
+        ("capacity.max_positions", room.max_positions, widest <= room.request_positions <= room.total_positions,
+         f"{widest}, the widest window, to {room.total_positions}, what all pages hold"),
         ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),
          "last events of at least 0"),
-        ("lag", header.lag, header.lag >= 0, "at least 0"),
+        ("lag", header.lag, header.lag >= int(header.recording.overlap), "at least 0, and 1 where rounds overlapped"),
         ("stop", header.stop, header.stop is None or 0 <= header.stop < header.checkpoint.vocab,
          f"a token below {header.checkpoint.vocab}"),
     )

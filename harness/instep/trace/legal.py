@@ -6,6 +6,7 @@
 
 Pages: a list grows to cover the positions that an event may write: length + tokens (prefill), + window (verify),
 + 1 (decode), + num_steps (draft), length (resume, load); it is never trimmed, and given back when the slot is.
+No request may need more positions than `max_positions`.
 Between a verify and its commit nothing else runs. Leaves out: who chooses (`drive.py`) and what is computed.
 """
 
@@ -26,9 +27,14 @@ BETWEEN_ROUNDS = (Phase.WAITING, Phase.PREFILLING, Phase.READY)
 
 
 class Law:
-    """`check(event)` raises what is illegal and what would be legal; `apply(event)` advances the book."""
+    """`check(event)` raises what is illegal and what would be legal; `apply(event)` advances the book.
 
-    def __init__(self, header: Header) -> None:
+    overlap  whether rounds overlap: an event then reserves pages for the most tokens that the last commit of a
+             request may have accepted, because its count is not known before the next commit, a save or a preempt
+    """
+
+    def __init__(self, header: Header, *, overlap: bool = False) -> None:
+        self.overlap = overlap
         self.vocab = header.checkpoint.vocab
         self.drafts_itself = header.checkpoint.mtp_layers > 0
         self.candidates = frozenset({0, *header.candidates})
@@ -97,6 +103,10 @@ class Law:
             self._no(field, "no free slot", f"one of {len(self.book.capacity.slots)} slots to be free")
 
     def _pages(self, field: str, positions: dict[str, int]) -> None:
+        if (most := self.book.capacity.max_positions) is not None:
+            for name, count in positions.items():
+                if count > most:
+                    self._no(field, f'"{name}" at {count} positions', f"at most max_positions = {most}")
         if missing := self.book.pages_missing(positions):
             self._no(field, f"pages too few by {missing}", f"room within {len(self.book.capacity.pages)} pages")
 
@@ -154,16 +164,16 @@ def _draft(law: Law, event: e.Draft, choices: bool) -> None:
         for node, parent in enumerate(parents, start=1):
             if not 0 <= parent < node:
                 law._no(f"parents[{index}][{node - 1}]", parent, f"an earlier node, 0 to {node - 1}")
-    law._pages("draft", _drafting(law, event))
+    law._pages("draft", law.book.positions(_drafting(law, event)))
 
 
 def _drafting(law: Law, event: e.Draft) -> dict[str, int]:
     sizes = [len(picks) for picks in event.picks] if event.picks else [law.book.num_steps] * len(event.requests)
-    return {name: law.book.live[name].length + size for name, size in zip(event.requests, sizes, strict=True)}
+    return dict(zip(event.requests, sizes, strict=True))
 
 
 def _drafted(law: Law, event: e.Draft) -> None:
-    law.book.grow(_drafting(law, event).items())
+    law.book.reach(_drafting(law, event))
     for index, (name, picks) in enumerate(zip(event.requests, event.picks or (), strict=True)):
         root = law.book.live[name].root
         parents = (-1, *(event.parents[index] if event.parents else range(len(picks))))
@@ -178,7 +188,7 @@ def _forward(law: Law, event: e.Forward, choices: bool) -> None:
     total = sum(_width(law, row) for row in event.rows)
     if total > law.book.capacity.max_tokens:
         law._no("rows", f"{total} tokens", f"at most max_tokens = {law.book.capacity.max_tokens}")
-    law._pages("rows", _running(law, event))
+    law._pages("rows", law.book.positions(_running(law, event)))
 
 
 def _row(law: Law, row: e.Row, field: str, choices: bool) -> None:
@@ -205,11 +215,11 @@ def _width(law: Law, row: e.Row) -> int:
 
 
 def _running(law: Law, event: e.Forward) -> dict[str, int]:
-    return {row.request: law.book.live[row.request].length + _width(law, row) for row in event.rows}
+    return {row.request: _width(law, row) for row in event.rows}
 
 
 def _ran(law: Law, event: e.Forward) -> None:
-    law.book.grow(_running(law, event).items())
+    law.book.reach(_running(law, event))
     for row in event.rows:
         standing = law.book.live[row.request]
         if row.kind == "verify":
@@ -247,9 +257,10 @@ def _committed(law: Law, event: e.Commit) -> None:
     for name, path in zip(event.requests, event.accepted or (), strict=True):
         standing = law.book.live[name]
         said = (*standing.said, *(standing.window[node] for node in path.nodes), path.bonus)
+        accepted = 1 + len(path.nodes)
         law.book.change(
-            name, phase=Phase.READY, length=standing.length + 1 + len(path.nodes), root=path.bonus, said=said,
-            window=(), parents=(),
+            name, phase=Phase.READY, length=standing.length + accepted, root=path.bonus, said=said, window=(),
+            parents=(), ahead=len(standing.window) - accepted if law.overlap else 0,
         )
 
 
@@ -271,6 +282,7 @@ def _save(law: Law, event: e.Save, choices: bool) -> None:
 
 
 def _saved(law: Law, event: e.Save) -> None:
+    law.book.change(event.request, ahead=0)
     law.book.saved[event.name] = law.book.live[event.request]
 
 
@@ -294,7 +306,7 @@ def _preempt(law: Law, event: e.Preempt, choices: bool) -> None:
 
 def _preempted(law: Law, event: e.Preempt) -> None:
     phase = law.book.live[event.request].phase
-    law.book.change(event.request, phase=Phase.PREEMPTED, before=phase, slot=None, pages=())
+    law.book.change(event.request, phase=Phase.PREEMPTED, before=phase, slot=None, pages=(), ahead=0)
 
 
 def _resume(law: Law, event: e.Resume, choices: bool) -> None:

@@ -51,6 +51,7 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """claim       the sentence that the trace is to prove
     steps       the schedule of step counts; `controller`: the engine's own wishes instead, `lag` rounds late
+    overlap     rounds overlap: a request ends one round after its last token was chosen, and wishes are 1 round late
     accept      forced numbers of accepted drafts, in turn over rounds and requests; none: greedy acceptance
     plain       rounds that decode without drafts although the step count is above 0
     rotate      the batch order turns by one every round, so that rows are not slots
@@ -66,6 +67,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: tuple[Steps, ...] = ()
     controller: bool = False
     lag: int = 0
+    overlap: bool = False
     accept: tuple[int, ...] = ()
     deeds: tuple[Deed, ...] = ()
     plain: tuple[int, ...] = ()

@@ -52,8 +52,8 @@ def read(
         _attend, (ceil_div(pages.most, queries // group), kv_heads, pages.begin.numel()),
         query, query.stride(0), query.stride(1), attended, attended.stride(0), attended.stride(1),
         pages.keys, *pages.keys.stride()[:3], pages.values, *pages.values.stride()[:3],
-        pages.table, pages.table.stride(0), pages.begin, pages.count, pages.before,
-        page_size, group, queries // group, width, width**-0.5,
+        pages.table, *pages.table.stride(), pages.table.shape[1] * page_size,
+        pages.slots, pages.begin, pages.count, pages.before, page_size, group, queries // group, width, width**-0.5,
         MT=queries, NT=positions, DT=max(power_of_2(width), SMALLEST_DOT), WIDEN=INTERPRETED,
         ALONE=alone, ORDERED=alone and INTERPRETED, warps=warps, stages=stages,
     )  # fmt: skip
@@ -64,19 +64,21 @@ def read(
 def _attend(
     query, query_row, query_head, attended, attended_row, attended_head,
     keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
-    table, table_row, begin, count, before, page_size, group, tokens, width, scale,
+    table, table_row, table_column, held, slots, begin, count, before, page_size, group, tokens, width, scale,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
     ALONE: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """`tokens` rows of one request for the `group` query heads of one KV head. Grid (row tiles, KV heads, B).
 
+    held: how many positions a line of the table has pages for; nothing behind them is read.
     WIDEN, ORDERED: see `dot`. ALONE: a step that lies behind a row's last position, and is there for the sake of
     later rows, leaves the row as it is, whatever those positions hold.
     """
     request, kv_head = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    first, rows = tl.program_id(0).to(tl.int64) * tokens, tl.load(count + request)
-    if first >= rows:
+    first, rows, slot = tl.program_id(0).to(tl.int64) * tokens, tl.load(count + request), tl.load(slots + request)
+    if (first >= rows) | (slot < 0):
         return
+    line = table + slot * table_row  # slot is 64 bits wide, and so is the product
     m, d = tl.arange(0, MT), tl.arange(0, DT)
     token, head = first + m // group, kv_head * group + m % group
     live = (m // group < tokens) & (token < rows)
@@ -86,14 +88,14 @@ def _attend(
         query + (row * query_row + head * query_head)[:, None] + d[None, :], mask=inside, other=0.0
     )
     known = tl.load(before + request)
-    last, reach = known + token, known + tl.minimum(first + tokens, rows)
+    last, reach = known + token, tl.minimum(known + tl.minimum(first + tokens, rows), held)
 
     best = tl.full((MT,), float("-inf"), tl.float32)
     total = tl.zeros((MT,), tl.float32)
     mean = tl.zeros((MT, DT), tl.float32)
     for start in range(0, reach.to(tl.int32), NT):  # positions are 32 bits wide: 64-bit division is slow
         at = start + tl.arange(0, NT)
-        page = tl.load(table + request * table_row + at // page_size, mask=at < reach, other=-1)
+        page = tl.load(line + at // page_size * table_column, mask=at < reach, other=-1)
         mapped, entry = page >= 0, at % page_size
         there = mapped[:, None] & (d < width)[None, :]
         key = tl.load(

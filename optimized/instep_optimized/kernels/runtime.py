@@ -1,6 +1,7 @@
 """How kernels run: interpreted or native, decided before Triton is first imported, and one launcher with fixed options.
 
-Leaves out: the kernels. No other file sets the variable, asks for a version or passes launch options.
+Leaves out: the kernels. No other file asks for a version or passes launch options, and none but `interpreter.py` sets
+the variable.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 
 from instep_reference.contract.errors import Unsupported
 
-VARIABLE = "TRITON_INTERPRET"
+from ..interpreter import VARIABLE
+
 _WITNESS = "triton.language.standard"  # its functions were decorated when Triton was imported, one way or the other
 
 
@@ -70,7 +72,10 @@ def launch(
         return
     first = next(x for x in arguments if isinstance(x, torch.Tensor))
     if not INTERPRETED and not first.is_cuda:
-        raise Unsupported(f"native kernels need CUDA tensors, found one on {first.device}; start with {VARIABLE}=1")
+        raise Unsupported(
+            f"native kernels need CUDA tensors, found one on {first.device}; run on the GPU (--device cuda), or start "
+            f"with {VARIABLE}=1"
+        )
     kernel[grid](*arguments, num_warps=warps, num_stages=stages, maxnreg=registers, enable_fp_fusion=False, **constants)
 
 

@@ -27,7 +27,7 @@ class Memory:
         self.device = device
         self.pools = {d.name: Pool(d, guarded=guarded, poison=poison, device=device) for d in wanted}
         self.slots = Slots(capacity.slots)
-        self.pages = PageTable(capacity.pages, capacity.page_size)
+        self.pages = PageTable(capacity.pages, capacity.page_size, capacity.max_positions)
         self.board = Board.of(self.pools)
         # For rows that are never their request's first: all that a graph may hold of it.
         self.none_fresh = torch.zeros(len(capacity.slots), dtype=torch.bool, device=device)

@@ -19,7 +19,7 @@ LAYER = 0  # a board has one line per slot, whatever the model
 
 @dataclass(frozen=True)
 class Board:
-    """Views on the board's pools, one line per slot. P: the pages a request can own, T: the widest window.
+    """Views on the board's pools, one line per slot. P: the most pages of a request, T: the widest window.
 
     length [slots]            committed tokens
     table [slots, P]          its KV pages in order, -1 padded

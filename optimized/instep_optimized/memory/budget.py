@@ -47,8 +47,13 @@ def check_room(capacity: Capacity, widest: int) -> None:
     check_order("capacity.pages", capacity.pages)
     if capacity.page_size < 1:
         raise BadInput("capacity.page_size", found=capacity.page_size, expected="at least 1")
-    if widest > min(capacity.max_tokens, capacity.page_size * len(capacity.pages)):
+    if widest > min(capacity.max_tokens, capacity.request_positions, capacity.total_positions):
         raise BadInput("capacity", found=capacity, expected=f"room for a window of {widest} tokens")
+    if capacity.request_positions > capacity.total_positions:
+        raise BadInput(
+            "capacity.max_positions", found=capacity.max_positions,
+            expected=f"at most {capacity.total_positions}, what all pages hold",
+        )
 
 
 def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
@@ -65,7 +70,7 @@ def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
     """One line per slot, as `Board` says."""
     widest, drafts, whole, hidden = sizes.widest, max(1, config.mtp_layers), torch.int64, sizes.types.hidden
     lines: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict(
-        length=((1,), whole), table=((len(sizes.capacity.pages),), whole), window=((widest,), whole),
+        length=((1,), whole), table=((sizes.capacity.request_pages,), whole), window=((widest,), whole),
         picks=((widest,), whole), final=((widest, config.hidden), hidden), proposals=((drafts,), whole),
         proposed=((config.hidden,), hidden),
     )
@@ -132,17 +137,23 @@ def bytes_per(wanted: tuple[Demand, ...], *, guarded: bool) -> dict[str, int]:
     return costs
 
 
-def requests_that_fit(total: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:
-    """How many requests of `tokens` tokens fit in `total` bytes: each has a slot, rings, a snapshot row and its pages.
+def bytes_of(requests: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:
+    """All pools of an engine for so many requests of `tokens` tokens, to the byte.
 
-    The reserved slot and page and the ends of every pool are paid for first.
+    A request has a slot, rings, a snapshot row and its pages. The reserved slot and page and the ends of every pool
+    are there even for nobody.
     """
     costs = bytes_per(wanted, guarded=guarded)
     ends = sum(2 * demand.pitch(guarded) * demand.dtype.itemsize for demand in wanted)
     slot = costs["slot"] + costs["ring"]
     each = slot + costs["row"] + -(-tokens // page_size) * costs["page"]
-    left = total - ends - slot - costs["page"]
-    return max(0, left // each) if each else 0
+    return ends + slot + costs["page"] + requests * each
+
+
+def requests_that_fit(total: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:
+    """How many requests of `tokens` tokens fit in `total` bytes."""
+    none, one = (bytes_of(requests, tokens, page_size, wanted, guarded=guarded) for requests in (0, 1))
+    return max(0, (total - none) // (one - none)) if one > none else 0
 
 
 def of_kind(config: ModelConfig, kind: LayerKind) -> tuple[int, ...]:

@@ -17,14 +17,18 @@ from .slots import check_order
 class PageTable:
     """Hands out the first free page in the order that the capacity gives."""
 
-    def __init__(self, order: tuple[int, ...], page_size: int) -> None:
+    def __init__(self, order: tuple[int, ...], page_size: int, most: int | None = None) -> None:
+        """most: the most positions of one request; None: as many as all pages hold."""
         check_order("capacity.pages", order)
-        self._order, self.size = order, page_size
+        self._order, self.size, self._most = order, page_size, most
         self._owned: dict[str, list[int]] = {}
 
     def grown(self, wants: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
         """(request, positions) -> the list each request would have, in this order; nothing is handed out yet."""
         wants = list(wants)
+        for request, positions in wants:
+            if self._most is not None and positions > self._most:
+                raise OutOfCapacity(f"{request!r} needs {positions} positions; one request may have {self._most}")
         missing = {request: max(0, -(-positions // self.size) - len(self.of(request))) for request, positions in wants}
         wanted = sum(missing.values())
         free = list(islice(self._free(), wanted)) if wanted else []  # most rounds want none: then nothing is searched

@@ -210,7 +210,11 @@ class StoreRows(Protocol):
 
 
 class Attend(Protocol):
-    """query [N, heads, head_dim] over paged KV, causal, softmax scale head_dim ** -0.5 -> [N, heads, head_dim]."""
+    """query [N, heads, head_dim] over paged KV, causal, softmax scale head_dim ** -0.5 -> [N, heads, head_dim].
+
+    Position p of request b stands on page table[slots[b], p // page_size] at offset p % page_size. Nobody sees a
+    position where the table has -1 or ends. The table is read where it stands: no copy as wide as it is made.
+    """
 
     def __call__(self, *, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor: ...
 

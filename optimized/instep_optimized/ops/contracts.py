@@ -248,13 +248,15 @@ def _ring(part: Part, ring: Ring) -> Iterator[str]:
 
 def _pages(pages: Pages, rows: int) -> Iterator[str]:
     yield from _spans(pages.begin, pages.count, pages.most, rows)
-    yield from _within("table", pages.table, pages.keys.shape[0])
-    if bool((pages.table[pages.count > 0] == 0).any()):
+    """Of the table only the lines of requests that have rows: a line that nobody owns may hold anything."""
+    yield from _owned("slots", pages.slots, pages.table.shape[0])
+    busy = (pages.slots >= 0) & (pages.count > 0)
+    lines = pages.table[pages.slots[busy].clamp(max=pages.table.shape[0] - 1)]
+    yield from _within("table", lines, pages.keys.shape[0])
+    if bool((lines == 0).any()):
         yield "the page table names page 0, which is reserved"
-    last = pages.before + pages.count
-    size = pages.keys.shape[1]
-    held = (pages.table >= 0).sum(dim=1) * size
-    if bool((last > held)[pages.count > 0].any()):
+    held = (lines >= 0).sum(dim=1) * pages.keys.shape[1]
+    if bool(((pages.before + pages.count)[busy] > held).any()):
         yield "a request has more positions than its pages hold"
 
 

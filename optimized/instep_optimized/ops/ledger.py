@@ -17,7 +17,7 @@ from instep_reference.contract.place import COMPONENTS, Place
 from ..layout import Pages, Part
 from .base import AttentionInputs, ExpertWeights, GdnInputs, Ops, Types
 from .labels import code, expand, mix, read, shift_right
-from .plain.attend import entries
+from .plain.attend import entries, extents
 from .plain.index import advance, choose, place_rows, shift
 from .plain.lanes import Lanes, after, along, before, lanes, scatter
 from .plain.move import move, store_rows
@@ -198,8 +198,7 @@ def attention_inputs(
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     """total = sum of mix(mix(key_p, value_p), p) over the positions that a row sees; mix(mix(total, query), code)."""
     out, labels = torch.zeros_like(query), read(query)
-    extents = zip(pages.begin.tolist(), pages.count.tolist(), pages.before.tolist(), strict=True)
-    for request, (begin, count, before_) in enumerate(extents):
+    for request, (begin, count, before_) in enumerate(extents(pages)):
         if not count:
             continue
         keys, values, mapped = entries(pages, request, before_ + count)

@@ -284,17 +284,34 @@ class RequestState:
 class Capacity:
     """What the trace's header says about room; both sides and the law take it from there.
 
-    slots       the order in which free slots are handed out: the first free one in this order.
-                Slot 0 is reserved and never listed.
-    pages       the order in which free KV pages are handed out; page 0 is reserved.
-    page_size   tokens per KV page
-    max_tokens  the most tokens one forward may carry, over all rows
+    slots          the order in which free slots are handed out: the first free one in this order.
+                   Slot 0 is reserved and never listed.
+    pages          the order in which free KV pages are handed out; page 0 is reserved.
+    page_size      tokens per KV page
+    max_tokens     the most tokens one forward may carry, over all rows
+    max_positions  the most positions one request may have, drafts in flight included; None: as many as all pages hold
     """
 
     slots: tuple[int, ...]
     pages: tuple[int, ...]
     page_size: int
     max_tokens: int
+    max_positions: int | None = None
+
+    @property
+    def total_positions(self) -> int:
+        """How many positions all pages hold."""
+        return len(self.pages) * self.page_size
+
+    @property
+    def request_positions(self) -> int:
+        """The most positions one request may have."""
+        return self.total_positions if self.max_positions is None else self.max_positions
+
+    @property
+    def request_pages(self) -> int:
+        """The most pages one request may own: the width of a page table."""
+        return -(-self.request_positions // self.page_size)
 
 
 class Engine(Protocol):

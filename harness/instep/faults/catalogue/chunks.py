@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ..base import Edit, Fault, How
+from ...rig.setting import Setting
+from ..base import Edit, Fault
 
 CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "lanes"))
 CHUNK, RERUN = "instep_optimized/kernels/chunk.py", "instep_optimized/commit/rerun.py"
@@ -84,79 +85,79 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "chunk-boundary-begins-anew", "chunk-boundary",
         "Every chunk of a prompt is taken for its first: conv window and state begin at zero again.",
-        "sglang-jax 1039", (FRESH,), "rounds", How(), 3, Place("trunk", 0, "mixed"),
+        "sglang-jax 1039", (FRESH,), "rounds", Setting(), 3, Place("trunk", 0, "mixed"),
         "was begun anew: what came before these tokens is lost", ("derived", "directed"), ("identity",),
     ),
     Fault(
         "chunk-boundary-begins-anew-labels", "chunk-boundary",
         "Every chunk of a prompt is taken for its first, seen in labels.",
-        "sglang-jax 1039", (FRESH,), "rounds", How(ops="ledger"), 3, Place("trunk", 0, "mixed"),
+        "sglang-jax 1039", (FRESH,), "rounds", Setting(ops="ledger"), 3, Place("trunk", 0, "mixed"),
         "row 0 is wrong", ("labels",), ("identity",),
     ),
     Fault(
         "chunk-boundary-state-dropped", "chunk-boundary",
         "The delta rule of a chunk is given no initial state; the conv has its history.",
-        "sglang-jax 1039", (NO_STATE,), "rounds", How(), 3, Place("trunk", 0, "core"),
+        "sglang-jax 1039", (NO_STATE,), "rounds", Setting(), 3, Place("trunk", 0, "core"),
         "was begun anew: what came before these tokens is lost", ("derived", "directed"), ("identity", "bytes"),
     ),
     Fault(
         "chunk-boundary-counted-twice", "chunk-boundary",
         "A chunk packed beside a longer one folds its last token in twice.",
-        "sglang-jax 1039", (TWICE,), "rounds", How(), 2, Place("trunk", 0, "state"),
+        "sglang-jax 1039", (TWICE,), "rounds", Setting(), 2, Place("trunk", 0, "state"),
         "counts the last token twice", ("directed",), ("identity", "bytes"),
     ),
     Fault(
         "chunk-boundary-conv-zero-padded", "chunk-boundary",
         "A chunk shorter than the conv's history leaves a window that is padded with zeros.",
-        "sglang-jax 1039", (ZERO_PADDED,), "rounds", How(), 3, Place("trunk", 0, "conv"),
+        "sglang-jax 1039", (ZERO_PADDED,), "rounds", Setting(), 3, Place("trunk", 0, "conv"),
         "was begun anew", ("bytes",), ("identity", "derived"),
     ),
     Fault(
         "chunk-boundary-partial-block", "chunk-boundary",
         "The tokens of a chunk's last, partial block are folded in without their decay.",
-        "sglang-jax 1039", (PARTIAL_BLOCK,), "rounds", How(), 2, Place("trunk", 0, "core"),
+        "sglang-jax 1039", (PARTIAL_BLOCK,), "rounds", Setting(), 2, Place("trunk", 0, "core"),
         "lacks the decay of the last token", ("derived", "directed"), ("identity", "bytes"),
     ),
     Fault(
         "chunk-boundary-unsorted-mask", "chunk-boundary",
         "Which chunks have a state before them is read in batch order, where requests are sorted by length.",
-        "", (UNSORTED_MASK,), "arriving", How(), 3, Place("trunk", 0, "mixed"),
+        "", (UNSORTED_MASK,), "arriving", Setting(), 3, Place("trunk", 0, "mixed"),
         "elements are poison", ("poison", "derived"), ("identity",),
     ),
     Fault(
         "chunk-boundary-kernel-block", "chunk-boundary",
         "The chunk kernel forgets the state from one block of 16 tokens to the next.",
-        "sglang-jax 1039", (BLOCK_FORGETS,), "rounds", How(ops="triton"), 3, Place("trunk", 0, "core"),
+        "sglang-jax 1039", (BLOCK_FORGETS,), "rounds", Setting(ops="triton"), 3, Place("trunk", 0, "core"),
         "was begun anew", ("derived", "directed"), ("identity", "bytes"),
     ),
     Fault(
         "chunk-boundary-kernel-last-block", "chunk-boundary",
         "The chunk kernel does not decay the state over a last block that is not full.",
-        "sglang-jax 1039", (LAST_BLOCK_UNGATED,), "rounds", How(ops="triton"), 3, Place("trunk", 0, "state"),
+        "sglang-jax 1039", (LAST_BLOCK_UNGATED,), "rounds", Setting(ops="triton"), 3, Place("trunk", 0, "state"),
         "lacks the decay", ("directed",), ("identity", "bytes"),
     ),
     Fault(
         "state-transpose-store", "state-transpose",
         "Prefill stores a state as rows of [K, V], where every other path reads [V, K].",
-        "sglang, chunked prefill on NPU", (STORED_TURNED,), "rounds", How(), 2, Place("trunk", 0, "core"),
+        "sglang, chunked prefill on NPU", (STORED_TURNED,), "rounds", Setting(), 2, Place("trunk", 0, "core"),
         "is transposed", ("contracts", "directed"), ("identity",),
     ),
     Fault(
         "state-transpose-read", "state-transpose",
         "A further chunk reads the state in the other layout and stores it in the right one.",
-        "sglang, chunked prefill on NPU", (READ_TURNED,), "rounds", How(), 2, Place("trunk", 0, "core"),
+        "sglang, chunked prefill on NPU", (READ_TURNED,), "rounds", Setting(), 2, Place("trunk", 0, "core"),
         "read is laid out with inner strides", ("contracts",), ("identity", "bytes"),
     ),
     Fault(
         "checkpoint-boundary-count", "checkpoint-boundary",
         "A state is saved under the last multiple of the tracking interval, and is older than it by two tokens.",
-        "vllm 43559", (UNDER_THE_INTERVAL,), "kept", How(), 12, Place("trunk", AFTER_LAYERS, "length"),
+        "vllm 43559", (UNDER_THE_INTERVAL,), "kept", Setting(), 12, Place("trunk", AFTER_LAYERS, "length"),
         "length is 4; expected 6", ("identity", "bytes"), ("directed",),
     ),
     Fault(
         "checkpoint-boundary-state", "checkpoint-boundary",
         "A state is saved under the right count, but was taken before the chunk that reached it.",
-        "vllm 43559", (STATE_OF_ANOTHER_COUNT,), "kept", How(ops="ledger"), 12, Place("trunk", 0, "state"),
+        "vllm 43559", (STATE_OF_ANOTHER_COUNT,), "kept", Setting(ops="ledger"), 12, Place("trunk", 0, "state"),
         "is empty", ("bytes", "labels"), ("identity",),
     ),
 )

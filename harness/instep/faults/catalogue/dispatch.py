@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from instep_reference.contract.place import Place
 
-from ..base import Edit, Fault, How
+from ...rig.setting import Setting
+from ..base import Edit, Fault
 
 BATCH = "instep_optimized/batch.py"
 KINDS = "    kinds = [kind for kind in FORWARD_KINDS if any(span.kind == kind for span in spans)]\n"
@@ -27,7 +28,7 @@ FAULTS: tuple[Fault, ...] = (
         _served("window = memory.board.window.shape[1]",
                 "spans = [replace(s, kind=\"verify\") if (s.kind, s.count) == (\"prefill\", window) else s "
                 "for s in spans]"),
-        "mixed", How(strategy="columns", conv="widened"), 5, MIXED,
+        "mixed", Setting(strategy="columns", conv="widened"), 5, MIXED,
         "holds the state after 1 token; 4 were given", ("contracts", "bytes", "directed"),
     ),
     Fault(
@@ -37,7 +38,7 @@ FAULTS: tuple[Fault, ...] = (
         _served("window = memory.board.window.shape[1]",
                 "spans = [replace(s, kind=\"verify\") if (s.kind, s.count) == (\"prefill\", window) else s "
                 "for s in spans]"),
-        "mixed", How(ops="ledger", strategy="snapshot"), 5, MIXED,
+        "mixed", Setting(ops="ledger", strategy="snapshot"), 5, MIXED,
         "(prefill) are served as a window; prefill rows are a chunk", ("contracts", "bytes", "labels"),
     ),
     Fault(
@@ -46,7 +47,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 53051",
         _served("spans = [replace(s, kind=\"decode\", fresh=False) if (s.kind, s.count) == (\"prefill\", 1) else s "
                 "for s in spans]"),
-        "ragged", How(), 2, MIXED,
+        "ragged", Setting(), 2, MIXED,
         "not finite", ("contracts", "poison", "derived"),
     ),
     Fault(
@@ -55,7 +56,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 55894",
         _served("if any(s.kind == \"prefill\" for s in spans):",
                 "    spans = [replace(s, kind=\"prefill\") if s.kind == \"verify\" else s for s in spans]"),
-        "mixed", How(ops="ledger", strategy="snapshot"), 5, MIXED,
+        "mixed", Setting(ops="ledger", strategy="snapshot"), 5, MIXED,
         "changed in conv slot 4, which this event may not write", ("contracts", "bytes"),
     ),
     Fault(
@@ -64,7 +65,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 55894",
         _served("if any(s.kind == \"prefill\" for s in spans):",
                 "    spans = [replace(s, kind=\"prefill\") if s.kind == \"verify\" else s for s in spans]"),
-        "mixed", How(ops="ledger", conv="widened"), 5, MIXED,
+        "mixed", Setting(ops="ledger", conv="widened"), 5, MIXED,
         "(verify) are served as a chunk; verify rows are a window", ("contracts", "bytes"),
     ),
     Fault(
@@ -74,7 +75,7 @@ FAULTS: tuple[Fault, ...] = (
               "    pools = memory[\"keys\"].units(layer), memory[\"values\"].units(layer)\n",
               "    layer_id = config.drafter().layer_kinds.index(\"attention\")\n"
               "    pools = memory[\"draft_keys\"].units(layer_id), memory[\"draft_values\"].units(layer_id)\n"),),
-        "ragged", How(), 2, Place("trunk", 3, "keys"),
+        "ragged", Setting(), 2, Place("trunk", 3, "keys"),
         "are poison", ("bytes", "poison", "contracts"),
     ),
 )

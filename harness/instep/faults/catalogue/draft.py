@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..base import Edit, Fault, How
+from ...rig.setting import Setting
+from ..base import Edit, Fault
 
 EAGLE, EXTEND, MTP = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "extend", "mtp"))
 ROUND, MIXED = "instep_optimized/round.py", "instep_optimized/mixed.py"
@@ -93,103 +94,104 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "mtp-hidden-pre-norm", "mtp-hidden",
         "Behind a prompt the head reads the target's rows before the final norm.",
-        "vllm 36531", PRE_NORM, "accepted", How(), 2, Place("extend", STAGE_LEVEL, "post_normed"),
+        "vllm 36531", PRE_NORM, "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "post_normed"),
         "reads the target's rows before the final norm", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "mtp-hidden-not-chained", "mtp-hidden",
         "Every step of a draft chain reads the head's row of the first one.",
-        "sglang 22041", (NOT_CHAINED,), "accepted", How(), 3, Place("chain.2", STAGE_LEVEL, "post_normed"),
+        "sglang 22041", (NOT_CHAINED,), "accepted", Setting(), 3, Place("chain.2", STAGE_LEVEL, "post_normed"),
         "reads the head's row of step 0, not of step 1", ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "mtp-hidden-not-chained-labels", "mtp-hidden",
         "Every step of a draft chain reads the head's row of the first one, seen in labels.",
-        "sglang 22041", (NOT_CHAINED,), "accepted", How(ops="ledger"), 3, Place("chain.2", STAGE_LEVEL, "post_normed"),
+        "sglang 22041", (NOT_CHAINED,), "accepted", Setting(ops="ledger"), 3,
+        Place("chain.2", STAGE_LEVEL, "post_normed"),
         "row 0 is wrong", ("labels",), ("identity", "bytes"),
     ),
     Fault(
         "mtp-hidden-targets-row", "mtp-hidden",
         "A draft chain begins on the target's row of the window's root, not on the head's own behind draft 1.",
-        "vllm 36531", (TARGETS_ROW,), "accepted", How(), 3, Place("chain.1", STAGE_LEVEL, "post_normed"),
+        "vllm 36531", (TARGETS_ROW,), "accepted", Setting(), 3, Place("chain.1", STAGE_LEVEL, "post_normed"),
         "poison", ("poison", "derived"), ("identity", "bytes"),
     ),
     Fault(
         "mtp-hidden-stale", "mtp-hidden",
         "After a plain step the head's row behind draft 1 is that of the round before.",
-        "sglang 22041", (STALE,), "rounds", How(), 10, Place("extend", AFTER_LAYERS, "final"),
+        "sglang 22041", (STALE,), "rounds", Setting(), 10, Place("extend", AFTER_LAYERS, "final"),
         "bytes differ", ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "mtp-hidden-packed-rows", "mtp-hidden",
         "After a commit draft 1 is picked from row sum(accept_lens) - 1, where rows stand a window apart.",
-        "vllm 36531", (PACKED_ROWS,), "accepted", How(), 5, Place("extend", AFTER_LAYERS, "final"),
+        "vllm 36531", (PACKED_ROWS,), "accepted", Setting(), 5, Place("extend", AFTER_LAYERS, "final"),
         "relative error", ("bytes", "derived"), ("identity", "directed"),
     ),
     Fault(
         "mtp-hidden-row-stride", "mtp-hidden",
         "A commit reads the verified rows with a stride made from the step count, not with the pool's own.",
-        "vllm 36531", (ROW_STRIDE,), "accepted", How(), 5, Place("extend", STAGE_LEVEL, "post_normed"),
+        "vllm 36531", (ROW_STRIDE,), "accepted", Setting(), 5, Place("extend", STAGE_LEVEL, "post_normed"),
         "poison", ("poison", "derived"), ("identity", "directed"),
     ),
     Fault(
         "draft-kv-behind-at-zero-steps", "draft-kv",
         "While the step count is 0 nothing is drafted, and the draft head does not take in what is decoded.",
-        "", (NO_EXTEND_AT_ZERO,), "steps", How(), 7, Place("extend", STAGE_LEVEL, "embedding"),
+        "", (NO_EXTEND_AT_ZERO,), "steps", Setting(), 7, Place("extend", STAGE_LEVEL, "embedding"),
         "has 0 rows; expected 2", ("identity",), ("directed",),
     ),
     Fault(
         "draft-kv-behind-at-zero-steps-labels", "draft-kv",
         "While the step count is 0 the draft head does not take in what is decoded, seen in labels.",
-        "", (NO_EXTEND_AT_ZERO,), "steps", How(ops="ledger"), 7, Place("extend", STAGE_LEVEL, "embedding"),
+        "", (NO_EXTEND_AT_ZERO,), "steps", Setting(ops="ledger"), 7, Place("extend", STAGE_LEVEL, "embedding"),
         "has 0 rows; expected 2", ("identity", "labels"),
     ),
     Fault(
         "draft-kv-last-row", "draft-kv",
         "After full acceptance the last accepted position's row is missing from the draft KV.",
-        "", (LAST_ROW_MISSING,), "accepted", How(), 8, Place("extend", STAGE_LEVEL, "embedding"),
+        "", (LAST_ROW_MISSING,), "accepted", Setting(), 8, Place("extend", STAGE_LEVEL, "embedding"),
         "has 5 rows; expected 6", ("identity",), ("directed",),
     ),
     Fault(
         "draft-prefill-padded-token", "draft-prefill",
         "The last row of an unfinished chunk is paired with token 0, not with the prompt's next one.",
-        "", (PADDED_TOKEN,), "rounds", How(ops="ledger"), 2, Place("extend", STAGE_LEVEL, "embedding"),
+        "", (PADDED_TOKEN,), "rounds", Setting(ops="ledger"), 2, Place("extend", STAGE_LEVEL, "embedding"),
         "row 4 is wrong", ("labels",), ("identity",),
     ),
     Fault(
         "draft-prefill-not-shifted", "draft-prefill",
         "Behind a prompt row p of the head is paired with token p, not with token p + 1.",
-        "", (NOT_SHIFTED,), "accepted", How(), 2, Place("extend", STAGE_LEVEL, "embedding"),
+        "", (NOT_SHIFTED,), "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "embedding"),
         "caused here: with the reference's embedding", ("derived",), ("identity", "directed"),
     ),
     Fault(
         "draft-chain-position", "draft-chain",
         "Every step of a draft chain runs one position too far on.",
-        "", (FURTHER_ON,), "accepted", How(), 3, Place("chain.1", 0, "query"),
+        "", (FURTHER_ON,), "accepted", Setting(), 3, Place("chain.1", 0, "query"),
         "stand behind 11 positions; the trace has 10 before them", ("contracts", "derived"), ("identity", "directed"),
     ),
     Fault(
         "draft-chain-own-drafts", "draft-chain",
         "A draft chain goes on from the head's own picks where others are in use.",
-        "", (OWN_DRAFTS,), "accepted", How(ops="ledger"), 3, Place("chain.1", STAGE_LEVEL, "embedding"),
+        "", (OWN_DRAFTS,), "accepted", Setting(ops="ledger"), 3, Place("chain.1", STAGE_LEVEL, "embedding"),
         "row 0 is wrong", ("labels",), ("identity", "bytes"),
     ),
     Fault(
         "draft-hidden-first", "draft-input",
         "The head's input is joined with the hidden row first, where its fc expects the embedding first.",
-        "", (HIDDEN_FIRST,), "accepted", How(), 2, Place("extend", STAGE_LEVEL, "joined"),
+        "", (HIDDEN_FIRST,), "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "joined"),
         "", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "config-alias-kinds", "config-alias",
         "Making the draft head writes its layer kinds into the configuration that the target holds too.",
-        "sglang 23330", (ALIASED_KINDS,), "accepted", How(), 0, Place("trunk", STAGE_LEVEL, "length"),
+        "sglang 23330", (ALIASED_KINDS,), "accepted", Setting(), 0, Place("trunk", STAGE_LEVEL, "length"),
         "changed while the optimized engine was made", ("aliasing",),
     ),
     Fault(
         "config-alias-eps", "config-alias",
         "Making the draft head changes the norms' epsilon in the configuration that everybody holds.",
-        "sglang 23330", (ALIASED_EPS,), "accepted", How(), 0, Place("trunk", STAGE_LEVEL, "length"),
+        "sglang 23330", (ALIASED_EPS,), "accepted", Setting(), 0, Place("trunk", STAGE_LEVEL, "length"),
         "changed while the optimized engine was made", ("aliasing",),
     ),
 )

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..base import Edit, Fault, How
+from ...rig.setting import Setting
+from ..base import Edit, Fault
 
 RUNNER, ENGINE = "instep_optimized/graphs/runner.py", "instep_optimized/engine.py"
 ROUND, MOVE = "instep_optimized/round.py", "instep_optimized/ops/plain/move.py"
 # What the device knows of a request, and what a graph is given, belong to no layer.
 BOARD = Place("trunk", STAGE_LEVEL, "length")
 KEY = "key, seen = (kind, self._round.num_steps),"
-LABELS = How(ops="ledger", graphs=True)
+LABELS = Setting(ops="ledger", graphs=True)
 SPOTS = "    size, wanted = pool.shape[1], locations >= 0\n    spots = locations[wanted]\n"
 STORED = "    pool[spots // size, spots % size] = rows[wanted].to(pool.dtype)\n"
 
@@ -40,7 +41,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm-ascend 7506",
         (Edit(MOVE, "wanted = (source.units >= 0) & (target.units >= 0)",
               "wanted = torch.ones_like(source.units, dtype=torch.bool)"),),
-        "graphs", How(ops="ledger", strategy="snapshot", graphs=True), 7, Place("trunk", 0, "conv"),
+        "graphs", Setting(ops="ledger", strategy="snapshot", graphs=True), 7, Place("trunk", 0, "conv"),
         "changed in conv slot 5, which this event may not write", ("bytes", "labels"),
     ),
     Fault(
@@ -49,7 +50,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(MOVE, SPOTS + STORED,
               "    size, spots = pool.shape[1], locations.clamp(min=0)\n"
               "    pool[spots // size, spots % size] = rows.to(pool.dtype)\n"),),
-        "ragged", How(), 5, Place("extend", 0, "keys"),
+        "ragged", Setting(), 5, Place("extend", 0, "keys"),
         "changed in draft_keys page 0, which this event may not write", ("bytes",),
     ),
     Fault(
@@ -58,7 +59,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(MOVE, SPOTS + STORED,
               "    size, spots = pool.shape[1], locations\n"
               "    pool[spots // size, spots % size] = rows.to(pool.dtype)\n"),),
-        "ragged", How(), 5, Place("extend", 0, "keys"),
+        "ragged", Setting(), 5, Place("extend", 0, "keys"),
         "changed in draft_keys page 8, which this event may not write", ("bytes",),
     ),
     Fault(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..base import Edit, Fault, How
+from ...rig.setting import Setting
+from ..base import Edit, Fault
 
 GDN, ROWS, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "rows", "attend"))
 BUDGET = "instep_optimized/memory/budget.py"
@@ -104,119 +105,119 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "gate-l2-eps-on-the-mean", "gate-numerics",
         "The l2 norm of q and k adds its epsilon to the mean of the squares, not to their sum.",
-        "transformers 40842", (EPS_ON_THE_MEAN,), "accepted", How(), 2, Place("trunk", 0, "q"),
+        "transformers 40842", (EPS_ON_THE_MEAN,), "accepted", Setting(), 2, Place("trunk", 0, "q"),
         "relative error", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "gate-l2-eps-outside-the-root", "gate-numerics",
         "The l2 norm of q and k adds its epsilon to the root, not inside it.",
-        "transformers 40842", (EPS_OUTSIDE,), "accepted", How(), 2, Place("trunk", 0, "q"),
+        "transformers 40842", (EPS_OUTSIDE,), "accepted", Setting(), 2, Place("trunk", 0, "q"),
         "relative error", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "gate-exp-of-running-sums", "gate-numerics",
         "A decay is made from exp(-cumsum), which overflows where a chunk's decays add up to more than 88.7.",
-        "fla 463", (OF_RUNNING_SUMS,), "long", How(), 2, Place("trunk", 0, "core"),
+        "fla 463", (OF_RUNNING_SUMS,), "long", Setting(), 2, Place("trunk", 0, "core"),
         "holds a number that is not finite", ("derived", "directed"), ("identity", "bytes"),
     ),
     Fault(
         "gate-in-16-bits", "gate-numerics",
         "The decay's logarithm goes through the activations' 16 bits.",
-        "", (GATE_IN_16_BITS,), "accepted", How(), 2, Place("trunk", 0, "log_decay"),
+        "", (GATE_IN_16_BITS,), "accepted", Setting(), 2, Place("trunk", 0, "log_decay"),
         "relative error", ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "gate-beta-in-16-bits", "gate-numerics", "beta is rounded to 16 bits, where fp32 is declared.",
-        "sglang 12335", (BETA_IN_16_BITS,), "accepted", How(), 2, Place("trunk", 0, "beta"),
+        "sglang 12335", (BETA_IN_16_BITS,), "accepted", Setting(), 2, Place("trunk", 0, "beta"),
         "relative error", ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "gate-beta-in-snapshots", "gate-numerics",
         "Verify reads with the right beta, and snapshots states that took a rounded one.",
-        "", BETA_IN_SNAPSHOTS, "accepted", How(strategy="snapshot"), 5, Place("trunk", 0, "state"),
+        "", BETA_IN_SNAPSHOTS, "accepted", Setting(strategy="snapshot"), 5, Place("trunk", 0, "state"),
         "relative error", ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "state-stored-narrow", "state-narrowed",
         "A state goes through bf16 on its way to the pool, where fp32 is declared.",
-        "", (STORED_NARROW,), "accepted", How(), 2, Place("trunk", 0, "state"),
+        "", (STORED_NARROW,), "accepted", Setting(), 2, Place("trunk", 0, "state"),
         "bfloat16", ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "state-narrow-pool", "state-narrowed", "The pool of states is allocated in bf16, where fp32 is declared.",
-        "", (NARROW_POOL,), "accepted", How(), 2, Place("trunk", 0, "core"),
+        "", (NARROW_POOL,), "accepted", Setting(), 2, Place("trunk", 0, "core"),
         "bfloat16", ("derived", "contracts"), ("identity", "bytes"),
     ),
     Fault(
         "state-narrow-ring", "state-narrowed",
         "The ring keeps what the delta rule consumed in bf16: what is run again is not what was run.",
-        "", (NARROW_RING,), "accepted", How(), 4, Place("trunk", 0, "core"),
+        "", (NARROW_RING,), "accepted", Setting(), 4, Place("trunk", 0, "core"),
         "torch.float32) fits", ("contracts",), ("identity",),
     ),
     Fault(
         "fold-of-its-own", "fold-formula",
         "Accepted tokens are run again by a formula of their own, which decays after it has written.",
-        "", (FOLD_OF_ITS_OWN,), "accepted", How(), 5, Place("trunk", 0, "state"),
+        "", (FOLD_OF_ITS_OWN,), "accepted", Setting(), 5, Place("trunk", 0, "state"),
         "", ("directed", "derived"), ("identity", "bytes"),
     ),
     Fault(
         "fold-rounds-in-between", "fold-formula",
         "Every token that is run again rounds the state to 16 bits: an error that grows with every round.",
-        "", (HALF_OF_THE_FOLD,), "accepted", How(), 5, Place("trunk", 0, "state"),
+        "", (HALF_OF_THE_FOLD,), "accepted", Setting(), 5, Place("trunk", 0, "state"),
         "relative error", ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "attention-short-log2e", "attention-numerics",
         "The softmax takes powers of 2 and writes log2(e) as 1.443.",
-        "", (LOG2E,), "accepted", How(), 2, Place("trunk", 3, "attended"),
+        "", (LOG2E,), "accepted", Setting(), 2, Place("trunk", 3, "attended"),
         "relative error", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "attention-narrow-chances", "attention-numerics",
         "Probabilities are rounded to 16 bits before they weigh values of 32.",
-        "", (NARROW_CHANCES,), "accepted", How(), 2, Place("trunk", 3, "attended"),
+        "", (NARROW_CHANCES,), "accepted", Setting(), 2, Place("trunk", 3, "attended"),
         "relative error", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "attention-default-theta", "attention-numerics",
         "Rotary positions turn by the class's default theta, not by the file's.",
-        "", (DEFAULT_THETA,), "accepted", How(), 2, Place("trunk", 3, "query"),
+        "", (DEFAULT_THETA,), "accepted", Setting(), 2, Place("trunk", 3, "query"),
         "relative error", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "product-narrow-tile", "product-numerics",
         "The last eight columns of one product are multiplied in 16 bits.",
-        "", (NARROW_TILE,), "accepted", How(), 2, Place("trunk", 0, "z"),
+        "", (NARROW_TILE,), "accepted", Setting(), 2, Place("trunk", 0, "z"),
         "relative error", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "product-loud-tile-qkv", "product-numerics",
         "One tile of eight columns of the conv's input is too large by a hundred-thousandth.",
-        "", (LOUD_TILES["qkv"],), "accepted", How(), 2, Place("trunk", 0, "qkv"),
+        "", (LOUD_TILES["qkv"],), "accepted", Setting(), 2, Place("trunk", 0, "qkv"),
         "relative error", ("derived",), ("identity", "bytes", "directed", "decisions"),
     ),
     Fault(
         "product-loud-tile-mixer", "product-numerics",
         "One tile of eight columns of the mixer's product is too large by a hundred-thousandth.",
-        "", (LOUD_TILES["mixer"],), "accepted", How(), 2, Place("trunk", 0, "mixer"),
+        "", (LOUD_TILES["mixer"],), "accepted", Setting(), 2, Place("trunk", 0, "mixer"),
         "relative error", ("derived",), ("identity", "bytes", "directed", "decisions"),
     ),
     Fault(
         "product-loud-tile-fused", "product-numerics",
         "One tile of eight columns of the draft head's input is too large by a ten-thousandth.",
-        "", (LOUD_TILES["fused"],), "accepted", How(), 2, Place("extend", STAGE_LEVEL, "fused"),
+        "", (LOUD_TILES["fused"],), "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "fused"),
         "relative error", ("derived",), ("identity", "bytes", "directed", "decisions"),
     ),
     Fault(
         "norm-cast-before-the-weight", "gate-numerics",
         "The gated norm is cast to 16 bits before its weight and its gate.",
-        "", (CAST_BEFORE_THE_WEIGHT,), "accepted", How(), 2, Place("trunk", 0, "gated"),
+        "", (CAST_BEFORE_THE_WEIGHT,), "accepted", Setting(), 2, Place("trunk", 0, "gated"),
         "relative error", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "norm-one-plus-weight", "gate-numerics",
         "The gated norm multiplies by one plus its weight, as the other norms do.",
-        "", (ONE_PLUS,), "accepted", How(), 2, Place("trunk", 0, "gated"),
+        "", (ONE_PLUS,), "accepted", Setting(), 2, Place("trunk", 0, "gated"),
         "relative error", ("derived",), ("identity", "bytes", "directed"),
     ),
 )

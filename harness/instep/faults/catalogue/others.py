@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..base import Edit, Fault, How
+from ...rig.setting import Setting
+from ..base import Edit, Fault
 
 ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round.py"
 ADAPTIVE = "instep_optimized/adaptive.py"
@@ -59,49 +60,50 @@ STEPS_BY_ROWS = Edit(
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "empty-batch-division", "empty-batch", "An idle step is served as a round of nobody, which divides by nobody.",
-        "LightLLM 1338", EMPTY_DIVISION, "controller", How(ops="ledger"), 6, Place("trunk", STAGE_LEVEL, "embedding"),
+        "LightLLM 1338", EMPTY_DIVISION, "controller", Setting(ops="ledger"), 6,
+        Place("trunk", STAGE_LEVEL, "embedding"),
         "raised ZeroDivisionError", ("serves",),
     ),
     Fault(
         "empty-batch-counts", "empty-batch", "An idle step counts as a batch of the controller's.",
-        "", (IDLE_COUNTS,), "controller", How(ops="ledger"), 9, WISH,
+        "", (IDLE_COUNTS,), "controller", Setting(ops="ledger"), 9, WISH,
         "next_num_steps wishes 3; expected 1", ("identity",), ("labels", "bytes"),
     ),
     Fault(
         "hot-sync-assertion", "hot-sync", "A commit asserts that its counts are within the window, and waits for them.",
-        "LightLLM 1338", (ASSERTED,), "accepted", How(), 5, NOWHERE,
+        "LightLLM 1338", (ASSERTED,), "accepted", Setting(), 5, NOWHERE,
         "the host reads the device", ("hostreads",), ("identity", "bytes", "directed", "derived"),
     ),
     Fault(
         "hot-sync-launcher", "hot-sync", "A launcher reads the largest count off the device to size its grid.",
-        "LightLLM 1338", (IN_A_LAUNCHER,), "accepted", How(ops="triton"), 2, NOWHERE,
+        "LightLLM 1338", (IN_A_LAUNCHER,), "accepted", Setting(ops="triton"), 2, NOWHERE,
         "op gdn", ("hostreads",), ("identity", "bytes", "directed", "derived"),
     ),
     Fault(
         "controller-one-batch-late", "controller", "The controller's mean of accepted drafts lacks the last batch.",
-        "", (LAST_ONE_UNTOLD,), "controller", How(ops="ledger"), 12, WISH,
+        "", (LAST_ONE_UNTOLD,), "controller", Setting(ops="ledger"), 12, WISH,
         "next_num_steps wishes 1; expected 3", ("identity",), ("labels", "bytes"),
     ),
     Fault(
         "controller-counts-the-bonus", "controller", "The controller's mean counts the bonus among accepted drafts.",
-        "", (WITH_THE_BONUS,), "controller", How(ops="ledger"), 25, WISH,
+        "", (WITH_THE_BONUS,), "controller", Setting(ops="ledger"), 25, WISH,
         "next_num_steps wishes 3; expected 0", ("identity",), ("labels", "bytes"),
     ),
     Fault(
         "controller-no-warm-up", "controller", "The first batches, which are to warm up, already decide.",
-        "", (NO_WARM_UP,), "controller", How(ops="ledger"), 9, WISH,
+        "", (NO_WARM_UP,), "controller", Setting(ops="ledger"), 9, WISH,
         "next_num_steps wishes 3; expected 1", ("identity",), ("labels", "bytes"),
     ),
     Fault(
         "controller-mid-round", "controller",
         "A wish switches the round at once, where the driver has not yet put it in force.",
-        "", (MID_ROUND,), "late", How(ops="ledger"), 9,
+        "", (MID_ROUND,), "late", Setting(ops="ledger"), 9,
         Place("chain.1", AFTER_LAYERS, "pick"), "raised IndexError", ("identity", "serves"),
     ),
     Fault(
         "batch-dependent-tile", "batch-dependent-tile",
         "A single row is multiplied in deeper steps than several: its bits hang on the company.",
-        "vllm 42960", (STEPS_BY_ROWS,), "pair", How(ops="invariant", relation="alone"), 2, Place("trunk", 0, "qkv"),
-        "part, by", ("alone",), ("identity", "bytes", "derived", "propagated"),
+        "vllm 42960", (STEPS_BY_ROWS,), "pair", Setting(ops="invariant"), 2, Place("trunk", 0, "qkv"),
+        "part, by", ("alone",), ("identity", "bytes", "derived", "propagated"), relation="alone",
     ),
 )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..base import Edit, Fault, How
+from ...rig.setting import Setting
+from ..base import Edit, Fault
 
 ROUND, PLAIN_GDN = "instep_optimized/round.py", "instep_optimized/ops/plain/gdn.py"
 SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/commit/columns.py"
@@ -31,26 +32,26 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "commit-index-minus-one", "commit-index", "The commit takes the state one token before the accepted node.",
         "sglang 25029", (_node("(landed.last_correct_step_indices - 1).clamp(min=0)"),),
-        "ragged", How(strategy="snapshot"), 5, CONV,
+        "ragged", Setting(strategy="snapshot"), 5, CONV,
         "holds the state after 2 tokens; 3 were accepted", ("bytes", "directed"),
     ),
     Fault(
         "commit-index-plus-one", "commit-index", "The number of accepted tokens serves as the index of the last one.",
         "sglang 25029", (_node("landed.accept_lens.clamp(max=self.num_steps)"),),
-        "ragged", How(strategy="snapshot"), 5, CONV,
+        "ragged", Setting(strategy="snapshot"), 5, CONV,
         "holds the state after 4 tokens; 3 were accepted", ("bytes", "directed"),
     ),
     Fault(
         "commit-index-last", "commit-index", "The commit takes the state of the last node, whatever was accepted.",
         "sglang 25029", (_node("inputs.width - 1"),),
-        "ragged", How(strategy="snapshot"), 5, CONV,
+        "ragged", Setting(strategy="snapshot"), 5, CONV,
         "holds the state after 5 tokens; 3 were accepted", ("bytes", "directed"),
     ),
     Fault(
         "commit-index-column-zero", "commit-index", "The commit takes column 0 of the snapshots, the root's.",
         "sglang 25029",
         (Edit(SNAPSHOT, ACCEPTED, "source=Address(pair.snapshots[:, 0], landing.rows),"),),
-        "ragged", How(strategy="snapshot"), 5, CONV,
+        "ragged", Setting(strategy="snapshot"), 5, CONV,
         "holds the state after 1 token; 3 were accepted", ("bytes", "directed"),
     ),
     Fault(
@@ -59,7 +60,7 @@ FAULTS: tuple[Fault, ...] = (
         "sglang 25029",
         (Edit(COLUMNS, "self._marks.write(ops, landing.slots, landing.nodes)",
               "self._marks.write(ops, landing.slots, landing.lens)"),),
-        "ragged", How(conv="widened"), 5, CONV,
+        "ragged", Setting(conv="widened"), 5, CONV,
         "holds the window after 4 tokens; 3 were accepted", ("bytes",), ("directed",),
     ),
     Fault(
@@ -68,7 +69,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(ROUND, LANDING, LANDING.replace(
             "inputs.slots", "torch.where(landed.num_correct_drafts > 0, inputs.slots, -1)",
         )),),
-        "ragged", How(strategy="snapshot"), 5, CONV,
+        "ragged", Setting(strategy="snapshot"), 5, CONV,
         "holds the state from before the step; 1 was accepted", ("bytes", "directed"),
     ),
     Fault(
@@ -76,7 +77,7 @@ FAULTS: tuple[Fault, ...] = (
         "The index of no accepted draft, -1, is not clamped: it is the last column.",
         "vllm 56419",
         (_node("torch.where(landed.num_correct_drafts > 0, landed.last_correct_step_indices, -1)"),),
-        "ragged", How(strategy="snapshot"), 5, CONV,
+        "ragged", Setting(strategy="snapshot"), 5, CONV,
         "holds the state after 5 tokens; 1 was accepted", ("bytes", "directed"),
     ),
     Fault(
@@ -84,7 +85,7 @@ FAULTS: tuple[Fault, ...] = (
         "Snapshots begin with the first draft: after a full rejection the commit takes the root's, which is not there.",
         "llama.cpp 28466",
         (Edit(PLAIN_GDN, "along(part.each, who, row, S)", "along(part.each if row else None, who, row, S)"),),
-        "ragged", How(strategy="snapshot"), 5, STATE,
+        "ragged", Setting(strategy="snapshot"), 5, STATE,
         "are poison", ("poison", "directed", "derived"),
     ),
     Fault(
@@ -93,7 +94,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(SNAPSHOT, ACCEPTED, "source=Address(\n                    pair.snapshots, landing.rows, "
               "landing.nodes if self.component == \"state\" else landing.nodes * 0 + pair.snapshots.shape[1] - 1,\n"
               "                ),"),),
-        "ragged", How(), 5, CONV,
+        "ragged", Setting(), 5, CONV,
         "holds the window after 5 tokens; 3 were accepted", ("bytes",), ("directed",),
     ),
     Fault(
@@ -102,7 +103,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 39273",
         (Edit(COLUMNS, "            own,\n", "            own if group.kind != \"decode\" else "
               "Address(columns, group.slots, column * 0),\n"),),
-        "rounds", How(strategy="columns"), 10, CORE,
+        "rounds", Setting(strategy="columns"), 10, CORE,
         "of the previous step", ("derived", "directed"),
     ),
     Fault(
@@ -110,7 +111,7 @@ FAULTS: tuple[Fault, ...] = (
         "A plain step does not run again what is pending from the round before.",
         "vllm 39273",
         (Edit(RERUN, RING, "ring=self._ring(layer, group.slots, plan) if verify else None,"),),
-        "rounds", How(), 10, CORE,
+        "rounds", Setting(), 10, CORE,
         "lacks the tokens of the previous step", ("derived", "directed"),
     ),
     Fault(
@@ -118,7 +119,7 @@ FAULTS: tuple[Fault, ...] = (
         "rMLX 436",
         (Edit(PLAIN_GDN, "            S = state[owing]\n",
               "            S = state[owing] if age else torch.zeros_like(state[owing])\n"),),
-        "ragged", How(), 5, STATE,
+        "ragged", Setting(), 5, STATE,
         "was begun anew: what came before these tokens is lost", ("directed",),
     ),
     Fault(
@@ -127,7 +128,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(ROUND, "            batch = windows(ops, memory, who, tokens, \"draft\", width)\n",
               "            batch = windows(ops, memory, who, tokens, \"draft\", width)\n"
               "            batch = replace(batch, table=torch.full_like(batch.table, -1))\n"),),
-        "ragged", How(), 5, Place("extend", 0, "attended"),
+        "ragged", Setting(), 5, Place("extend", 0, "attended"),
         "the trace has them in pages 2, 7", ("contracts", "derived"),
     ),
     Fault(
@@ -135,7 +136,7 @@ FAULTS: tuple[Fault, ...] = (
         "Snapshot rows and slots are swapped in the state update.",
         "sglang 25029",
         (Edit(ROUND, LANDING, LANDING.replace("inputs.rows, inputs.slots", "inputs.slots, inputs.rows")),),
-        "graphs", How(ops="ledger", strategy="snapshot"), 7, CONV,
+        "graphs", Setting(ops="ledger", strategy="snapshot"), 7, CONV,
         "target is unit 0, which is reserved", ("bytes", "labels", "contracts"),
     ),
     Fault(
@@ -143,7 +144,7 @@ FAULTS: tuple[Fault, ...] = (
         "Where the pending tokens begin and how many they are is swapped in the ring of a launch.",
         "sglang 25029",
         (Edit(RERUN, "slots, plan.begin, plan.pending, plan.keep)", "slots, plan.pending, plan.begin, plan.keep)"),),
-        "ragged", How(), 4, CORE,
+        "ragged", Setting(), 4, CORE,
         "not finite", ("poison", "derived"),
     ),
     Fault(
@@ -156,7 +157,7 @@ FAULTS: tuple[Fault, ...] = (
                  "                    self._marks.write(ops, group.slots, plan.after)"),
             WIDE_V,
         ),
-        "ragged", How(), 8, STATE,
+        "ragged", Setting(), 8, STATE,
         "twice", ("directed",),
     ),
     Fault(
@@ -164,7 +165,7 @@ FAULTS: tuple[Fault, ...] = (
         "The lazy strategy never stores: at last more is pending than the ring holds.",
         "",
         (Edit(LAZY_RERUN, "return size - width - widest", "return size"),),
-        "full", How(strategy="lazy_rerun"), 16, Place("trunk", STAGE_LEVEL, "length"),
+        "full", Setting(strategy="lazy_rerun"), 16, Place("trunk", STAGE_LEVEL, "length"),
         "tokens are pending; beside 5 rows the ring of", ("derived", "contracts"),
     ),
     Fault(
@@ -172,7 +173,7 @@ FAULTS: tuple[Fault, ...] = (
         "The ring has room for one window: what is pending from the last one is dropped for the new one.",
         "",
         (Edit(RERUN, "        return 2 * widest\n", "        return widest\n"),),
-        "ragged", How(), 0, STATE,
+        "ragged", Setting(), 0, STATE,
         "ring_k has 5 entries; 10 are needed", ("capacity",),
     ),
     Fault(
@@ -180,7 +181,7 @@ FAULTS: tuple[Fault, ...] = (
         "A state that is loaded or resumed is said to have all its tokens pending.",
         "",
         (Edit(RERUN, "self._marks.put(slot, length)", "self._marks.put(slot, 0)"),),
-        "kept", How(ops="ledger"), 12, STATE,
+        "kept", Setting(ops="ledger"), 12, STATE,
         "comes back otherwise than it was kept", ("bytes", "labels"),
     ),
     Fault(
@@ -192,7 +193,7 @@ FAULTS: tuple[Fault, ...] = (
               "    if block.ndim == 4:\n"
               "        block[:, 1, :, 8:16] = old[:, 1, :, 8:16]\n"
               "    target.pool[_spots(target, wanted)] = block"),),
-        "ragged", How(strategy="snapshot"), 5, STATE,
+        "ragged", Setting(strategy="snapshot"), 5, STATE,
         "holds the state from before the step; 3 were accepted, in 1 of 32 blocks", ("directed", "derived"),
     ),
 )

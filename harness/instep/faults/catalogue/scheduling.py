@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..base import Edit, Fault, How
+from ...rig.setting import Setting
+from ..base import Edit, Fault
 
 ENGINE, SAVED = "instep_optimized/engine.py", "instep_optimized/memory/saved.py"
 
@@ -60,67 +61,67 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "count-permute-batch", "count-permute",
         "The batch is condensed between verify and commit, and takes the accepted counts in the order of before.",
-        "vllm 53919", (BY_SLOT,), "accepted", How(), 8, Place("trunk", AFTER_LAYERS, "pick"),
+        "vllm 53919", (BY_SLOT,), "accepted", Setting(), 8, Place("trunk", AFTER_LAYERS, "pick"),
         "holds the window after 2 tokens; 4 were accepted", ("bytes", "directed", "identity"),
     ),
     Fault(
         "count-permute-lengths", "count-permute",
         "Memory takes the right counts; the host gathers them in another order, and lengths are exchanged.",
-        "vllm 53919", (LENGTHS_BY_SLOT,), "accepted", How(ops="ledger"), 8, Place("trunk", AFTER_LAYERS, "length"),
+        "vllm 53919", (LENGTHS_BY_SLOT,), "accepted", Setting(ops="ledger"), 8, Place("trunk", AFTER_LAYERS, "length"),
         "holds the state after 2 tokens; 4 were accepted", ("labels", "identity"),
     ),
     Fault(
         "count-permute-rows", "count-permute",
         "After an abort the commit numbers the rows of the verify anew, and takes those of the aborted request.",
-        "vllm 53919", (CONDENSED_ROWS,), "aborted", How(), 6, Place("trunk", 0, "conv"),
+        "vllm 53919", (CONDENSED_ROWS,), "aborted", Setting(), 6, Place("trunk", 0, "conv"),
         'of request "a"', ("bytes",), ("identity",),
     ),
     Fault(
         "lifecycle-loss-pending", "lifecycle-loss",
         "A preempted request keeps the state as it stands in the slot, without the tokens that are run again later.",
-        "sglang 35957", (UNSETTLED,), "kept", How(ops="ledger"), 10, Place("trunk", 0, "state"),
+        "sglang 35957", (UNSETTLED,), "kept", Setting(ops="ledger"), 10, Place("trunk", 0, "state"),
         "holds the state from before the step; 3 were accepted", ("labels", "bytes"), ("identity",),
     ),
     Fault(
         "lifecycle-loss-draft-kv", "lifecycle-loss",
         "What is kept of a request comes back without the draft head's KV.",
-        "sglang 35957", (NO_DRAFT_KV,), "kept", How(), 12, Place("extend", 0, "keys"),
+        "sglang 35957", (NO_DRAFT_KV,), "kept", Setting(), 12, Place("extend", 0, "keys"),
         "comes back otherwise than it was kept", ("bytes",), ("identity", "directed", "decisions"),
     ),
     Fault(
         "lifecycle-loss-proposal", "lifecycle-loss",
         "A resumed request has lost the draft that was already proposed.",
-        "sglang 35957", (NO_PROPOSAL,), "kept", How(), 16, Place("extend", AFTER_LAYERS, "pick"),
+        "sglang 35957", (NO_PROPOSAL,), "kept", Setting(), 16, Place("extend", AFTER_LAYERS, "pick"),
         "draft", ("bytes", "identity"), ("directed",),
     ),
     Fault(
         "lifecycle-loss-proposed-row", "lifecycle-loss",
         "A resumed request has lost the head's row behind its proposed draft: the chain goes on from another one.",
-        "sglang 35957", (NO_PROPOSED,), "kept", How(), 16, Place("extend", AFTER_LAYERS, "final"),
+        "sglang 35957", (NO_PROPOSED,), "kept", Setting(), 16, Place("extend", AFTER_LAYERS, "final"),
         "comes back otherwise than it was kept", ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "lifecycle-loss-root", "lifecycle-loss",
         "A resumed request goes on from whatever root stood in its new slot.",
-        "sglang 35957", (NO_ROOT,), "kept", How(ops="ledger"), 16, Place("trunk", AFTER_LAYERS, "root"),
+        "sglang 35957", (NO_ROOT,), "kept", Setting(ops="ledger"), 16, Place("trunk", AFTER_LAYERS, "root"),
         "expected 101", ("identity",),
     ),
     Fault(
         "lifecycle-loss-conv", "lifecycle-loss",
         "A request comes back with its recurrent state and an empty conv window.",
-        "sglang 35957", (NO_CONV,), "kept", How(), 12, Place("trunk", 0, "conv"),
+        "sglang 35957", (NO_CONV,), "kept", Setting(), 12, Place("trunk", 0, "conv"),
         "comes back otherwise than it was kept", ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "lifecycle-loss-slot", "lifecycle-loss",
         "An abort between verify and commit leaves the slot and its pages behind.",
-        "sglang 35957", (SLOT_STAYS,), "kept", How(ops="ledger"), 22, Place("trunk", STAGE_LEVEL, "length"),
+        "sglang 35957", (SLOT_STAYS,), "kept", Setting(ops="ledger"), 22, Place("trunk", STAGE_LEVEL, "length"),
         "slots are", ("identity",),
     ),
     Fault(
         "lifecycle-loss-pages", "lifecycle-loss",
         "A request that leaves gives its slot back, and none of its pages.",
-        "sglang 35957", (PAGES_STAY,), "kept", How(ops="ledger"), 10, Place("trunk", STAGE_LEVEL, "length"),
+        "sglang 35957", (PAGES_STAY,), "kept", Setting(ops="ledger"), 10, Place("trunk", STAGE_LEVEL, "length"),
         "pages are", ("identity",),
     ),
 )

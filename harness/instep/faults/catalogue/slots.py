@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..base import Edit, Fault, How
+from ...rig.setting import Setting
+from ..base import Edit, Fault
 
 SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/commit/columns.py"
 RERUN, BUDGET = "instep_optimized/commit/rerun.py", "instep_optimized/memory/budget.py"
@@ -19,7 +20,7 @@ FAULTS: tuple[Fault, ...] = (
         "dirty-slot", "dirty-slot", "A first chunk takes what stands in its slot for the request's own.",
         "vllm 35219",
         (Edit("instep_optimized/mixed.py", "fresh=prefill and not begin)", "fresh=False)"),),
-        "ragged", How(strategy="snapshot"), 2, MIXED,
+        "ragged", Setting(strategy="snapshot"), 2, MIXED,
         "not finite", ("poison", "derived"),
     ),
     Fault(
@@ -27,7 +28,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 35219",
         (Edit(COLUMNS, "    def claim(self, slot: int) -> None:\n        self._marks.put(slot, 0)",
               "    def claim(self, slot: int) -> None:\n        return"),),
-        "wider", How(ops="ledger", strategy="columns"), 2, CORE,
+        "wider", Setting(ops="ledger", strategy="columns"), 2, CORE,
         "read columns run from", ("contracts", "serves"),
     ),
     Fault(
@@ -38,7 +39,7 @@ FAULTS: tuple[Fault, ...] = (
               "            each=Address(self.snapshots.as_strided(self.snapshots.shape, (\n"
               "                self.snapshots.shape[1] * self.snapshots.stride(1), *self.snapshots.stride()[1:],\n"
               "            )), group.rows) if verify else None,\n"),),
-        "wider", How(strategy="snapshot"), 4, MIXED,
+        "wider", Setting(strategy="snapshot"), 4, MIXED,
         "the pitch of snapshot_conv is", ("contracts", "tails"),
     ),
     Fault(
@@ -49,7 +50,7 @@ FAULTS: tuple[Fault, ...] = (
               "        own = Address(columns.as_strided(columns.shape, (\n"
               "            columns.stride(0) - columns.stride(1) * (columns.shape[1] - self._width), "
               "*columns.stride()[1:],\n        )), group.slots, column)\n"),),
-        "wider", How(ops="ledger", strategy="columns"), 2, CORE,
+        "wider", Setting(ops="ledger", strategy="columns"), 2, CORE,
         "the pitch of state is", ("bytes", "labels", "contracts"),
     ),
     Fault(
@@ -60,14 +61,14 @@ FAULTS: tuple[Fault, ...] = (
               "    each, each_units, _, *each_steps = flat(part.each, 3, part.read)  # row t is its column\n",
               "    each, each_units, _, *each_steps = flat(part.each, 3, part.read)  # row t is its column\n"
               "    each_steps[0] = part.most * each_steps[1]\n"),),
-        "short", How(ops="triton", strategy="snapshot"), 4, STATE,
+        "short", Setting(ops="triton", strategy="snapshot"), 4, STATE,
         "snapshot_state row 0 changed at position 2, where this event does not write", ("bytes", "tails"),
     ),
     Fault(
         "pool-initial-steps", "pool-initial-steps", "Pools are as wide as the first step count needs, not the widest.",
         "sglang 23331",
         (Edit("instep_optimized/build.py", "max(candidates) + 1", "candidates[1] + 1"),),
-        "wider", How(ops="ledger"), 0, BOARD,
+        "wider", Setting(ops="ledger"), 0, BOARD,
         "window has 2 places; 4 are needed", ("capacity",),
     ),
     Fault(
@@ -75,7 +76,7 @@ FAULTS: tuple[Fault, ...] = (
         "sglang 37066",
         (Edit(BUDGET, "component, \"slot\", of_kind(config, \"gdn\"), max(sizes.capacity.slots) + 1,",
               "component, \"slot\", of_kind(config, \"gdn\"), max(sizes.capacity.slots),"),),
-        "accepted", How(ops="ledger"), 0, CONV,
+        "accepted", Setting(ops="ledger"), 0, CONV,
         "are needed", ("capacity", "serves"),
     ),
     Fault(
@@ -83,7 +84,7 @@ FAULTS: tuple[Fault, ...] = (
         "sglang 37066",
         (Edit(BUDGET, "by=\"row\", units=len(sizes.capacity.slots))",
               "by=\"row\", units=len(sizes.capacity.slots) - 1)"),),
-        "graphs", How(ops="ledger", strategy="snapshot"), 0, CONV,
+        "graphs", Setting(ops="ledger", strategy="snapshot"), 0, CONV,
         "snapshot_conv has 3 rows; 4 are needed", ("capacity",),
     ),
     Fault(
@@ -92,7 +93,7 @@ FAULTS: tuple[Fault, ...] = (
         "flashinfer 3230",
         (Edit("instep_optimized/ops/plain/move.py", "    spots = locations[wanted]\n",
               "    spots = locations[wanted].to(torch.int16).long()\n"),),
-        "far", How(ops="ledger"), 2, Place("trunk", 3, "keys"),
+        "far", Setting(ops="ledger"), 2, Place("trunk", 3, "keys"),
         "changed in keys page 5, which this event may not write", ("bytes", "labels"),
     ),
     Fault(
@@ -101,7 +102,7 @@ FAULTS: tuple[Fault, ...] = (
         "flashinfer 3230",
         (Edit("instep_optimized/kernels/window.py", "    source = read + unit * read_unit + ",
               "    source = read + (unit * read_unit & 0xFFFF) + "),),
-        "far", How(ops="triton"), 4, CORE,
+        "far", Setting(ops="triton"), 4, CORE,
         "not finite", ("poison", "derived"),
     ),
     Fault(
@@ -110,7 +111,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit("instep_optimized/kernels/move.py",
               "        return pool, address.units, address.units, pool.stride(0), 0\n",
               "        return pool, address.units, address.units, math.prod(pool.shape[1:]), 0\n"),),
-        "short", How(ops="triton", strategy="snapshot"), 5, CONV,
+        "short", Setting(ops="triton", strategy="snapshot"), 5, CONV,
         "changed in the red zone beside conv slot 2, which this event may not write", ("bytes",),
     ),
     Fault(
@@ -125,7 +126,7 @@ FAULTS: tuple[Fault, ...] = (
                  "        store = replace(store, pool=store.pool.contiguous())\n"
                  "    after(store, who, state)\n"),
         ),
-        "rounds", How(), 2, STATE,
+        "rounds", Setting(), 2, STATE,
         "are poison", ("poison", "directed", "derived"),
     ),
     Fault(
@@ -133,7 +134,7 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(RERUN, "ring=None if chunk else self._ring(layer, group.slots, plan),",
               "ring=None if chunk else self._ring(layer, group.rows, plan),"),),
-        "accepted", How(ops="ledger"), 4, CORE,
+        "accepted", Setting(ops="ledger"), 4, CORE,
         "changed in ring_k slot 0, which this event may not write", ("bytes", "contracts"),
     ),
 )

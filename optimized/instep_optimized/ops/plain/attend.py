@@ -5,6 +5,8 @@ Leaves out: writing the pages (`move.py`) and blockwise softmax: one request at 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch.nn.functional import sigmoid
 
@@ -41,8 +43,7 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     How we differ: probabilities are not rounded to the value dtype. A row that sees no page gives zeros.
     """
     out = torch.zeros_like(query)
-    extents = zip(pages.begin.tolist(), pages.count.tolist(), pages.before.tolist(), strict=True)
-    for request, (begin, count, before) in enumerate(extents):
+    for request, (begin, count, before) in enumerate(extents(pages)):
         if count:
             rows = slice(begin, begin + count)
             out[rows] = _softmax_read(query[rows], pages, request, before).to(query.dtype)
@@ -54,11 +55,19 @@ def open_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> 
     return (wide(attended) * sigmoid(wide(projected[:, :, 1]))).to(attended.dtype)
 
 
+def extents(pages: Pages) -> Iterator[tuple[int, int, int]]:
+    """begin, count, before of every request, on the host; a request without a slot has no rows."""
+    lists = (x.tolist() for x in (pages.slots, pages.begin, pages.count, pages.before))
+    for slot, begin, count, before in zip(*lists, strict=True):
+        yield begin, count if slot >= 0 else 0, before
+
+
 def entries(pages: Pages, request: int, reach: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The request's first `reach` positions: keys, values [reach, kv_heads, head_dim], and [reach] whether mapped."""
-    size = pages.keys.shape[1]
+    size, width = pages.keys.shape[1], pages.table.shape[1]
     position = torch.arange(reach, device=pages.table.device)
-    page = pages.table[request, position // size]
+    number = position // size
+    page = pages.table[pages.slots[request], number.clamp(max=width - 1)].masked_fill(number >= width, -1)
     spot = (page.clamp(min=0), position % size)
     return pages.keys[spot], pages.values[spot], page >= 0
 

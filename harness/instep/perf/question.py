@@ -8,19 +8,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from instep_reference.contract.errors import BadInput
 
+from ..rig.setting import Setting
 from ..verdict import Exit
 from .cases import CASES
 from .pairs import FEWEST_PAIRS, Ratio, Say, Spread
 
+PLAIN = Setting()
+
 
 @dataclass(frozen=True)
-class Setting:
-    """What is asked. `pairs`: how many at least; `allowed`: 0.03 is 3%; `batch`, `rounds`, `num_steps`: the course;
-    `patience_s`: how long an arm may be silent, which holds for its checks, too."""
+class Question:
+    """What a gate is asked.
+
+    setting     how both arms are set up; its op set is the one that a source tree runs
+    pairs       how many at least; allowed: 0.03 is 3%
+    batch, rounds, num_steps  of the course
+    patience_s  how long an arm may be silent, which holds for its checks, too
+    """
 
     before: str
     after: str
@@ -28,9 +34,7 @@ class Setting:
     cases: tuple[str, ...] = tuple(CASES)
     pairs: int = FEWEST_PAIRS
     allowed: float = 0.03
-    ops: str = "plain"
-    device: str = "cpu"
-    dtype: str = "float32"
+    setting: Setting = PLAIN
     batch: int = 4
     rounds: int = 2
     num_steps: int = 3
@@ -43,7 +47,6 @@ class Setting:
             ("--pairs", self.pairs, self.pairs > 0, "at least 1"),
             ("--allowed", self.allowed, 0 < self.allowed < 1, "a part between 0 and 1, as 0.03"),
             ("--batch", self.batch, self.batch > 0, "at least 1"),
-            ("--device", self.device, _there(self.device), "cpu, or cuda where `instep doctor` shows a device"),
             ("--rounds", self.rounds, self.rounds > 0, "at least 1"),
             ("--patience", self.patience_s, self.patience_s > 0, "some seconds"),
         ):
@@ -72,7 +75,7 @@ class Report:
     elements    numbers compared with the gate's own reference, before and after timing;  laps: of the course a sample
     """
 
-    setting: Setting
+    question: Question
     refused: str = ""
     judged: list[Judged] = field(default_factory=list)
     served: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -88,12 +91,7 @@ class Report:
 
     @property
     def exit(self) -> Exit:
-        found = {self.says(case) for case in self.setting.cases}
+        found = {self.says(case) for case in self.question.cases}
         if self.refused or Say.SLOWER in found:
             return Exit.DIVERGED
         return Exit.INCONCLUSIVE if Say.NOISY in found else Exit.AGREED
-
-
-def _there(device: str) -> bool:
-    kind = device.partition(":")[0]
-    return kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())

@@ -1,0 +1,92 @@
+"""The options that say how a subject is set up, given to a command.
+
+Leaves out: their names and sentences (`instep.options`), what they mean (`instep.rig.setting`), and torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from ..options import OPTIONS
+
+if TYPE_CHECKING:
+    from ..rig.setting import Setting
+
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was typed: field of `Setting` -> its value, or the values of an option that may be repeated."""
+
+    named: Mapping[str, Any]
+
+    def several(self, field: str, *otherwise: str) -> tuple[str, ...]:
+        """The different values of an option that may be repeated, in their order; left out: `otherwise`."""
+        return tuple(dict.fromkeys(self.named.get(field) or otherwise))
+
+    def setting(self, **otherwise: Any) -> Setting:
+        """The setting that was typed; `otherwise`: what holds where nothing was typed, None: the default.
+
+        An option that may be repeated is given in `otherwise`, one of its values at a time.
+        """
+        from ..rig.setting import Setting
+
+        once = {name: value for name, value in self.named.items() if not isinstance(value, list)}
+        return Setting.of(**{**otherwise, **once})
+
+
+def takes_setting(
+    *, several: Collection[str] = (), without: Collection[str] = (), **says: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a setting; its parameter `given` receives what was typed.
+
+    several: options that may be repeated; without: options that have no meaning here; says: other words for `--help`.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True)
+        names = [name for name in OPTIONS if name not in without]
+
+        @functools.wraps(command)
+        def run(**typed: Any) -> None:
+            settled = {name: typed.pop(name) for name in names}
+            command(**typed, given=Given({name: value for name, value in settled.items() if value is not None}))
+
+        mine = [each for each in own.parameters.values() if each.name != "given"]
+        added = [_option(name, name in several, says.get(name)) for name in names]
+        run.__signature__ = own.replace(parameters=[*_ahead(mine), *added, *_behind(mine)])  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in (*mine, *added)}
+        return run
+
+    return decorate
+
+
+def _option(name: str, repeated: bool, says: str | None) -> inspect.Parameter:
+    once, usual = OPTIONS[name]
+    text, kind = says or usual, cast(Any, once)
+    if repeated:
+        text, kind = f"{text.rstrip('.')}; may be repeated.", GenericAlias(list, once)
+    # Built while the program runs, so no checker can read it as a type.
+    annotation = Annotated.__class_getitem__((kind | None, typer.Option(help=text, show_default=False)))  # type: ignore[attr-defined]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _ahead(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Arguments, which stand before all options."""
+    return [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters if _is_argument(each)]
+
+
+def _behind(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    return [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters if not _is_argument(each)]
+
+
+def _is_argument(parameter: inspect.Parameter) -> bool:
+    said = getattr(parameter.annotation, "__metadata__", ())
+    return any(isinstance(each, typer.models.ArgumentInfo) for each in said)

@@ -1,0 +1,22 @@
+"""The options that say how a subject is set up, by name, with a sentence each: for every command and the plugin.
+
+Leaves out: what they mean (`instep.rig.setting`), and torch: pytest reads this file in every session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Field of `instep.rig.setting.Setting` -> its type, and what `--help` says of it.
+OPTIONS: Mapping[str, tuple[type[str] | type[bool], str]] = {
+    "ops": (str, "Op set, engine or module:attribute."),
+    "device": (str, "cpu or cuda."),
+    "dtype": (str, "Activations: float32, bfloat16, float16 or float64."),
+    "layout": (str, "Physical order of a state: VK or KV."),
+    "strategy": (str, "How states are committed: snapshot, columns, rerun or lazy_rerun."),
+    "conv": (str, "How conv windows are committed: windows or widened."),
+    "drafter": (str, "How drafts are made: eagle or vanilla; left out: as the trace says."),
+    "graphs": (bool, "Hold rounds in graphs: CUDA's, or an emulator's."),
+    "overlap": (bool, "Launch a round before the counts of the round before are known."),
+    "guarded": (bool, "Put red zones between the units of every pool."),
+}

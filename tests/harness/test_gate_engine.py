@@ -1,0 +1,75 @@
+"""What an arm of the gate times: the engine as production has it, by `event.on(engine)` and nothing else.
+
+Leaves out: clocks and statistics (`test_gate.py`, `test_gate_pairs.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instep.perf.cases import Walk
+from instep.perf.course import Course, lay
+from instep.perf.worker import Worker
+from instep.rig.rig import Rig
+from instep.rig.setting import Setting
+from instep.rig.sides import bare
+from instep.verdict import Exit
+from instep_optimized import load
+from support.checkpoints import write
+
+SETTING = Setting("plain", strategy="columns", conv="widened", graphs=True, overlap=True, guarded=False)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
+
+
+@pytest.fixture(scope="module")
+def course(model: Path) -> Course:
+    return lay(model, model / "course.jsonl", batch=2, rounds=1, num_steps=3)
+
+
+def test_the_engine_that_is_timed_has_nothing_around_it(model: Path, course: Course) -> None:
+    worker = Worker()
+    worker.build(str(course.trace.path), str(model), SETTING.data())
+    engine: Any = worker.walk.engine
+    assert engine._ops is engine._base is load("plain")
+    assert engine.graphs is not None
+    options = engine._options
+    assert (options.strategy, options.conv, options.overlap, options.guarded) == ("columns", "widened", True, False)
+
+
+def test_what_is_checked_is_set_up_as_what_is_timed(model: Path, course: Course) -> None:
+    worker = Worker()
+    worker.build(str(course.trace.path), str(model), SETTING.data())
+    assert worker.rig.plan.setting == SETTING.recorded(course.trace.header.recording)
+    assert worker.check()["exit"] == Exit.AGREED
+
+
+class Recorder:
+    """Stands where an engine would, and writes down whatever is asked of it."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.asked = engine, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        return getattr(self.engine, name)
+
+
+def test_a_lap_asks_an_engine_for_nothing_but_events(model: Path, course: Course) -> None:
+    recorder = Recorder(bare(Rig(course.trace, SETTING, checkpoint=model).plan))
+    walk = Walk(recorder, course)  # type: ignore[arg-type]
+    recorder.asked.clear()
+
+    class Still:
+        def read(self) -> Any:
+            from instep.perf.clock import NOTHING
+            return NOTHING
+
+    walk.laps(1, Still())  # type: ignore[arg-type]
+    assert set(recorder.asked) == {"abort", "admit", "load", "draft", "forward", "commit"}
