@@ -38,7 +38,6 @@ class Identity:
     tier = Tier.IDENTITY
 
     def __init__(self) -> None:
-        self.parents: dict[str, tuple[int, ...]] = {}
         self.verified: dict[str, Window] = {}
         self.proposed: dict[str, list[int]] = {}  # by the draft extend, one per MTP layer
         self.saved: dict[str, list[int]] = {}
@@ -89,10 +88,6 @@ class Identity:
             yield exact(self, moment, DRAFT_PICK, drafts[row], right, "drafts are {}", name)
             for number, (place, said) in enumerate(self._heads(moment, row, name, len(own[row]))):
                 yield exact(self, moment, place, own[row][number], said, f"own draft {number + 1} is {{}}", name)
-            if event.parents is not None:
-                self.parents[name] = (-1, *event.parents[row])
-            else:
-                self.parents[name] = tuple(range(-1, len(right)))
 
     def _heads(self, moment: Moment, row: int, name: str, drafts: int) -> Iterator[tuple[Place, int]]:
         """What this side's head said for each draft, and where; nothing for a model without one, draft 1 for a tree."""
@@ -138,8 +133,7 @@ class Identity:
             yield exact(self, moment, PICK, said, right, "own choices are {}", name)
             if share.kind == "verify":
                 tokens = moment.expected.windows[name]
-                parents = self.parents.get(name, tuple(range(-1, len(tokens) - 1)))
-                self.verified[name] = Window(tokens, parents, said)
+                self.verified[name] = Window(tokens, moment.expected.parents[name], said)
             elif share.asked:
                 root = moment.expected.roots_after[name]
                 yield exact(self, moment, PICK, answer.roots.get(name), root, "answers the root {}", name)

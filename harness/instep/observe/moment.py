@@ -35,7 +35,13 @@ class Expected:
     windows: Mapping[str, tuple[int, ...]]  # verify rows in flight: root, drafts
     num_steps: int
     flying: frozenset[str]  # verified and not committed: their conv windows and states belong to nobody
-    prompts: Mapping[str, int] = field(default_factory=dict)  # how long they are
+    prompts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    parents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of each node of a window, -1 for the root
+
+    def is_tree(self, request: str) -> bool:
+        """Whether its window in flight branches."""
+        parents = self.parents.get(request, ())
+        return parents != tuple(range(-1, len(parents) - 1))
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def _fills(moment: Moment, request: str, stage: str) -> bool:
     """Whether an MTP layer picks inside a prompt: where the next layer, which reads one token on, would find none."""
     family, _, number = stage.partition(".")
     layer, layers = int(number or 0), len(moment.truth.after[request].draft_keys)
-    behind = moment.expected.prompts[request] - moment.expected.lengths_after[request] - 1
+    behind = len(moment.expected.prompts[request]) - moment.expected.lengths_after[request] - 1
     return family == "extend" and layer + 1 < layers and behind <= layer
 
 

@@ -126,7 +126,8 @@ def expect(before: Book, after: Book) -> Expected:
         windows=windows,
         num_steps=after.num_steps,
         flying=frozenset(after.in_phase(Phase.VERIFIED)),
-        prompts={name: len(s.prompt) for book in (before, after) for name, s in book.live.items()},
+        prompts={name: s.prompt for book in (before, after) for name, s in book.live.items()},
+        parents={name: s.parents for book in (before, after) for name, s in book.live.items() if s.window},
     )
 
 
