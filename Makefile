@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
+# Two at a time. Tests of one group share what is made once, so they run in one process.
+WORKERS := -n 2 --dist loadgroup
 
 .PHONY: replay test check fast lint types perf clean
 
@@ -11,9 +13,9 @@ replay: $(READY)  ## the main job: the trained model, every event, both sides
 	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
 
 test: $(READY)  ## every test, and every recorded trace through two op sets
-	$(BIN)/python -m pytest -q -n 2 -m "not timing" -p no:benchmark tests
+	$(BIN)/python -m pytest -q $(WORKERS) -m "not timing" -p no:benchmark tests
 	$(BIN)/python -m pytest -q -m timing tests
-	$(BIN)/python -m pytest -q --instep-traces fixtures/traces --instep-ops ledger --instep-ops plain
+	$(BIN)/python -m pytest -q $(WORKERS) -p no:benchmark --instep-traces fixtures/traces --instep-ops ledger --instep-ops plain
 
 check: lint types fast  ## what must hold before every commit, under a minute
 
@@ -24,7 +26,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 fast: $(READY)
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu and not timing" -p no:benchmark tests/test_house.py tests/reference tests/harness
+	$(BIN)/python -m pytest -q $(WORKERS) -m "not slow and not gpu and not timing and not interpreted" -p no:benchmark tests/test_house.py tests/reference tests/optimized tests/harness
 
 perf: $(READY)  ## the benchmarks; a speed counts only where the states were checked
 	$(BIN)/python -m pytest -q tests/perf --benchmark-enable

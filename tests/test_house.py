@@ -16,7 +16,6 @@ import pytest
 from instep.faults import FAMILIES, TRACES, by_id
 from instep.faults.harmless import HARMLESS
 from instep.faults.kinds import KINDS
-from instep.faults.plant import edited
 
 TOP = Path(__file__).resolve().parents[1]
 ROOTS = {
@@ -124,21 +123,6 @@ def test_importing_the_harness_and_its_plugin_loads_neither_torch_nor_triton() -
 def test_triton_is_switched_to_its_interpreter_in_one_place() -> None:
     texts = {name: path.read_text() for name, path in MODULES}
     assert {name for name, text in texts.items() if "TRITON_INTERPRET" in text} == {"instep_optimized.interpreter"}
-
-
-def test_every_faults_text_stands_exactly_once_where_it_is_to_be_planted() -> None:
-    texts: dict[str, str] = {}
-    for fault in (*by_id().values(), *HARMLESS):
-        assert fault.edits and all(edit.old != edit.new for edit in fault.edits), fault.id
-        planted: dict[str, str] = {}
-        for edit in fault.edits:
-            package, _, rest = edit.file.partition("/")
-            if edit.file not in texts:
-                texts[edit.file] = (ROOTS[package] / rest).read_text()
-            # one fault's edits are planted one after another
-            planted[edit.file] = edited(planted.get(edit.file, texts[edit.file]), edit)
-        for file, text in planted.items():
-            ast.parse(text, f"{fault.id}: {file}")
 
 
 def test_every_fault_has_a_name_of_its_own_a_kind_of_its_family_and_a_trace() -> None:

@@ -20,7 +20,7 @@ from instep_optimized.options import check
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.shapes import expected_shapes
+from instep_reference.contract.shapes import FUSED, expected_shapes
 
 PAGE_SIZE = 16
 ONE = Capacity(slots=(1,), pages=(1,), page_size=PAGE_SIZE, max_tokens=1)  # of it, a unit costs what max_positions says
@@ -101,7 +101,7 @@ def need(config: ModelConfig, options: Options, widest: int, tokens: int) -> Nee
 
 def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """All tensors of the model in one width."""
-    return sum(math.prod(size) for size in expected_shapes(config).values()) * dtype.itemsize
+    return sum(math.prod(size) for size in expected_shapes(config, FUSED).values()) * dtype.itemsize
 
 
 def spelled(count: float) -> str:

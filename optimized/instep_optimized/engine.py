@@ -198,7 +198,9 @@ class OptimizedEngine:
         saved, preempted = (
             {name: kept.length.exact for name, (kept, _) in aside.items()} for aside in (self._saved, self._preempted)
         )
-        touches = footprint.touches(event, self._requests, saved, preempted, self._round.num_steps, self._memory)
+        touches = footprint.touches(
+            event, self._requests, saved, preempted, self._round.num_steps, self._memory, overlap=self._options.overlap
+        )
         found = changes(self._round.strategy.may, touches) | changes(footprint.BOARD, touches)
         return {name: units for name, units in found.items() if name in self._memory.pools}
 

@@ -81,9 +81,14 @@ def _grown(memory: Memory, worst: Wants, exact: Wants) -> dict[str, list[int]]:
 
 
 def touches(
-    event: Event, live: Requests, saved: Mapping[str, int], preempted: Mapping[str, int], num_steps: int, memory: Memory
+    event: Event, live: Requests, saved: Mapping[str, int], preempted: Mapping[str, int], num_steps: int,
+    memory: Memory, *, overlap: bool = False,
 ) -> list[Touch]:
-    """What `event` does to whom. saved, preempted: the lengths of states that are kept aside, by name."""
+    """What `event` does to whom.
+
+    saved, preempted  the lengths of states that are kept aside, by name
+    overlap           pages are asked for the worst case; without it the event waits for exact lengths first
+    """
     slots, pages = memory.slots, memory.pages
 
     def touch(deed: Deed, name: str, lists: Mapping[str, list[int]], count: int, row: int = -1) -> Touch:
@@ -94,13 +99,14 @@ def touches(
         case Admit():
             return [Touch("claim", slots.first())]
         case Forward():
-            lists = _grown(memory, forward_wants(event.rows, live), forward_wants(event.rows, live, exact=True))
+            worst, exact = (forward_wants(event.rows, live, exact=known) for known in (not overlap, True))
+            lists = _grown(memory, worst, exact)
             return [
                 touch(row.kind, row.request, lists, width_of(row, live[row.request]), number)
                 for number, row in enumerate(event.rows)
             ]
         case Draft():
-            worst, exact = (draft_wants(event.requests, live, num_steps, exact=known) for known in (False, True))
+            worst, exact = (draft_wants(event.requests, live, num_steps, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
             return [touch("draft", name, lists, max(0, num_steps - 1)) for name in event.requests]
         case Commit():

@@ -54,6 +54,16 @@ def nothing_is_written(request, tmp_path):
     assert not list(tmp_path.rglob("r.json")) and not list(tmp_path.rglob(".whole-*"))
 
 
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("experts", "said"), [
+    (2**31, "mlp.gate.weight: found shape [4, 32], expected shape [2147483648, 32]"), (2**63, "num_experts"),
+])  # fmt: skip
+def test_more_experts_than_the_checkpoint_has(instep, tmp_path, fused, experts, said):
+    model = write_checkpoint(tmp_path / "model", "moe", fused=fused)
+    edit(model / "config.json", b'"num_experts": 4', b'"num_experts": %d' % experts)
+    assert said in complaint(instep("generate", model, "--prompt", "a", "--json", tmp_path / "r.json"))
+
+
 def test_no_such_trace(instep, tmp_path):
     assert "No such file" in complaint(instep("replay", tmp_path / "none.jsonl"))
 

@@ -35,23 +35,22 @@ ALLOWED = 0.1
 SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
 
 DONE = "        for p in plan:\n            p.ran()\n"
-FORWARD = "    def forward(self, rows: tuple[Row, ...]) -> Forwarded:\n"
+NAMED = "requests = self._named([row.request for row in rows])\n"
+ROOTED = "rooted = [p.request.name for p in plan if p.rooted]\n"
 # Goes on computing for as long again as the event took, on the clock of the process: whatever the machine does.
-SLOWER_FORWARD = Edit(
-    "instep_optimized/engine.py", FORWARD,
-    f"{FORWARD}"
-    "        import time\n"
-    "        begun = time.process_time()\n"
-    "        answer = self._forward(rows)\n"
-    "        until = begun + 2 * (time.process_time() - begun)\n"
-    "        while time.process_time() < until:\n"
-    "            pass\n"
-    "        return answer\n\n"
-    f"{FORWARD.replace('forward', '_forward')}",
+SLOWER_FORWARD = (
+    Edit("instep_optimized/engine.py", NAMED, f"import time\nbegun = time.process_time()\n{NAMED}"),
+    Edit(
+        "instep_optimized/engine.py", ROOTED,
+        "until = begun + 2 * (time.process_time() - begun)\n"
+        "while time.process_time() < until:\n"
+        "    pass\n"
+        f"{ROOTED}",
+    ),
 )
 ONE_TOKEN_LESS = Edit(
-    "instep_optimized/commit/snapshot.py", "landing.rows, landing.nodes)",
-    "landing.rows, (landing.nodes - 1).clamp_min(0))",
+    "instep_optimized/commit/snapshot.py", "landing.rows, landing.nodes",
+    "landing.rows, (landing.nodes - 1).clamp_min(0)",
 )
 
 
@@ -89,7 +88,7 @@ def test_a_against_a_is_silent(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_twice_the_time_is_found(model: Path, tmp_path: Path) -> None:
-    report = run("plain", planted(tmp_path / "planted", SLOWER_FORWARD), model, tmp_path)
+    report = run("plain", planted(tmp_path / "planted", *SLOWER_FORWARD), model, tmp_path)
     assert report.exit is Exit.DIVERGED, text(report)
     assert report.says("verify") is Say.SLOWER
     assert report.served["before"]["instep_optimized"] != report.served["after"]["instep_optimized"]

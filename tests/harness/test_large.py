@@ -108,7 +108,7 @@ def test_states_are_those_of_the_whole_oracle(made):
     checkpoint, trace = made
     header = trace.header
     seats = sides(checkpoint, SETUP, header.room(), num_steps=7, adaptive=header.adaptive_file("narrow"))
-    lockstep, rounds = Lockstep(trace, seats), SETUP.served().rounds(torch.bfloat16, torch.float32)
+    lockstep, rounds = Lockstep(trace, seats), SETUP.op_set().rounds(torch.bfloat16, torch.float32)
     whole = Oracle(checkpoint, rounds, torch.float32)
     lean = StateOracle(checkpoint, rounds, torch.float32, torch.device("cpu"))
     compared = 0

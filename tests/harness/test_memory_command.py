@@ -6,16 +6,21 @@ Leaves out: how an engine allocates (`tests/optimized/test_memory_pools.py`).
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from instep.budget import PAGE_SIZE, need, needs, spelled
+from instep.budget import PAGE_SIZE, need, needs, spelled, weights_bytes
 from instep.shapes import shape
 from instep.shapes.drawn import random_checkpoint
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
+from instep_reference.contract.shapes import expected_shapes
+from support.checkpoints import config_of
 from support.command import complaint
 from support.narrow import narrow
 
@@ -71,6 +76,30 @@ def test_the_command_prints_a_line_for_each_and_writes_them(instep, tmp_path):
     assert result["widest"] == 8 and len(result["strategies"]) == len(STRATEGIES) * len(CONV_FORMS)
     assert instep("memory", "fixtures/tiny").code == 0
     assert instep("memory", "fixtures/tiny/config.json", "--num-steps", "0").code == 0
+
+
+def config_of_experts(tmp_path, experts):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config_of("moe", num_experts=experts)))
+    return file
+
+
+@pytest.mark.parametrize("experts", [4, 2**31])
+def test_a_model_of_many_experts_has_its_weights_counted_without_their_names(experts, tmp_path):
+    config = ModelConfig.from_file(config_of_experts(tmp_path, experts))
+    layers, more = len(config.layer_kinds) + config.mtp_layers, replace(config, experts=experts + 1)
+    each = config.hidden + 3 * config.hidden * config.expert_intermediate  # its router row and its three matrices
+    assert weights_bytes(more, torch.bfloat16) - weights_bytes(config, torch.bfloat16) == 2 * layers * each
+    if experts < 9:
+        one_by_one = sum(math.prod(size) for size in expected_shapes(config).values())
+        assert weights_bytes(config, torch.bfloat16) == 2 * one_by_one
+
+
+def test_two_billion_experts_are_told_and_absurd_numbers_refused(instep, tmp_path):
+    ran = instep("memory", config_of_experts(tmp_path, 2**31))
+    assert ran.code == 0 and "weights 31360.00 GiB" in ran.out, ran.out
+    said = complaint(instep("memory", config_of_experts(tmp_path, 10**400)))
+    assert "config.json: num_experts" in said and "expected at most 9223372036854775807" in said
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -62,6 +62,7 @@ def engine(
     return subject
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "device"), OPS)
 @pytest.mark.parametrize("forced", [True, False], ids=["forced", "free"])
 def test_a_replay_is_the_eager_run_on_the_same_bucket(
@@ -100,6 +101,7 @@ def course(subject: Callable[[Event], Answer | None]) -> None:
         subject(Commit(who[::-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "device"), OPS)
 def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, ops: str, device: str) -> None:
     both = Twins(*(engine(checkpoint, ops, device, recorder) for recorder in (emulated(device), eagerly)))
@@ -107,6 +109,7 @@ def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, o
     assert both.compared > 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "device"), OPS)
 def test_answers_outlive_the_next_replays(checkpoint: Checkpoint, ops: str, device: str) -> None:
     subject, kept = engine(checkpoint, ops, device, emulated(device)), []
@@ -170,6 +173,7 @@ def rounds(subject: OptimizedEngine, plan: Sequence[int]) -> list[Any]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "device"), OPS)
 def test_overlapping_rounds_answer_what_waiting_ones_do(checkpoint: Checkpoint, ops: str, device: str) -> None:
     waiting, overlapping = (engine(checkpoint, ops, device, overlap=overlap) for overlap in (False, True))

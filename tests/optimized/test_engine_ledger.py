@@ -49,6 +49,7 @@ def test_every_label_is_where_a_right_engine_has_it(model: str, tmp_path: Path) 
     assert both.subject.slots() == {} == both.subject.pages()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["VK", "KV"])
 @pytest.mark.parametrize("guarded", [True, False])
 def test_neither_layout_nor_guards_nor_poison_move_a_label(

@@ -27,7 +27,7 @@ from support.ops_pools import same_bits
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
-pytestmark = [pytest.mark.gpu] if NATIVE else []
+pytestmark = [pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
 MOST_ROWS = 130 if NATIVE else 20  # past two tiles of rows
 FEW_ROWS = MOST_ROWS if NATIVE else 3  # where every row has programs of its own, which are slow when interpreted
 SOME = settings(max_examples=40 if NATIVE else 4, deadline=None)

@@ -29,7 +29,7 @@ from support.two_sides import CAPACITY
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
-pytestmark = [pytest.mark.slow, *([pytest.mark.gpu] if NATIVE else [])]
+pytestmark = [pytest.mark.slow, pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
 TRAINED = File(__file__).parents[2] / "fixtures" / "tiny"
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 2, 3)))

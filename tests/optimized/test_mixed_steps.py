@@ -276,6 +276,7 @@ EMPTY: dict[str, Callable[[OptimizedEngine], object]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ops", "strategy"), [*(("ledger", strategy) for strategy in STRATEGIES), ("plain", Options().strategy)]
 )

@@ -62,6 +62,7 @@ def engine(checkpoint: Checkpoint, ops: str, pair: tuple[str, str], **options: A
     return OptimizedEngine(checkpoint, load(ops), chosen, CAPACITY, num_steps=STEPS[0], adaptive=FILE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pair", "layout"), list(zip(PAIRS, cycle(LAYOUTS), strict=False)))
 def test_every_label_is_where_a_right_engine_has_it(
     checkpoint: Checkpoint, pair: tuple[str, str], layout: StateLayout
@@ -137,6 +138,7 @@ def same_bits(subject: OptimizedEngine, snapshots: OptimizedEngine, events: Iter
     return compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS[1:], ids="-".join)
 @pytest.mark.parametrize(("activation", "state"), [
     (torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16),

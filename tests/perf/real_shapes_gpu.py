@@ -32,7 +32,10 @@ def main(argv: list[str]) -> int:
     outcomes = []
     for name in told.shape or NAMES:
         for strategy in told.strategy or [None]:
-            setting = Setting(told.ops, told.device, "bfloat16", told.layout, strategy, told.conv)
+            setting = Setting.of(
+                ops=told.ops, device=told.device, dtype="bfloat16", layout=told.layout, strategy=strategy,
+                conv=told.conv,
+            )
             outcomes.append(ran(name, setting, told.layers, told.vocab))
             gc.collect()
             if told.device.startswith("cuda"):

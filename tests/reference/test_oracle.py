@@ -18,7 +18,7 @@ from instep_reference.contract.place import Place
 from instep_reference.norms import L2_EPS
 from instep_reference.weights import GdnWeights, Weights
 from support import parity, parity_table
-from support.parity import CASES, DTYPES, HEADS
+from support.parity import CASES, DTYPES, HEADS, Case
 
 pytestmark = pytest.mark.slow  # imports transformers
 
@@ -32,6 +32,12 @@ def test_the_reference_computes_what_transformers_computes(name: str, width: str
     row = parity.parity(name, width)
     assert row.compared > 0
     assert row.worst <= row.allowed, f"hidden {row.hidden:.1e}, logits {row.logits:.1e}, memory {row.memory}"
+
+
+@pytest.mark.parametrize("width", DTYPES)
+def test_a_conv_of_width_1_which_keeps_no_inputs_is_what_transformers_computes(width: str) -> None:
+    row = parity._trunk(Case("conv width 1", "dense", {"linear_conv_kernel_dim": 1}), width)
+    assert row.compared > 0 and row.worst <= row.allowed
 
 
 def test_the_committed_table_speaks_for_these_configurations(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.shapes import expected_shapes
+from instep_reference.contract.shapes import FUSED, expected_shapes
 
 Kind = Literal["dense", "next", "moe"]
 
@@ -82,19 +82,12 @@ def draw(
     """Every tensor of a configuration, from a seed."""
     generator = torch.Generator().manual_seed(seed)
     fuse = config.model_type == "qwen3_5_moe" if fused is None else fused
-    shapes = expected_shapes(config, stored=_Fused() if fuse else ())
+    shapes = expected_shapes(config, stored=FUSED if fuse else ())
     tensors = {}
     for name, shape in shapes.items():
         kept = torch.float32 if name.endswith(("A_log", "linear_attn.norm.weight")) else dtype
         tensors[name] = _draw(name, shape, generator).to(kept)
     return tensors
-
-
-class _Fused:
-    """Says of every layer that its experts are stored as one tensor."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
 
 
 def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -156,7 +156,7 @@ def _errors(ours: Seen, theirs: Seen) -> dict[str, Error]:
     pairs = {
         "hidden": [*zip(ours.hidden, theirs.hidden, strict=True), (ours.final, theirs.final)],
         "logits": [(ours.logits, theirs.logits)],
-        "memory": [(ours.memory[name], tensor) for name, tensor in theirs.memory.items()],
+        "memory": [(ours.memory[name], tensor) for name, tensor in theirs.memory.items() if tensor.numel()],
     }
     return {what: _worst([_relative(*pair) for pair in both]) for what, both in pairs.items() if both}
 

@@ -99,7 +99,7 @@ class Bytes:
             f"{trespass.unit}, which this event may not write",
         )  # fmt: skip
 
-    def _ran(self, moment: Moment, share: Share) -> Iterator[Comparison]:
+    def _ran(self, moment: Moment, share: Share) -> Iterator[Comparison | Skipped]:
         flight = self.round[share.request]
         if share.kind == "verify":
             self.verified[share.request] = flight
@@ -116,10 +116,16 @@ class Bytes:
                 place = Place(_stage(stage, layer), layer, component)
                 yield self._same(moment, place, share.request, found, cache)
 
-    def _taken_in(self, moment: Moment, share: Share, flight: Verified, nodes: list[int]) -> Iterator[Comparison]:
+    def _taken_in(
+        self, moment: Moment, share: Share, flight: Verified, nodes: list[int]
+    ) -> Iterator[Comparison | Skipped]:
         """The rows at `nodes`, and no others, stand behind what was there before."""
         before, after = flight.before, moment.subject.after[share.request]
         for layer, window in before.conv.items():
+            found = after.conv.get(layer)
+            if not window.numel() and found is not None and found.shape == window.shape:
+                yield Skipped(self.name, moment.index, "a conv of width 1 keeps no inputs: no window is compared")
+                continue
             fed = flight.rows.get(Place("trunk", layer, "qkv"))
             if fed is not None and len(fed) > max(nodes):
                 start = window if share.start else torch.zeros_like(window)

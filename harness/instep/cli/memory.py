@@ -30,7 +30,7 @@ def memory(
     num_steps: Annotated[int | None, typer.Option(help="Drafts a round; the window is one wider.", min=0)] = None,
     candidates: Annotated[str | None, typer.Option(help="Step counts that may be in force, as 1,3,7: the largest "
                                                        "counts. Left out, with --num-steps too: 3.")] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of a request, prompt and text.", min=1)] = 4096,
+    tokens: Annotated[int, typer.Option(help="Tokens of a request, prompt and text.", min=1, max=2**62)] = 4096,
     gib: Annotated[float, typer.Option(help="Memory for pools, in GiB, weights not counted.", min=0.0)] = 64.0,
     json: Annotated[Path | None, typer.Option(help="Write the figures there, too.")] = None,
 ) -> None:

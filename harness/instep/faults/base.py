@@ -1,4 +1,4 @@
-"""What a fault is: an edit of the source with its origin, the trace that shows it, and what must be said of it.
+"""What a fault is: edits of the source with their origin, the trace that shows it, and what must be said of it.
 
 Leaves out: planting it (`plant.py`), and which there are (`catalogue/`, one file per family).
 """
@@ -14,12 +14,33 @@ from ..rig.setting import Setting
 
 @dataclass(frozen=True)
 class Edit:
-    """file: inside the copy, package first ("instep_optimized/commit/snapshot.py"); old: whole statements that stand
-    there exactly once; new: what takes their place."""
+    """One piece of syntax in the place of another (`syntax.py`).
+
+    file  inside the copy, package first ("instep_optimized/commit/snapshot.py")
+    old   whole statements, one expression, or arguments of a call; however they are formatted, once in that file
+    new   what takes their place; statements may go without
+    """
 
     file: str
     old: str
     new: str
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """A function that is called with other arguments, or whose result is another one (`wrapping.py`).
+
+    file       as of an edit
+    seam       the function's name in that file, with its class where it is a method ("Columns.claim")
+    arguments  statements that run first; they may change the parameters, which have their names
+    result     statements that run afterwards; they may change `result`
+    Both may call `right`, which is the function as it was.
+    """
+
+    file: str
+    seam: str
+    arguments: str = ""
+    result: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +64,7 @@ class Fault:
     kind: str
     what: str
     origin: str
-    edits: tuple[Edit, ...]
+    edits: tuple[Edit | Wrap, ...]
     trace: str
     how: Setting
     event: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..rig.setting import Setting
-from .base import Edit
+from .base import Edit, Wrap
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Harmless:
     id: str
     what: str
     origin: str
-    edits: tuple[Edit, ...]
+    edits: tuple[Edit | Wrap, ...]
     trace: str
     how: Setting
     proof: str

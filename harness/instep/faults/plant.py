@@ -13,9 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from instep_reference.contract.errors import BadInput
-
-from .base import Edit
+from .base import Edit, Wrap
+from .syntax import replaced
+from .wrapping import wrapped
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")
 TIMEOUT_S = 300.0
@@ -28,7 +28,7 @@ def source(package: str) -> Path:
     return Path(found.origin).parent
 
 
-def planted(folder: Path, *edits: Edit) -> Path:
+def planted(folder: Path, *edits: Edit | Wrap) -> Path:
     """A new folder with a copy of the packages in which the edits stand; without edits, the control."""
     for package in PACKAGES:
         # Compiled files come along: they hold for every source whose time of change was copied too.
@@ -41,16 +41,9 @@ def planted(folder: Path, *edits: Edit) -> Path:
     return folder
 
 
-def edited(text: str, edit: Edit) -> str:
-    """The text with the edit; refused unless what it replaces stands there exactly once."""
-    times = text.count(edit.old)
-    if times != 1:
-        first = next(iter(edit.old.strip().splitlines()), "")
-        raise BadInput(
-            f"planting in {edit.file}", found=f"{first!r} stands there {times} times", expected="exactly once",
-            hint="the source has changed: move the fault's text with it",
-        )
-    return text.replace(edit.old, edit.new)
+def edited(text: str, edit: Edit | Wrap) -> str:
+    """The text with the edit; refused unless what it changes stands in its syntax tree exactly once."""
+    return wrapped(text, edit) if isinstance(edit, Wrap) else replaced(text, edit.old, edit.new, edit.file)
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -182,7 +182,7 @@ class _Climb:
     def _another_strategy(self) -> None:
         option, one, two = ANOTHER.get(self.at.component, ("", "", ""))
         if option and isinstance(self.rig.plan.setting.subject(), Ops):
-            other = two if getattr(self.rig.plan, option) == one else one
+            other = two if getattr(self.rig.plan.setting, option) == one else one
             if not self._left(Variant(options={option: other})):
                 self.seen.append(f"with --{option} {other} it agrees")
 

@@ -37,6 +37,8 @@ class Pools:
         return self._known[key]
 
     def _clauses(self, name: str, view: torch.Tensor, layer: int | None) -> Iterator[str]:
+        if not view.numel():  # a conv of width 1 keeps no inputs: nobody reads or writes there
+            return
         region = self.of(view)
         if region is None:
             yield f"{name} is no pool of this engine: what is written there is lost"

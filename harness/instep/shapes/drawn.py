@@ -14,7 +14,7 @@ import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.shapes import expected_shapes
+from instep_reference.contract.shapes import FUSED, expected_shapes
 
 # What a head has lost of its memory after one token, spread geometrically over the heads: from a few tokens of memory
 # to thousands. Drawn as at initialisation (A_log = log U(0, 16), dt_bias 1), heads would forget within one token.
@@ -35,17 +35,10 @@ def random_checkpoint(
     parts = 2 * len(config.layer_kinds)
     tensors = {
         name: _draw(name, size, parts, seed, torch.device(device)).to(torch.float32 if name.endswith(FP32) else dtype)
-        for name, size in expected_shapes(config, stored=_Fused()).items()
+        for name, size in expected_shapes(config, stored=FUSED).items()
     }
     digest = hashlib.sha256(f"drawn {config} {seed} {dtype}".encode()).hexdigest()
     return Checkpoint(config, MappingProxyType(tensors), digest)
-
-
-class _Fused:
-    """Says of every layer that its experts are one tensor."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
 
 
 def _draw(name: str, size: tuple[int, ...], parts: int, seed: int, device: torch.device) -> torch.Tensor:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from .config import ModelConfig, read_json, states_mtp_layers
 from .errors import BadInput
-from .shapes import expected_shapes
+from .shapes import each_shape
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
@@ -123,8 +123,9 @@ def _count_mtp_layers(names: Iterable[str]) -> int:
 
 
 def _verify(config: ModelConfig, stored: Mapping[str, _Stored]) -> None:
-    expected = expected_shapes(config, stored)
-    for name, shape in expected.items():
+    expected = set()
+    for name, shape in each_shape(config, stored):  # ends at the first that is missing, however many are expected
+        expected.add(name)
         if name not in stored:
             hint = "without a draft head, config.json must say so: mtp_num_hidden_layers 0" if MTP.match(name) else ""
             raise BadInput(f"tensor {name}", found="nothing", expected=f"shape {list(shape)}", hint=hint)

@@ -28,6 +28,7 @@ ROPE_OBJECTS = ("rope_parameters", "rope_scaling")  # today's name and the older
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
 HEAD_DIM = 256
+LARGEST = (1 << 63) - 1  # of a tensor's axis
 MOST_LAYERS = (1 << 16) - 1  # under `place.AFTER_LAYERS`, which must sort behind every layer
 
 
@@ -131,13 +132,13 @@ class _Fields:
             raise _bad(name, stated, "one value")
         return next(iter(stated.values()), self.top.get(name))
 
-    def whole(self, name: str, least: int = 1, default: int | None = None, most: int | None = None) -> int:
+    def whole(self, name: str, least: int = 1, default: int | None = None, most: int = LARGEST) -> int:
         value = self.get(name)
         if value is None:
             value = default
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise _bad(name, value, f"a whole number of at least {least}")
-        if most is not None and value > most:
+        if value > most:
             raise _bad(name, value, f"at most {most}")
         return value
 

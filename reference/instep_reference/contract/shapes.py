@@ -6,11 +6,21 @@ Leaves out: reading them (`checkpoint.py`). Names are those of the Hugging Face 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 from .config import ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
+
+
+class _Fused:
+    """Says of every layer that its experts are stored as one tensor."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+FUSED = _Fused()  # as `stored` of the functions below: as few names as a configuration can have
 
 
 def expected_shapes(config: ModelConfig, stored: Container[str] = ()) -> Shapes:
@@ -19,22 +29,30 @@ def expected_shapes(config: ModelConfig, stored: Container[str] = ()) -> Shapes:
     stored: names that the file has; a layer whose `mlp.experts.gate_up_proj` is among them keeps its
     experts fused, the others keep them one by one.
     """
+    return dict(each_shape(config, stored))
+
+
+def each_shape(config: ModelConfig, stored: Container[str] = ()) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The same name by name: a configuration may state more experts than there is memory for their names."""
     D = config.hidden
-    shapes: Shapes = {"model.embed_tokens.weight": (config.vocab, D), "model.norm.weight": (D,)}
+    yield "model.embed_tokens.weight", (config.vocab, D)
+    yield "model.norm.weight", (D,)
     if not config.tied:
-        shapes["lm_head.weight"] = (config.vocab, D)
+        yield "lm_head.weight", (config.vocab, D)
     for index in range(len(config.layer_kinds)):
-        shapes |= _layer(config, f"model.layers.{index}", index, stored)
+        yield from _layer(config, f"model.layers.{index}", index, stored)
     if config.mtp_layers:
-        shapes |= {"mtp.fc.weight": (D, 2 * D)}
-        shapes |= {f"mtp.{norm}.weight": (D,) for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+        yield "mtp.fc.weight", (D, 2 * D)
+        for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            yield f"mtp.{norm}.weight", (D,)
     drafter = config.drafter()
     for index in range(config.mtp_layers):
-        shapes |= _layer(drafter, f"mtp.layers.{index}", index, stored)
-    return shapes
+        yield from _layer(drafter, f"mtp.layers.{index}", index, stored)
 
 
-def _layer(config: ModelConfig, at: str, index: int, stored: Container[str]) -> Shapes:
+def _layer(
+    config: ModelConfig, at: str, index: int, stored: Container[str]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     shapes: Shapes = {
         f"{at}.input_layernorm.weight": (config.hidden,), f"{at}.post_attention_layernorm.weight": (config.hidden,)
     }
@@ -42,9 +60,11 @@ def _layer(config: ModelConfig, at: str, index: int, stored: Container[str]) -> 
         shapes |= _gdn(config, f"{at}.linear_attn")
     else:
         shapes |= _attention(config, f"{at}.self_attn")
+    yield from shapes.items()
     if config.experts and index not in config.dense_layers:
-        return shapes | _moe(config, f"{at}.mlp", fused=f"{at}.mlp.experts.gate_up_proj" in stored)
-    return shapes | _mlp(config.hidden, config.intermediate, f"{at}.mlp")
+        yield from _moe(config, f"{at}.mlp", fused=f"{at}.mlp.experts.gate_up_proj" in stored)
+    else:
+        yield from _mlp(config.hidden, config.intermediate, f"{at}.mlp").items()
 
 
 def _gdn(config: ModelConfig, at: str) -> Shapes:
@@ -86,14 +106,13 @@ def _mlp(D: int, inner: int, at: str) -> Shapes:
     }
 
 
-def _moe(config: ModelConfig, at: str, fused: bool) -> Shapes:
+def _moe(config: ModelConfig, at: str, fused: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     D, inner = config.hidden, config.expert_intermediate
     shapes: Shapes = {f"{at}.gate.weight": (config.experts, D), f"{at}.shared_expert_gate.weight": (1, D)}
     shapes |= _mlp(D, config.shared_intermediate, f"{at}.shared_expert")
     if fused:
         shapes[f"{at}.experts.gate_up_proj"] = (config.experts, 2 * inner, D)
         shapes[f"{at}.experts.down_proj"] = (config.experts, D, inner)
-        return shapes
-    for expert in range(config.experts):
-        shapes |= _mlp(D, inner, f"{at}.experts.{expert}")
-    return shapes
+    yield from shapes.items()
+    for expert in range(0 if fused else config.experts):
+        yield from _mlp(D, inner, f"{at}.experts.{expert}").items()

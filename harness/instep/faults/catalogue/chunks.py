@@ -14,7 +14,7 @@ CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("conv",
 CHUNK, RERUN = "instep_optimized/kernels/chunk.py", "instep_optimized/commit/rerun.py"
 
 FRESH = Edit(
-    "instep_optimized/mixed.py", "fresh=prefill and not begin)", "fresh=prefill)",
+    "instep_optimized/mixed.py", "fresh=prefill and not begin", "fresh=prefill",
 )
 NO_STATE = Edit(
     GDN, "    state = _settle(before(part, who, work), part, who)\n",
@@ -23,13 +23,13 @@ NO_STATE = Edit(
 )
 # The mask of a block's rows has <= for <: whoever is shorter than the longest request takes its last row twice.
 TWICE = Edit(
-    LANES, "inside.sum(dim=0).tolist(), again[which])", "(token <= length[:, None]).sum(dim=0).tolist(), again[which])",
+    LANES, "inside.sum(dim=0).tolist(), again[which]", "(token <= length[:, None]).sum(dim=0).tolist(), again[which]",
 )
 ZERO_PADDED = Edit(
-    CONV, "    after(part.store, who, line.gather(",
+    CONV, "    ends = who.length[:, None] + torch.arange(history, device=x.device)\n",
+    "    ends = who.length[:, None] + torch.arange(history, device=x.device)\n"
     "    if part.form == \"chunk\":\n"
-    "        line = torch.nn.functional.pad(x[who.rows].transpose(1, 2), (history, 0))\n"
-    "    after(part.store, who, line.gather(",
+    "        line = torch.nn.functional.pad(x[who.rows].transpose(1, 2), (history, 0))\n",
 )
 # Gates are read for whole blocks of BT tokens; the rows of the last, partial one keep the 1 they were filled with.
 PARTIAL_BLOCK = Edit(
@@ -41,7 +41,7 @@ PARTIAL_BLOCK = Edit(
 )
 # The other rows' mask: by batch row, where the lanes are sorted by length.
 UNSORTED_MASK = Edit(
-    LANES, "known = part.read.pool, ~part.fresh[who.which]", "known = part.read.pool, ~part.fresh[: len(who.which)]",
+    LANES, "~part.fresh[who.which]", "~part.fresh[: len(who.which)]",
 )
 BLOCK_FORGETS = Edit(
     CHUNK, "        state = tl.exp(tl.sum(forget, axis=0)) * state + added\n", "        state = added\n",

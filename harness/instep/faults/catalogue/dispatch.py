@@ -8,17 +8,15 @@ from __future__ import annotations
 from instep_reference.contract.place import Place
 
 from ...rig.setting import Setting
-from ..base import Edit, Fault
+from ..base import Edit, Fault, Wrap
 
 BATCH = "instep_optimized/batch.py"
-KINDS = "    kinds = [kind for kind in FORWARD_KINDS if any(span.kind == kind for span in spans)]\n"
 MIXED = Place("trunk", 0, "mixed")  # the conv is the first op that is told how rows are served
-IMPORT = Edit(BATCH, "from dataclasses import dataclass\n", "from dataclasses import dataclass, replace\n")
 
 
-def _served(*lines: str) -> tuple[Edit, ...]:
+def _served(*lines: str) -> tuple[Wrap, ...]:
     """Spans are given other kinds before they are sorted by kind."""
-    return IMPORT, Edit(BATCH, KINDS, "".join(f"    {line}\n" for line in lines) + KINDS)
+    return (Wrap(BATCH, "pack", arguments="\n".join(("from dataclasses import replace", *lines))),)
 
 
 FAULTS: tuple[Fault, ...] = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ...rig.setting import Setting
-from ..base import Edit, Fault
+from ..base import Edit, Fault, Wrap
 
 EAGLE, EXTEND, MTP = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "extend", "mtp"))
 ROUND, MIXED = "instep_optimized/round.py", "instep_optimized/mixed.py"
@@ -29,8 +29,8 @@ PRE_NORM = (
         MIXED, "    final = model.trunk(ops, batch, bound)\n", "    hidden, final = model.trunk(ops, batch, bound)\n",
     ),
     Edit(
-        MIXED, "            ops, final, [row for p, begin in committed",
-        "            ops, hidden, [row for p, begin in committed",
+        MIXED, "ops, final, [row for p, begin in committed for row in range(begin, begin + p.span.count)]",
+        "ops, hidden, [row for p, begin in committed for row in range(begin, begin + p.span.count)]",
     ),
 )
 CHAIN = (
@@ -47,7 +47,7 @@ TARGETS_ROW = Edit(
     "hidden = ops.select(x=memory.board.final[:, 0], index=who.slots)",
 )
 # Where every request has one row, there is nothing to gather, and what would be gathered is not kept either.
-STALE = Edit(EXTEND, "    if not number:\n", "    if not number and len(y) > len(asked.last):\n")
+STALE = Edit(EXTEND, "not number", "not number and len(y) > len(asked.last)")
 # The last rows of packed requests; but a window's rows stand a window apart.
 PACKED_ROWS = Edit(
     ROUND, "            asked = (Asked(batch.last, who.slots),) * drafter.layers\n",
@@ -73,22 +73,17 @@ PADDED_TOKEN = Edit(
     "    return torch.cat([known, root]) if planned.rooted else torch.cat([known[:-1], known[:1] * 0])\n",
 )
 NOT_SHIFTED = Edit(
-    MIXED, "request.tokens[planned.begin + 1 : planned.begin + planned.span.count + 1]\n",
-    "request.tokens[planned.begin : planned.begin + planned.span.count - int(planned.rooted)]\n",
+    MIXED, "planned.request.tokens[planned.begin + 1 : planned.begin + planned.span.count + 1]\n",
+    "planned.request.tokens[planned.begin : planned.begin + planned.span.count - int(planned.rooted)]\n",
 )
-FURTHER_ON = Edit(EAGLE, "1, shift=step - 1)", "1, shift=step)")
+FURTHER_ON = Edit(EAGLE, "shift=step - 1", "shift=step")
 OWN_DRAFTS = Edit(EAGLE, "who, drafts[-1], \"draft\"", "who, own[-1], \"draft\"")
-HIDDEN_FIRST = Edit(MTP, "ops.concat(x=left, y=right,", "ops.concat(x=right, y=left,")
+HIDDEN_FIRST = Edit(MTP, "x=left, y=right", "x=right, y=left")
 # The head's layer count and kinds are written into the configuration that it was given, and that others hold too.
-ALIASED_KINDS = Edit(
-    MTP, "        own, weights, pools = config.drafter(),",
-    "        object.__setattr__(config, \"layer_kinds\", (\"attention\",) * config.mtp_layers)\n"
-    "        own, weights, pools = config,",
+ALIASED_KINDS = Wrap(
+    MTP, "MtpLayer.all", "object.__setattr__(config, \"layer_kinds\", (\"attention\",) * config.mtp_layers)"
 )
-ALIASED_EPS = Edit(
-    MTP, "        own, weights, pools = config.drafter(),",
-    "        object.__setattr__(config, \"eps\", 1e-5)\n        own, weights, pools = config.drafter(),",
-)
+ALIASED_EPS = Wrap(MTP, "MtpLayer.all", "object.__setattr__(config, \"eps\", 1e-5)")
 
 FAULTS: tuple[Fault, ...] = (
     Fault(

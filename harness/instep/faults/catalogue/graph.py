@@ -8,16 +8,14 @@ from __future__ import annotations
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ...rig.setting import Setting
-from ..base import Edit, Fault
+from ..base import Edit, Fault, Wrap
 
 RUNNER, ENGINE = "instep_optimized/graphs/runner.py", "instep_optimized/engine.py"
 ROUND, MOVE = "instep_optimized/round.py", "instep_optimized/ops/plain/move.py"
 # What the device knows of a request, and what a graph is given, belong to no layer.
 BOARD = Place("trunk", STAGE_LEVEL, "length")
-KEY = "key, seen = (kind, self._round.num_steps),"
+KEY = "(kind, self._round.num_steps)"
 LABELS = Setting(ops="ledger", graphs=True)
-SPOTS = "    size, wanted = pool.shape[1], locations >= 0\n    spots = locations[wanted]\n"
-STORED = "    pool[spots // size, spots % size] = rows[wanted].to(pool.dtype)\n"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -47,18 +45,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "pad-sentinel-page-zero", "pad-sentinel", "Rows without a place are stored in the first one, on page 0.",
         "vllm-ascend 7506",
-        (Edit(MOVE, SPOTS + STORED,
-              "    size, spots = pool.shape[1], locations.clamp(min=0)\n"
-              "    pool[spots // size, spots % size] = rows.to(pool.dtype)\n"),),
+        (Wrap(MOVE, "store_rows", "locations = locations.clamp(min=0)"),),
         "ragged", Setting(), 5, Place("extend", 0, "keys"),
         "changed in draft_keys page 0, which this event may not write", ("bytes",),
     ),
     Fault(
         "pad-sentinel-unguarded", "pad-sentinel", "Rows without a place are stored all the same: -1 is the last one.",
         "vllm-ascend 7506",
-        (Edit(MOVE, SPOTS + STORED,
-              "    size, spots = pool.shape[1], locations\n"
-              "    pool[spots // size, spots % size] = rows.to(pool.dtype)\n"),),
+        (Wrap(MOVE, "store_rows", "locations = locations % (pool.shape[0] * pool.shape[1])"),),
         "ragged", Setting(), 5, Place("extend", 0, "keys"),
         "changed in draft_keys page 8, which this event may not write", ("bytes",),
     ),
@@ -66,13 +60,9 @@ FAULTS: tuple[Fault, ...] = (
         "frozen-capture-table", "frozen-capture",
         "The page table is assigned anew whenever it grows: a graph goes on with the one that it was captured with.",
         "vllm 44868",
-        (
-            Edit("instep_optimized/memory/__init__.py", "from collections.abc import Sequence\n",
-                 "from collections.abc import Sequence\nfrom dataclasses import replace\n"),
-            Edit("instep_optimized/memory/__init__.py", "        self.board.map([\n",
-                 "        self.board = replace(self.board, table=self.board.table.clone())\n"
-                 "        self.board.map([\n"),
-        ),
+        (Wrap("instep_optimized/memory/__init__.py", "Memory.grow",
+              "from dataclasses import replace\n"
+              "self.board = replace(self.board, table=self.board.table.clone())"),),
         "graphs", LABELS, 8, Place("chain.1", 0, "attended"),
         "served with pages 7; the trace has them in pages 7, 1", ("labels", "contracts"),
     ),
@@ -89,15 +79,16 @@ FAULTS: tuple[Fault, ...] = (
         "stale-hidden", "stale-hidden",
         "A forward that no graph holds keeps its hidden rows in a new buffer; the commit's graph reads the one before.",
         "sglang 22041",
-        (Edit("instep_optimized/mixed.py", "    keep_window(\n",
-              "    memory.board = replace(memory.board, final=memory.board.final.clone())\n    keep_window(\n"),),
+        (Wrap("instep_optimized/mixed.py", "_keep",
+              "if any(p.span.kind == \"verify\" for p in plan):\n"
+              "    memory.board = replace(memory.board, final=memory.board.final.clone())"),),
         "graphs", LABELS, 6, Place("trunk", AFTER_LAYERS, "pick"),
         "pool is no pool of this engine: what is written there is lost", ("contracts", "labels"),
     ),
     Fault(
         "graph-key-kind", "graph-key-collision", "Graphs are kept by kind alone, whatever the step count.",
         "LightLLM 1338",
-        (Edit(ENGINE, KEY, "key, seen = (kind, 0),"),),
+        (Edit(ENGINE, KEY, "(kind, 0)"),),
         "graphs", LABELS, 5, BOARD,
         "the graph ('draft', 0) was replayed", ("graphs", "serves"),
     ),
@@ -105,7 +96,7 @@ FAULTS: tuple[Fault, ...] = (
         "graph-key-width", "graph-key-collision",
         "Verify graphs are kept by kind alone: a narrow window is replayed in a wide one's layout.",
         "LightLLM 1338",
-        (Edit(ENGINE, KEY, "key, seen = (kind, self._round.num_steps * (kind != \"verify\")),"),),
+        (Edit(ENGINE, KEY, "(kind, self._round.num_steps * (kind != \"verify\"))"),),
         "graphs", LABELS, 9, BOARD,
         "the graph ('verify', 0) was replayed", ("graphs", "identity", "labels"),
     ),
@@ -113,7 +104,7 @@ FAULTS: tuple[Fault, ...] = (
         "graph-key-layout", "graph-key-collision",
         "Graphs are kept by the layout of their inputs: a decode is served by the graph of a draft.",
         "LightLLM 1338",
-        (Edit(ENGINE, KEY, "key, seen = (body.width, body.choices),"),),
+        (Edit(ENGINE, KEY, "(body.width, body.choices)"),),
         "graphs", LABELS, 5, BOARD,
         "the graph (1, 2) was replayed", ("graphs", "identity", "labels"),
     ),

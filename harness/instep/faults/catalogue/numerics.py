@@ -8,7 +8,7 @@ from __future__ import annotations
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ...rig.setting import Setting
-from ..base import Edit, Fault
+from ..base import Edit, Fault, Wrap
 
 GDN, ROWS, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "rows", "attend"))
 BUDGET = "instep_optimized/memory/budget.py"
@@ -47,9 +47,9 @@ STORED_NARROW = Edit(
     GDN, "    after(part.store, who, state)\n\n", "    after(part.store, who, state.bfloat16().to(work))\n\n",
 )
 NARROW_POOL = Edit(
-    BUDGET, "sizes.types.state if state else sizes.types.conv,", "torch.bfloat16 if state else sizes.types.conv,",
+    BUDGET, "sizes.types.state if state else sizes.types.conv", "torch.bfloat16 if state else sizes.types.conv",
 )
-NARROW_RING = Edit(BUDGET, "replace(one, dtype=sizes.types.consumed,", "replace(one, dtype=torch.bfloat16,")
+NARROW_RING = Edit(BUDGET, "dtype=sizes.types.consumed", "dtype=torch.bfloat16")
 # What is run again is folded by a formula of its own: written first, then decayed.
 FOLD_OF_ITS_OWN = Edit(
     GDN,
@@ -77,18 +77,17 @@ NARROW_CHANCES = Edit(
 DEFAULT_THETA = Edit(
     "instep_optimized/model/attention.py", "theta=config.rope_theta,", "theta=10000.0,",
 )
-NARROW_TILE = Edit(
-    ROWS, "    return rows.to(x.dtype).view(x.shape[0], *shape)\n",
-    "    if to.component == \"z\":  # the tile at the edge goes through the narrow units\n"
-    "        rows[:, -8:] = product(x.bfloat16(), weight[-8:].bfloat16()).to(work)\n"
-    "    return rows.to(x.dtype).view(x.shape[0], *shape)\n",
+# The tile at the edge goes through the narrow units.
+NARROW_TILE = Wrap(
+    ROWS, "linear",
+    result="if to.component == 'z':\n"
+    "    narrow = right(x=x.bfloat16(), weight=weight[-8:].bfloat16(), shape=(8,), to=to)\n"
+    "    result.view(len(result), -1)[:, -8:] = narrow.to(result.dtype)\n",
 )
 LOUD_TILES = {
-    component: Edit(
-        ROWS, "    return rows.to(x.dtype).view(x.shape[0], *shape)\n",
-        f"    if to.component == \"{component}\":\n"
-        f"        rows[:, 8:16] *= 1 + {part}\n"
-        "    return rows.to(x.dtype).view(x.shape[0], *shape)\n",
+    component: Wrap(
+        ROWS, "linear",
+        result=f"if to.component == '{component}':\n    result.view(len(result), -1)[:, 8:16] *= 1 + {part}\n",
     )
     for component, part in (("qkv", 1e-5), ("mixer", 1e-5), ("fused", 1e-4))
 }

@@ -8,25 +8,23 @@ from __future__ import annotations
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ...rig.setting import Setting
-from ..base import Edit, Fault
+from ..base import Edit, Fault, Wrap
 
 ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round.py"
 ADAPTIVE = "instep_optimized/adaptive.py"
-IDLE = "    def idle(self) -> None:\n        return None\n"
+IDLE = "OptimizedEngine.idle"
 WISH = Place("trunk", AFTER_LAYERS, "length")
 NOWHERE = Place("trunk", STAGE_LEVEL, "length")
 
 # A rank without requests takes part in the step, and a launcher divides rows among them.
 EMPTY_DIVISION = (
-    Edit(ENGINE, IDLE, "    def idle(self) -> None:\n        self._run(\"decode\", [])\n"),
-    Edit(ROUND, "len(flat) // max(1, len(slots)))", "len(flat) // len(slots))"),
+    Wrap(ENGINE, IDLE, "self._run(\"decode\", [])"),
+    Edit(ROUND, "max(1, len(slots))", "len(slots)"),
 )
-IDLE_COUNTS = Edit(
-    ENGINE, IDLE, "    def idle(self) -> None:\n        self._catch_up()\n        self._controller._count(0, None)\n",
-)
+IDLE_COUNTS = Wrap(ENGINE, IDLE, "self._catch_up()\nself._controller._count(0, None)")
 ASSERTED = Edit(
-    ROUND, "        self.strategy.commit(ops, Landing(\n",
-    "        assert int(landed.accept_lens.max()) <= width\n        self.strategy.commit(ops, Landing(\n",
+    ROUND, "        self._note(ops, landed.bonus, inputs.slots, 0)\n",
+    "        assert int(landed.accept_lens.max()) <= width\n        self._note(ops, landed.bonus, inputs.slots, 0)\n",
 )
 IN_A_LAUNCHER = Edit(
     "instep_optimized/kernels/chunk.py", "    blocks = ceil_div(part.most, TOKENS)\n",

@@ -101,8 +101,9 @@ FAULTS: tuple[Fault, ...] = (
         "path-handover-column-zero", "path-handover",
         "A plain step reads column 0, as if the round before had accepted the root alone.",
         "vllm 39273",
-        (Edit(COLUMNS, "            own,\n", "            own if group.kind != \"decode\" else "
-              "Address(columns, group.slots, column * 0),\n"),),
+        (Edit(COLUMNS, "own, store=None if verify else own,",
+              "own if group.kind != \"decode\" else Address(columns, group.slots, column * 0),"
+              "store=None if verify else own,"),),
         "rounds", Setting(strategy="columns"), 10, CORE,
         "of the previous step", ("derived", "directed"),
     ),
@@ -143,7 +144,7 @@ FAULTS: tuple[Fault, ...] = (
         "positional-arguments-ring", "positional-arguments",
         "Where the pending tokens begin and how many they are is swapped in the ring of a launch.",
         "sglang 25029",
-        (Edit(RERUN, "slots, plan.begin, plan.pending, plan.keep)", "slots, plan.pending, plan.begin, plan.keep)"),),
+        (Edit(RERUN, "slots, plan.begin, plan.pending, plan.keep", "slots, plan.pending, plan.begin, plan.keep"),),
         "ragged", Setting(), 4, CORE,
         "not finite", ("poison", "derived"),
     ),
@@ -190,9 +191,9 @@ FAULTS: tuple[Fault, ...] = (
         (Edit("instep_optimized/ops/plain/move.py",
               "target.pool[_spots(target, wanted)] = source.pool[_spots(source, wanted)]",
               "block, old = source.pool[_spots(source, wanted)], target.pool[_spots(target, wanted)]\n"
-              "    if block.ndim == 4:\n"
-              "        block[:, 1, :, 8:16] = old[:, 1, :, 8:16]\n"
-              "    target.pool[_spots(target, wanted)] = block"),),
+              "if block.ndim == 4:\n"
+              "    block[:, 1, :, 8:16] = old[:, 1, :, 8:16]\n"
+              "target.pool[_spots(target, wanted)] = block"),),
         "ragged", Setting(strategy="snapshot"), 5, STATE,
         "holds the state from before the step; 3 were accepted, in 1 of 32 blocks", ("directed", "derived"),
     ),

@@ -18,12 +18,10 @@ BY_SLOT = Edit(
     "        landed = sorted(self._named(requests), key=lambda one: self._memory.slots.of(one.name))\n",
 )
 LENGTHS_BY_SLOT = Edit(
-    ENGINE, "        for number, request in enumerate(landed):\n            request.length.settle()",
-    "        for number, request in enumerate(sorted(landed, key=lambda one: self._memory.slots.of(one.name))):\n"
-    "            request.length.settle()",
+    ENGINE, "enumerate(landed)", "enumerate(sorted(landed, key=lambda one: self._memory.slots.of(one.name)))",
 )
 CONDENSED_ROWS = Edit(
-    ENGINE, "[request.row for request in landed])", "range(len(landed)))",
+    ENGINE, "[request.row for request in landed]", "range(len(landed))",
 )
 UNSETTLED = Edit(
     ENGINE, "        self._preempted[request] = self._kept(request)\n",
@@ -45,12 +43,12 @@ NO_PROPOSED = Edit(
 )
 NO_ROOT = Edit(SAVED, "    board.window[slot, 0] = kept.root\n", "")
 NO_CONV = Edit(
-    ENGINE, "length, memory.conv, memory.state)",
-    "length, {layer: torch.zeros_like(conv) for layer, conv in memory.conv.items()}, memory.state)",
+    ENGINE, "length, memory.conv, memory.state",
+    "length, {layer: torch.zeros_like(conv) for layer, conv in memory.conv.items()}, memory.state",
 )
 SLOT_STAYS = Edit(
-    ENGINE, "        if self._preempted.pop(request, None) is None:\n",
-    "        if self._preempted.pop(request, None) is None and self._requests[request].row is None:\n",
+    ENGINE, "self._preempted.pop(request, None) is None",
+    "self._preempted.pop(request, None) is None and self._requests[request].row is None",
 )
 PAGES_STAY = Edit(
     "instep_optimized/memory/__init__.py", "self.slots.give(request), self.pages.release(request)",

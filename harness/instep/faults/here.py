@@ -1,0 +1,100 @@
+"""Plants edits in this process, for as long as a block lasts: the functions that they change get other code.
+
+Whoever holds such a function runs the other code: an op set, a subclass, a module that imported it.
+Leaves out: whatever is no plain function (kernels, tables, imports); that needs a copy of the source (`plant.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from instep_reference.contract.errors import BadInput
+
+from .base import Edit, Wrap
+from .pieces import parsed
+from .plant import edited
+
+COPY = "plant it in a copy of the source: `plant.planted`"
+
+
+@contextmanager
+def planted_here(*edits: Edit | Wrap) -> Iterator[None]:
+    """The edits hold within the block."""
+    texts: dict[str, tuple[str, str]] = {}
+    for edit in edits:
+        module = _module(edit.file)
+        original, text = texts.get(edit.file) or 2 * (Path(str(module.__file__)).read_text(),)
+        texts[edit.file] = original, edited(text, edit)
+    swaps = [swap for file, both in texts.items() for swap in _swaps(file, *both)]
+    before = [function.__code__ for function, _ in swaps]
+    try:
+        for function, code in swaps:
+            function.__code__ = code
+        yield
+    finally:
+        for (function, _), code in zip(swaps, before, strict=True):
+            function.__code__ = code
+
+
+def _module(file: str) -> ModuleType:
+    return importlib.import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+
+
+def _swaps(file: str, original: str, text: str) -> Iterator[tuple[FunctionType, CodeType]]:
+    """Every function of the module whose definition changed, and the code that it gets."""
+    module, field = _module(file), f"planting in {file}"
+    old, new = (dict(_functions(parsed(each, field))) for each in (original, text))
+    if _rest(original) != _rest(text) or old.keys() != new.keys():
+        raise BadInput(field, found="an edit that changes more than the code of functions", expected=COPY)
+    codes = dict(_codes(compile(text, str(module.__file__), "exec", dont_inherit=True)))
+    for name in old:
+        if old[name] != new[name]:
+            function = _found(module, name)
+            if function is None or len(function.__code__.co_freevars) != len(codes[name].co_freevars):
+                raise BadInput(field, found=f"{name}, which is no plain function", expected=COPY)
+            yield function, codes[name]
+
+
+def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted name -> definition, of functions of the module and of its classes."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield prefix + node.name, ast.dump(node)
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node, f"{prefix}{node.name}.")
+
+
+def _rest(text: str) -> str:
+    """All of the file but the bodies of its functions."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.body = []
+    return ast.dump(tree)
+
+
+def _codes(code: CodeType) -> Iterator[tuple[str, CodeType]]:
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield each.co_qualname, each
+            yield from _codes(each)
+
+
+def _found(module: ModuleType, name: str) -> FunctionType | None:
+    """The function itself, out of what decorators made of it."""
+    holder: Any = module
+    for part in name.split("."):
+        holder = vars(holder)[part]
+    for inner in ("__func__", "fget", "func"):
+        if isinstance(holder, staticmethod | classmethod | property | cached_property):
+            holder = getattr(holder, inner, holder)
+    while hasattr(holder, "__wrapped__"):
+        holder = holder.__wrapped__
+    return holder if isinstance(holder, FunctionType) and holder.__code__.co_qualname == name else None

@@ -1,0 +1,68 @@
+"""A conv of width 1 has no history: it is served and compared like any other, and nothing is said of its empty window.
+
+Leaves out: that `transformers` computes the same (`tests/reference/test_oracle.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from instep.rig.strategies import KNOWN
+
+from instep.observe.pools import Pools
+from instep.rig.rig import Rig
+from instep.trace.file import Trace
+from instep.verdict import Exit
+from instep_optimized import OptimizedEngine, Options, load
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import RequestState
+from support.traces import recorded
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("width one"), linear_conv_kernel_dim=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("conv", KNOWN["conv"])
+@pytest.mark.parametrize("strategy", KNOWN["strategy"])
+def test_every_strategy_agrees_and_the_empty_window_is_not_counted(trace, strategy, conv):
+    ran = Rig(trace, ops="plain", strategy=strategy, conv=conv, graphs=strategy == "rerun").run().verdict
+    assert ran.exit is Exit.AGREED and ran.events == len(trace.events), ran.findings[:2]
+    compared = [found for found in ran.compared if found.place.component == "conv"]
+    assert all(found.elements > 0 for found in compared)
+    assert "a conv of width 1 keeps no inputs" in " ".join(skipped.reason for skipped in ran.skipped)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ops", ["ledger", "triton"])
+def test_labels_and_kernels_agree(trace, ops):
+    ran = Rig(trace, ops=ops, conv="widened").run().verdict
+    assert ran.exit is Exit.AGREED and ran.events == len(trace.events), ran.findings[:2]
+
+
+@pytest.mark.slow
+def test_an_engine_that_keeps_inputs_all_the_same_is_found(trace, monkeypatch):
+    def state(self: OptimizedEngine, request: str) -> RequestState:
+        told = right(self, request)
+        return replace(told, conv={layer: torch.zeros(len(window), 1) for layer, window in told.conv.items()})
+
+    right = OptimizedEngine.state
+    monkeypatch.setattr(OptimizedEngine, "state", state)
+    found = Rig(trace, ops="plain").run().verdict.findings[0]
+    assert (found.check, found.place.component, found.kind) == ("bytes", "conv", "forward")
+
+
+def test_packed_pools_of_nothing_can_be_made_and_are_no_address(trace):
+    checkpoint = Checkpoint.open(trace.path.parent / trace.header.checkpoint.near)
+    served = OptimizedEngine(
+        checkpoint, load("plain"), Options(guarded=False), trace.header.room(), num_steps=trace.header.num_steps
+    )
+    for event in trace.events[:3]:
+        event.on(served)
+    empty = [region.units for region in served.regions() if region.name == "conv"]
+    pools = Pools(served.regions())
+    assert empty and all(not units.numel() and not pools.clauses("read", units, 0) for units in empty)

@@ -1,0 +1,88 @@
+"""Marks the tests that run Triton kernels interpreted, which `make check` leaves to `make test`.
+
+Leaves out: a GPU, where the same tests run natively.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+import pytest
+import torch
+
+import instep_optimized.kernels
+from instep_optimized.ops import BY_NAME
+from instep_optimized.ops.base import Ops
+
+INTERPRETED = ("triton", "invariant")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and not torch.cuda.is_available() and _interprets(item):
+            item.add_marker(pytest.mark.interpreted)
+
+
+@pytest.fixture(autouse=True)
+def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test without the marker launches no interpreted kernel: nobody has to remember to set it."""
+    if "interpreted" in request.keywords or torch.cuda.is_available():
+        yield
+        return
+    from triton.runtime.interpreter import InterpretedFunction
+
+    launched: list[str] = []
+    run = InterpretedFunction.run
+
+    def noted(self: Any, *given: Any, **named: Any) -> Any:
+        launched.append(self.fn.__name__)
+        return run(self, *given, **named)
+
+    monkeypatch.setattr(InterpretedFunction, "run", noted)
+    yield
+    assert not launched, f"mark it `interpreted`: it launched {', '.join(dict.fromkeys(launched))}"
+
+
+def _interprets(item: pytest.Function) -> bool:
+    """What its parameters say, where they name an op set; else what its code and the helpers that it calls name."""
+    spec = getattr(item, "callspec", None)
+    named = {_name(value) for value in spec.params.values()} if spec is not None else set()
+    if not named & {*BY_NAME}:
+        return _mentions(item.function, set())
+    return bool(named & {*INTERPRETED})
+
+
+def _name(value: Any) -> Any:
+    """The name of an op set, given as itself or by name."""
+    return value.name if isinstance(value, Ops) else value if isinstance(value, str) else None
+
+
+def _mentions(function: Any, seen: set[Any]) -> bool:
+    """Whether a test's code names kernels or an op set of kernels, itself or by what it calls in its own module."""
+    while (inner := getattr(getattr(function, "hypothesis", function), "inner_test", None)) is not None:
+        function = inner
+    code = getattr(function, "__code__", None)
+    if code is None or code in seen:
+        return False
+    seen.add(code)
+    for name in _named_in(code):
+        held = function.__globals__.get(name)
+        if name in INTERPRETED or _name(held) in INTERPRETED:
+            return True
+        if getattr(held, "__module__", "").startswith(instep_optimized.kernels.__name__):
+            return True
+        if getattr(held, "__module__", None) == function.__module__ and _mentions(held, seen):
+            return True
+    return False
+
+
+def _named_in(code: CodeType) -> Iterator[str]:
+    """Names and words in a code, and in the functions and comprehensions inside it."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _named_in(each)
+        elif isinstance(each, str):
+            yield each
