@@ -15,7 +15,7 @@ replay: $(READY)  ## the main job: the trained model, every event, both sides
 test: $(READY)  ## every test, and every recorded trace through two op sets
 	$(BIN)/python -m pytest -q $(WORKERS) -m "not timing" -p no:benchmark tests
 	$(BIN)/python -m pytest -q -m timing tests
-	$(BIN)/python -m pytest -q $(WORKERS) -p no:benchmark --instep-traces fixtures/traces --instep-ops ledger --instep-ops plain
+	$(BIN)/python -m pytest -q $(WORKERS) -p no:benchmark --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
 
 check: lint types fast  ## what must hold before every commit, under a minute
 

@@ -1,16 +1,20 @@
 """The pytest plugin: every trace below `--instep-traces` is a test item per op set, and fails with its message.
 
-Leaves out: running it (`instep.rig`). Loads neither torch nor triton nor numpy before an item runs: pytest imports
-this file in every session of everybody who has instep installed.
+    pytest --instep-traces=fixtures/traces --instep-ops=plain
 
-    pytest --instep-traces fixtures/traces --instep-ops plain
+An option is written with `=`. pytest looks for the root folder, and for its configuration, before it knows the options
+of a plugin: it takes a value after a blank for a path to test. Every option is an ini option, too (`instep_traces`).
+Leaves out: running it (`instep.rig`). Loads neither torch nor triton nor numpy where no trace is collected: pytest
+imports this file in every session of everybody who has instep installed.
 """
 
 from __future__ import annotations
 
+import json
+from argparse import BooleanOptionalAction
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -22,7 +26,9 @@ if TYPE_CHECKING:
     from .trace.header import Part
 
 TRACE = ".jsonl"
+ONE_VALUE = {name: option for name, option in OPTIONS.items() if name != "ops"}  # what all items of a session share
 PLAN = "plan"  # name of the item that runs what the trace's own header plans
+OPENING = {"schema", "checkpoint", "capacity"}  # fields of every trace's first line
 
 
 class TraceFailed(Exception):
@@ -30,21 +36,26 @@ class TraceFailed(Exception):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("instep", "traces replayed through a reference and an optimized engine")
-    group.addoption(
-        "--instep-traces", action="append", default=[], metavar="PATH",
-        help="collect every trace (*.jsonl) below this folder, or this one; may be repeated. On the command line "
-             "it stands for a path: without other paths, nothing else is collected.",
-    )
-    group.addoption(
-        "--instep-ops", action="append", default=[], metavar="OPS",
-        help="op set, engine or module:attribute, an item each; may be repeated. Left out: the trace's own plan.",
-    )
-    group.addoption("--instep-checkpoint", metavar="DIR", help="the model; left out: where each trace says")
-    for name, (kind, says) in OPTIONS.items():
-        if name != "ops":
-            how: dict[str, Any] = {"action": "store_true", "default": None} if kind is bool else {"metavar": "NAME"}
-            group.addoption(f"--instep-{name}", help=says[0].lower() + says[1:].rstrip("."), **how)
+    group = parser.getgroup("instep", "traces replayed through a reference and an optimized engine (--option=VALUE)")
+    for name, metavar, said in (
+        ("traces", "PATH", "collect every trace (*.jsonl) below this folder, or this one; may be repeated. On the "
+                           "command line it stands for a path: without other paths, nothing else is collected. In an "
+                           "ini file it is a list, collected where the command line names no path."),
+        ("ops", "OPS", "op set, engine or module:attribute, an item each; may be repeated. "
+                       "Left out: the trace's own plan."),
+    ):  # fmt: skip
+        group.addoption(f"--instep-{name}", action="append", default=[], metavar=metavar, help=said)
+    said = "the model; left out: where each trace says"
+    group.addoption("--instep-checkpoint", metavar="DIR", help=said)
+    parser.addini("instep_checkpoint", said, default="")
+    for name, (kind, says) in ONE_VALUE.items():
+        said = says[0].lower() + says[1:].rstrip(".")
+        how: dict[str, Any] = {"action": BooleanOptionalAction} if kind is bool else {"metavar": "NAME"}
+        group.addoption(f"--instep-{name}", help=said, **how)
+        stored: Literal["bool", "string"] = "bool" if kind is bool else "string"
+        parser.addini(f"instep_{name}", said, type=stored, default=None)
+    parser.addini("instep_traces", "folders of traces, or traces, seen from the ini file", type="paths", default=[])
+    parser.addini("instep_ops", "op sets, engines or module:attribute, an item each", type="args", default=[])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,44 +66,90 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--instep-traces: {folder} is not there")
         if not any(_traces(folder)):
             raise pytest.UsageError(f"--instep-traces: no trace (*{TRACE}) below {folder}: nothing would be compared")
-    named = any(str(word).startswith("--instep-traces") for word in config.invocation_params.args)
-    if named and config.args_source is not pytest.Config.ArgsSource.ARGS:
+    if not folders:
+        return
+    _warn_of_another_root(config)
+    typed = any(str(word).startswith("--instep-traces") for word in config.invocation_params.args)
+    paths = config.args_source is pytest.Config.ArgsSource.ARGS
+    if any(arg.partition("::")[0].endswith(TRACE) for arg in config.args) or (paths and not typed):
+        return  # the command line says what is to run
+    if typed and not paths:
         config.args.clear()
     config.args.extend(str(folder) for folder in folders)
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile | None:
-    if file_path.suffix != TRACE or not any(_below(file_path, folder) for folder in _folders(parent.config)):
+    """A trace in one of the folders, or one that the command line itself names."""
+    if file_path.suffix != TRACE:
+        return None
+    named = parent.session.isinitpath(file_path) and _is_trace(file_path)
+    if not named and not any(_below(file_path, folder) for folder in _folders(parent.config)):
         return None
     return TraceFile.from_parent(parent, path=file_path)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """An op set that there is not is one usage error, before anything runs."""
+    names = dict.fromkeys(item.name for item in items if isinstance(item, TraceItem) and item.name != PLAN)
+    if not names:
+        return
+    from instep_reference.contract.errors import InstepError
+
+    from .adapters import find
+
+    for name in names:
+        try:
+            find(name)
+        except InstepError as error:
+            raise pytest.UsageError(f"--instep-ops: {' '.join(str(error).split())}") from None
 
 
 class TraceFile(pytest.File):
     """A trace: one item per op set."""
 
     def collect(self) -> Iterator[TraceItem]:
-        for ops in dict.fromkeys(self.config.getoption("instep_ops")) or (PLAN,):
+        given = _given(self.config, "ops") or [PLAN]
+        # The id of an item may be typed without the options of the run that printed it.
+        typed = [rest for word, _, rest in (arg.partition("::") for arg in self.config.args) if rest and self._is(word)]
+        for ops in dict.fromkeys((*given, *typed)):
             yield TraceItem.from_parent(self, name=ops)
+
+    def _is(self, word: str) -> bool:
+        return (self.config.invocation_params.dir / word).resolve() == self.path.resolve()
 
 
 class TraceItem(pytest.Item):
     """A trace replayed with an op set, or with all that its header plans."""
 
+    def setup(self) -> None:
+        if missing := _missing(_given(self.config, "device") or "cpu"):
+            pytest.skip(missing)
+
     def runtest(self) -> None:
+        from instep_reference.contract.errors import Unsupported
+
         from .report.data import worst
         from .report.words import divergence
         from .trace.file import read
         from .verdict import Exit
 
         trace = read(self.path)
-        outcomes = [self._outcome(trace, part) for part in self._runs(trace)]
+        outcomes, unsupported = [], []
+        for part in self._runs(trace):
+            try:
+                outcomes.append(self._outcome(trace, part))
+            except Unsupported as error:
+                unsupported.append(str(error))
         for outcome in outcomes:
             self.user_properties.append((f"instep_elements[{outcome.plan.setting.ops}]", outcome.verdict.elements))
         diverged = [divergence(outcome) for outcome in outcomes if outcome.verdict.findings]
         if diverged:
             raise TraceFailed("\n".join(diverged))
-        if worst(outcomes) is not Exit.AGREED or any(not outcome.verdict.elements for outcome in outcomes):
+        nothing = any(not outcome.verdict.elements for outcome in outcomes) or not (outcomes or unsupported)
+        if nothing or (outcomes and worst(outcomes) is not Exit.AGREED):
             raise TraceFailed(f"INCONCLUSIVE  {trace.header.name}: nothing was compared, which is never a pass")
+        if unsupported:
+            pytest.skip("; ".join(unsupported))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The message alone; a stack only when the harness itself failed."""
@@ -114,24 +171,74 @@ class TraceItem(pytest.Item):
 
     def _outcome(self, trace: Trace, part: Part) -> Outcome:
         from .rig.rig import Rig
-        from .rig.setting import Setting
+        from .rig.setting import Setting, device_here
 
-        given = self.config.getoption("instep_checkpoint")
-        checkpoint = None if given is None else self.config.invocation_params.dir / given
-        option = self.config.getoption
-        typed = {name: option(f"instep_{name}") for name in OPTIONS if name != "ops"}
-        named = {name: value for name, value in typed.items() if value is not None}
+        typed = {name: _given(self.config, name) for name in ONE_VALUE}
+        named = {name: value for name, value in typed.items() if value not in (None, "")}
+        device_here(named.get("device", "cpu"))
         setting = Setting.of(**{"ops": part.ops, "strategy": part.strategy, "conv": part.conv, **named})
-        return Rig(trace, setting, checkpoint=checkpoint).run(until=part.until)
+        return Rig(trace, setting, checkpoint=_checkpoint(self.config)).run(until=part.until)
+
+
+def _given(config: pytest.Config, name: str) -> Any:
+    """What the command line says, else the ini file."""
+    typed = config.getoption(f"instep_{name}")
+    return config.getini(f"instep_{name}") if typed is None or typed == [] else typed
 
 
 def _folders(config: pytest.Config) -> tuple[Path, ...]:
     """Folders, or single traces, that were asked for."""
-    return tuple((config.invocation_params.dir / word).resolve() for word in config.getoption("instep_traces"))
+    return tuple((config.invocation_params.dir / word).resolve() for word in _given(config, "traces"))
+
+
+def _checkpoint(config: pytest.Config) -> Path | None:
+    """A path of the command line is seen from where pytest was called, one of an ini file from there."""
+    given: str | None = config.getoption("instep_checkpoint")
+    if given is not None:
+        return config.invocation_params.dir / given
+    written = config.getini("instep_checkpoint")
+    return (config.rootpath if config.inipath is None else config.inipath.parent) / written if written else None
+
+
+def _warn_of_another_root(config: pytest.Config) -> None:
+    """Say so when the configuration is not that of the folder in which pytest was called."""
+    here, option = config.invocation_params.dir, config.getoption
+    if option("rootdir") or option("inifilename") or here.is_relative_to(config.rootpath):
+        return
+    said = (
+        f"the root folder is {config.rootpath}, and its configuration counts, not that of {here}. "
+        "Write --instep-traces=PATH with =, or use the ini option instep_traces: "
+        "pytest takes a value after a blank for a path to test"
+    )
+    try:
+        config.issue_config_time_warning(pytest.PytestConfigWarning(said), stacklevel=2)
+    except pytest.PytestConfigWarning:  # the configuration that counts makes warnings errors
+        raise pytest.UsageError(said) from None
+
+
+def _missing(device: str) -> str:
+    """Why this device cannot be had on this machine; a name that is none is another matter."""
+    import torch
+
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or (number and not number.isdecimal()):
+        return ""
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return "" if int(number or 0) < there else f"no CUDA device {number or 0} is here: there are {there}"
 
 
 def _traces(folder: Path) -> Iterator[Path]:
     return iter((folder,)) if folder.is_file() else folder.rglob(f"*{TRACE}")
+
+
+def _is_trace(path: Path) -> bool:
+    """Whether it begins as a trace does: other plugins have files of this name, too."""
+    try:
+        with path.open("rb") as lines:
+            first = json.loads(lines.readline())
+    except (OSError, ValueError):
+        return False
+    return isinstance(first, dict) and first.keys() >= OPENING
 
 
 def _below(path: Path, folder: Path) -> bool:

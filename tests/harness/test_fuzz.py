@@ -13,10 +13,14 @@ import pytest
 from instep.faults.base import Edit
 from instep.faults.plant import planted, run
 from instep.fuzz import machine
-from instep.fuzz.campaign import Result, Settings, campaign
+from instep.fuzz.campaign import Result, Settings, campaign, place
+from instep.fuzz.example import Example
 from instep.rig.setting import Setting
+from instep.trace.file import read
 from instep.verdict import Exit
+from support import subjects
 from support.checkpoints import write
+from support.command import Runner, complaint
 
 SEED = "1"
 SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
@@ -130,3 +134,66 @@ def test_a_drawer_that_fails_ends_it_at_once(model: Path, tmp_path: Path, monkey
     with pytest.raises(RuntimeError, match="a broken drawer"):
         campaign(Settings(Setting("ledger"), model, 50, int(SEED), tmp_path / "found"))
     assert len(calls) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("subject", "shrink"), [("LOUDER", 0.0), ("LOUDER", 0.3), ("SLOW", 1.0)])
+def test_a_shrink_that_is_cut_short_reports_the_smallest_so_far(
+    instep: Runner, model: Path, tmp_path: Path, subject: str, shrink: float
+) -> None:
+    """When the time ends within an example, Hypothesis must not take that for a test that cannot be relied on."""
+    ops = f"support.subjects:{subject}"
+    ran = instep("fuzz", "--checkpoint", model, "--ops", ops, "--examples", 20, "--seed", SEED, "--shrink", shrink,
+                 "--out", tmp_path / "found")
+    trace = tmp_path / "found" / f"fuzz-{ops}-{SEED}.jsonl"
+    assert ran.code == Exit.DIVERGED, ran
+    assert "shrinking was cut short: its time was over" in ran.out and "not again" not in ran.out
+    told = re.search(r"shrunk to (\d+) events", ran.out)
+    assert told is not None and len(read(trace).events) == int(told[1])
+    assert instep("replay", trace, "--no-ladder").code == Exit.DIVERGED
+
+
+@pytest.mark.slow
+def test_what_parts_the_sides_once_is_reported_as_found_once(
+    instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subjects.ONCE.gated_norm, "calls", 0)
+    ran = instep("fuzz", "--checkpoint", model, "--ops", "support.subjects:ONCE", "--examples", 20, "--seed", SEED,
+                 "--out", tmp_path / "found")
+    assert ran.code == Exit.DIVERGED, ran
+    assert "found once and not again" in ran.out and "did not part the sides every time" in ran.out
+    assert divergence(ran.out)[1].startswith("  event ") and "gated" in divergence(ran.out)[1]
+    assert len(list((tmp_path / "found").glob("*.jsonl"))) == 1
+
+
+@pytest.mark.slow
+def test_a_finding_is_written_as_it_comes_and_survives_what_follows(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The harness falls over while it makes a finding small: the finding stands, on the disk and in the report."""
+    settings = Settings(Setting("support.subjects:LOUDER"), model, 20, int(SEED), tmp_path / "found")
+    served = Example.serve
+    sizes: list[int] = []
+
+    def fragile(self: Example, event: object) -> None:
+        if place(settings).exists():
+            sizes.append(len(read(place(settings)).events))
+            if len(sizes) > 30:
+                raise RuntimeError("a wheel came off")
+        served(self, event)
+
+    monkeypatch.setattr(Example, "serve", fragile)
+    result = campaign(settings)
+    assert result.exit is Exit.DIVERGED and result.found is not None and result.again
+    assert result.cut == "the harness itself failed: RuntimeError: a wheel came off"
+    assert sizes == sorted(sizes, reverse=True) and len(read(place(settings)).events) <= sizes[-1] <= sizes[0]
+
+
+def test_a_folder_where_nothing_can_be_kept_is_refused_before_anything_runs(
+    instep: Runner, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / f"fuzz-ledger-{SEED}.jsonl").write_text("a log\n")
+    for out, said in (("file", "no folder"), (Path("file") / "below", "no folder"), ("", "not of a trace")):
+        words = ("--ops", "ledger", "--seed", SEED, "--out", tmp_path / out)
+        assert said in complaint(instep("fuzz", "--checkpoint", model, *words))

@@ -6,6 +6,7 @@ Leaves out: what replaying finds (its own tests). Each test is a pytest session 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +56,7 @@ def session(home: Path, *args: str, roots: str = ROOTS) -> subprocess.CompletedP
 
 @pytest.mark.slow
 def test_each_trace_is_an_item_per_op_set(home: Path) -> None:
-    done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", "--instep-ops", "plain", "-v")
+    done = session(home, "--instep-traces=traces", "--instep-ops=ledger", "--instep-ops=plain", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "short.jsonl::ledger PASSED" in done.stdout and "short.jsonl::plain PASSED" in done.stdout
     assert "2 passed" in done.stdout and "test_own" not in done.stdout
@@ -106,3 +107,88 @@ def test_bad_input_is_one_line(home: Path, tmp_path: Path) -> None:
     assert empty.returncode == 4 and "no trace (*.jsonl)" in empty.stderr
     nowhere = session(home, "--instep-traces", "elsewhere")
     assert nowhere.returncode == 4 and "is not there" in nowhere.stderr and "Traceback" not in nowhere.stderr
+
+
+@pytest.mark.slow
+def test_ini_options_say_the_same_and_stand_back_where_a_path_is_named(home: Path) -> None:
+    (home / "set.ini").write_text("[pytest]\ninstep_traces = traces\ninstep_ops = ledger\ninstep_checkpoint = model\n")
+    (home / "set.toml").write_text('[tool.pytest.ini_options]\ninstep_traces = ["traces"]\ninstep_ops = ["ledger"]\n')
+    for file in ("set.ini", "set.toml"):
+        both = session(home, "-c", file, "--rootdir", ".", "-v")
+        assert "2 passed" in both.stdout and "short.jsonl::ledger PASSED" in both.stdout, both.stdout + both.stderr
+    own = session(home, "-c", "set.ini", "--rootdir", ".", "test_own.py::test_own")
+    assert "1 passed" in own.stdout and "jsonl" not in own.stdout
+    (home / "set.ini").write_text("[pytest]\ninstep_traces = elsewhere\n")
+    nowhere = session(home, "-c", "set.ini", "--rootdir", ".")
+    assert nowhere.returncode == 4 and "elsewhere is not there" in nowhere.stderr
+
+
+@pytest.mark.slow
+def test_what_pytest_prints_as_an_items_name_runs_that_item(home: Path) -> None:
+    named = "instep_optimized.ops.ledger:LEDGER"
+    root = "--rootdir=."  # names are seen from there
+    options = (root, "--instep-traces=traces", "--instep-ops=ledger", f"--instep-ops={named}")
+    listed = session(home, *options, "--collect-only", "-q").stdout.splitlines()
+    ids = [line for line in listed if "::" in line]
+    assert ids == ["traces/short.jsonl::ledger", f"traces/short.jsonl::{named}"]
+    for node in ids:
+        for given in ((root,), options):
+            again = session(home, node, *given, "-v")
+            assert "1 passed" in again.stdout and f"{node} PASSED" in again.stdout, again.stdout + again.stderr
+    plan = session(home, "traces/short.jsonl", root, "-v")
+    assert "1 passed" in plan.stdout and "short.jsonl::plan PASSED" in plan.stdout, plan.stdout + plan.stderr
+
+
+@pytest.mark.slow
+def test_a_file_of_somebody_elses_is_no_trace(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"schema": 1, "level": "info"}\n')
+    done = session(home, str(tmp_path / "log.jsonl"), "test_own.py")
+    assert "instep" not in done.stdout + done.stderr and "1 failed" not in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+def test_a_root_folder_that_does_not_hold_the_folder_of_the_call_is_told(home: Path, tmp_path: Path) -> None:
+    """pytest's own rule: of all words of the command line, the folder above them with an ini file is the root."""
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    for folder in (mine, theirs):
+        folder.mkdir()
+        (folder / "pytest.ini").write_text("[pytest]\n")
+    shutil.copytree(home / "traces", theirs / "traces")
+    words = ("--instep-ops=ledger", f"--instep-checkpoint={home / 'model'}")
+    wrong = session(mine, "--instep-traces", str(theirs / "traces"), *words)
+    assert f"rootdir: {theirs}" in wrong.stdout and "1 passed" in wrong.stdout, wrong.stdout + wrong.stderr
+    assert "PytestConfigWarning" in wrong.stdout and "--instep-traces=PATH" in wrong.stdout
+    right = session(mine, f"--instep-traces={theirs / 'traces'}", *words)
+    assert f"rootdir: {mine}" in right.stdout and "1 passed" in right.stdout and "Warning" not in right.stdout
+    (theirs / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    strict = session(mine, "--instep-traces", str(theirs / "traces"), *words)
+    assert strict.returncode == 4 and "--instep-traces=PATH" in strict.stderr and "Traceback" not in strict.stderr
+
+
+@pytest.mark.slow
+def test_what_cannot_be_run_here_is_skipped_with_its_reason(home: Path) -> None:
+    roots = f"{ROOTS}:{TOP / 'tests'}"
+    done = session(home, "--instep-traces=traces", "--instep-ops=support.subjects:declining", "--instep-ops=ledger",
+                   "-rs", roots=roots)
+    assert done.returncode == 0 and "1 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "declining: state layout VK" in done.stdout
+    none = session(home, "--instep-traces=traces", "--instep-ops=ledger", "--instep-device=cuda:64", "-rs")
+    assert none.returncode == 0 and "1 skipped" in none.stdout and "no CUDA device 64 is here" in none.stdout
+    wrong = session(home, "--instep-traces=traces", "--instep-ops=ledger", "--instep-device=tpu")
+    assert wrong.returncode == 1 and "expected cpu or cuda" in wrong.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ops", ["leger", "test_own:NOTHING"])
+def test_an_op_set_that_there_is_not_is_one_usage_error_before_anything_runs(home: Path, ops: str) -> None:
+    shutil.copy(home / "traces" / "short.jsonl", home / "traces" / "second.jsonl")
+    shutil.copy(home / "traces" / "short.safetensors", home / "traces" / "second.safetensors")
+    try:
+        for words in (("--instep-traces=traces", f"--instep-ops={ops}"), (f"traces/short.jsonl::{ops}",)):
+            done = session(home, "test_own.py", *words)
+            assert done.returncode == 4 and "passed" not in done.stdout and "failed" not in done.stdout, done.stdout
+            assert done.stderr.count("ERROR: --instep-ops: ops: found") == 1 and ops in done.stderr, done.stderr
+            assert "module:attribute" in done.stderr and "Traceback" not in done.stderr
+    finally:
+        for file in ("second.jsonl", "second.safetensors"):
+            (home / "traces" / file).unlink()

@@ -5,6 +5,7 @@ Leaves out: faults planted in the source (the product's own catalogue); these st
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from instep_optimized import OptimizedEngine, Options, load
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Committed, Path
+from instep_reference.contract.errors import Unsupported
 
 PLAIN = load("plain")
 
@@ -24,6 +26,28 @@ def _louder(**given: Any) -> torch.Tensor:
 LOUDER = replace(PLAIN, name="louder", gated_norm=_louder)  # one percent too much in every gated norm
 
 
+class _Once:
+    """Wrong at one call in the life of the process, and never again."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, **given: Any) -> torch.Tensor:
+        self.calls += 1
+        return PLAIN.gated_norm(**given) * (1.01 if self.calls == 7 else 1.0)
+
+
+ONCE = replace(PLAIN, name="once", gated_norm=_Once())
+
+
+def _slow(**given: Any) -> torch.Tensor:
+    time.sleep(0.02)
+    return _louder(**given)
+
+
+SLOW = replace(PLAIN, name="slow", gated_norm=_slow)  # wrong, and it takes its time
+
+
 class _Refusing(OptimizedEngine):
     def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
         raise IndexError("row 3 of 2")
@@ -32,6 +56,11 @@ class _Refusing(OptimizedEngine):
 def refusing(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):
     """An engine of somebody else's that falls over at its first commit."""
     return _Refusing(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
+
+
+def declining(*_: Any, num_steps: int, adaptive: Any, device: str, dtype: torch.dtype, layout: str) -> Any:
+    """An engine of somebody else's that does not serve this combination."""
+    raise Unsupported(f"declining: state layout {layout}")
 
 
 def right(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):

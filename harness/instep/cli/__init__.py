@@ -6,11 +6,12 @@ Leaves out: torch, until a command needs it. Exit codes: 0 all agree, 1 divergen
 
 from __future__ import annotations
 
-import os
-import sys
 from importlib import import_module
+from typing import NoReturn
 
 import typer
+
+from .ending import Command, Outputs, Raised, leave
 
 COMMANDS: tuple[str, ...] = (
     "calibrate",
@@ -31,26 +32,18 @@ app = typer.Typer(
     help="Does a fast engine for hybrid gated-delta-net models still compute the model?",
 )
 for _name in COMMANDS:
-    app.command(_name)(getattr(import_module(f".{_name}", __name__), _name))
+    app.command(_name, cls=Command)(getattr(import_module(f".{_name}", __name__), _name))
 
 
-def main() -> None:
-    """Run a command and turn what goes wrong into an exit code and one line."""
+def main() -> NoReturn:
+    """Run a command and turn its verdict, or what goes wrong, into an exit code and one line."""
+    outputs, code, error = Outputs(), 0, None
     try:
         app()
-    except Exception as error:
-        _report(error)
-
-
-def _report(error: Exception) -> None:
-    from instep_reference.contract.errors import InstepError
-
-    if os.environ.get("INSTEP_TRACEBACK"):
-        raise error
-    if isinstance(error, InstepError):
-        print(f"instep: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
-    said = " ".join(str(error).split())
-    print(f"instep: the harness itself failed: {type(error).__name__}: {said}; INSTEP_TRACEBACK=1 shows where",
-          file=sys.stderr)
-    sys.exit(4)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+    except Raised as raised:
+        error = raised.error
+    except Exception as raised:
+        error = raised
+    leave(outputs, code, error)

@@ -40,6 +40,7 @@ def calibrate(
     from instep_reference.contract.errors import BadInput
 
     from .. import calibrate as calibration
+    from ..report import tables
     from ..verdict import Exit
     from ..whole import writable
 
@@ -61,47 +62,42 @@ def calibrate(
     if json is not None:
         _write(result, json, commit)
     if result.ran:
-        shown.print(_rates(result))
+        tables.show(_rates(result), shown)
     for variant, alarm in result.alarms:
         said = f"{variant.form} {variant.number}, {alarm.check}, event {alarm.event}, {alarm.place}: {alarm.diagnosis}"
-        shown.print(f"false alarm: {said}", highlight=False, markup=False)
+        shown.print(f"false alarm: {said}", highlight=False, markup=False, soft_wrap=True)
     if result.limits:
-        shown.print(_limits(result))
+        tables.show(_limits(result), shown)
     code = Exit.DIVERGED if result.alarms else Exit.AGREED if result.ran or result.limits else Exit.INCONCLUSIVE
     raise typer.Exit(int(code))
 
 
 def _rates(result: Calibration) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from ..calibrate.tables import by_tier
+    from ..report.tables import table
 
-    title = f"{len(result.ran)} honest engines; the rate is that of false alarms per block"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("tier", "blocks", "undecided", "alarms", "upper bound of the rate (95%)", "used", "by"):
-        table.add_column(name, justify="left" if name in ("tier", "by") else "right")
+    made = table(f"{len(result.ran)} honest engines; the rate is that of false alarms per block", {
+        "tier": "word", "blocks": "number", "undecided": "number", "alarms": "number",
+        "upper bound of the rate (95%)": "number", "used": "number", "by": "text",
+    })
     for rate in by_tier(result.table()):
-        table.add_row(
+        made.add_row(
             rate.tier.value, f"{rate.blocks:,}", f"{rate.undecided:,}", str(rate.alarms),
             f"{rate.bound:.1e}", f"{rate.worst:.2f}" if rate.worst else "exact", rate.by,
         )
-    return table
+    return made
 
 
 def _limits(result: Calibration) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from ..report.tables import Kind, table
 
     tiers = list(result.limits[0].found)
-    title = "the smallest slip that is found in every run"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("place", "activations", "honest error", *(tier.value for tier in tiers)):
-        table.add_column(name, justify="left" if name in ("place", "activations") else "right")
+    numbers: dict[str, Kind] = {name: "number" for name in ("honest error", *(tier.value for tier in tiers))}
+    made = table("the smallest slip that is found in every run", {"place": "word", "activations": "word", **numbers})
     for limit in result.limits:
         sizes = ("" if limit.found[tier] is None else f"{limit.found[tier]:.0e}" for tier in tiers)
-        table.add_row(limit.slip, limit.storage, f"{limit.honest:.1e}", *sizes)
-    return table
+        made.add_row(limit.slip, limit.storage, f"{limit.honest:.1e}", *sizes)
+    return made
 
 
 def _write(result: Calibration, path: Path, commit: str | None) -> None:

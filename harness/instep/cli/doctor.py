@@ -58,13 +58,14 @@ def findings() -> dict[str, str | None]:
 
 def _show(found: dict[str, str | None]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table("part", "found", "missing for")
+    from ..report import tables
+
+    made = tables.table("", {"part": "word", "found": "text", "missing for": "text"})
     for part, value in found.items():
-        table.add_row(part, value or "[red]missing[/red]", "" if value else NEEDED_FOR.get(part, ""))
+        made.add_row(part, value or "[red]missing[/red]", "" if value else NEEDED_FOR.get(part, ""))
     console = Console()
-    console.print(table)
+    tables.show(made, console)
     low, high = SUPPORTED
     version = tuple(map(int, platform.python_version_tuple()[:2]))
     if not low <= version < high:

@@ -79,17 +79,18 @@ def _run(settings: Settings) -> Result:
 
 def _show(result: Result, console: Console) -> None:
     """What was met, what was not, and what was found."""
-    from rich.table import Table
     from rich.text import Text
 
+    from ..fuzz.campaign import place
+    from ..report import tables
     from ..report.words import divergence
 
     coverage, settings = result.coverage, result.settings
-    table = Table("condition", title=f"fuzz \\[{settings.setting.ops}], seed {settings.seed}", title_justify="left")
-    table.add_column("events", justify="right")
+    title = f"fuzz [{settings.setting.ops}], seed {settings.seed}"
+    made = tables.table(title, {"condition": "text", "events": "number"})
     for name, count in coverage.counts().items():
-        table.add_row(name, f"{count:,}" if count else "[yellow]never[/yellow]")
-    console.print(table)
+        made.add_row(name, f"{count:,}" if count else "[yellow]never[/yellow]")
+    tables.show(made, console)
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in coverage.events.most_common())
     refused = sum(result.refused.values())
     for line in (
@@ -101,6 +102,11 @@ def _show(result: Result, console: Console) -> None:
     if result.found is None:
         console.print(Text("nothing found" if result.elements else "inconclusive: nothing was compared"))
         return
-    found = result.found
+    found, path = result.found, place(settings)
     console.print(Text(divergence(found)), soft_wrap=True)
-    console.print(Text(f"  found in run {result.examples}, shrunk to {found.of} events: {found.trace}"), soft_wrap=True)
+    console.print(Text(f"  found in run {result.examples}, shrunk to {found.of} events: {path}"), soft_wrap=True)
+    if result.cut:
+        console.print(Text(f"  shrinking was cut short: {result.cut}"), soft_wrap=True)
+    if not result.again:
+        said = "found once and not again: replayed from its trace, the sides agree. Something outside the trace decides"
+        console.print(Text(f"  {said}"), soft_wrap=True)

@@ -51,14 +51,15 @@ def generate(
     from ..generate.words import words_of
     from ..rig.rig import must_hold
     from ..rig.sides import candidates
-    from ..trace.file import beside
+    from ..trace.file import beside, replaceable
     from ..whole import writable, write_whole
 
     if prompt and prompts is not None:
         raise BadInput("--prompts", found="--prompt too", expected="one of them")
-    for file in (json, *((trace, beside(trace)) if trace else ())):
-        if file is not None:
-            writable(file)
+    if trace is not None:
+        replaceable(trace)
+    if json is not None:
+        writable(json, trace, *([beside(trace)] if trace else []))
     opened = Checkpoint.open(checkpoint)
     words = words_of(checkpoint, opened.config.vocab)
     setting = given.setting()

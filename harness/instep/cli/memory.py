@@ -42,6 +42,7 @@ def memory(
     from instep_reference.contract.errors import BadInput
 
     from ..budget import needs, spelled, weights_bytes
+    from ..report import tables
     from ..shapes import sized_like
     from ..whole import writable, write_whole
 
@@ -56,9 +57,9 @@ def memory(
     found, room = list(needs(config, options, widest, tokens)), int(gib * 2**30)
     console = Console()
     title = f"{where}: windows of {widest}, {setting.dtype}, requests of {tokens} tokens"
-    console.print(_table(found, title, room))
+    tables.show(_table(found, title, room), console)
     weights = spelled(weights_bytes(config, setting.activation))
-    console.print(f"weights {weights} beside; fit: requests in {gib:g} GiB of pools", highlight=False)
+    console.print(f"weights {weights} beside; fit: requests in {gib:g} GiB of pools", highlight=False, soft_wrap=True)
     if json is not None:
         data = {
             "where": where, "widest": widest, "dtype": setting.dtype, "tokens": tokens, "gib": gib,
@@ -82,26 +83,19 @@ def _widest(num_steps: int | None, candidates: str | None) -> int:
 
 def _table(needs: list[Need], title: str, room: int) -> Table:
     """One unit for all sizes, so that they can be compared; a token's is smaller."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
+    from ..report.tables import Kind, table
 
     size, unit = (2**20, "MiB") if max(one.fixed for one in needs) >= 2**20 else (2**10, "KiB")
-    title = f"{title}; {unit}, of a token KiB"
-    table = Table(
-        title=Text(title, style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1)
-    )
-    for name in ("states", "conv"):
-        table.add_column(name, no_wrap=True)
-    for name in ("state", "window", "beside", "board", "a token", "request", "fit"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("state", "window", "beside", "board", "a token", "request", "fit")
+    numbers: dict[str, Kind] = {name: "number" for name in names}
+    made = table(f"{title}; {unit}, of a token KiB", {"states": "word", "conv": "word", **numbers})
     for one in needs:
         sizes = (one.pools.get("state", 0), one.pools.get("conv", 0), one.beside, one.board)
-        table.add_row(
+        made.add_row(
             one.strategy, one.conv, *(f"{part / size:.2f}" for part in sizes), f"{one.per_token / 2**10:.1f}",
             f"{one.total / size:.1f}", str(one.fit(room)),
         )
-    return table
+    return made
 
 
 def _as_data(need: Need, room: int) -> dict[str, Any]:

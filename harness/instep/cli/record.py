@@ -38,12 +38,10 @@ def record(
     """Record a trace with the reference; both files are written, or none."""
     from msgspec.structs import replace
 
-    from ..trace.file import beside
+    from ..trace.file import replaceable
     from ..trace.policy import read_policy, read_prompts
-    from ..whole import writable
 
-    for file in (out, beside(out)):
-        writable(file)
+    replaceable(out)
     instead = {"num_steps": num_steps, "rounds": rounds, "seed": seed}
     told = replace(read_policy(policy), **{name: value for name, value in instead.items() if value is not None})
     trace = make(checkpoint, read_prompts(prompts), told, out, given.setting(dtype=dtype))

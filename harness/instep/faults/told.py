@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from instep_reference.contract.place import Place
 
+from ..report import tables
 from ..report.data import typed
 from ..report.machine import machine
 from ..report.words import spelled
@@ -32,21 +32,19 @@ YES, NO, UNNAMED = Text("yes", style="green"), Text("NO", style="red"), Text("-"
 
 def show(result: Result, console: Console) -> None:
     """A line per fault; what is not as the catalogue has it, in words; the score."""
-    table = Table()
-    table.add_column("fault", no_wrap=True, min_width=max(len(one.fault.id) for one in result.judged))
-    for name in ("found", "named", "located"):
-        table.add_column(name, justify="center", no_wrap=True)
-    table.add_column("seen by", overflow="fold")
+    columns: dict[str, tables.Kind] = {
+        "fault": "word", "found": "word", "named": "word", "located": "word", "seen by": "text",
+    }  # fmt: skip
     if any(one.heard is not None for one in result.judged):
-        table.add_column("same text", justify="right")
-        table.add_column("accepted", justify="right")
+        columns |= {"same text": "number", "accepted": "number"}
+    made = tables.table("", columns, framed=True)
     family = None
     for one in result.judged:
         if family is not None and FAMILY_OF.get(one.fault.id) != family:
-            table.add_section()
+            made.add_section()
         family = FAMILY_OF.get(one.fault.id)
-        table.add_row(one.fault.id, *_marks(one), ", ".join(one.seen), *_heard(one.heard))
-    console.print(table)
+        made.add_row(one.fault.id, *_marks(one), ", ".join(one.seen), *_heard(one.heard))
+    tables.show(made, console)
     for one in result.judged:
         for line in surprises(one):
             console.print(Text(line), soft_wrap=True)

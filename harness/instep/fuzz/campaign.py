@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hypothesis
 from hypothesis.stateful import run_state_machine_as_test
@@ -19,13 +19,14 @@ from msgspec.structs import replace as with_fields
 
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.errors import BadInput, InstepError
 
 from ..report.machine import installed
 from ..rig.alone import header_of
 from ..rig.rig import Outcome, Rig
 from ..rig.setting import Setting
 from ..rig.sides import Plan
-from ..trace.file import read
+from ..trace.file import read, replaceable
 from ..trace.header import Model, Part, Recording
 from ..trace.policy import Policy
 from ..verdict import Exit
@@ -63,9 +64,11 @@ class Settings:
 
 @dataclass
 class Result:
-    """What a campaign came to. found: the trace of the smallest failing run and what replaying it said.
+    """What a campaign came to. found: the trace of the smallest failing run and what was said of it.
 
     refused  kind of event -> how often the law refused what was drawn (no page left, mostly)
+    again    whether the sides parted again when that trace was replayed from its file
+    cut      why shrinking ended before its time, "" where it did not
     """
 
     settings: Settings
@@ -76,6 +79,8 @@ class Result:
     seconds: float = 0.0
     refused: Counter[str] = field(default_factory=Counter)
     found: Outcome | None = None
+    again: bool = True
+    cut: str = ""
 
     @property
     def exit(self) -> Exit:
@@ -85,12 +90,16 @@ class Result:
         return Exit.AGREED if self.elements else Exit.INCONCLUSIVE
 
 
-class NotReproduced(Exception):
-    """The written trace does not diverge: the harness, or the subject, depends on something outside the trace."""
+class Over(BaseException):
+    """It is enough. Hypothesis catches no more than an Exception, so it ends at once, wherever it stands.
+
+    What comes out of Hypothesis may be an error of its own about a run that was shorter than before on the same draws.
+    """
 
 
 def campaign(settings: Settings, progress: Progress | None = None) -> Result:
     """Draw runs until one fails, or all were drawn, or the time is over."""
+    _must_be_free(settings)
     host = _Host(settings, progress or (lambda examples: None))
     for number in range(-(-settings.examples // BATCH)):
         _batch(host, min(BATCH, settings.examples - number * BATCH), settings.seed * SEEDS_APART + number)
@@ -98,7 +107,7 @@ def campaign(settings: Settings, progress: Progress | None = None) -> Result:
             break
     host.result.seconds = time.monotonic() - host.begun
     if host.smallest is not None:
-        host.result.found = _kept(host.smallest, settings)
+        host.result.found, host.result.again = _again(host.smallest, settings)
     return host.result
 
 
@@ -117,11 +126,8 @@ def _batch(host: _Host, examples: int, seed: int) -> None:
     factory: Any = machine  # Hypothesis takes anything that makes a machine, and is typed for classes alone
     try:
         run_state_machine_as_test(factory, settings=told)
-    except Exception:  # a failing example, alone or in a group, or the surprise that nothing runs once time is over
-        if host.broken is not None:
-            raise host.broken from None
-        if host.smallest is None and not host.over:
-            raise
+    except (Over, Exception) as error:
+        host.ended(error)
 
 
 class _Host:
@@ -136,6 +142,7 @@ class _Host:
         self.result = Result(settings)
         self.smallest: Example | None = None
         self.broken: Exception | None = None  # the harness, a side or a check failed: no divergence, and the end
+        self.late = False  # something was to be served when the time was over
         self.begun = time.monotonic()
         self.until = float("inf") if settings.seconds is None else self.begun + settings.seconds
 
@@ -143,19 +150,18 @@ class _Host:
     def over(self) -> bool:
         return time.monotonic() >= self.until
 
-    def begin(self, choose: draw.Draw) -> Example | None:
-        """Both sides anew, in a room that is drawn; None once the time is over."""
+    def begin(self, choose: draw.Draw) -> Example:
+        """Both sides anew, in a room that is drawn."""
         setting = self.settings.setting
         layers = self.opened.config.mtp_layers if setting.mode == "vanilla" else None
         room, steps = draw.room(choose), draw.candidates(choose, layers)
         setting = replace(setting, **draw.strategies(choose, self.settings.drawn))
-        if self.over:
-            return None
+        self._go_on()
         adaptive = {"candidate_steps": sorted(steps), **HASTY}
         file = AdaptiveFile.of(adaptive, "fuzz")
         ops, seed = setting.ops, self.settings.seed
         policy = Policy(
-            f"fuzz-{ops}-{seed}",
+            _name(self.settings),
             f"`instep fuzz --ops {ops} --seed {seed}`: no sequence of legal events makes the sides part.",
             room, (), steps[0], adaptive=adaptive, seed=seed,
             replay=(Part(ops, strategy=setting.strategy, conv=setting.conv),),
@@ -171,13 +177,11 @@ class _Host:
         try:
             return Example(Plan(self.opened, header.room(), steps[0], file, setting), header)
         except Exception as error:
-            self.stop(error)
-            raise
+            self.failed(error)
 
     def serve(self, example: Example, event: Any) -> None:
-        """Serve it, unless the time is over; keep the example when it is the smallest that failed."""
-        if self.over:
-            return
+        """Serve it; keep the example, and write its trace, when it is the smallest that failed."""
+        self._go_on()
         book = example.law.book
         before = replace(book, live=dict(book.live))
         elements = example.elements
@@ -188,10 +192,10 @@ class _Host:
                 self.until = time.monotonic() + self.settings.shrink_s
             if self.smallest is None or example.size < self.smallest.size:
                 self.smallest = example
+                self._keep(example)
             raise
         except Exception as error:
-            self.stop(error)
-            raise
+            self.failed(error)
         finally:
             if self.smallest is None:
                 self.result.events += 1
@@ -202,19 +206,70 @@ class _Host:
     def refused(self, event: Any) -> None:
         self.result.refused[str(event.__struct_config__.tag)] += 1
 
-    def stop(self, error: Exception) -> None:
+    def _keep(self, example: Example) -> None:
+        try:
+            _write(example, self.settings)
+        except Exception as error:
+            self.failed(error)
+
+    def ended(self, error: BaseException) -> None:
+        """Hypothesis came back with this. What was found stays found, whatever ended the making small of it."""
+        finding = self.smallest is not None
+        if self.broken is not None and (not finding or isinstance(self.broken, InstepError)):
+            raise self.broken from None
+        if not finding:
+            if not self.over:
+                raise error
+        elif self.broken is not None:
+            self.result.cut = f"the harness itself failed: {type(self.broken).__name__}: {self.broken}"
+        elif self.late:
+            self.result.cut = "its time was over"
+        elif not isinstance(error, Diverged):
+            self.result.cut = "the same events did not part the sides every time"
+
+    def failed(self, error: Exception) -> NoReturn:
         """The harness, a side or a check failed: no finding, and the end."""
-        self.broken, self.until = error, time.monotonic()
+        self.broken = error
+        raise Over from error
+
+    def _go_on(self) -> None:
+        if self.over:
+            self.late = True
+            raise Over
 
 
-def _kept(example: Example, settings: Settings) -> Outcome:
-    """Write the example as a trace, and replay that from its file: a finding counts as it will be shown."""
+def place(settings: Settings) -> Path:
+    """The trace of what a campaign finds."""
+    return settings.out / f"{_name(settings)}.jsonl"
+
+
+def _must_be_free(settings: Settings) -> None:
+    """Refuse a folder in which nothing could be kept, before anything runs. It is made when something is found."""
+    there = next(folder for folder in (settings.out, *settings.out.absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise BadInput("--out", found=f"{there}, no folder that can be written", expected="one that can be")
+    if there == settings.out:
+        replaceable(place(settings))
+
+
+def _name(settings: Settings) -> str:
+    return f"fuzz-{settings.setting.ops}-{settings.seed}"
+
+
+def _write(example: Example, settings: Settings) -> None:
+    """Keep the example as a trace, in the place of a larger one that was found before."""
     settings.out.mkdir(parents=True, exist_ok=True)
-    path = settings.out / f"{example.header.name}.jsonl"
-    near = os.path.relpath(settings.checkpoint.resolve(), path.parent.resolve())
+    near = os.path.relpath(settings.checkpoint.resolve(), settings.out.resolve())
     model = with_fields(example.header.checkpoint, near=near)
-    example.write(path, with_fields(example.header, checkpoint=model))
-    outcome = Rig(read(path), example.setting, checkpoint=settings.checkpoint).run()
-    if outcome.verdict.exit is not Exit.DIVERGED:
-        raise NotReproduced(f"{path}: a drawn run of these {len(example.events)} events diverged; replayed, it agrees")
-    return outcome
+    example.write(place(settings), with_fields(example.header, checkpoint=model))
+
+
+def _again(example: Example, settings: Settings) -> tuple[Outcome, bool]:
+    """Replay the trace from its file: a finding counts as it will be shown, and whether it is one again.
+
+    Sides that agree this time did part once: then what was found stands as it was found.
+    """
+    outcome = Rig(read(place(settings)), example.setting, checkpoint=settings.checkpoint).run()
+    if outcome.verdict.exit is Exit.DIVERGED:
+        return outcome, True
+    return replace(outcome, verdict=example.verdict), False

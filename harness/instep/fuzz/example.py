@@ -19,7 +19,7 @@ from ..trace.file import Trace
 from ..trace.file import write as write_trace
 from ..trace.header import Header
 from ..trace.legal import Law
-from ..verdict import Comparison, Skipped, Tier
+from ..verdict import Comparison, Skipped, Tier, Verdict
 
 
 class Diverged(AssertionError):
@@ -27,11 +27,15 @@ class Diverged(AssertionError):
 
 
 class Example:
-    """Built per drawn run; `serve` takes one legal event. elements: numbers compared so far."""
+    """Built per drawn run; `serve` takes one legal event.
+
+    elements: numbers compared so far; verdict: what was said of the event on which the sides parted
+    """
 
     def __init__(self, plan: Plan, header: Header) -> None:
         self.header, self.setting, self.elements = header, plan.setting, 0
         self.events: tuple[AnyEvent, ...] = ()
+        self.verdict = Verdict()
         sides = seat(plan)
         self._answers = _Answers()
         self._checks = (self._answers, *checks_for(plan, sides))
@@ -48,6 +52,7 @@ class Example:
         verdict = run(self._lockstep, self._checks)
         self.elements += verdict.elements
         if verdict.findings:
+            self.verdict = verdict
             raise Diverged(verdict.findings[0].diagnosis)
 
     @property

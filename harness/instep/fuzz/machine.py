@@ -7,9 +7,10 @@ the law refuses it (no page is left, say) nothing happens. Some rules are a whol
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from hypothesis import strategies as st
+from hypothesis.errors import HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from instep_reference.contract.errors import BadInput
@@ -21,18 +22,19 @@ BETWEEN = 7  # one in so many parts of a round, and one, is followed by somethin
 
 
 class Host(Protocol):
-    """Who runs the examples: builds one, serves an event on it, and says when it is enough."""
+    """Who runs the examples: builds one and serves an event on it. When it is enough, either raises what no Hypothesis
+    catches."""
 
     @property
     def edges(self) -> tuple[int, ...]: ...
 
-    def begin(self, choose: draw.Draw) -> Example | None: ...
+    def begin(self, choose: draw.Draw) -> Example: ...
 
     def serve(self, example: Example, event: Any) -> None: ...
 
     def refused(self, event: Any) -> None: ...
 
-    def stop(self, error: Exception) -> None: ...
+    def failed(self, error: Exception) -> NoReturn: ...
 
 
 def legal(*kinds: str) -> Callable[[Any], Any]:
@@ -108,23 +110,18 @@ class Machine(RuleBasedStateMachine):
         kinds = [kind for kind in draw.UPKEEP if self._may(kind)]
         self._do(draw.UPKEEP[data.draw(st.sampled_from(kinds))], data)
 
-    @precondition(lambda self: self.example is None)
-    @rule()
-    def over(self) -> None:
-        """The time is over, and nothing runs any more."""
-
     def _may(self, kind: str) -> bool:
         return self.example is not None and kind in self.example.law.legal()
 
     def _do(self, drawer: draw.Drawer, data: Any) -> bool:
         """Draw an event and serve it, unless the law refuses it; whether it was served."""
-        if self.example is None:
-            return False
+        assert self.example is not None  # `begin` comes first
         try:
             event = drawer(data.draw, self.example.law, self.host.edges)
-        except Exception as error:  # the drawer is at fault, and nobody else: no finding, and nothing to shrink
-            self.host.stop(error)
+        except HypothesisException:  # its own way to end an example
             raise
+        except Exception as error:  # the drawer is at fault, and nobody else: no finding, and nothing to shrink
+            self.host.failed(error)
         try:
             self.example.law.check(event)
         except BadInput:

@@ -24,7 +24,7 @@ def texts(decoded: Decoded, words: Words, console: Console) -> None:
     """Every prompt and what was said."""
     for name, prompt in decoded.ask.prompts.items():
         said = decoded.said(name)
-        console.print(Text(f'"{name}" {len(prompt)} + {len(said)} tokens', style="bold"), highlight=False)
+        console.print(Text(f'"{name}" {len(prompt)} + {len(said)} tokens', style="bold"), soft_wrap=True)
         console.print(Text.assemble(
             "  ", (printable(words.decode(prompt)), "dim"), "|", printable(words.decode(said))
         ), soft_wrap=True)
@@ -38,15 +38,14 @@ def figures(decoded: Decoded, need: Need, verdict: Verdict | None, console: Cons
     if verdict is not None and verdict.exit is Exit.AGREED:
         alone = "" if speed.decoding is None else (
             f"{speed.decoding:.1f} tokens/s decoding ({speed.latency_ms:.2f} ms a round), ")
-        said(f"speed             {alone}{speed.overall:.1f} overall, prompts included", highlight=False,
-             soft_wrap=True)
+        said(f"speed             {alone}{speed.overall:.1f} overall, prompts included", highlight=False, soft_wrap=True)
     counts = ", ".join(f"{steps}: {count}" for steps, count in speed.steps.items())
-    said(f"accepted drafts   {speed.accepted:.2f} a window", highlight=False)
-    said(f"step counts       {counts} (drafts: rounds)", highlight=False)
+    said(f"accepted drafts   {speed.accepted:.2f} a window", highlight=False, soft_wrap=True)
+    said(f"step counts       {counts} (drafts: rounds)", highlight=False, soft_wrap=True)
     said(f"memory            {spelled(need.fixed)} a request and {spelled(need.per_token)} a token "
-         f"({need.strategy}, {need.conv})", highlight=False)  # fmt: skip
+         f"({need.strategy}, {need.conv})", highlight=False, soft_wrap=True)  # fmt: skip
     run = (setting.ops, setting.dtype, setting.layout, f"batches of {decoded.ask.batch}", setting.device)
-    said(f"run               {', '.join(run)}", highlight=False)
+    said(f"run               {', '.join(run)}", highlight=False, soft_wrap=True)
 
 
 def finding(found: Comparison) -> str:

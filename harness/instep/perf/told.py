@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..report import tables
 from ..whole import write_whole
 from .fingerprint import fingerprint
 from .pairs import Ratio, Say, Spread
@@ -31,12 +31,15 @@ def show(report: Report, console: Console) -> None:
         said = f"REFUSED  {report.refused}\n  nothing is timed of what does not pass; --keep FOLDER keeps the trace"
         console.print(Text(said), soft_wrap=True)
         return
-    console.print(_table(report))
+    tables.show(_table(report), console)
     for case in question.cases:
         console.print(Text(_sentence(report, case), style=STYLES[report.says(case)]), soft_wrap=True)
     accepted = ", ".join(f"{name} {report.acceptance[name]:.2f}" for name in ("before", "after"))
-    console.print(f"accepted drafts a window: {accepted}, reference {report.reference_acceptance:.2f}", highlight=False)
-    console.print(f"states compared before and after timing: {report.elements:,} numbers", highlight=False)
+    for line in (
+        f"accepted drafts a window: {accepted}, reference {report.reference_acceptance:.2f}",
+        f"states compared before and after timing: {report.elements:,} numbers",
+    ):
+        console.print(line, highlight=False, soft_wrap=True)
     found = ", ".join(f"{name} {value}" for name, value in fingerprint(question.setting.device).items() if value)
     console.print(Text(found, style="dim"), soft_wrap=True)
 
@@ -62,19 +65,18 @@ def result(report: Report) -> dict[str, Any]:
 
 
 def _table(report: Report) -> Table:
-    """Medians with their interquartile range, and ratios with their interval; under 80 columns."""
+    """Medians with their interquartile range, and ratios with their interval."""
     setting, pairs = report.question, report.judged[0].change.pairs
     work = f"batch {setting.batch}, window {setting.num_steps + 1}, {pairs} pairs"
     title = f"{setting.after} against {setting.before}: {work}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("case", "clock"):
-        table.add_column(name, no_wrap=True)
-    for name in ("before, ms", "after, ms", "after / before", "A/A"):
-        table.add_column(name, justify="right", no_wrap=True)
+    made = tables.table(title, {
+        "case": "word", "clock": "word", "before, ms": "number", "after, ms": "number", "after / before": "number",
+        "A/A": "number",
+    })
     for one in report.judged:
         change = Text(f"{one.change.value:.3f} ({_interval(one.change)})", style=STYLES[one.says])
-        table.add_row(one.case, one.clock, _spread(one.before), _spread(one.after), change, _interval(one.same))
-    return table
+        made.add_row(one.case, one.clock, _spread(one.before), _spread(one.after), change, _interval(one.same))
+    return made
 
 
 def _sentence(report: Report, case: str) -> str:

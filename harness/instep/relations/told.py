@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from ..report import tables
 from ..report.data import FINDINGS, SCHEMA, finding, typed
 from ..report.machine import machine
 from ..report.terminal import EXACT, VERDICTS, short
@@ -43,13 +43,13 @@ def show(run: Run, console: Console) -> None:
     """A line for every relation; then what does not hold, and why something was not compared."""
     how = run.case.plan.setting
     setting = ", ".join([how.ops, how.dtype, how.layout, how.strategy, how.conv, *(["graphs"] * how.graphs)])
-    table = Table(title=f"{run.case.trace.header.name} [{setting}]", title_justify="left", title_style="bold")
-    for name, justify in (("relation", "left"), ("verdict", "left"), ("tiers", "left"), ("elements", "right"),
-                          ("headroom", "right"), ("seconds", "right")):  # fmt: skip
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    made = tables.table(f"{run.case.trace.header.name} [{setting}]", {
+        "relation": "word", "verdict": "word", "tiers": "text", "elements": "number", "headroom": "number",
+        "seconds": "number",
+    }, framed=True)
     for held in run.held:
-        table.add_row(*_cells(held))
-    console.print(table)
+        made.add_row(*_cells(held))
+    tables.show(made, console)
     for held in run.held:
         why = "has no meaning here" if held.lacks is not None else "did not compare"
         for reason in sorted({f"{skip.check} {why}: {skip.reason}" for skip in held.verdict.skipped}):

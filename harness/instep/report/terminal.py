@@ -17,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..verdict import Comparison, Exit, Tier
+from . import tables
+from .tables import table
 from .words import divergence, otherwise
 
 if TYPE_CHECKING:
@@ -31,10 +33,10 @@ EXACT = {Tier.IDENTITY, Tier.BITWISE}
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
     """Everything about these runs of one trace."""
-    console.print(_runs(outcomes))
+    tables.show(_runs(outcomes), console)
     for outcome in outcomes:
         if outcome.verdict.exit is Exit.INCONCLUSIVE:
-            console.print(Text(f"{outcome.plan.setting.ops}: {_why_nothing(outcome)}"))
+            console.print(Text(f"{outcome.plan.setting.ops}: {_why_nothing(outcome)}"), soft_wrap=True)
         _skips(outcome, console)
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
@@ -43,16 +45,15 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 def _runs(outcomes: Sequence[Outcome]) -> Table:
-    table = Table( title=outcomes[0].name, title_justify="left", title_style="bold")
-    table.add_column("run", no_wrap=True)
-    table.add_column("tier", no_wrap=True)
-    for name in ("compared", "blocks", "elements", "undec.", "headroom"):
-        table.add_column(name, justify="right", no_wrap=True)
+    made = table(outcomes[0].name, {
+        "run": "text", "tier": "word", "compared": "number", "blocks": "number", "elements": "number",
+        "undec.": "number", "headroom": "number",
+    }, framed=True)
     for outcome in outcomes:
         for run, total in zip_longest(_run(outcome), tiers(outcome)):
-            table.add_row(run or "", *(("",) * 6 if total is None else _cells(total)))
-        table.add_section()
-    return table
+            made.add_row(run or "", *(("",) * 6 if total is None else _cells(total)))
+        made.add_section()
+    return made
 
 
 def _run(outcome: Outcome) -> list[Text]:
@@ -122,7 +123,8 @@ def short(count: int) -> str:
 
 def _skips(outcome: Outcome, console: Console) -> None:
     for (check, reason), count in Counter((skip.check, skip.reason) for skip in outcome.verdict.skipped).items():
-        console.print(Text(f"{outcome.plan.setting.ops}: {check} did not compare {count} times: {reason}", style="dim"))
+        said = f"{outcome.plan.setting.ops}: {check} did not compare {count} times: {reason}"
+        console.print(Text(said, style="dim"), soft_wrap=True)
 
 
 def _history(history: History, console: Console) -> None:
@@ -136,5 +138,8 @@ def _history(history: History, console: Console) -> None:
     console.print(Text(f"accepted drafts   {history.mean_accepted_drafts:.2f} a window"))
     for text in history.texts:
         counts = " ".join(map(str, lengths.get(text.request, []))) or "none"
-        console.print(Text(f'request "{text.request}"', style="bold"), f"accepted lengths {counts}", highlight=False)
-        console.print(Text.assemble("  ", (text.spelled(text.prompt), "dim"), "|", text.spelled(text.said)))
+        for line in (
+            Text.assemble((f'request "{text.request}"', "bold"), f" accepted lengths {counts}"),
+            Text.assemble("  ", (text.spelled(text.prompt), "dim"), "|", text.spelled(text.said)),
+        ):
+            console.print(line, soft_wrap=True)

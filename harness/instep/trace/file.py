@@ -27,7 +27,7 @@ from safetensors.torch import save
 from instep_reference.contract.engine import Admit, AnyEvent
 from instep_reference.contract.errors import BadInput
 
-from ..whole import write_whole
+from ..whole import STDOUT, writable, write_whole
 from .header import SCHEMA, FirstHeader, Header, sound
 
 READERS: Mapping[int, type[Header]] = {1: FirstHeader, SCHEMA: Header}  # schema -> how its first line is read
@@ -88,8 +88,22 @@ def read(path: Path) -> Trace:
     return trace
 
 
+def replaceable(path: Path) -> None:
+    """Refuse a place that no trace can be put in, or where something else than a trace would be lost."""
+    for file in (path, beside(path)):
+        writable(file)
+        if path == STDOUT or (file.exists() and not file.is_file()):
+            raise BadInput(str(file), found="no regular file", expected="the name of one", hint="a trace is two files")
+    trace = _is_trace(path)
+    for file, ours in ((path, trace), (beside(path), trace or _is_tensors(beside(path)))):
+        if not ours and file.exists() and file.stat().st_size:
+            raise BadInput(str(file), found="a file that is not of a trace", expected="a trace, or no file",
+                           hint="it would be overwritten")
+
+
 def write(path: Path, header: Header, events: Sequence[AnyEvent], recorded: Mapping[str, torch.Tensor]) -> Trace:
-    """Write both files whole, or neither."""
+    """Write both files whole, or neither. No file is replaced that is not of a trace."""
+    replaceable(path)
     encode = msgspec.json.Encoder().encode
     lines = [encode(header) + b"\n", *(encode(event) + b"\n" for event in events)]
     sha256 = hashlib.sha256(b"".join(lines)).hexdigest()
@@ -98,6 +112,33 @@ def write(path: Path, header: Header, events: Sequence[AnyEvent], recorded: Mapp
     # The tensors first: a trace that is found has them beside it.
     write_whole({beside(path): save(tensors, {"trace_sha256": sha256}), path: text})
     return Trace(path, header, tuple(events), tensors, sha256)
+
+
+class _Opening(msgspec.Struct, frozen=True):
+    """What the first line of a trace has in every schema."""
+
+    schema: int
+    checkpoint: dict[str, Any]
+    capacity: dict[str, Any]
+
+
+def _is_trace(file: Path) -> bool:
+    """Whether it begins as a trace does; it may be cut, edited, or of another schema."""
+    try:
+        with file.open("rb") as opened:
+            msgspec.json.decode(opened.readline(), type=_Opening)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _is_tensors(file: Path) -> bool:
+    """Whether it was written beside a trace."""
+    try:
+        with safe_open(str(file), framework="pt") as stored:
+            return "trace_sha256" in (stored.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
 
 
 def _header(name: str, line: bytes) -> Header:

@@ -1,0 +1,46 @@
+"""Tables on the terminal in which no number is ever cut or broken, however narrow the console is.
+
+Leaves out: what stands in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+# number: right-justified; word: a name. Neither is cut or broken. text: broken into lines where room is short.
+Kind = Literal["number", "word", "text"]
+NARROWEST_TEXT = 8
+ENDLESS = 10_000  # columns of a console on which everything has room
+
+
+def table(title: str, columns: Mapping[str, Kind], *, framed: bool = False) -> Table:
+    """A table without rows. framed: for one whose rows stand in sections."""
+    box, padding = (HEAVY_HEAD, (0, 1)) if framed else (SIMPLE_HEAD, (0, 0, 0, 1))
+    titled = Text(title, style="bold") if title else None
+    made = Table(title=titled, title_justify="left", box=box, pad_edge=framed, padding=padding)
+    for name, kind in columns.items():
+        made.add_column(
+            Text(name), justify="right" if kind == "number" else "left", overflow="fold",
+            min_width=NARROWEST_TEXT if kind == "text" else None,
+        )
+    return made
+
+
+def show(made: Table, console: Console) -> None:
+    """Print it. Where room is short, headings are broken between words, then texts; then the table is wider than the
+    console."""
+    endless = console.options.update(width=ENDLESS)
+    if Measurement.get(console, endless, made).maximum > console.width:
+        for column in made.columns:
+            if column.min_width is None:
+                cells = max((Measurement.get(console, endless, cell).maximum for cell in column.cells), default=0)
+                column.width = max(cells, Measurement.get(console, endless, column.header).minimum)
+        made.width = max(console.width, Measurement.get(console, endless, made).minimum)
+    console.print(made, crop=False)

@@ -1,0 +1,139 @@
+"""How a command's process ends when nobody reads it any more, and when the harness itself fails.
+
+Leaves out: verdicts (`test_cli.py`) and bad input (`test_bad_input.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+
+from instep.whole import ReaderGone, write_whole
+from support.process import start
+from support.traces import policy, recorded
+
+pytestmark = pytest.mark.slow  # processes of their own
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("endings"), policy(deeds=(), rounds=2)).path
+
+
+def ended(*words: object, stream: str = "stdout") -> tuple[int, str]:
+    """Exit status of a command whose reader had gone before it wrote; what it said on the other stream."""
+    reading, writing = os.pipe()
+    done = start(*words, **{stream: writing})
+    os.close(reading)
+    os.close(writing)
+    out, err = done.communicate(timeout=120)
+    return done.returncode, (out or "") + (err or "")
+
+
+@pytest.mark.parametrize("words", [
+    ("replay", "TRACE", "--ops", "support.subjects:LOUDER", "--until", "3"),
+    ("replay", "TRACE", "--ops", "ledger", "--until", "0"), ("relations", "TRACE", "unseen", "--until", "3"),
+    ("memory", "qwen3.5-9b", "--json", "-"), ("doctor", "--json"), ("faults", "--list"), ("--help",),
+], ids=" ".join)  # fmt: skip
+def test_whose_reader_has_gone_dies_of_sigpipe(trace, words):
+    code, said = ended(*(trace if word == "TRACE" else word for word in words))
+    assert code == -signal.SIGPIPE, said
+    assert "Traceback" not in said and "Exception ignored" not in said
+
+
+def test_a_reader_that_goes_after_a_line(trace):
+    tool = start("replay", trace, "--ops", "ledger", stderr=subprocess.DEVNULL)
+    with tool, subprocess.Popen(["head", "-1"], stdin=tool.stdout, stdout=subprocess.PIPE) as head:
+        tool.stdout.close()
+        assert head.communicate(timeout=120)[0].strip()
+    assert tool.returncode == -signal.SIGPIPE, "a shell says 141"
+
+
+def test_a_reader_of_stderr_that_has_gone(trace):
+    code, _ = ended("replay", trace, "--until", "minus one", stream="stderr")
+    assert code == -signal.SIGPIPE
+
+
+def test_a_pipe_that_is_a_results_place_and_nobody_reads_to_the_end(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def read_a_little() -> None:
+        with pipe.open("rb", buffering=0) as opened:
+            opened.read(1)
+
+    reader = threading.Thread(target=read_a_little, daemon=True)
+    reader.start()
+    with pytest.raises(ReaderGone):
+        write_whole({pipe: bytes(10**6)})
+    reader.join(timeout=10)
+
+
+def test_who_is_read_to_the_end_says_its_verdict(trace):
+    done = start("replay", trace, "--ops", "ledger")
+    out, err = done.communicate(timeout=120)
+    assert done.returncode == 0 and "ledger agrees" in out, err
+
+
+def test_bad_input_stays_bad_input_although_nobody_reads(tmp_path):
+    code, said = ended("replay", tmp_path / "none.jsonl")
+    assert code == 2 and "No such file" in said
+
+
+WRONG = [RuntimeError("a wheel came off"), EOFError("a wheel came off"), BrokenPipeError(32, "a wheel came off"),
+         OSError(5, "a wheel came off"), SystemExit(0), SystemExit("a wheel came off"), KeyError("a wheel")]
+
+
+@pytest.mark.parametrize("error", WRONG, ids=repr)
+@pytest.mark.parametrize("asked", ["", "1"])
+def test_a_harness_that_fails_never_ends_with_a_verdict(instep, trace, monkeypatch, error, asked):
+    """Typer itself would end with 1 for some of them, and Python for all when the traceback is shown."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("instep.rig.rig.run", broken)
+    monkeypatch.setenv("INSTEP_TRACEBACK", asked)
+    ran = instep("replay", trace, "--ops", "ledger")
+    assert ran.code == 4 and "the harness itself failed" in ran.err and type(error).__name__ in ran.err, ran
+    assert ("Traceback" in ran.err and "in broken" in ran.err) is bool(asked)
+    assert ("INSTEP_TRACEBACK=1 shows where" in ran.err) is not bool(asked)
+
+
+EVERY = {
+    "calibrate": ("instep.calibrate.calibrate", ()), "faults": ("instep.faults.campaign.campaign", ()),
+    "fuzz": ("instep.fuzz.campaign.campaign", ()), "gate": ("instep.perf.gate.gate", ("plain", "plain")),
+    "generate": ("instep.generate.decode.decode", ("MODEL", "--prompt", "1 2")),
+    "memory": ("instep.shapes.sized_like", ("qwen3.5-9b",)), "doctor": ("instep.cli.doctor.findings", ()),
+    "record": ("instep.cli.record.make", ("--checkpoint", "MODEL", "--prompts", "P", "--policy", "O", "--out", "N")),
+    "relations": ("instep.relations.held", ("TRACE",)), "streams": ("instep.streams.run.streamed", ("TRACE",)),
+}
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_every_command_shows_the_stack_of_its_own_failure(instep, trace, monkeypatch, tmp_path, command):
+    place, words = EVERY[command]
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a wheel came off")
+
+    monkeypatch.setattr(place, broken)
+    if command == "record":
+        for name in ("read_policy", "read_prompts"):
+            monkeypatch.setattr(f"instep.trace.policy.{name}", lambda path: policy())
+    monkeypatch.setenv("INSTEP_TRACEBACK", "1")
+    named = {"TRACE": trace, "MODEL": trace.parent / "model", "N": tmp_path / "new.jsonl"}
+    ran = instep(command, *(named.get(word, word) for word in words))
+    assert ran.code == 4 and "in broken" in ran.err and ran.err.count("Traceback") == 1, ran
+    assert ran.err.strip().splitlines()[-1] == "instep: the harness itself failed: RuntimeError: a wheel came off"
+
+
+def test_the_stack_of_bad_input_is_shown_too(instep, tmp_path, monkeypatch):
+    monkeypatch.setenv("INSTEP_TRACEBACK", "1")
+    ran = instep("replay", tmp_path / "none.jsonl")
+    assert ran.code == 2 and "Traceback" in ran.err
+    assert ran.err.strip().splitlines()[-1].startswith("instep: ")

@@ -1,0 +1,114 @@
+"""No number in a table is cut or broken, whatever the width of the console; there is one way to make a table.
+
+Leaves out: what the tables say.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import instep
+from instep.calibrate.graded import Limit
+from instep.calibrate.tables import Calibration, Rate
+from instep.cli import calibrate, memory
+from instep.report import tables
+from instep.verdict import Tier
+from support.command import Runner
+from support.traces import policy, recorded
+
+WIDTHS = (120, 80, 60, 20)
+NUMBER = re.compile(r"[-+±\d.,%e→]*\d[-+±\d.,%e→kMG]*")
+
+
+def printed(made: Table, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    tables.show(made, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def numbers(made: Table) -> set[str]:
+    """Every number in a column that is right-justified, as it was put in."""
+    cells = [str(cell) for column in made.columns if column.justify == "right" for cell in column.cells]
+    return {found for cell in cells for found in NUMBER.findall(cell)}
+
+
+def crowded() -> Table:
+    made = tables.table("a title that is much longer than the table itself is wide, with 1,234 words", {
+        "name": "word", "a text": "text", "elements": "number", "upper bound of the rate (95%)": "number",
+    }, framed=True)  # fmt: skip
+    made.add_row("a-long-name-that-is-typed-again", "some text that may be broken " * 3, "802,123,456", "1.5e-07")
+    made.add_row("short", Text("DIVERGED", style="red"), Text("17% → 100%", style="red"), "1.037 (1.036-1.038)")
+    return made
+
+
+def rates() -> Table:
+    some = Calibration("cpu", ran=[{}])
+    for tier in Tier:
+        by = "ledger, with a long form, states bfloat16"
+        some.rates[tier, "float32"] = Rate(tier, "float32", 10**6, 123_456_789, 10**9, 0, 12_345, 0.97, by)
+    return calibrate._rates(some)
+
+
+def limits() -> Table:
+    found = dict.fromkeys(Tier, 1e-6)
+    return calibrate._limits(Calibration("cpu", limits=[Limit("trunk.0.in", "float32", 1.2e-7, found, 3, {})]))
+
+
+def needs() -> Table:
+    from instep.budget import needs
+    from instep.shapes import sized_like
+    from instep_optimized import Options
+
+    return memory._table(list(needs(sized_like("qwen3.5-9b"), Options(), 8)), "requests of 4096 tokens", 4096, 2**36)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("make", [crowded, rates, limits, needs])
+def test_every_number_stands_whole_on_one_line(make, width):
+    made = make()
+    wanted, found = numbers(made), set(NUMBER.findall(printed(made, width)))
+    assert wanted and wanted <= found, wanted - found
+    assert "…" not in printed(make(), width)
+
+
+def test_a_table_that_fits_is_no_wider_than_the_console():
+    for width in (160, 100):
+        assert max(map(len, printed(crowded(), width).splitlines())) <= width
+    assert max(map(len, printed(needs(), 80).splitlines())) <= 80
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("tables"), policy(deeds=(), rounds=2)).path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("words", [("replay", "--ops", "support.subjects:right"), ("relations", "unseen")])
+def test_what_commands_print_has_the_numbers_that_it_has_on_a_wide_console(
+    instep: Runner, trace: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], width: int
+) -> None:
+    def rows(columns: int) -> list[str]:
+        monkeypatch.setattr("rich.console.Console.width", columns)
+        out = instep(words[0], trace, *words[1:]).out
+        times = re.sub(r"\d+\.\d s?", "", out)  # seconds differ from run to run
+        return sorted(NUMBER.findall(times))
+
+    assert rows(width) == rows(200)
+
+
+def test_tables_are_made_in_one_place():
+    root = Path(instep.__file__).parent
+    makers = {
+        str(path.relative_to(root)) for path in root.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Table"
+    }  # fmt: skip
+    assert makers == {"report/tables.py"}

@@ -1,0 +1,23 @@
+"""The tool in a process of its own, as a shell starts it: for what only a real pipe or a real stdout shows.
+
+Leaves out: the fixture `instep`, which runs a command within the test's process and is much faster.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+TOP = Path(__file__).resolve().parents[2]
+ROOTS = os.pathsep.join(str(TOP / root) for root in ("reference", "optimized", "harness", "tests"))
+ENVIRONMENT = {"PYTHONPATH": ROOTS, "OMP_NUM_THREADS": "1"}
+
+
+def start(*words: object, **given: Any) -> subprocess.Popen[str]:
+    """`instep WORDS`; stdout and stderr are pipes unless something else is given."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-m", "instep", *map(str, words)]
+    return subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, text=True, **{**pipes, **given})
