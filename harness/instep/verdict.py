@@ -35,6 +35,24 @@ class Exit(IntEnum):
 
 
 @dataclass(frozen=True)
+class Raised:
+    """An exception of the subject's.
+
+    error, says            its type and its text
+    file, line, function   the innermost frame that is the subject's own, not torch's, a library's or the harness's
+    own                    its traceback, from the first frame that is not the harness's; whole: every frame
+    """
+
+    error: str
+    says: str
+    file: str
+    line: int
+    function: str
+    own: str
+    whole: str
+
+
+@dataclass(frozen=True)
 class Comparison:
     """One named thing that was compared at one event.
 
@@ -44,6 +62,7 @@ class Comparison:
     worst      the largest measured quantity, in the units of `allowed` (an error, a projection, a count of bytes)
     diagnosis  a full sentence when it fails ("holds the state after 2 tokens; 3 were accepted")
     undecided  blocks for which the check could not decide, counted and capped by the check itself
+    raised     what the subject raised, if that is what the finding is about
     """
 
     check: str
@@ -61,6 +80,7 @@ class Comparison:
     head: int | None = None
     columns: tuple[int, int] | None = None
     diagnosis: str = ""
+    raised: Raised | None = None
 
     @property
     def agrees(self) -> bool:

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from instep.rig.strategies import KNOWN
 
 from instep.observe.pools import Pools
 from instep.rig.rig import Rig
-from instep.rig.setting import Setting
+from instep.rig.setting import KNOWN, Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import OptimizedEngine, Options, load

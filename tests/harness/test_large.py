@@ -5,18 +5,22 @@ Leaves out: real sizes, which need a GPU (`tests/perf/real_shapes_gpu.py`).
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 
+from instep.cli import main
 from instep.observe.oracle import Oracle
 from instep.observe.piece import Piece
 from instep.observe.states import StateOracle
+from instep.report.words import divergence
 from instep.rig.large import outcome, sides
 from instep.rig.lockstep import Lockstep
 from instep.rig.setting import Setting
+from instep.shapes import run as shapes_run
 from instep.shapes.course import course
 from instep.shapes.drawn import random_checkpoint
 from instep.trace.legal import verified
@@ -57,6 +61,42 @@ def test_every_state_of_every_gdn_layer_is_judged(made):
     assert len(judged) == 3 * writes and {one.place.layer for one in judged} == {0, 1, 2}
     assert {one.tier for one in found.verdict.compared} == {Tier.IDENTITY, Tier.BITWISE, Tier.DIRECTED}
     assert found.calls["gdn"] > 0
+
+
+def test_every_check_that_needs_no_whole_reference_is_asked(made):
+    checkpoint, trace = made
+    for how in ({}, {"strategy": "columns", "conv": "widened", "graphs": True}):
+        verdict = outcome(trace, checkpoint, Setting("plain", dtype="bfloat16", **how), until=12).verdict
+        assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+        asked = {one.check for one in verdict.compared}
+        assert asked >= {"bounds", "contracts", "capacity", "aliasing", "graphs", "hostreads", "tails", "poison"}
+        assert not verdict.skipped, verdict.skipped[:3]
+
+
+@pytest.mark.parametrize(("ops", "check", "how"), [
+    ("ONE_COLUMN_MORE", "tails", {"strategy": "snapshot"}), ("DOUBLED", "contracts", {}), ("POISONED", "poison", {}),
+])  # fmt: skip
+def test_what_no_state_tells_is_found_at_real_sizes_too(made, ops, check, how):
+    checkpoint, trace = made
+    found = outcome(trace, checkpoint, Setting(f"support.wrong_ops:{ops}", **how)).verdict.findings
+    assert check in {finding.check for finding in found}, found[:2]
+
+
+def test_the_command_that_is_printed_is_one_and_does_the_same(monkeypatch, tmp_path, capsys):
+    """And where no command does the same, none is printed."""
+    monkeypatch.setattr(shapes_run, "shape", lambda name, layers, vocab: narrow(name, layers=layers))
+    found = shapes_run.shaped("qwen3.5-9b", Setting("support.wrong_ops:DOUBLED", strategy="snapshot"), until=12)
+    command = divergence(found).splitlines()[-1].split()
+    assert command[:5] == ["instep", "shapes", "--layers", "4", "qwen3.5-9b"]
+    monkeypatch.setattr("sys.argv", [*command, "--json", str(tmp_path / "again.json")])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == Exit.DIVERGED
+    again = json.loads((tmp_path / "again.json").read_text())["runs"][0]
+    first = found.verdict.findings[0]
+    assert (again["events"], again["findings"][0]["diagnosis"]) == (found.verdict.events, first.diagnosis)
+    nowhere = replace(found, again=())
+    assert divergence(nowhere).splitlines() == divergence(found).splitlines()[:-1]
 
 
 def test_a_commit_that_moves_nothing_is_named(made):

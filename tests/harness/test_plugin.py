@@ -89,6 +89,16 @@ def test_a_failure_is_the_message_and_no_stack(home: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_what_the_subject_raises_is_told_with_its_line_and_traceback(home: Path) -> None:
+    roots = f"{ROOTS}:{Path(__file__).resolve().parents[1]}"
+    done = session(home, "--instep-traces", "traces", "--instep-ops", "support.fallen:IN_AN_OP", roots=roots)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "op attend (trunk." in done.stdout and "raised IndexError" in done.stdout
+    assert "support/fallen.py" in done.stdout and 'given["query"][:, 99]' in done.stdout
+    assert "guard.py" not in done.stdout
+
+
+@pytest.mark.slow
 def test_what_compares_nothing_fails(home: Path, tmp_path: Path) -> None:
     blind = Edit("instep/checks/__init__.py", "return (Identity(), Labels(), Bytes(), *structure())", "return ()")
     folder = planted(tmp_path / "planted", blind)

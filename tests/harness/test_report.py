@@ -40,6 +40,7 @@ def outcome(*compared: Comparison, **changes: Any) -> Any:
         "verdict": Verdict(list(compared), events=42), "seconds": {"reference": 1.0, "subject": 0.5}, "calls": {},
         "elsewhere": None, "located": None, "again": ("instep", "replay"),
         "history": History(((5, {"b": 3}), (9, {"b": 1})), ((-1, 1), (4, 3)), texts), "served": {}, "variant": AS_IS,
+        "scratch": {},
     }
     return SimpleNamespace(**{**fields, **changes})
 

@@ -80,7 +80,19 @@ def test_somebody_elses_engine_is_asked_what_it_can_answer_and_the_rest_is_said(
     assert verdict.exit is Exit.AGREED
     assert {one.check for one in verdict.compared} >= {"capacity", "aliasing", "graphs", "leaks"}
     reasons = {skipped.check: skipped.reason for skipped in verdict.skipped}
-    assert reasons.keys() >= {"contracts", "hostreads", "poison"}
+    assert reasons.keys() >= {"contracts", "hostreads", "poison", "graphs", "leaks"}
+
+
+@pytest.mark.parametrize("ops", ["support.subjects:right", "support.wide:EMPTY", "support.wide:UNDECLARED"])
+def test_of_an_engine_without_ops_every_check_compares_or_says_why_not(trace, ops):
+    verdict = replayed(trace, ops)
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    skipped = {one.check: one.reason for one in verdict.skipped}
+    compared = {one.check for one in verdict.compared}
+    for check in (*NAMES, "bytes", "identity", "directed", "derived", "propagated", "decisions"):
+        assert check in compared or skipped.get(check), check
+    if ops.endswith("EMPTY"):
+        assert skipped.keys() >= {"bytes", "bounds", "capacity", "aliasing", "tails"}
 
 
 # Contracts
@@ -174,11 +186,10 @@ def test_a_pool_of_another_dtype_than_declared_is_named(trace, monkeypatch):
 
 
 def test_a_pool_for_the_step_count_at_the_start_is_named(trace, monkeypatch):
+    positions = budget.positions
     monkeypatch.setattr(
-        budget, "positions", lambda component, config, sizes: replace(
-            budget.units(component, config, sizes), shape=(2, *budget.units(component, config, sizes).shape)
-        ),
-    )  # fmt: skip
+        budget, "positions", lambda component, config, sizes: positions(component, config, replace(sizes, widest=2))
+    )
     said = [finding.diagnosis for finding in found(trace, "capacity", strategy="snapshot")]
     assert said[0] == "snapshot_conv has 2 columns; 4 are needed for the widest window, of 4 tokens"
 

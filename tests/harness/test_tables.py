@@ -67,7 +67,7 @@ def needs() -> Table:
     from instep.shapes import sized_like
     from instep_optimized import Options
 
-    return memory._table(list(needs(sized_like("qwen3.5-9b"), Options(), 8)), "requests of 4096 tokens", 4096, 2**36)
+    return memory._table(list(needs(sized_like("qwen3.5-9b"), Options(), 8, 4096)), "requests of 4096 tokens", 2**36)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

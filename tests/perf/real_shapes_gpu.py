@@ -17,14 +17,10 @@ import torch
 
 from instep.report import data
 from instep.report.words import where
-from instep.rig.large import outcome
 from instep.rig.rig import Outcome
 from instep.rig.setting import Setting
-from instep.shapes import NAMES, shape
-from instep.shapes.course import course
-from instep.shapes.drawn import random_checkpoint
-
-LAYERS = 4  # three of GDN and one of attention; the draft head comes to them
+from instep.shapes import NAMES
+from instep.shapes.run import LAYERS, shaped
 
 
 def main(argv: list[str]) -> int:
@@ -48,8 +44,7 @@ def main(argv: list[str]) -> int:
 def ran(name: str, setting: Setting, layers: int, vocab: int | None) -> Outcome:
     """One shape through the course, and a line about it."""
     begun = time.perf_counter()
-    checkpoint = random_checkpoint(shape(name, layers=layers, vocab=vocab), device=setting.device)
-    found = outcome(course(checkpoint, f"{name}, {layers} layers", ops=setting.ops), checkpoint, setting)
+    found = shaped(name, setting, layers=layers, vocab=vocab)
     verdict, seconds = found.verdict, time.perf_counter() - begun
     directed = [one for one in verdict.compared if one.check == "directed"]
     worst = max((one.worst for one in directed), default=float("nan"))

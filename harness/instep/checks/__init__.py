@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..observe.oracle import Oracle
 from .aliasing import Aliasing
 from .base import Check
+from .bounds import Bounds
 from .bytes import Bytes
 from .capacity import Capacity
 from .contracts import Contracts
@@ -28,7 +29,7 @@ __all__ = ["Check", "for_labels", "for_numbers", "structure"]
 
 def structure() -> tuple[Check, ...]:
     """What is asked of every subject, whatever it computes."""
-    return (Contracts(), Capacity(), Aliasing(), Graphs(), HostReads(), Tails(), Poison(), Leaks())
+    return (Bounds(), Contracts(), Capacity(), Aliasing(), Graphs(), HostReads(), Tails(), Poison(), Leaks())
 
 
 def for_labels() -> tuple[Check, ...]:

@@ -5,7 +5,7 @@ Leaves out: relations, which vary a whole run, and the fold over results (`verdi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Collection, Iterable, Sequence, Sized
 from typing import Protocol
 
 from instep_reference.contract.place import STAGE_LEVEL, Place
@@ -15,6 +15,7 @@ from ..verdict import Comparison, Skipped, Tier
 
 # Where findings stand that belong to no layer: owners, slots and pages, configurations, graphs, host reads.
 NOWHERE = Place("trunk", STAGE_LEVEL, "length")
+LISTED = 8  # numbers of units that are written out
 
 
 class Check(Protocol):
@@ -61,6 +62,15 @@ def counted(count: int, what: str = "token") -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
+def listed(what: str, numbers: Collection[int]) -> str:
+    """slot 3; slots 0, 2, 5 and 40 more"""
+    told = sorted(numbers)
+    if len(told) == 1:
+        return f"{what} {told[0]}"
+    more = f" and {len(told) - LISTED} more" if len(told) > LISTED else ""
+    return f"{what}s {', '.join(map(str, told[:LISTED]))}{more}"
+
+
 def held(what: str, count: int, right: int, verb: str) -> str:
     """holds the state after 2 tokens; 3 were accepted"""
     after = f"after {counted(count)}" if count else "from before the step"
@@ -71,3 +81,11 @@ def slot_of(moment: Moment, request: str | None) -> int | None:
     """The slot that the trace gives a request, after the event or, when it has left, before."""
     expected = moment.expected
     return None if request is None else expected.slots_after.get(request, expected.slots_before.get(request))
+
+
+def op_at(op: str, place: Place | None) -> str:
+    """op gdn (trunk.2.core)"""
+    if place is None:
+        return f"op {op}"
+    layer = f".{place.layer}" if 0 <= place.layer < 1 << 16 else ""
+    return f"op {op} ({place.stage}{layer}.{place.component})"

@@ -16,6 +16,7 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, dr
 
 from ..observe.memory import Trespass, bits
 from ..observe.moment import Moment
+from ..observe.pools import stands
 from ..observe.rows import Share, rows, shares
 from ..verdict import Comparison, Skipped, Tier
 from .base import counted, exact, held, slot_of
@@ -87,16 +88,14 @@ class Bytes:
             )  # fmt: skip
 
     def _trespass(self, moment: Moment, trespass: Trespass) -> Comparison:
-        stage = draft_stage(trespass.layer) if trespass.region.startswith("draft") else "trunk"
-        component = next((c for c in ("conv", "keys", "values") if c in trespass.region), "state")
-        owners = {slot: name for name, slot in moment.expected.slots_after.items()} if trespass.by == "slot" else {}
+        region, unit = trespass.region, trespass.unit
+        place, request, slot = stands(region, unit, moment.expected.slots_after)
         where = "the red zone beside " if trespass.gap else ""
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, Place(stage, trespass.layer, component),
-            elements=trespass.bytes, worst=float(trespass.bytes), allowed=0.0, request=owners.get(trespass.unit),
-            slot=trespass.unit if trespass.by == "slot" else None,
-            diagnosis=f"{counted(trespass.bytes, 'byte')} changed in {where}{trespass.region} {trespass.by} "
-            f"{trespass.unit}, which this event may not write",
+            self.name, self.tier, moment.index, moment.kind, place, elements=trespass.bytes,
+            worst=float(trespass.bytes), allowed=0.0, request=request, slot=slot,
+            diagnosis=f"{counted(trespass.bytes, 'byte')} changed in {where}{region.name} {region.by} {unit}, which "
+            f"this event may not write",
         )  # fmt: skip
 
     def _ran(self, moment: Moment, share: Share) -> Iterator[Comparison | Skipped]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from instep_reference.contract.engine import Region
+from instep_reference.contract.meaning import Positions
 
 from ..observe.moment import Moment
 from ..observe.noted import Noted, Room
-from ..observe.pools import standing
+from ..observe.pools import stands
 from ..verdict import Comparison, Skipped, Tier
 
 ALIGNED = 16  # elements of a pitch, bytes of a base: what kernels may rely on (2-semantics, Invariance)
-ENDS = "_ends"  # of a pool: red zones and nothing else
 
 
 class Capacity:
@@ -31,6 +33,9 @@ class Capacity:
     def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
         room, regions = moment.noted.room, [region for region in moment.regions() if region.units.numel()]
         if room is None or not regions:
+            if self.known is None:
+                yield Skipped(self.name, moment.index, "this engine shows no memory")
+            self.known = ()
             return
         shapes = tuple((region.name, region.layer, region.units.shape, region.units.stride()) for region in regions)
         windows = [window.shape[1] for state in moment.subject.after.values() for window in state.conv.values()]
@@ -48,13 +53,13 @@ def judged(
     """Every pool by itself; also of an event that the subject did not survive. windows: W-1, if something tells it."""
     assert noted.room is not None
     for region in regions:
-        if region.name.endswith(ENDS):
+        if region.red:
             continue
         needs = [*_needs(region, noted.room, max(windows, default=0)), *(_guards(region) if noted.guarded else ())]
         short = [f"{region.name} has {has} {what}; {needed} are needed{why}" for what, has, needed, why in needs
                  if has < needed]  # fmt: skip
         yield Comparison(
-            Capacity.name, Capacity.tier, event, kind, standing(region.name, region.layer), elements=len(needs),
+            Capacity.name, Capacity.tier, event, kind, stands(region).place, elements=len(needs),
             worst=float(len(short)), allowed=0.0, diagnosis="; ".join(short),
         )  # fmt: skip
 
@@ -64,28 +69,34 @@ Need = tuple[str, int, int, str]  # what, how many there are, how many are neede
 
 def _needs(region: Region, room: Room, window: int) -> Iterator[Need]:
     """window: W-1, where some request's conv window tells it."""
-    units, capacity, widest = region.units, room.capacity, room.widest
-    why = f" for the widest window, of {widest} tokens"
+    units, capacity = region.units, room.capacity
     if region.by == "slot":
         yield "units", units.shape[0], max(capacity.slots) + 1, ", one per slot that is handed out and slot 0"
     elif region.by == "page":
         yield "units", units.shape[0], max(capacity.pages) + 1, ", one per page that is handed out and page 0"
-        yield "positions a page", units.shape[1], capacity.page_size, ""
     else:
         yield "rows", units.shape[0], len(capacity.slots), ", one per request of the widest batch"
-    if region.name.startswith("snapshot_"):
-        yield "columns", units.shape[1], widest, why
-    if region.name in ("window", "picks", "final"):
-        yield "places", units.shape[1], widest, why
-    if region.name == "state" and units.dim() == len(("slot", "column", "HV", "K", "V")):
-        yield "columns", units.shape[1], widest, why
-    if region.name == "conv" and window and units.shape[2] > window:
-        yield "inputs a line", units.shape[2], window + widest - 1, why
-    if region.name == "table":
-        yield "pages a request", units.shape[1], capacity.request_pages, ""
-    if region.name.startswith("ring_"):
-        windows = 1 if region.name == "ring_v" else 2
-        yield "entries", units.shape[1], windows * widest, f" for {windows} of the widest windows"
+    if region.means is not None and region.means.positions is not None:
+        yield from _positions(region.means.positions, units, room, window)
+
+
+def _positions(along: Positions, units: torch.Tensor, room: Room, window: int) -> Iterator[Need]:
+    """How many positions a unit has, and how many it needs, by what a position is."""
+    has, widest = units.shape[along.axis], room.widest
+    why = f" for the widest window, of {widest} tokens"
+    match along.what:
+        case "token":
+            yield "positions a page", has, room.capacity.page_size, ""
+        case "page":
+            yield "pages a request", has, room.capacity.request_pages, ""
+        case "entry":
+            yield "entries", has, along.windows * widest, f" for {along.windows} of the widest windows"
+        case "input" if window:
+            yield "inputs a line", has, window + widest - 1, why
+        case "column":
+            yield "columns", has, widest, why
+        case "node" | "choice":
+            yield "places", has, widest, why
 
 
 def _guards(region: Region) -> Iterator[Need]:

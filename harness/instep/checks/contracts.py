@@ -15,7 +15,7 @@ from ..observe.moment import Moment
 from ..observe.noted import Noted, Served
 from ..observe.rows import Share, shares
 from ..verdict import Comparison, Skipped, Tier
-from .base import NOWHERE, counted, slot_of
+from .base import NOWHERE, counted, op_at, slot_of
 
 RECURRENT = {"mixed": "conv", "core": "gdn"}  # component of the result -> the op that makes it
 
@@ -78,10 +78,10 @@ class Contracts:
         for number, (share, served) in enumerate(due):
             if number >= len(rows) or given[number] != right[number]:
                 said = _mismatch(share, served, rows[number] if number < len(rows) else None)
-                yield self._comparison(moment, place, total, f"{_op(op, place)}: {said}", share.request)
+                yield self._comparison(moment, place, total, f"{op_at(op, place)}: {said}", share.request)
                 return
-        yield self._comparison(moment, place, total, f"{_op(op, place)}: rows are served that the trace does not have: "
-                               f"{rows[len(due)].count} of unit {rows[len(due)].units}", None)  # fmt: skip
+        more = f"rows are served that the trace does not have: {rows[len(due)].count} of unit {rows[len(due)].units}"
+        yield self._comparison(moment, place, total, f"{op_at(op, place)}: {more}", None)
 
     def _comparison(
         self, moment: Moment, place: Place, elements: int, said: str, request: str | None, blocks: int = 1
@@ -97,7 +97,7 @@ def broken(noted: Noted, event: int, kind: str) -> list[Comparison]:
     found = []
     for clause in dict.fromkeys(noted.broken):
         times = noted.broken.count(clause)
-        said = f"{_op(clause.op, clause.place)}: {clause.clause}" + (f" ({times} times)" if times > 1 else "")
+        said = f"{op_at(clause.op, clause.place)}: {clause.clause}" + (f" ({times} times)" if times > 1 else "")
         place = clause.place or NOWHERE
         found.append(Comparison(
             Contracts.name, Contracts.tier, event, kind, place, elements=1, worst=float(times), allowed=0.0,
@@ -142,10 +142,3 @@ def _mismatch(share: Share, right: Served, found: Served | None) -> str:
 def _units(served: Served) -> str:
     return ", ".join(map(str, served.units))
 
-
-def _op(op: str, place: Place | None) -> str:
-    """op gdn (trunk.2.core)"""
-    if place is None:
-        return f"op {op}"
-    layer = f".{place.layer}" if 0 <= place.layer < 1 << 16 else ""
-    return f"op {op} ({place.stage}{layer}.{place.component})"

@@ -26,10 +26,14 @@ class Graphs:
     def __init__(self) -> None:
         self.pools: dict[tuple[str, int], int] = {}
         self.buffers: dict[tuple[Any, int], tuple[int, ...]] = {}
+        self.said = False
 
     def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
         yield from self._pools(moment)
         if not moment.noted.graphs:
+            if not (moment.noted.ops or self.said):
+                yield Skipped(self.name, moment.index, "nobody sees whether somebody else's engine is held in graphs")
+            self.said = True
             return
         key, requests = due(moment.event, moment.expected.num_steps)
         replays = moment.noted.replays

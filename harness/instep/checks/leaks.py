@@ -12,7 +12,7 @@ from instep_reference.contract.engine import Abort, Finish, Preempt
 
 from ..observe.memory import Looked
 from ..observe.moment import Moment
-from ..observe.pools import standing
+from ..observe.pools import stands
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, counted, said_of
 
@@ -25,8 +25,13 @@ class Leaks:
 
     def __init__(self) -> None:
         self.pages: dict[str, tuple[int, ...]] = {}
+        self.said = False
 
     def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+        if moment.noted.poison is None and not self.said:
+            yield Skipped(self.name, moment.index, "this engine does not poison what is given back: who owns it is "
+                          "compared, not what stands there")  # fmt: skip
+        self.said = True
         if isinstance(moment.event, Finish | Abort | Preempt) and moment.event.request in moment.expected.slots_before:
             name = moment.event.request
             slot, pages = moment.expected.slots_before[name], self.pages.get(name, ())
@@ -54,7 +59,7 @@ class Leaks:
             if left:
                 where = f"{counted(left, 'position')} of {region.name}" if positions > 1 else region.name
                 said.append(f'{where} {region.by} {unit} still hold what request "{name}" left there')
-        yield said_of(self, moment, standing(region.name, region.layer), len(units) * positions, said, name)
+        yield said_of(self, moment, stands(region).place, len(units) * positions, said, name)
 
     def _last(self, moment: Moment) -> Comparison:
         """The trace has nobody any more."""

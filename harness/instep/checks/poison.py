@@ -15,7 +15,7 @@ from instep_reference.contract.place import Place
 
 from ..observe.memory import Looked, bits, pattern
 from ..observe.moment import Moment
-from ..observe.pools import standing
+from ..observe.pools import stands
 from ..observe.rows import whose
 from ..verdict import Comparison, Skipped, Tier
 from .base import counted, slot_of
@@ -48,7 +48,8 @@ class Poison:
         self.held = held
         for looked in moment.changes.looked:
             if looked.poison is not None and looked.region.by in held:
-                yield from self._free(moment, looked, held[looked.region.by] | before[looked.region.by])
+                busy = held[looked.region.by] | before[looked.region.by] | looked.region.scratch
+                yield from self._free(moment, looked, busy)
         yield from self._visible(moment, poison)
 
     def _untouched(self, moment: Moment, looked: Looked) -> Iterator[Comparison]:
@@ -71,12 +72,13 @@ class Poison:
     ) -> Comparison:
         units, region = wrong.any(1).nonzero()[:, 0].tolist(), looked.region
         first = units[0] if units else None
+        place, _, slot = stands(region, first)
         where = f"{region.name} {region.by} {first} {says}" if not looked.gap else f"{region.name}: {says}"
         more = f"; so are {counted(len(units) - 1, region.by)} more" if len(units) > 1 else ""
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, standing(region.name, region.layer),
+            self.name, self.tier, moment.index, moment.kind, place,
             elements=wrong.numel() - busy * wrong.shape[1], blocks=len(wrong) - busy,
-            worst=float(wrong.sum()), allowed=0.0, slot=first if region.by == "slot" else None,
+            worst=float(wrong.sum()), allowed=0.0, slot=slot,
             diagnosis=where + more if units else "",
         )  # fmt: skip
 

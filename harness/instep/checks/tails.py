@@ -1,8 +1,8 @@
 """T1: within a unit that may be written, only the positions that the event names change their bytes.
 
 Leaves out: units that may not be written at all (`bytes.py`). Columns beyond a narrow window, entries of a ring that
-are not this window's, the tail of a page, the places of a board behind a window: what nobody names keeps its bytes, or
-its poison. Positions come from the trace; the pools are the optimized engine's, by name.
+are not this window's, the tail of a page, the places of a slot table behind a window: what nobody names keeps its
+bytes, or its poison. Positions come from the trace; what a position is, the engine declares with its pools.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from instep_reference.contract.engine import Commit, Draft, Forward, Region
+from instep_reference.contract.meaning import Positions
 
 from ..observe.memory import Looked
 from ..observe.moment import Moment
-from ..observe.pools import standing
+from ..observe.pools import stands
 from ..observe.rows import Share, shares
 from ..verdict import Comparison, Skipped, Tier
 
@@ -26,65 +27,90 @@ class Tails:
     name = "tails"
     tier = Tier.BITWISE
 
+    def __init__(self) -> None:
+        self.said = False
+
     def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        if not (moment.noted.ops and isinstance(moment.event, Draft | Forward | Commit)):
+        if not self.said:
+            yield from self._undeclared(moment)
+        self.said = True
+        if not isinstance(moment.event, Draft | Forward | Commit):
             return
         for looked in moment.changes.looked:
-            if looked.after.shape[1] > 1 and not looked.gap:
-                yield self._judged(moment, looked)
+            along = None if looked.region.means is None else looked.region.means.positions
+            if along is not None and looked.after.shape[1] > 1 and not looked.gap:
+                yield self._judged(moment, looked, along)
 
-    def _judged(self, moment: Moment, looked: Looked) -> Comparison:
+    def _undeclared(self, moment: Moment) -> Iterator[Skipped]:
+        regions = moment.changes.regions
+        unknown = dict.fromkeys(region.name for region in regions if region.means is None)
+        if not regions:
+            yield Skipped(self.name, moment.index, "this engine shows no memory")
+        elif unknown:
+            yield Skipped(self.name, moment.index, f"{', '.join(unknown)}: the engine does not declare what stands in "
+                          "there (`Region.means`); every unit is looked at as a whole")  # fmt: skip
+
+    def _judged(self, moment: Moment, looked: Looked, along: Positions) -> Comparison:
         region, changed = looked.region, looked.changed()
         said, first = [], None
-        writes = _writes(moment, region)
+        writes = _writes(moment, region, along)
         for unit in changed.any(1).nonzero()[:, 0].tolist():
             positions = set(changed[unit].nonzero()[:, 0].tolist())
             allowed = writes.get(unit, set())
             strays = positions - allowed if allowed is not None else positions if len(positions) > 1 else set()
-            if strays:
+            if strays and unit not in region.scratch:
                 first = unit if first is None else first
                 right = "one position" if allowed is None else _spelled(allowed) if allowed else "nothing"
                 said.append(f"{region.name} {region.by} {unit} changed at {_spelled(strays)}, where this event does "
                             f"not write (there it writes {right})")  # fmt: skip
-        owners = {slot: name for name, slot in moment.expected.slots_after.items()} if region.by == "slot" else {}
+        place, request, slot = stands(region, first, moment.expected.slots_after)
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, standing(region.name, region.layer),
-            elements=changed.numel(), blocks=len(changed), worst=float(len(said)), allowed=0.0,
-            request=None if first is None else owners.get(first), slot=first if region.by == "slot" else None,
-            diagnosis="; ".join(said),
-        )  # fmt: skip
+            self.name, self.tier, moment.index, moment.kind, place, elements=changed.numel(), blocks=len(changed),
+            worst=float(len(said)), allowed=0.0, request=request, slot=slot, diagnosis="; ".join(said),
+        )
 
 
-def _writes(moment: Moment, region: Region) -> Writes:
-    """The positions of a region that the event writes."""
-    name, positions = region.name, region.units.shape[1]
-    if region.by == "page":
-        stages = ("extend", *_chain(moment)) if name.startswith("draft") else ("trunk",)
-        return _paged(moment, stages, positions)
-    trunk = [(number, share) for number, share in enumerate(shares(moment, "trunk"))]
+def _writes(moment: Moment, region: Region, along: Positions) -> Writes:
+    """The positions of a region that the event writes, by what a position is."""
+    count = region.units.shape[1]
+    trunk = list(enumerate(shares(moment, "trunk")))
     verified = [(number, share) for number, share in trunk if share.kind == "verify"]
-    if region.by == "row":
-        return {number: set(range(share.count)) for number, share in verified}
-    if name in ("picks", "final"):
-        return _by_slot(moment, ((share, range(share.count)) for _, share in verified))
-    if name.startswith("ring_"):
-        return _by_slot(moment, (
-            (share, ((share.start + row) % positions for row in range(share.count))) for _, share in verified
-        ))
-    if name == "window":
-        return _window(moment)
-    # States by column: a decode and a chunk write where they read.
+    match along.what:
+        case "token":
+            draft = region.means is not None and region.means.draft
+            return _paged(moment, ("extend", *_chain(moment)) if draft else ("trunk",), count)
+        case "choice":
+            return _chosen(moment)
+        case "page":
+            return _mapped(moment)
+        case "entry":
+            return _by_unit(moment, region, (
+                (number, share, [(share.start + row) % count for row in range(share.count)])
+                for number, share in verified
+            ))
+    nodes = _by_unit(moment, region, ((number, share, range(share.count)) for number, share in verified))
+    if along.what != "column" or region.by == "row":
+        return nodes
+    # A decode and a chunk write the column that they read.
     marked: Writes = {moment.expected.slots_after[share.request]: None for _, share in trunk}
-    return marked | _by_slot(moment, ((share, range(share.count)) for _, share in verified))
+    return marked | nodes
 
 
-def _window(moment: Moment) -> Writes:
-    """Roots in place 0, drafts behind them."""
+def _chosen(moment: Moment) -> Writes:
+    """Roots in position 0, drafts behind them."""
+    slots = moment.expected.slots_after
     if isinstance(moment.event, Draft):
-        drafts = range(1, moment.expected.num_steps + 1)
-        return {moment.expected.slots_after[name]: set(drafts) for name in moment.event.requests}
-    rooted = [share for share in shares(moment, "extend") if share.asked]
-    return _by_slot(moment, ((share, (0,)) for share in rooted))
+        return {slots[name]: set(range(1, moment.expected.num_steps + 1)) for name in moment.event.requests}
+    return {slots[share.request]: {0} for share in shares(moment, "extend") if share.asked}
+
+
+def _mapped(moment: Moment) -> Writes:
+    """Pages that a request has now and had not before."""
+    before, slots = moment.expected.pages_before, moment.expected.slots_after
+    return {
+        slots[name]: set(range(len(before.get(name, ())), len(pages)))
+        for name, pages in moment.expected.pages_after.items()
+    }
 
 
 def _chain(moment: Moment) -> list[str]:
@@ -105,9 +131,13 @@ def _paged(moment: Moment, stages: Iterable[str], size: int) -> Writes:
     return {**found}
 
 
-def _by_slot(moment: Moment, parts: Iterable[tuple[Share, Iterable[int]]]) -> Writes:
+def _by_unit(moment: Moment, region: Region, parts: Iterable[tuple[int, Share, Iterable[int]]]) -> Writes:
+    """Batch rows with their positions, as rows or as the slots of their requests."""
     slots = moment.expected.slots_after
-    return {slots[share.request]: set(positions) for share, positions in parts if share.request in slots}
+    return {
+        number if region.by == "row" else slots[share.request]: set(positions)
+        for number, share, positions in parts if region.by == "row" or share.request in slots
+    }
 
 
 def _spelled(found: set[int]) -> str:

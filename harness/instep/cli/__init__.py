@@ -24,6 +24,7 @@ COMMANDS: tuple[str, ...] = (
     "record",
     "relations",
     "replay",
+    "shapes",
     "streams",
 )
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from typer.core import TyperCommand
 
 VERDICTS = (0, 1, 3)
-BAD_INPUT, HARNESS_FAILED = 2, 4
+DIVERGED, BAD_INPUT, HARNESS_FAILED = 1, 2, 4
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 KILLED_BY_SIGPIPE = 141  # as a shell counts: 128 and the signal's number
 
@@ -102,6 +102,9 @@ def report(error: BaseException) -> int:
     """One line on stderr, after the traceback if it was asked for; the exit code."""
     from instep_reference.contract.errors import InstepError
 
+    guard = sys.modules.get("instep.rig.guard")  # not loaded: then no subject was called yet
+    if guard is not None and isinstance(error, guard.SubjectFailed):
+        return _subject_failed(error)
     said, asked = " ".join(str(error).split()), bool(os.environ.get("INSTEP_TRACEBACK"))
     if asked:
         traceback.print_exception(error)
@@ -111,6 +114,16 @@ def report(error: BaseException) -> int:
     hint = "" if asked else "; INSTEP_TRACEBACK=1 shows where"
     print(f"instep: the harness itself failed: {type(error).__name__}: {said}{hint}", file=sys.stderr)
     return HARNESS_FAILED
+
+
+def _subject_failed(error: Any) -> int:
+    """The engine under test raised where no event is told apart: its finding all the same."""
+    from ..report.words import trace
+    from ..rig.failures import failure
+
+    found = failure(0, "", error)
+    print("\n".join([f"DIVERGED  {found.diagnosis}", *trace(found.raised)]), flush=True)
+    return DIVERGED
 
 
 def _flushed() -> OSError | None:

@@ -55,7 +55,7 @@ def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
 
 def strategies(draw: Draw, fields: Collection[str]) -> dict[str, Any]:
     """How states and conv windows are committed, as keywords: those of `fields` that can be drawn."""
-    return {field: draw(st.sampled_from(KNOWN[field])) for field in DRAWN if field in fields}
+    return {field: draw(st.sampled_from(list(KNOWN[field]))) for field in DRAWN if field in fields}
 
 
 def admit(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:

@@ -11,6 +11,7 @@ from pathlib import Path
 from instep_reference.contract.engine import Answer, AnyEvent
 
 from ..observe.moment import Moment
+from ..rig.guard import SubjectFailed
 from ..rig.lockstep import Lockstep, run
 from ..rig.rig import checks_for
 from ..rig.sides import Plan, seat
@@ -36,18 +37,22 @@ class Example:
         self.header, self.setting, self.elements = header, plan.setting, 0
         self.events: tuple[AnyEvent, ...] = ()
         self.verdict = Verdict()
-        sides = seat(plan)
         self._answers = _Answers()
+        self._lockstep: Lockstep | SubjectFailed
+        try:
+            sides = seat(plan)
+        except SubjectFailed as failed:
+            self._lockstep, self.law = failed, Law(header)
+            return
         self._checks = (self._answers, *checks_for(plan, sides))
         self._lockstep = Lockstep(self._trace(), sides)
-
-    @property
-    def law(self) -> Law:
-        return self._lockstep.law
+        self.law = self._lockstep.law
 
     def serve(self, event: AnyEvent) -> None:
         """One more event on every side; raises `Diverged` when they disagree about it."""
         self.events = (*self.events, event)
+        if isinstance(self._lockstep, SubjectFailed):  # there is nobody to serve it: a replay says why
+            raise Diverged(str(self._lockstep))
         self._lockstep.trace = self._trace()
         verdict = run(self._lockstep, self._checks)
         self.elements += verdict.elements

@@ -18,8 +18,8 @@ from instep_optimized.ops.contracts import after, before
 from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
 
-from .noted import Broken, Served
-from .pools import Pools, standing
+from .noted import Broken, FailedOp, Served
+from .pools import Pools, stands
 from .reads import Reads
 
 
@@ -32,6 +32,7 @@ class Calls:
         self._pools, self._on = Pools(()), False
         self._addresses: list[tuple[object, ...]] = []
         self._last: Place | None = None
+        self._failed_op: FailedOp | None = None
         self._clear()
 
     def begin(self, regions: Sequence[Region]) -> None:
@@ -49,6 +50,7 @@ class Calls:
         return {
             "calls": self._calls, "tensors": self._tensors, "captured": self._captured, "broken": tuple(self._broken),
             "served": tuple(self._served), "by": dict(self._by),
+            "failed_op": self._failed_op,
         }
 
     def wrapper(self, name: str, op: Op) -> Op:
@@ -57,18 +59,18 @@ class Calls:
 
         def call(**given: Any) -> Any:
             if not self._on:
-                return op(**given)
+                return self._run(name, op, given)
             self._by[name] = by
             if _capturing():
                 self._captured += 1
-                return op(**given)
+                return self._run(name, op, given)
             with self._reads.paused():
                 self._note(name, given, chain(before(name, given), self._views(given)))
                 self._served += _served(name, given)
-                result = None if self._captures else op(**given)
+                result = None if self._captures else self._run(name, op, given)
             if self._captures:
                 with self._reads.inside(name):
-                    result = op(**given)
+                    result = self._run(name, op, given)
             with self._reads.paused():
                 self._note(name, given, chain(after(name, given, result), self._dtypes(given, result)))
             self._calls += 1
@@ -76,6 +78,14 @@ class Calls:
             return result
 
         return call
+
+    def _run(self, name: str, op: Op, given: dict[str, Any]) -> Any:
+        """The op itself; if it raises, which one it was is known."""
+        try:
+            return op(**given)
+        except (Exception, SystemExit) as error:
+            self._failed_op = FailedOp(name, self._place(given), error)
+            raise
 
     def _note(self, name: str, given: dict[str, Any], clauses: Iterator[str]) -> None:
         place = self._place(given)
@@ -93,7 +103,7 @@ class Calls:
             return self._last
         memory = given["target"].pool if "target" in given else given.get("pool")
         region = None if memory is None else self._pools.of(memory)
-        place = None if region is None else standing(region.name, region.layer)
+        place = None if region is None else stands(region).place
         return self._last if place is None or place.component == "length" else place
 
     def _views(self, given: dict[str, Any]) -> Iterator[str]:
@@ -123,6 +133,7 @@ class Calls:
         self._served: list[Served] = []
         self._by: dict[str, str] = {}
         self._last = None
+        self._failed_op = None
 
 
 def _memory(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,40 +1,54 @@
 """Bytes of the subject's pools before and after an event: which units changed that may not.
 
-Leaves out: what may change (the strategy's table says it through `Inspectable.may_change`), and what a
-change means (`checks/`). Digests say whether something changed; a shadow of the pools says how many bytes.
+What may change is what the engine's own table (`Inspectable.may_change`) and the law (`trace/bounds.py`) both allow,
+and scratch. Leaves out: what a change means (`checks/`). Digests say whether something changed; a shadow of the pools
+says how many bytes.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
 from instep_optimized.ops.around import memory_of
-from instep_reference.contract.engine import Event, Inspectable, Region
+from instep_reference.contract.engine import Event, Region
 from instep_reference.contract.errors import BadInput
 
+from ..trace.bounds import Bound
 from .digests import bits, digests, together, words
 
-__all__ = ["UNWATCHED", "Changes", "Looked", "Trespass", "Watch", "bits"]
+__all__ = ["UNWATCHED", "Changes", "Looked", "Trespass", "Watch", "Wider", "bits"]
 
-# Pools by slot whose units have a position of the window, or a ring's entry, on their first inner axis.
-BY_POSITION = ("window", "picks", "final")
-BY_POSITION_PREFIX = ("snapshot_", "ring_")
+
+class Shown(Protocol):
+    """What is asked of the subject here."""
+
+    def regions(self) -> list[Region]: ...
+
+    def may_change(self, event: Event) -> dict[str, set[int]]: ...
 
 
 @dataclass(frozen=True)
 class Trespass:
-    """A unit whose bytes changed although the table does not allow it; gap: its red zone."""
+    """A unit whose bytes changed although the table or the law does not allow it; gap: its red zone."""
 
-    region: str
-    layer: int
-    by: str
+    region: Region
     unit: int
     bytes: int
     gap: bool
+
+
+@dataclass(frozen=True)
+class Wider:
+    """Units of a region that the engine's own table names and the law does not allow; what the law allows."""
+
+    region: Region
+    units: frozenset[int]
+    allowed: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -62,12 +76,17 @@ class Looked:
 
 @dataclass(frozen=True)
 class Changes:
-    """What was looked at (bytes, units), what trespassed, and every digest."""
+    """What was looked at (bytes, units), what trespassed, and every digest; where the table is wider than the law.
+
+    regions  as they were before the event
+    """
 
     units: int
     bytes: int
     trespasses: tuple[Trespass, ...]
     looked: tuple[Looked, ...] = field(default=(), compare=False)
+    wider: tuple[Wider, ...] = ()
+    regions: tuple[Region, ...] = field(default=(), compare=False)
 
 
 UNWATCHED = Changes(0, 0, ())
@@ -80,16 +99,23 @@ class Watch:
     poison: what the subject fills fresh and freed units with, None: nothing, or nothing is known.
     """
 
-    def __init__(self, subject: Inspectable, poison: float | None = None) -> None:
+    def __init__(self, subject: Shown, poison: float | None = None) -> None:
         self.subject, self.poison = subject, poison
-        self.may: dict[str, set[int]] | None = None
+        self.table: dict[str, set[int]] | None = None
+        self.law = Bound()
         self.kept: list[_Kept] = []
+        self.regions: list[Region] = []
         self.addresses: list[tuple[object, ...]] = []
+        self.scratch: dict[tuple[str, int], frozenset[int]] = {}  # of the run so far: region and layer -> units
 
-    def before(self, event: Event) -> None:
+    def before(self, event: Event, law: Bound) -> None:
         """Learn which units `event` may write. Call before the event runs."""
-        self.may = self.subject.may_change(event)
-        regions = self.subject.regions()
+        self.table, self.law = self.subject.may_change(event), law
+        self.regions = regions = self.subject.regions()
+        for region in regions:
+            if region.scratch:
+                named = region.name, region.layer
+                self.scratch[named] = self.scratch.get(named, frozenset()) | region.scratch
         addresses = [_address(region) for region in regions]
         if addresses != self.addresses:
             self.addresses = addresses
@@ -101,9 +127,11 @@ class Watch:
 
     def after(self) -> Changes:
         """What differs from before; one transfer from the device, whatever the number of pools."""
-        may, self.may = self.may, None
-        if may is None or not self.kept:
+        table, self.table = self.table, None
+        if table is None or not self.kept:
             return UNWATCHED
+        may = {region.name: frozenset(table.get(region.name, ())) for region in self.regions}
+        scratch = {(region.name, region.layer): region.scratch for region in self.regions}
         now = torch.cat([found.flatten() for found in together([kept.live for kept in self.kept])]).cpu()
         looked, trespasses, begin, units, size = [], list[Trespass](), 0, 0, 0
         for kept in self.kept:
@@ -112,14 +140,25 @@ class Watch:
                           kept.poison)
             begin += count
             looked.append(seen)
+            region = kept.region
             # A red zone belongs to nobody: not even a unit that may be written may write beside itself.
-            free: Collection[int] = () if kept.gap else may.get(kept.region.name, ())
+            free = frozenset[int]() if kept.gap else (
+                may[region.name] & self.law.units(region) | scratch[region.name, region.layer]
+            )
             guarded = len(kept.live) - sum(unit < len(kept.live) for unit in free)
             units, size = units + guarded, size + guarded * kept.live[0].numel() * kept.live.element_size()
             changed = seen.changed().any(1).nonzero()[:, 0].tolist()
             trespasses += [kept.trespass(unit) for unit in changed if unit not in free]
             kept.take(changed, seen.after)
-        return Changes(units, size, tuple(trespasses), tuple(looked))
+        return Changes(units, size, tuple(trespasses), tuple(looked), tuple(self._wider(may)), tuple(self.regions))
+
+    def _wider(self, may: Mapping[str, frozenset[int]]) -> Iterator[Wider]:
+        """Once per name: a table speaks of all layers at a time."""
+        for region in {region.name: region for region in reversed(self.regions)}.values():
+            allowed = self.law.units(region)
+            more = may[region.name] - allowed - region.scratch
+            if more:
+                yield Wider(region, more, allowed)
 
 
 class _Kept:
@@ -138,7 +177,7 @@ class _Kept:
     def trespass(self, unit: int) -> Trespass:
         now, then = (lines[unit].contiguous().flatten().view(torch.uint8) for lines in (self.live, self.shadow))
         changed = int((now != then).sum())
-        return Trespass(self.region.name, self.region.layer, self.region.by, unit, changed, self.gap)
+        return Trespass(self.region, unit, changed, self.gap)
 
     def take(self, changed: Sequence[int], now: torch.Tensor) -> None:
         """These units are from now on what they are now."""
@@ -150,17 +189,15 @@ class _Kept:
 
 def _keep(region: Region, poison: float | None) -> Iterator[_Kept]:
     if region.units.numel():
-        yield _Kept(region, region.units, False, poison if not region.name.endswith("_ends") else None)
+        yield _Kept(region, region.units, False, None if region.red else poison)
     if region.gaps is not None and region.gaps.numel():
         yield _Kept(region, region.gaps, True, None)
 
 
 def positions_of(region: Region) -> int:
-    """How many positions, columns or entries a unit has, where its digests tell them apart; else 1."""
-    name, shape = region.name, region.units.shape
-    along = region.by == "page" or name in BY_POSITION or name.startswith(BY_POSITION_PREFIX)
-    columns = name == "state" and len(shape) == len(("slot", "column", "HV", "K", "V"))
-    return shape[1] if (along or columns) and len(shape) > 1 else 1
+    """How many positions a unit has, where its digests tell them apart: along its first inner axis alone; else 1."""
+    along = None if region.means is None or region.red else region.means.positions
+    return region.units.shape[1] if along is not None and along.axis == 1 else 1
 
 
 def pattern(poison: float, dtype: torch.dtype) -> float | int:

@@ -29,6 +29,7 @@ class Expected:
 
     slots_before: Mapping[str, int]
     slots_after: Mapping[str, int]
+    pages_before: Mapping[str, tuple[int, ...]]
     pages_after: Mapping[str, tuple[int, ...]]
     lengths_after: Mapping[str, int]
     roots_after: Mapping[str, int | None]

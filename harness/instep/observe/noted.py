@@ -23,6 +23,15 @@ class Broken:
 
 
 @dataclass(frozen=True)
+class FailedOp:
+    """The op in which an exception was raised, and the place that its result has (or its memory), as far as known."""
+
+    op: str
+    place: Place | None
+    error: BaseException
+
+
+@dataclass(frozen=True)
 class Served:
     """Rows of one request that a call with memory served.
 
@@ -110,6 +119,7 @@ class Noted:
     graphs    whether the subject holds its bodies in graphs;  replays: those of this event
     poison    what fresh and freed units hold; None: nothing, or nothing is known
     guarded   whether pools are declared to have red zones
+    failed_op  the op that raised, if one did
     """
 
     ops: str = ""
@@ -128,6 +138,7 @@ class Noted:
     room: Room | None = None
     poison: float | None = None
     guarded: bool = False
+    failed_op: FailedOp | None = None
 
 
 NOTHING = Noted()

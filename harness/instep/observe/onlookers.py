@@ -15,6 +15,7 @@ import torch
 from instep_reference.contract.engine import Abort, Admit, Answer, Engine, Event, Finish, RequestState
 
 from ..player import Observer, Side
+from ..trace.bounds import Bound
 from .memory import Watch
 
 T = TypeVar("T")
@@ -91,7 +92,7 @@ class Watching(Observer):
         self._watch = watch
 
     def before(self, event: Event) -> None:
-        self._watch.before(event)
+        self._watch.before(event, Bound())  # what it may write is judged by a replay
 
     def after(self, event: Event, side: Side) -> Side:
         self._watch.after()

@@ -6,12 +6,16 @@ Leaves out: contents. A pool's layout is nothing but its strides, so a view with
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
 from instep_reference.contract.engine import Region
 from instep_reference.contract.place import STAGE_LEVEL, Place, draft_stage
+
+NO_LAYER = Place("trunk", STAGE_LEVEL, "length")
 
 
 class Pools:
@@ -81,15 +85,24 @@ class Pools:
         return [f"{one} and {other} share memory" for one, other in found]
 
 
-def standing(region: str, layer: int) -> Place:
-    """Where findings about a region stand: its component, on the board the length."""
-    stage = draft_stage(layer) if region.startswith("draft") else "trunk"
-    for component in ("conv", "keys", "values"):
-        if component in region:
-            return Place(stage, layer, component)
-    if region.startswith(("state", "snapshot_state", "ring_")):
-        return Place(stage, layer, "state")
-    return Place(stage, STAGE_LEVEL, "length")
+class Stands(NamedTuple):
+    """Where a finding about memory stands: its place; the slot, if units are slots, and the request that has it."""
+
+    place: Place
+    request: str | None = None
+    slot: int | None = None
+
+
+def stands(region: Region, unit: int | None = None, slots: Mapping[str, int] = MappingProxyType({})) -> Stands:
+    """The place of a region, or of one of its units; `slots`: request -> slot. What is not declared is of no layer."""
+    means = region.means
+    if means is None or means.component == NO_LAYER.component:
+        place = NO_LAYER
+    else:
+        place = Place(draft_stage(region.layer) if means.draft else "trunk", region.layer, means.component)
+    if unit is None or region.by != "slot":
+        return Stands(place)
+    return Stands(place, next((name for name, slot in slots.items() if slot == unit), None), unit)
 
 
 def _reach(tensor: torch.Tensor) -> int:

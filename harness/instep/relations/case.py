@@ -16,6 +16,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject
+from ..rig.guard import make_subject
 from ..rig.participant import Participant
 from ..rig.setting import moves_labels
 from ..rig.sides import Plan, enough_memory, reference, rounded_seat
@@ -71,8 +72,8 @@ class Case:
         if not isinstance(found, Ops):
             if options.keys() - {"layout"}:
                 raise Unsupported("an engine of somebody else has no such options")
-            return found(
-                plan.checkpoint, room, num_steps=header.num_steps, adaptive=adaptive, device=setting.device,
+            return make_subject(
+                found, plan.checkpoint, room, num_steps=header.num_steps, adaptive=adaptive, device=setting.device,
                 dtype=setting.activation, layout=options.get("layout", setting.layout),
             )
         with enough_memory(room):

@@ -15,7 +15,7 @@ from instep_reference.contract.engine import Region, RequestState
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.memory import bits
-from ..observe.pools import standing as place_of_pool
+from ..observe.pools import NO_LAYER, stands
 from ..verdict import Comparison, Skipped, Tier
 from .story import Block, Key, Stopped, Story
 
@@ -139,9 +139,9 @@ def pools(one: Sequence[Region], other: Sequence[Region]) -> Iterator[tuple[Plac
     for left, right in zip(one, other, strict=True):
         for mine, theirs, what in ((left.units, right.units, left.by), (left.gaps, right.gaps, "red zone")):
             if mine is not None and theirs is not None and mine.numel():
-                place = place_of_pool(left.name, left.layer)
-                if place.component == "length":  # it belongs to no layer, and is told behind all of them
-                    place = place._replace(layer=AFTER_LAYERS, component="root")
+                place = stands(left).place
+                if place == NO_LAYER:  # what belongs to no layer follows from the layers: it is told behind them
+                    place = Place("trunk", AFTER_LAYERS, "root")
                 unit = "" if mine.shape != theirs.shape else _first_unit(mine, theirs)
                 yield place, mine, theirs, f"pool {left.name}, {what} {unit} parts"
 

@@ -62,8 +62,8 @@ def with_events(*named: tuple[str, Callable[[Trace], Told]]) -> Arms:
 def watched_and_not(case: Case) -> tuple[Arm, Arm]:
     """One engine stands in a replay's own seat, with every probe on it; the other is left to itself."""
     told, sides = as_traced(case.trace), seat(case.plan)
-    looked_at = Player("watched", sides.shown, [Watching(sides.watch), *sides.subject.observers])
-    seen = Arm("watched", sides.shown, told, watched=False, player=looked_at)
+    looked_at = Player("watched", sides.subject.engine, [Watching(sides.watch), *sides.subject.observers])
+    seen = Arm("watched", sides.shown.engine, told, watched=False, player=looked_at)
     return seen, Arm("unwatched", case.engine(told.header), told, watched=False)
 
 

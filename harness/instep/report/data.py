@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..verdict import Comparison, Exit, Located
+from ..verdict import Comparison, Exit, Located, Raised
 from ..whole import write_whole
 from .machine import machine
 from .terminal import Total, tiers
@@ -76,6 +76,10 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},
         "tiers": [_total(total) for total in tiers(outcome)],
         "skipped": len(verdict.skipped),
+        "scratch": [
+            {"region": region, "layer": layer, "units": sorted(units)}
+            for (region, layer), units in outcome.scratch.items()
+        ],
         "looked": {c.check: c.tier.value for c in verdict.compared if c.event == verdict.events - 1},
         "findings": [finding(found) for found in _told(verdict.findings)],
         "message": divergence(outcome) if verdict.findings else None,
@@ -110,4 +114,12 @@ def finding(found: Comparison) -> dict[str, Any]:
         "stage": found.place.stage, "layer": found.place.layer, "component": found.place.component,
         "request": found.request, "slot": found.slot, "head": found.head, "columns": found.columns,
         "worst": str(found.worst), "allowed": found.allowed, "diagnosis": found.diagnosis, "where": where(found),
+        "raised": None if found.raised is None else _raised(found.raised),
+    }
+
+
+def _raised(raised: Raised) -> dict[str, Any]:
+    return {
+        "error": raised.error, "says": raised.says, "file": raised.file, "line": raised.line,
+        "function": raised.function, "traceback": raised.whole,
     }

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..checks.base import listed
 from ..verdict import Comparison, Exit, Tier
 from . import tables
 from .tables import table
@@ -38,6 +39,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         if outcome.verdict.exit is Exit.INCONCLUSIVE:
             console.print(Text(f"{outcome.plan.setting.ops}: {_why_nothing(outcome)}"), soft_wrap=True)
         _skips(outcome, console)
+        _scratch(outcome, console)
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
         if outcome.verdict.findings:
@@ -125,6 +127,17 @@ def _skips(outcome: Outcome, console: Console) -> None:
     for (check, reason), count in Counter((skip.check, skip.reason) for skip in outcome.verdict.skipped).items():
         said = f"{outcome.plan.setting.ops}: {check} did not compare {count} times: {reason}"
         console.print(Text(said, style="dim"), soft_wrap=True)
+
+
+def _scratch(outcome: Outcome, console: Console) -> None:
+    """What the engine declares to be nobody's: there no byte was guarded."""
+    alike: dict[tuple[str, frozenset[int]], list[int]] = {}
+    for (region, layer), units in outcome.scratch.items():
+        alike.setdefault((region, units), []).append(layer)
+    for (region, units), layers in alike.items():
+        where = f"{listed('layer', layers)}, {listed('unit', units)}"
+        said = f"{outcome.plan.setting.ops}: {region}, {where}: declared as scratch, not guarded"
+        console.print(Text(said), soft_wrap=True)
 
 
 def _history(history: History, console: Console) -> None:

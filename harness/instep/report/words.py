@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..verdict import Comparison, Tier
+from ..verdict import Comparison, Raised, Tier
 
 if TYPE_CHECKING:
     from ..rig.rig import Outcome
@@ -40,11 +40,21 @@ def divergence(outcome: Outcome) -> str:
     numbers = f"{measure} {worst}, limit {first.allowed:.4g}"
     diagnosis = first.diagnosis or "differs from the reference"
     lines.append(f"  {diagnosis}          ({numbers}; {first.tier.value} {first.check})")
+    lines += trace(next((found.raised for found in (first, *others) if found.raised is not None), None))
     if others:
         lines.append(f"  {len(others)} more at this event, next: {where(others[0], short=True)}")
     if outcome.located is not None:
         lines += [f"  {outcome.located.says}", *(f"  hint: {hint}" for hint in outcome.located.hints)]
-    return "\n".join([*lines, f"  {command(outcome, first)}"])
+    return "\n".join([*lines, *([f"  {command(outcome, first)}"] if outcome.again else [])])
+
+
+def trace(raised: Raised | None) -> list[str]:
+    """Where the subject raised, and its traceback; with INSTEP_TRACEBACK the harness's own frames, too."""
+    if raised is None:
+        return []
+    frames = raised.whole if os.environ.get("INSTEP_TRACEBACK") else raised.own
+    at = [f"  at {near(Path(raised.file))} line {raised.line}, in {raised.function}"] if raised.file else []
+    return [*at, *(f"    {line}" for line in frames.splitlines())]
 
 
 def where(found: Comparison, *, short: bool = False) -> str:

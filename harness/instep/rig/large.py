@@ -1,8 +1,9 @@
-"""A run of a model too large for a whole reference: T0, T1 and T2d of everything, from the subject's own bits.
+"""A run of a model too large for a whole reference: every check that needs none, from the subject's own bits.
 
 Truth is the ledger of a right engine over a narrow shadow of the model: it knows who has which slot, how many rows
 every place has, and what follows from the forced choices. What a state must be is computed layer by layer from the
-hidden rows and the state that the subject itself had (`observe/states.py`). Leaves out: T2 of other places, T3, T4.
+hidden rows and the state that the subject itself had (`observe/states.py`). Memory, op calls, graphs, host reads and
+poison are looked at as in any run. Leaves out: T2 of other places, T3, T4.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ from instep_reference.contract.engine import Capacity
 from instep_reference.contract.place import unseen
 from instep_reference.ledger import LedgerEngine
 
-from ..checks import Check
+from ..checks import Check, structure
 from ..checks.bytes import Bytes
 from ..checks.directed import Directed
 from ..checks.identity import Identity
 from ..observe.memory import Watch
+from ..observe.notes import replays_of
 from ..observe.states import StateOracle
 from ..trace.file import Trace
 from .alone import engine
+from .guard import GuardedSubject
 from .history import History
 from .lockstep import Lockstep, run
-from .participant import Participant
+from .participant import Participant, guarded
 from .rig import Outcome, served
 from .setting import Setting
-from .sides import Plan, Sides, counting
+from .sides import Plan, Sides, counting, lent, noting
 
 SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
           "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow: the ledger's rows are only counted
@@ -55,12 +58,13 @@ def shadow(config: ModelConfig) -> ModelConfig:
 def outcome(
     trace: Trace, checkpoint: Checkpoint, setting: Setting, *, until: int | None = None,
     layers: Collection[int] | None = None, also: Sequence[Check] = (), judged: Sequence[Check] | None = None,
-    ops: Ops | None = None, kept: Collection[int] | None = None,
+    ops: Ops | None = None, kept: Collection[int] | None = None, again: tuple[str, ...] = (),
 ) -> Outcome:
     """Replay a trace in which everything is forced, up to and including event `until`.
 
-    layers: whose states are judged, None: all; also: further checks; judged: instead of T0, T1 and T2d; ops: those of
-    the setting, wrapped; kept: the layers whose results are looked at, None: all.
+    layers: whose states are judged, None: all; also: further checks; judged: instead of those of `checks`; ops: those
+    of the setting, wrapped; kept: the layers whose results are looked at, None: all; again: the command that does the
+    same, none where the trace is in no file and no command makes it.
     """
     room, adaptive = trace.header.room(), trace.header.adaptive_file(trace.path.name)
     seats = sides(checkpoint, setting, room, num_steps=trace.header.num_steps, adaptive=adaptive, ops=ops)
@@ -71,8 +75,10 @@ def outcome(
     ran = trace.events[: lockstep.next]
     return Outcome(
         trace.header.name, trace.path, None, plan, verdict, History.of(trace.header, ran, lockstep.law.book),
-        len(trace.events), dict(lockstep.seconds), dict(seats.calls), served(),
+        len(trace.events), dict(lockstep.seconds), dict(seats.calls), served(), lockstep.last, again=again,
+        scratch=dict(seats.watch.scratch),
     )
+
 
 
 def sides(
@@ -80,16 +86,24 @@ def sides(
     adaptive: AdaptiveFile | None = None, ops: Ops | None = None,
 ) -> Sides:
     """Subject and ledger; there is no rounded run, because there is no whole reference."""
-    calls = Counter[str]()
-    counted = around(ops or setting.op_set(), unseen, counting(calls))
-    subject = engine(checkpoint, setting, capacity, num_steps=num_steps, adaptive=adaptive, ops=counted)
+    calls, chosen, options = Counter[str](), ops or setting.op_set(), setting.options()
+    handed = lent(Plan(checkpoint, capacity, num_steps, adaptive, setting))
+    notes = noting(handed, chosen)
+    counted = around(chosen, unseen, notes.wrapper, counting(calls))
+    with notes.making("the optimized engine"):
+        subject = engine(
+            handed.checkpoint, setting, handed.capacity, num_steps=num_steps, adaptive=handed.adaptive, ops=counted
+        )
+    shown, replays = GuardedSubject(subject), None if subject.graphs is None else replays_of(subject.graphs)
+    notes.of(shown, poison=options.poison, guarded=options.guarded, replays=replays)
+    judged = guarded(setting.ops, subject, arithmetic=notes, answered=notes.answered)
     truth = Participant("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
-    seats = Participant(setting.ops, subject), truth
-    return Sides(*seats, None, Watch(subject), subject, counted, calls, overlap=setting.overlap)
+    watch = Watch(shown, options.poison)
+    return Sides(judged, truth, None, watch, shown, chosen, calls, notes=notes, overlap=setting.overlap)
 
 
 def checks(checkpoint: Checkpoint, setting: Setting, layers: Collection[int] | None = None) -> Sequence[Check]:
-    """T0, T1 and T2d: what needs no whole reference. The fp64 pieces run where the subject does."""
+    """What needs no whole reference: T0, T1 and T2d. The fp64 pieces run where the subject does."""
     rounds = setting.op_set().rounds(setting.activation, setting.state)
     oracle = StateOracle(checkpoint, rounds, setting.state, torch.device(setting.device), layers)
-    return Identity(), Bytes(), Directed(oracle)
+    return Identity(), Bytes(), *structure(), Directed(oracle)

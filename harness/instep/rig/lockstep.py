@@ -11,33 +11,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from instep_reference.contract.engine import Event
-from instep_reference.contract.errors import BadInput, Unsupported
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.engine import Event, Forward
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.base import Check
-from ..checks.capacity import judged
-from ..checks.contracts import broken
 from ..observe.moment import Expected, Moment
 from ..observe.noted import NOTHING
 from ..player import Side
 from ..trace.book import Book, Phase
+from ..trace.bounds import bound
 from ..trace.file import Trace
 from ..trace.legal import Law
 from ..verdict import Comparison, Skipped, Tier, Verdict
+from .failures import failures
 from .grafting import Mendable
+from .guard import SubjectFailed
 from .sides import Sides
 from .variant import spelled
 
 Progress = Callable[[int, Event], None]
-
-
-class Refused(Exception):
-    """The subject raised on an event that is legal and that the truth served."""
-
-    def __init__(self, error: Exception, place: Place | None) -> None:
-        self.error, self.place = error, place or Place("trunk", STAGE_LEVEL, "embedding")
-        super().__init__(str(error))
 
 
 class Lockstep:
@@ -48,6 +41,7 @@ class Lockstep:
         self.law = Law(trace.header, overlap=sides.overlap)
         self.seconds = {"reference": 0.0, "subject": 0.0}
         self.next = 0
+        self.rows = 0  # of the last forward
         self.last: Moment | None = None
 
     def step(self) -> Moment:
@@ -61,15 +55,12 @@ class Lockstep:
         rounded = None if self.sides.rounded is None else self.sides.rounded.serve(event)
         self.seconds["reference"] += time.perf_counter() - begun
         self.sides.grafting.begin(index, (truth if rounded is None else rounded).places)
-        self.sides.watch.before(event)
+        if isinstance(event, Forward):
+            self.rows = len(event.rows)
+        self.sides.watch.before(event, bound(event, before, self.law.book, self.rows))
         begun = time.perf_counter()
-        try:
-            subject = self.sides.subject.serve(event)
-            slots, pages = dict(self.sides.shown.slots()), dict(self.sides.shown.pages())
-        except Unsupported:
-            raise
-        except Exception as error:  # whatever it is: the subject may be anybody's
-            raise Refused(error, self.sides.subject.tape.last) from error
+        subject = self.sides.subject.serve(event)
+        slots, pages = self.sides.shown.slots(), self.sides.shown.pages()
         self.seconds["subject"] += time.perf_counter() - begun
         changes = self.sides.watch.after()
         self.sides.grafting.end(index, str(type(event).__struct_config__.tag))
@@ -92,7 +83,7 @@ class Lockstep:
         places, sides = self.sides.grafting.memory(index), self.sides
         if not places:
             return
-        if not isinstance(sides.subject.engine, Mendable):
+        if not isinstance(sides.shown.engine, Mendable):
             raise BadInput("--graft", found=sides.subject.name, expected="an op set: whose memory we can write")
         right = sides.truth if sides.rounded is None else sides.rounded
         mended = self.mended()
@@ -100,7 +91,7 @@ class Lockstep:
             raise BadInput("--graft", found=f"{spelled(places[0])}@{index}, when every request is within a round",
                            expected="an event after which some request's memory can be written")  # fmt: skip
         for name in mended:
-            sides.subject.engine.mend(name, places, right.states.now[name])
+            sides.shown.engine.mend(name, places, right.states.now[name])
             sides.subject.states.look(name)
         sides.watch.forget()
 
@@ -120,6 +111,7 @@ def expect(before: Book, after: Book) -> Expected:
     return Expected(
         slots_before={name: s.slot for name, s in before.live.items() if s.slot is not None},
         slots_after={name: s.slot for name, s in there.items() if s.slot is not None},
+        pages_before={name: s.pages for name, s in before.live.items() if s.slot is not None},
         pages_after={name: s.pages for name, s in there.items()},
         lengths_after={name: s.length for name, s in after.live.items()},
         roots_after={name: s.root for name, s in after.live.items()},
@@ -143,11 +135,11 @@ def run(
         verdict.events += 1
         try:
             moment = lockstep.step()
-        except Refused as refused:
-            verdict.add(_refusals(lockstep, index, event, refused))
+            verdict.served |= bool(moment.subject.places)
+            results = [result for check in checks for result in check(moment)]  # they ask for regions
+        except SubjectFailed as failed:
+            verdict.add(failures(lockstep.sides, index, event, failed))
             return verdict
-        verdict.served |= bool(moment.subject.places)
-        results = [result for check in checks for result in check(moment)]
         if verdict.add(result for result in results if _wanted(result, wanted) and not _put(lockstep, result)):
             return verdict
         if progress is not None:
@@ -165,24 +157,3 @@ def _wanted(result: Comparison | Skipped, layers: frozenset[int] | None) -> bool
         return True
     nowhere = result.tier is Tier.IDENTITY and result.place.layer in (STAGE_LEVEL, AFTER_LAYERS)
     return result.place.layer in layers or (nowhere and not result.agrees)
-
-
-def _refusals(lockstep: Lockstep, index: int, event: Event, refused: Refused) -> list[Comparison]:
-    """What it raised, where it stood; and before that every contract that it broke until then, every pool too small."""
-    kind, notes = str(event.__struct_config__.tag), lockstep.sides.notes
-    noted = NOTHING if notes is None else notes.take()
-    told = broken(noted, index, kind)
-    if noted.room is not None:
-        told += [pool for pool in judged(lockstep.sides.shown.regions(), noted, index, kind) if not pool.agrees]
-    if told:
-        refused.place = told[0].place
-    return [*told, _refusal(index, event, refused)]
-
-
-def _refusal(index: int, event: Event, refused: Refused) -> Comparison:
-    kind = str(event.__struct_config__.tag)
-    said = str(refused.error).splitlines()[0] if str(refused.error) else "no message"
-    return Comparison(
-        "serves", Tier.IDENTITY, index, kind, refused.place, elements=1, worst=1.0, allowed=0.0,
-        diagnosis=f"raised {type(refused.error).__name__} ({said}); the event is legal and the reference served it",
-    )

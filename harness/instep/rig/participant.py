@@ -5,7 +5,7 @@ Leaves out: which engines are compared (`sides.py`) and running them in step (`l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -14,7 +14,8 @@ from instep_reference.contract.place import See, unseen
 
 from ..observe.onlookers import OnHost, States, Within
 from ..observe.tape import Tape
-from ..player import Player
+from ..player import Observer, Player
+from .guard import Checked, GuardedEngine, Materialized
 
 
 class WatchedEngine(Engine, Watched, Protocol):
@@ -27,15 +28,24 @@ class Participant(Player):
     arithmetic  the context in which every event is served
     answered    is given each answer before it is brought to the host
     first       a hook between the engine and the tape
+    closest     further observers, next to the engine
     asked       whether states and the wished step count are asked for after every event
     """
 
     def __init__(
         self, name: str, engine: WatchedEngine, *, arithmetic: AbstractContextManager[Any] | None = None,
         answered: Callable[[Answer | None], None] = lambda answer: None, first: See = unseen, asked: bool = True,
+        closest: Sequence[Observer] = (),
     ) -> None:
         self.tape, self.states = Tape(), States(engine)
         self.arithmetic: AbstractContextManager[Any] = nullcontext() if arithmetic is None else arithmetic
         within = Within(self.arithmetic, answered)
-        super().__init__(name, engine, [*([self.states] if asked else []), self.tape, OnHost(), within])
+        looking = [*([self.states] if asked else []), self.tape, OnHost(), Materialized(), within]
+        super().__init__(name, engine, [*looking, *closest])
         engine.watch(lambda place, tensor: self.tape(place, first(place, tensor)))
+
+
+def guarded(name: str, subject: WatchedEngine, **given: Any) -> Participant:
+    """A participant of which nothing is believed: whatever it raises, or gives of a wrong type, is its own finding."""
+    engine: Any = GuardedEngine(subject)
+    return Participant(name, engine, closest=[Checked()], **given)

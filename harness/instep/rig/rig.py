@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -23,9 +23,11 @@ from instep_reference.contract.errors import BadInput
 from ..checks import Check, for_labels, for_numbers
 from ..observe.moment import Moment
 from ..trace.file import Trace
-from ..trace.legal import verified
+from ..trace.legal import Law, verified
 from ..verdict import Comparison, Located, Skipped, Tier, Verdict
+from .failures import failure
 from .grafting import GraftedOracle, must_fit
+from .guard import SubjectFailed
 from .history import History
 from .lockstep import Lockstep, Progress, run
 from .remembered import Remembered
@@ -45,6 +47,7 @@ class Outcome:
     served    package -> sha256 of the source that was imported
     last      the moment after the last event that was served; located: where a divergence was made, once it is known
     variant   what was otherwise than in a plain run
+    scratch   region and layer -> units that the engine declares to be nobody's: any event may write there
     """
 
     name: str
@@ -59,8 +62,9 @@ class Outcome:
     served: dict[str, str]
     last: Moment | None = None
     located: Located | None = None
-    again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome
+    again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome; (): none does
     variant: Variant = AS_IS
+    scratch: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
 
 
 class Rig:
@@ -102,7 +106,10 @@ class Rig:
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
         must_fit(variant.graft, self.plan.checkpoint.config, end if until is None else min(until, end))
         must_have(layers or (), self.plan.checkpoint.config)
-        sides = seat(self.plan, variant)
+        try:
+            sides = seat(self.plan, variant)
+        except SubjectFailed as failed:
+            return self._unmade(failed, variant)
         lockstep = Lockstep(self.trace, sides)
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
             self.plan, sides, self.trace.recorded, variant
@@ -113,7 +120,17 @@ class Rig:
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
             History.of(self.trace.header, ran, lockstep.law.book), len(self.trace.events), dict(lockstep.seconds),
-            dict(sides.calls), served(), lockstep.last, variant=variant,
+            dict(sides.calls), served(), lockstep.last, variant=variant, scratch=dict(sides.watch.scratch),
+        )
+
+    def _unmade(self, failed: SubjectFailed, variant: Variant) -> Outcome:
+        """The subject fell over while it was made: a finding at the first event, which nobody served."""
+        event, header = self.trace.events[0], self.trace.header
+        found = failure(0, str(type(event).__struct_config__.tag), failed)
+        history, seconds = History.of(header, (), Law(header).book), {"reference": 0.0, "subject": 0.0}
+        return Outcome(
+            header.name, self.trace.path, self.elsewhere, self.plan, Verdict([found], served=False), history,
+            len(self.trace.events), seconds, {}, served(), variant=variant,
         )
 
 

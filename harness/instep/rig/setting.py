@@ -5,7 +5,7 @@ Leaves out: building anything from it (`sides.py`, `alone.py`), and combinations
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -26,9 +26,8 @@ DEFAULTS = Options()  # where nothing is named
 WIDTHS = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }
-KNOWN: Mapping[str, tuple[str, ...]] = {
-    "dtype": tuple(WIDTHS), "layout": ("VK", "KV"), "strategy": tuple(STRATEGIES), "conv": tuple(CONV_FORMS),
-    "drafter": tuple(MODES),
+KNOWN: Mapping[str, Collection[str]] = {  # the tables themselves: a strategy that is added there is known here
+    "dtype": WIDTHS, "layout": ("VK", "KV"), "strategy": STRATEGIES, "conv": CONV_FORMS, "drafter": MODES,
 }
 
 
@@ -134,7 +133,7 @@ class Setting:
         return {each.name: getattr(self, each.name) for each in fields(self)} | {"drafter": self.mode}
 
 
-def _either(known: tuple[str, ...]) -> str:
+def _either(known: Collection[str]) -> str:
     return " or ".join(known) if len(known) == 2 else f"one of {', '.join(known)}"
 
 

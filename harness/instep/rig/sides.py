@@ -38,7 +38,8 @@ from ..observe.noted import Room
 from ..observe.notes import Notes, replays_of
 from ..observe.reorder import Reordered
 from .grafting import Grafting, Mendable
-from .participant import Participant, WatchedEngine
+from .guard import MAKES, GuardedSubject, calling, make_subject
+from .participant import Participant, WatchedEngine, guarded
 from .setting import Setting, moves_labels
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
@@ -63,7 +64,7 @@ class Sides:
     truth: Participant
     rounded: Participant | None
     watch: Watch
-    shown: Subject
+    shown: GuardedSubject
     ops: Ops | None
     calls: Counter[str]
     rounded_draw: Callable[[int], Participant] | None = None  # the rounded run from its start, as another draw
@@ -74,21 +75,21 @@ class Sides:
 
 def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
     """Build all sides of a plan; `variant`: what is otherwise at the subject."""
-    setting, calls, lent = plan.setting, Counter[str](), _lent(plan)
+    setting, calls, handed = plan.setting, Counter[str](), lent(plan)
     found = setting.subject()
     if isinstance(found, Ops):
         found = swapped(found, variant.swap)
         options = setting.options(graphs=setting.graphs and not variant.without_graphs, **variant.options)
-        notes = noting(lent, found)
+        notes = noting(handed, found)
         counted = around(found, unseen, notes.wrapper, counting(calls))
-        with enough_memory(plan.capacity), notes.making("the optimized engine"):
+        with calling(MAKES), enough_memory(plan.capacity), notes.making("the optimized engine"):
             engine = Mendable(
-                lent.checkpoint, counted, options, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive
+                handed.checkpoint, counted, options, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive
             )
         replays = None if engine.graphs is None else replays_of(engine.graphs)
         subject: Subject = engine
         poison = options.poison
-        notes.of(subject, poison=poison, guarded=options.guarded, replays=replays)
+        notes.of(GuardedSubject(subject), poison=poison, guarded=options.guarded, replays=replays)
     else:
         if variant.swap or variant.options:
             raise BadInput("--swap", found=setting.ops, expected="an op set: somebody else's engine has no ops to swap")
@@ -96,13 +97,13 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
             if getattr(setting, named):
                 expected = "an op set: somebody else's engine decides that itself"
                 raise BadInput(f"--{named}", found=setting.ops, expected=expected)
-        notes, poison = noting(lent, None), None
+        notes, poison = noting(handed, None), None
         with notes.making("the engine"):
-            subject = found(
-                lent.checkpoint, lent.capacity, num_steps=plan.num_steps, adaptive=lent.adaptive,
+            subject = make_subject(
+                found, handed.checkpoint, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive,
                 device=setting.device, dtype=setting.activation, layout=setting.layout,
             )
-        notes.of(subject)
+        notes.of(GuardedSubject(subject))
     ops = found if isinstance(found, Ops) else None
     if moves_labels(ops):
         truth: WatchedEngine = LedgerEngine(
@@ -113,30 +114,30 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         truth = reference(plan, torch.float64)
         draw = partial(rounded_seat, plan, ops, asked=False)
         rounded = rounded_seat(plan, ops, 0)
-    grafting = Grafting(variant.graft)
-    served = Participant(setting.ops, subject, arithmetic=notes, answered=notes.answered, first=grafting)
+    shown, grafting = GuardedSubject(subject), Grafting(variant.graft)
+    served = guarded(setting.ops, subject, arithmetic=notes, answered=notes.answered, first=grafting)
     return Sides(
-        served, Participant("truth", truth), rounded, Watch(subject, poison), subject, ops, calls, draw, grafting,
-        notes, ops is not None and setting.overlap,
+        served, Participant("truth", truth), rounded, Watch(shown, poison), shown, ops, calls, draw, grafting, notes,
+        ops is not None and setting.overlap,
     )
 
 
 def bare(plan: Plan) -> Engine:
     """The subject as production runs it: nothing watches it, and nothing stands around its ops."""
     found, setting = plan.setting.subject(), plan.setting
-    with enough_memory(plan.capacity):
+    with calling(MAKES), enough_memory(plan.capacity):
         if isinstance(found, Ops):
             return OptimizedEngine(
                 plan.checkpoint, found, setting.options(), plan.capacity, num_steps=plan.num_steps,
                 adaptive=plan.adaptive,
             )
-        return found(
-            plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive, device=setting.device,
-            dtype=setting.activation, layout=setting.layout,
-        )
+    return make_subject(
+        found, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive,
+        device=setting.device, dtype=setting.activation, layout=setting.layout,
+    )
 
 
-def _lent(plan: Plan) -> Plan:
+def lent(plan: Plan) -> Plan:
     """The plan with a configuration of its own: what the subject writes into it, no other side reads."""
     checkpoint = replace(plan.checkpoint, config=copy(plan.checkpoint.config))
     return replace(plan, checkpoint=checkpoint, capacity=copy(plan.capacity), adaptive=copy(plan.adaptive))
@@ -192,7 +193,10 @@ def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int
 
 def rounds(plan: Plan, ops: Ops | None) -> Mapping[str, torch.dtype]:
     """Component -> dtype at which the subject stores it; a foreign engine declares none."""
-    return {} if ops is None else ops.rounds(plan.setting.activation, plan.setting.state)
+    if ops is None:
+        return {}
+    with calling("rounds"):
+        return ops.rounds(plan.setting.activation, plan.setting.state)
 
 
 def rounding(at: Mapping[str, torch.dtype]) -> See:

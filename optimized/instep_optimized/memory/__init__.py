@@ -61,9 +61,10 @@ class Memory:
         """Every byte of every pool; the ends of a pool are a region of two units that nothing may ever write."""
         found = []
         for name, pool in self.pools.items():
-            for layer in pool.demand.layers:
-                found.append(Region(name, layer, pool.demand.by, pool.units(layer), pool.gaps(layer)))
+            demand, means = pool.demand, pool.demand.means
+            for layer in demand.layers:
+                found.append(Region(name, layer, demand.by, pool.units(layer), pool.gaps(layer), means))
             ends = pool.ends()
-            if ends is not None and pool.demand.layers:
-                found.append(Region(f"{name}_ends", pool.demand.layers[0], "row", ends))
+            if ends is not None and demand.layers:
+                found.append(Region(f"{name}_ends", demand.layers[0], "row", ends, means=means, red=True))
         return found

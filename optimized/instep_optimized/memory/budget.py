@@ -15,6 +15,7 @@ import torch
 from instep_reference.contract.config import LayerKind, ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.meaning import Meaning, Positions
 
 from ..layout import StateLayout
 from ..ops.base import Types
@@ -24,6 +25,10 @@ from .slots import check_order
 
 Component = Literal["conv", "state"]  # what a GDN layer keeps of a request
 RING = "ring_"  # begins the name of every ring pool
+# What the positions of a line of the board are, where it has any.
+BOARD_POSITIONS = {
+    "table": Positions("page"), "window": Positions("choice"), "picks": Positions("node"), "final": Positions("node"),
+}
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,8 @@ def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
     )
     for name in NAMES:
         shape, dtype = lines[name]
-        yield Demand(name, "slot", (LAYER,), max(sizes.capacity.slots) + 1, shape, dtype)
+        means = Meaning("length", positions=BOARD_POSITIONS.get(name))
+        yield Demand(name, "slot", (LAYER,), max(sizes.capacity.slots) + 1, shape, dtype, means=means)
 
 
 def units(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
@@ -86,13 +92,14 @@ def units(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
         component, "slot", of_kind(config, "gdn"), max(sizes.capacity.slots) + 1,
         state_block(config) if state else conv_window(config),
         sizes.types.state if state else sizes.types.conv, transposed=state and sizes.transposed,
+        means=Meaning(component),
     )
 
 
 def positions(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
     """The same for every position of the widest window."""
     one = units(component, config, sizes)
-    return replace(one, shape=(sizes.widest, *one.shape))
+    return replace(one, shape=(sizes.widest, *one.shape), means=Meaning(component, positions=Positions("column")))
 
 
 def snapshots(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
@@ -105,7 +112,8 @@ def widened(config: ModelConfig, sizes: Sizes) -> Demand:
     """Conv windows [C, W-1 + widest-1] by slot, in which the window of every position is a piece of one line."""
     one = units("conv", config, sizes)
     channels, history = one.shape
-    return replace(one, shape=(channels, history + sizes.widest - 1))
+    line = Meaning("conv", positions=Positions("input", axis=2))
+    return replace(one, shape=(channels, history + sizes.widest - 1), means=line)
 
 
 def rings(config: ModelConfig, sizes: Sizes, size: int, values: int) -> tuple[Demand, ...]:
@@ -115,14 +123,19 @@ def rings(config: ModelConfig, sizes: Sizes, size: int, values: int) -> tuple[De
     shapes = {"k": keys, "v": (heads, config.value_dim), "log_decay": (heads,), "beta": (heads,)}
     plain = replace(one, dtype=sizes.types.consumed, transposed=False)
     return tuple(
-        replace(plain, name=RING + name, shape=(values if name == "v" else size, *shape))
+        replace(plain, name=RING + name, shape=(values if name == "v" else size, *shape), means=_entries(name))
         for name, shape in shapes.items()
     )
 
 
+def _entries(name: str) -> Meaning:
+    """Pending tokens and a new window stand side by side; a program reads its own v before it writes it."""
+    return Meaning("state", positions=Positions("entry", windows=1 if name == "v" else 2))
+
+
 def mark(name: str, sizes: Sizes) -> Demand:
     """A whole number per slot that a strategy keeps on the device."""
-    return Demand(name, "slot", (0,), max(sizes.capacity.slots) + 1, (1,), torch.int64)
+    return Demand(name, "slot", (0,), max(sizes.capacity.slots) + 1, (1,), torch.int64, means=Meaning("length"))
 
 
 def bytes_per(wanted: tuple[Demand, ...], *, guarded: bool) -> dict[str, int]:
@@ -176,4 +189,5 @@ def _kv(
     prefix: str, config: ModelConfig, layers: tuple[int, ...], page_size: int, pages: int, dtype: torch.dtype
 ) -> list[Demand]:
     shape = (page_size, config.kv_heads, config.head_dim)
-    return [Demand(prefix + name, "page", layers, pages, shape, dtype) for name in ("keys", "values")]
+    means = {name: Meaning(name, bool(prefix), Positions("token")) for name in ("keys", "values")}
+    return [Demand(prefix + name, "page", layers, pages, shape, dtype, means=means[name]) for name in means]

@@ -16,6 +16,8 @@ from typing import Literal
 
 import torch
 
+from instep_reference.contract.meaning import Meaning
+
 from ..sending import ints
 
 ALIGN = 16  # elements: a pitch that Triton knows to be divisible by 16, in every dtype at least 16 bytes
@@ -28,6 +30,7 @@ class Demand:
 
     by          what a unit is: a request's slot, a batch row of a snapshot, or a KV page
     transposed  the last two axes of `shape` are exchanged in memory (the `VK` layout of a state)
+    means       what a unit holds, and what its positions are
     """
 
     name: str
@@ -37,6 +40,7 @@ class Demand:
     shape: tuple[int, ...]
     dtype: torch.dtype
     transposed: bool = False
+    means: Meaning | None = None
 
     @property
     def packed(self) -> int:

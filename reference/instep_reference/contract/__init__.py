@@ -40,16 +40,17 @@ if TYPE_CHECKING:
         Watched,
     )
     from .errors import BadInput, InstepError, OutOfCapacity, Unsupported
+    from .meaning import Meaning, Positions
     from .place import Place, unseen
 
 __all__ = [
     "Abort", "AdaptiveFile", "Admit", "BadInput", "Bracket", "Capacity", "Checkpoint", "Commit", "Committed", "Draft",
     "Drafted", "Engine", "Event", "Finish", "Forward", "Forwarded", "Idle", "Inspectable", "InstepError", "Load",
-    "ModelConfig", "OutOfCapacity", "Path", "Place", "Preempt", "Region", "RequestState", "Resume", "Row", "Save",
-    "SetNumSteps", "Unsupported", "Watched", "unseen",
+    "Meaning", "ModelConfig", "OutOfCapacity", "Path", "Place", "Positions", "Preempt", "Region", "RequestState",
+    "Resume", "Row", "Save", "SetNumSteps", "Unsupported", "Watched", "unseen",
 ]
 
-_HOMES = ("errors", "config", "adaptive", "place", "engine", "checkpoint")  # those without torch first
+_HOMES = ("errors", "config", "adaptive", "meaning", "place", "engine", "checkpoint")  # those without torch first
 
 
 def __getattr__(name: str) -> object:

@@ -26,6 +26,7 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 import torch
 
+from .meaning import Meaning
 from .place import Place, See, memory_place
 
 
@@ -345,11 +346,14 @@ class Engine(Protocol):
 class Region:
     """One pool as memory: every byte of it, addressed the way the strategy's table speaks of it.
 
-    name    e.g. "state", "conv", "snapshot_state", "snapshot_conv", "keys", "draft_keys"
-    layer   layer index (MTP layers count from 0 in draft regions)
-    by      what the first axis counts: "slot", "row" (batch row of a snapshot) or "page"
-    units   tensor whose first axis is that; a view on the pool itself
-    gaps    red zones between the units, same first axis, or None when the pool is not guarded
+    name     for tables and messages; nothing follows from it
+    layer    layer index (MTP layers count from 0 in draft regions)
+    by       what the first axis counts: "slot", "row" (batch row of a snapshot) or "page"
+    units    tensor whose first axis is that; a view on the pool itself
+    gaps     red zones between the units, same first axis, or None when the pool is not guarded
+    means    what stands in a unit; None: not declared, and then a unit is looked at as a whole
+    scratch  units that belong to no request at any time and that any event may write; the result lists them
+    red      the units are red zones themselves: no event may write them
     """
 
     name: str
@@ -357,6 +361,9 @@ class Region:
     by: Literal["slot", "row", "page"]
     units: torch.Tensor
     gaps: torch.Tensor | None = None
+    means: Meaning | None = None
+    scratch: frozenset[int] = frozenset()
+    red: bool = False
 
 
 @runtime_checkable
@@ -368,7 +375,9 @@ class Inspectable(Protocol):
     def may_change(self, event: Event) -> dict[str, set[int]]:
         """Region name -> units that the event may write; every other unit must keep its bytes.
 
-        Read BEFORE the event runs. Names that are absent may not change at all.
+        Read BEFORE the event runs. Names that are absent may not change at all. No table may be wider than the law:
+        slots of the requests that the event names, pages on which the positions stand that it writes (all pages of a
+        request that leaves), batch rows of its batch; nothing where an event names nobody. Scratch is left out.
         """
         ...
 

@@ -1,0 +1,45 @@
+"""`instep shapes`: models in real shapes, a few layers each, through a course that no whole reference could follow.
+
+Leaves out: how (`instep.shapes`) and the words (`instep.report`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .setting import Given, takes_setting
+
+
+@takes_setting(ops="Op set, or module:attribute; left out: triton.", drafter="How drafts are made: eagle or vanilla.")
+def shapes(
+    given: Given,
+    name: Annotated[list[str] | None, typer.Argument(help="Shapes by name; left out: all that there are.")] = None,
+    layers: Annotated[int, typer.Option(help="How many layers of the model are kept.", min=1)] = 4,
+    vocab: Annotated[int | None, typer.Option(help="How many tokens are kept; left out: all.", min=1)] = None,
+    until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
+    layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+) -> None:
+    """Run an op set at the sizes of real models, weights drawn; exit 0: all agree, 1: divergence, 3: nothing judged."""
+    from rich.console import Console
+
+    from ..report import data, terminal
+    from ..shapes import NAMES
+    from ..shapes.run import shaped
+    from ..whole import writable
+
+    if json is not None:
+        writable(json)
+    setting = given.setting(ops="triton")
+    outcomes = [
+        shaped(one, setting, layers=layers, vocab=vocab, until=until, judged=layer) for one in name or NAMES
+    ]
+    if json is not None:
+        data.write(json, outcomes, commit=commit)
+    for outcome in outcomes:
+        terminal.show([outcome], Console())
+    raise typer.Exit(int(data.worst(outcomes)))

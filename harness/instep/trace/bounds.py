@@ -1,0 +1,66 @@
+"""What an event may write at most, in units of memory, by the trace alone: the law that bounds an engine's own table.
+
+Leaves out: what an engine says that it writes (`Inspectable.may_change`), and comparing the two (`checks/bounds.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from instep_reference.contract import engine as e
+
+from .book import Book
+
+
+@dataclass(frozen=True)
+class Bound:
+    """slots  of the requests that the event names
+    pages  on which the positions stand that it writes; all pages of a request that leaves
+    rows   how many rows its batch has
+    """
+
+    slots: frozenset[int] = frozenset()
+    pages: frozenset[int] = frozenset()
+    rows: int = 0
+
+    def units(self, region: e.Region) -> frozenset[int]:
+        """The units of a region that the event may write. Red zones, slot 0 and page 0 are nobody's."""
+        if region.red:
+            return frozenset()
+        return {"slot": self.slots, "page": self.pages, "row": frozenset(range(self.rows))}[region.by]
+
+
+def bound(event: e.Event, before: Book, after: Book, rows: int) -> Bound:
+    """From the books around the event. rows: of the forward that was served last, which a commit goes back to."""
+    names = _named(event)
+    standings = [book.live[name] for book in (before, after) for name in names if name in book.live]
+    slots = {standing.slot for standing in standings if standing.slot is not None}
+    pages = {page for name in names for page in _pages(event, name, before, after)}
+    batch = {e.Draft: len(names), e.Forward: len(names), e.Commit: rows}.get(type(event), 0)
+    return Bound(frozenset(slots) - {0}, frozenset(pages) - {0}, batch)
+
+
+def _named(event: e.Event) -> tuple[str, ...]:
+    match event:
+        case e.Forward(rows=rows):
+            return tuple(row.request for row in rows)
+        case e.Draft(requests=names) | e.Commit(requests=names):
+            return names
+        case e.SetNumSteps() | e.Idle():
+            return ()
+    return (event.request,)  # type: ignore[attr-defined]
+
+
+def _pages(event: e.Event, name: str, before: Book, after: Book) -> tuple[int, ...]:
+    """Pages of one request; what is committed already stands on those before, and stays as it is."""
+    if isinstance(event, e.Finish | e.Abort | e.Preempt):
+        return before.live[name].pages
+    if isinstance(event, e.Load | e.Resume):
+        begin, end = 0, after.live[name].length
+    elif isinstance(event, e.Draft | e.Forward | e.Commit):
+        then, now = before.live[name], after.live[name]
+        begin, end = then.length, max(now.length, then.length + max(len(then.window), len(now.window)))
+    else:
+        return ()
+    size, pages = after.capacity.page_size, after.live[name].pages
+    return pages[begin // size : -(-end // size)] if end > begin else ()

@@ -1,0 +1,121 @@
+"""An engine's own table of what it may change is bounded by the law; what it declares as scratch is listed.
+
+Leaves out: writes inside the table (`tails`), and the strategies' tables one by one (`tests/optimized`).
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from instep.observe.memory import positions_of
+from instep.report import data
+from instep.rig.lockstep import Lockstep
+from instep.rig.rig import Outcome, Rig
+from instep.rig.setting import Setting
+from instep.rig.sides import seat
+from instep.trace.bounds import bound
+from instep.trace.file import Trace
+from instep.trace.legal import Law
+from instep.verdict import Exit
+from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_reference.contract import engine as e
+from support.traces import recorded
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("bounds"))
+
+
+def replayed(trace: Trace, name: str) -> Outcome:
+    return Rig(trace, Setting(f"support.wide:{name}")).run()
+
+
+def first_of(trace: Trace, kind: type[e.Event]) -> int:
+    return next(index for index, event in enumerate(trace.events) if isinstance(event, kind))
+
+
+def test_a_table_that_names_every_unit_is_a_finding_at_the_first_event(trace):
+    found = replayed(trace, "EVERYTHING").verdict
+    assert found.exit is Exit.DIVERGED and found.events == 1
+    said = {finding.diagnosis for finding in found.findings if finding.check == "bounds"}
+    assert ("the engine's table lets this admit write state slots 0, 1, 2; the law allows slot 3, of the requests "
+            "that it names") in said  # fmt: skip
+    assert any("keys pages 0, 1, 2, 3, 4, 5, 6, 7 and 1 more; the law allows nothing there" in one for one in said)
+    assert any("state_ends" in one for one in said), "red zones are nobody's"
+
+
+def test_what_it_names_and_may_not_is_guarded_all_the_same(trace):
+    """The reserved slot, and a free one: the table does not excuse the write."""
+    lockstep = Lockstep(trace, seat(Rig(trace, Setting("support.wide:EVERYTHING")).plan))
+    moments = [lockstep.step() for _ in range(first_of(trace, e.Commit) + 1)]
+    stray = {(one.region.name, one.unit) for one in moments[-1].changes.trespasses}
+    free = {2} - set(moments[-1].expected.slots_after.values())
+    assert stray == {("state", unit) for unit in {0} | free} and free
+
+
+def test_a_write_behind_a_right_table_is_found(trace):
+    found = replayed(trace, "BEHIND_THE_TABLE").verdict.findings
+    assert {finding.check for finding in found} == {"bytes"}
+    assert "changed in state slot 0, which this event may not write" in found[0].diagnosis
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("OLD_PAGES", "on which the positions stand that it writes"), ("OTHERS", "of the requests that it names"),
+])  # fmt: skip
+def test_a_table_that_is_a_little_wider_is_a_finding(trace, name, says):
+    first = replayed(trace, name).verdict.findings[0]
+    assert first.check == "bounds" and first.kind == "commit" and says in first.diagnosis
+
+
+def test_scratch_is_listed_and_nothing_else_is_excused(trace, capsys):
+    from rich.console import Console
+
+    from instep.report.terminal import show
+
+    outcome = replayed(trace, "SCRATCH")
+    assert outcome.verdict.exit is Exit.AGREED
+    assert set(outcome.scratch.values()) == {frozenset({0})}
+    told = data.result([outcome])["runs"][0]["scratch"]
+    assert [one["units"] for one in told] == [[0]] * len(told) and told[0]["region"] == "state"
+    show([outcome], Console(width=200))
+    assert "state, layer 0, unit 0: declared as scratch, not guarded" in capsys.readouterr().out
+
+
+def test_scratch_that_the_trace_hands_out_is_a_finding(trace):
+    first = replayed(trace, "OWNED_SCRATCH").verdict.findings[0]
+    assert first.diagnosis == "state declares slot 1 as scratch, which the trace gives to requests"
+
+
+def test_what_is_not_declared_is_looked_at_as_a_whole_and_said_to_be(trace):
+    verdict = replayed(trace, "UNDECLARED").verdict
+    assert verdict.exit is Exit.AGREED
+    reasons = [skipped.reason for skipped in verdict.skipped if skipped.check == "tails"]
+    assert len(reasons) == 1 and "keys, " in reasons[0] and "looked at as a whole" in reasons[0]
+    assert not [one for one in verdict.compared if one.check == "tails"]
+
+
+@pytest.mark.parametrize(("strategy", "conv"), [*product(STRATEGIES, CONV_FORMS)])
+def test_the_law_is_as_wide_as_every_right_table(trace, strategy, conv):
+    """And every pool of every strategy says what it means."""
+    sides = seat(Rig(trace, Setting("ledger", strategy=strategy, conv=conv)).plan)
+    law, rows = Law(trace.header), 0
+    for index, event in enumerate(trace.events):
+        before = type(law.book)(law.book.capacity, law.book.num_steps, dict(law.book.live), [], dict(law.book.saved))
+        law.apply(event, trace.where(index))
+        rows = len(event.rows) if isinstance(event, e.Forward) else rows
+        most, table = bound(event, before, law.book, rows), sides.shown.may_change(event)
+        for region in sides.shown.regions():
+            assert region.means is not None
+            assert table.get(region.name, set()) <= most.units(region), (index, event, region.name)
+        event.on(sides.subject.engine)
+    assert sum(positions_of(region) > 1 for region in sides.shown.regions()) >= 8
+
+
+def test_an_event_that_names_nobody_may_write_nothing(trace):
+    law = Law(trace.header)
+    for event in (e.Idle(), e.SetNumSteps(0)):
+        most = bound(event, law.book, law.book, 3)
+        assert (most.slots, most.pages, most.rows) == (frozenset(), frozenset(), 0)

@@ -1,0 +1,117 @@
+"""What a subject raises is its own finding, whatever it was asked, with the op, the line and the traceback.
+
+Leaves out: what is wrong with an answer of the right kind.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from instep.cli import main
+from instep.fuzz.campaign import Settings, campaign
+from instep.report import data
+from instep.report.words import divergence
+from instep.rig.rig import Outcome, Rig
+from instep.rig.setting import Setting
+from instep.trace.file import Trace
+from instep.verdict import Exit
+from support import fallen
+from support.traces import recorded
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("asked"))
+
+
+def replayed(trace: Trace, name: str) -> Outcome:
+    return Rig(trace, Setting(f"support.fallen:{name}")).run()
+
+
+@pytest.mark.parametrize("method", fallen.METHODS)
+def test_whatever_it_is_asked_what_it_raises_is_its_finding(trace, method):
+    outcome = replayed(trace, f"RAISING_{method}")
+    assert outcome.verdict.exit is Exit.DIVERGED
+    first = outcome.verdict.findings[0]
+    assert first.check == "interface" and f"asked for {method}, the engine raised LookupError (nobody is at home)" in (
+        first.diagnosis
+    )
+    assert first.raised is not None and first.raised.function == "_raises"
+    assert first.raised.file.endswith("support/fallen.py")
+
+
+@pytest.mark.parametrize(("method", "says"), [
+    ("may_change", "may_change gave a list (['slot 1']); the contract asks for region names with the units"),
+    ("regions", "regions gave None; the contract asks for a list of `Region`"),
+    ("slots", "slots gave None; the contract asks for requests with their slots"),
+    ("pages", "pages gave a dict ({'a': 3}); the contract asks for requests with the list of their pages"),
+    ("state", "state gave None; the contract asks for a `RequestState`"),
+    ("next_num_steps", "next_num_steps gave a str ('three'); the contract asks for a whole number"),
+    ("draft", "draft gave None; the contract asks for a `Drafted`"),
+    ("forward", "forward gave a int (7); the contract asks for a `Forwarded`"),
+    ("commit", "commit gave a tuple (()); the contract asks for a `Committed`"),
+])  # fmt: skip
+def test_an_answer_of_another_kind_is_its_finding(trace, method, says):
+    first = replayed(trace, f"GARBAGE_{method}").verdict.findings[0]
+    assert first.diagnosis.startswith(says)
+    assert first.raised is None
+
+
+@pytest.mark.parametrize(("maker", "says"), [
+    ("raises", "the engine, while it was made, raised AssertionError (no such card)"),
+    ("none", "its maker gave None, which has no admit, draft,"),
+    ("exits", "the engine, while it was made, raised SystemExit (0)"),
+])  # fmt: skip
+def test_a_maker_that_makes_nothing_is_a_finding_of_the_first_event(trace, maker, says):
+    outcome = replayed(trace, f"MAKER_{maker}")
+    first = outcome.verdict.findings[0]
+    assert outcome.verdict.exit is Exit.DIVERGED and outcome.verdict.events == 0
+    assert first.event == 0 and first.diagnosis.startswith(says)
+    assert "--until 0" in divergence(outcome)
+
+
+def test_a_maker_that_raises_is_a_finding_of_fuzz_too(trace, tmp_path):
+    directory = trace.path.parent / trace.header.checkpoint.near
+    told = Settings(Setting("support.fallen:MAKER_raises"), directory, 2, 0, tmp_path, shrink_s=2.0)
+    found = campaign(told)
+    assert found.exit is Exit.DIVERGED and found.found is not None
+    assert "no such card" in found.found.verdict.findings[0].diagnosis
+
+
+def test_an_exception_in_an_op_names_the_op_its_place_and_the_line(trace):
+    first = replayed(trace, "IN_AN_OP").verdict.findings[0]
+    assert first.diagnosis.startswith("op attend (trunk.1.attended) raised IndexError (index 99 is out of bounds")
+    assert first.place == ("trunk", 1, "attended")
+    assert first.raised is not None and first.raised.function == "_in_the_target"
+
+
+def test_its_traceback_is_told_everywhere(trace, tmp_path, monkeypatch):
+    outcome = replayed(trace, "IN_AN_OP")
+    told = divergence(outcome)
+    line = 'given["query"][:, 99]'
+    assert "support/fallen.py line" in told and "in _in_the_target" in told and line in told
+    assert "lockstep.py" not in told
+    monkeypatch.setenv("INSTEP_TRACEBACK", "1")
+    assert "rig/sides.py" in divergence(outcome) and line in divergence(outcome)
+    data.write(tmp_path / "result.json", [outcome])
+    found = json.loads((tmp_path / "result.json").read_text())["runs"][0]["findings"][0]["raised"]
+    assert found["error"] == "IndexError" and found["line"] > 0 and line in found["traceback"]
+
+
+def test_what_raises_outside_of_ops_stands_behind_the_last_place(trace):
+    outcome = Rig(trace, Setting("support.subjects:refusing")).run()
+    first = outcome.verdict.findings[0]
+    assert first.diagnosis == "raised IndexError (row 3 of 2); the event is legal and the reference served it"
+    assert first.raised is not None and first.raised.file.endswith("support/subjects.py")
+
+
+def test_a_maker_that_raises_is_no_failure_of_the_harness_in_relations(trace, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["instep", "relations", str(trace.path), "--ops", "support.fallen:MAKER_raises"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    told = capsys.readouterr().out
+    assert "DIVERGED  the engine, while it was made, raised AssertionError (no such card)" in told
+    assert "support/fallen.py line" in told

@@ -1,0 +1,86 @@
+"""A commit strategy that the harness has never heard of: its pools are looked at as closely as any other's.
+
+Leaves out: what strategies compute. The new one is `snapshot` with pools of another name, made here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from instep.rig.rig import Rig
+from instep.rig.setting import Setting
+from instep.trace.file import Trace
+from instep.verdict import Comparison, Exit
+from instep_optimized import commit
+from instep_optimized.commit.base import Strategy, Table
+from instep_optimized.commit.snapshot import Snapshot
+from instep_optimized.memory.budget import snapshots, units
+from support.traces import recorded
+
+NAME = "put_by"  # of the pool of states by batch row
+
+
+RENAMED: Table = {
+    deed: {NAME if region.startswith("snapshot") else region: which for region, which in table.items()}
+    for deed, table in Snapshot.may.items()
+}
+
+
+class PutBy(Snapshot):
+    """The rows of its windows stand in a pool of another name."""
+
+    may = RENAMED
+    narrower = 0  # columns that its pool lacks
+
+    def __init__(self, config: Any, sizes: Any, memory: Any, width: int) -> None:
+        super().__init__(config, sizes, _Renamed(memory), width)
+
+    @classmethod
+    def demands(cls, config: Any, sizes: Any) -> Any:
+        rows = snapshots("state", config, replace(sizes, widest=sizes.widest - cls.narrower))
+        return units("state", config, sizes), replace(rows, name=NAME)
+
+
+class _Renamed:
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+    def __getitem__(self, name: str) -> Any:
+        return self.memory[NAME if name.startswith("snapshot") else name]
+
+    def layers(self, name: str) -> Any:
+        return self.memory.layers(name)
+
+
+@pytest.fixture
+def trace(tmp_path_factory, monkeypatch) -> Trace:
+    table: Mapping[str, Strategy] = {"put_by": Strategy(PutBy.demands, PutBy)}
+    monkeypatch.setattr(commit, "STRATEGIES", {**commit.STRATEGIES, **table})
+    monkeypatch.setattr("instep_optimized.options.STRATEGIES", commit.STRATEGIES)
+    return recorded(tmp_path_factory.mktemp("new"))
+
+
+def found(trace: Trace, ops: str) -> list[Comparison]:
+    return Rig(trace, Setting(ops, strategy="put_by")).run().verdict.findings
+
+
+def test_it_agrees_and_its_positions_are_looked_at(trace):
+    verdict = Rig(trace, Setting("plain", strategy="put_by")).run().verdict
+    assert verdict.exit is Exit.AGREED and not [one for one in verdict.skipped if one.check == "tails"]
+
+
+def test_a_column_behind_a_window_is_named_as_sharply(trace):
+    said = [one.diagnosis for one in found(trace, "support.wrong_ops:ONE_COLUMN_MORE") if one.check == "tails"]
+    assert said[0] == ("put_by row 0 changed at position 2, where this event does not write (there it writes positions "
+                       "0 to 1)")  # fmt: skip
+
+
+def test_a_pool_that_is_too_narrow_is_named_with_its_place(trace, monkeypatch):
+    monkeypatch.setattr(PutBy, "narrower", 1)
+    first = found(trace, "plain")[0]
+    assert first.diagnosis == "put_by has 3 columns; 4 are needed for the widest window, of 4 tokens"
+    assert first.place == ("trunk", 0, "state")

@@ -1,0 +1,84 @@
+"""Engines and op sets that raise, or answer with something else than they were asked for, one question each.
+
+Leaves out: what is wrong with numbers (`slips.py`). Found by the harness as `support.fallen:NAME`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_reference.contract.engine import Commit, Event
+from instep_reference.contract.place import Place
+
+PLAIN = load("plain")
+
+
+class _Fallen(OptimizedEngine):
+    """Right until the first commit was asked for; then `wrong` of its class stands in for one of its methods."""
+
+    def may_change(self, event: Event) -> dict[str, set[int]]:
+        self.committing = isinstance(event, Commit)
+        return super().may_change(event)
+
+
+def engine(method: str, wrong: Any) -> Any:
+    """A maker of a right engine, but for one method."""
+    kind = type("Fallen", (_Fallen,), {method: wrong})
+
+    def make(checkpoint: Any, capacity: Any, *, layout: str, device: str, dtype: torch.dtype, **told: Any) -> Any:
+        return kind(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
+
+    return make
+
+
+def _raises(self: Any, *given: Any, **named: Any) -> Any:
+    raise LookupError("nobody is at home")
+
+
+def _gives(value: Any) -> Any:
+    return lambda self, *given, **named: value
+
+
+METHODS = ("may_change", "regions", "slots", "pages", "state", "next_num_steps", "watch")
+RAISING = {name: engine(name, _raises) for name in METHODS}
+GARBAGE = {name: engine(name, _gives(value)) for name, value in {
+    "may_change": ["slot 1"], "regions": None, "slots": None, "pages": {"a": 3}, "state": None,
+    "next_num_steps": "three", "draft": None, "forward": 7, "commit": (),
+}.items()}  # fmt: skip
+
+
+def _unmade(*given: Any, adaptive: Any, layout: str, **named: Any) -> Any:
+    raise AssertionError("no such card")
+
+
+def _none(*given: Any, adaptive: Any, layout: str, **named: Any) -> Any:
+    return None
+
+
+def _exits(*given: Any, adaptive: Any, layout: str, **named: Any) -> Any:
+    raise SystemExit(0)
+
+
+MAKERS = {"raises": _unmade, "none": _none, "exits": _exits}
+
+
+def _in_the_target(*, to: Place, **given: Any) -> torch.Tensor:
+    if to.stage == "trunk":
+        given["query"][:, 99]  # torch raises, in the line above all that is torch's
+    return PLAIN.attend(to=to, **given)
+
+
+IN_AN_OP = replace(PLAIN, name="in an op", attend=_in_the_target)
+
+
+def __getattr__(name: str) -> Any:
+    """RAISING_state, GARBAGE_slots, MAKER_none."""
+    table, _, key = name.partition("_")
+    found = {"RAISING": RAISING, "GARBAGE": GARBAGE, "MAKER": MAKERS}.get(table, {})
+    if key not in found:
+        raise AttributeError(name)
+    return found[key]
