@@ -89,6 +89,16 @@ def test_only_the_sides_build_engines() -> None:
     assert builders <= BUILDS_ENGINES, f"engines are built in {sorted(builders - BUILDS_ENGINES)} too"
 
 
+def test_events_reach_an_engine_through_the_player_alone() -> None:
+    """`event.on(engine)` stands in one place; `on` of a calibration's stage is another thing."""
+    callers = {
+        name for name, path in MODULES if name.split(".")[0] == "instep" and not name.startswith("instep.calibrate.")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "on"
+    }
+    assert callers == {"instep.player"}
+
+
 def test_nothing_in_the_contract_computes() -> None:
     for name, path in MODULES:
         if not name.startswith("instep_reference.contract"):

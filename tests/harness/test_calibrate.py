@@ -108,7 +108,7 @@ def test_truth_runs_once_for_all_variants_of_a_scene(stage):
     plan, kept = on.plan(Setting()), []
     for _ in range(2):
         truth = stage.sides(plan, "float32").truth
-        kept.append([truth.step(event, ()) for event in on.trace.events[:3]])
+        kept.append([truth.serve(event) for event in on.trace.events[:3]])
     assert all(one is other for one, other in zip(*kept, strict=True))
     first, other = (stage.sides(plan, storage).rounded for storage in ("float32", "bfloat16"))
     assert first is not other, "roundings are others"

@@ -36,7 +36,7 @@ def course(model: Path) -> Course:
 def test_the_engine_that_is_timed_has_nothing_around_it(model: Path, course: Course) -> None:
     worker = Worker()
     worker.build(str(course.trace.path), str(model), SETTING.data())
-    engine: Any = worker.walk.engine
+    engine: Any = worker.walk.player.engine
     assert engine._ops is engine._base is load("plain")
     assert engine.graphs is not None
     options = engine._options

@@ -15,7 +15,7 @@ from instep.observe.piece import Piece
 from instep.observe.reorder import by_a_unit, up_or_down
 from instep.observe.rows import paths, rows, shares
 from instep.verdict import Skipped
-from instep_reference.contract.engine import Admit, Commit, Draft, Forward
+from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Row
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import moments as m
 
@@ -107,16 +107,22 @@ def test_it_answers_twice_without_forgetting_the_window(run):
     assert not oracle.flights
 
 
-def test_trees_are_skipped_with_a_reason(run):
-    opened, moments = run
-    moment = next(x for x in moments if isinstance(x.event, Draft) and x.expected.num_steps == 3)
-    parents = tuple((0, 0, 1) for _ in moment.event.requests)
-    (skipped,) = oracle_of(opened).at(replace(moment, event=replace_event(moment.event, parents)))
+def test_trees_are_skipped_with_a_reason_whoever_drafts_after_them(run):
+    """Two drafts of one round: the first forms a tree, the second a chain, which is computed."""
+    opened, _ = run
+    drafts = Draft(("a",), ((3, 4, 5),), ((0, 0, 1),)), Draft(("b",), ((6, 7, 8),))
+    prompts = {"a": m.PROMPTS["one"], "b": m.PROMPTS["short"]}
+    admitted = [Admit(name, prompt) for name, prompt in prompts.items()]
+    begun = [Forward((Row(name, "prefill", len(prompt), 9),)) for name, prompt in prompts.items()]
+    moments = m.run(opened, [*admitted, *begun, *drafts, Forward((Row("a", "verify"), Row("b", "verify")))])
+    oracle = oracle_of(opened)
+    *_, tree, chain, verified = (oracle.at(moment) for moment in moments)
+    (skipped,) = tree
     assert isinstance(skipped, Skipped) and skipped.reason == "the drafts form trees"
-
-
-def replace_event(event, parents):
-    return Draft(event.requests, event.picks, parents)
+    assert chain and all(isinstance(one, Piece) and one.request == "b" for one in chain)
+    skipped, *others = verified
+    assert isinstance(skipped, Skipped) and skipped.reason == 'the window of request "a" is a tree'
+    assert others and all(isinstance(one, Piece) and one.request == "b" for one in others)
 
 
 def test_rows_are_shared_out_by_the_trace_alone(run):

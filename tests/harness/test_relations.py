@@ -6,6 +6,7 @@ Leaves out: the command (`test_relations_command.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import pytest
 import torch
 
 from instep import relations as table
+from instep.checks.judge import Ties
 from instep.faults import by_id
 from instep.relations import NAMES, Held, held, relations, worst
 from instep.relations.case import Case
 from instep.relations.courses import long_request
+from instep.relations.pairwise import PAIRWISE
 from instep.relations.retold import alone, as_traced, chunked, decoded, exact_windows, lives, rejected, rescheduled
+from instep.relations.rewritten import REWRITTEN
 from instep.relations.within import Yardstick
 from instep.rig.rig import Rig
 from instep.rig.setting import Setting
@@ -26,6 +30,8 @@ from instep.trace.file import Trace
 from instep.trace.legal import Law
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
+from instep_optimized import OptimizedEngine, footprint
+from instep_optimized.arriving import Arriving
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from support.traces import policy, recorded
 
@@ -140,6 +146,89 @@ def test_a_graph_that_kept_what_was_re_assigned_is_no_eager_run(trace: Trace, pl
     assert '"eager" and "replayed"' in found.verdict.findings[0].diagnosis
 
 
+def test_a_count_that_is_taken_one_round_late_is_no_waiting_run(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine whose rounds overlap adds the counts of the round before to a length; one that waits does not."""
+    commit, before = OptimizedEngine.commit, dict[int, Arriving]()
+
+    def late(self: OptimizedEngine, requests: tuple[str, ...], accepted: Any = None) -> Any:
+        answer = commit(self, requests, accepted)
+        newest = self._untold[-1]
+        older = before.get(id(self), newest)
+        before[id(self)] = newest
+        for name in requests if self._options.overlap else ():
+            length = self._requests[name].length
+            length._owed = [
+                (older if counts is newest else counts, min(number, len(older.list()) - 1))
+                for counts, number in length._owed
+            ]
+        return answer
+
+    monkeypatch.setattr(OptimizedEngine, "commit", late)
+    found = hold("overlapped", trace, "plain")
+    assert found.verdict.exit is Exit.DIVERGED
+    first, *others = found.verdict.findings
+    assert first.diagnosis.endswith('between "waiting" and "overlapping"') and first.place.component == "pick"
+    lengths = [each for each in others if each.place.component == "length"]
+    assert lengths and all(each.request for each in lengths)
+
+
+@pytest.mark.parametrize(("field", "says"), [("roots", "the answer's roots of"), ("bonus", "the answer's bonus parts")])
+def test_an_answer_that_parts_only_where_rounds_overlap_is_found(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, field: str, says: str
+) -> None:
+    method = "forward" if field == "roots" else "commit"
+    right = getattr(OptimizedEngine, method)
+
+    def other(self: OptimizedEngine, *given: Any) -> Any:
+        answer = right(self, *given)
+        if not self._options.overlap:
+            return answer
+        wrong = {n: r + 1 for n, r in answer.roots.items()} if field == "roots" else answer.bonus + 1
+        return replace(answer, **{field: wrong})
+
+    monkeypatch.setattr(OptimizedEngine, method, other)
+    found = hold("overlapped", trace, "plain")
+    assert says in found.verdict.findings[0].diagnosis
+
+
+def test_a_byte_of_a_pool_that_parts_only_where_rounds_overlap_is_found(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a red zone, which no logical state shows."""
+    idle = OptimizedEngine.commit
+
+    def beside(self: OptimizedEngine, *given: Any) -> Any:
+        answer = idle(self, *given)
+        if self._options.overlap:
+            self.regions()[0].gaps.view(torch.uint8)[0, 0] += 1  # type: ignore[union-attr]
+        return answer
+
+    monkeypatch.setattr(OptimizedEngine, "commit", beside)
+    found = hold("overlapped", trace, "plain")
+    assert "red zone 0 parts" in found.verdict.findings[0].diagnosis
+
+
+def test_pages_for_a_length_that_is_a_round_old_are_no_waiting_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages are asked for by what is known, not by the most that there can be: keys behind them are lost."""
+    small = msgspec.structs.replace(policy().capacity, pages=tuple(range(1, 60)), page_size=2)
+    trace = recorded(tmp_path, policy(capacity=small))
+    assert hold("overlapped", trace, "plain").verdict.exit is Exit.AGREED
+
+    def by_what_is_known(names: Any, requests: Any, num_steps: int) -> Any:
+        return [(name, requests[name].length._known + num_steps) for name in names]
+
+    def forwarded(rows: Any, requests: Any) -> Any:
+        width = footprint.width_of
+        return [(r.request, requests[r.request].length._known + width(r, requests[r.request])) for r in rows]
+
+    monkeypatch.setattr(footprint, "draft_wants", by_what_is_known)
+    monkeypatch.setattr(footprint, "forward_wants", forwarded)
+    found = hold("overlapped", trace, "plain")
+    assert found.verdict.findings[0].diagnosis.startswith("overlapping: raised ")
+
+
 def test_what_hangs_on_sums_since_the_beginning_drifts(trace: Trace) -> None:
     found = hold("drift", trace, "support.parting:SINCE_THE_BEGINNING", tokens=512)
     assert found.verdict.exit is Exit.DIVERGED
@@ -171,12 +260,10 @@ def test_where_a_quarter_has_too_few_launches_growth_is_not_compared(trace: Trac
 
 def test_ties_are_capped(trace: Trace) -> None:
     told = case(trace, "plain")
-    yardstick = Yardstick("alone", told.truth(), told.rounded, told.traced(), told.truth(), made=100, ties=5)
-    pick = next(block for block in told.traced().blocks if block.place.component == "pick")
-    assert not list(yardstick._too_many(pick))
-    yardstick.ties += 1
-    (found,) = yardstick._too_many(pick)
-    assert not found.agrees and found.diagnosis == "6 of 100 choices so far were ties: too many"
+    yardstick = Yardstick("alone", told.truth(), told.rounded, told.traced(), told.truth())
+    yardstick.ties = Ties(made=0, ties=100)
+    found = [one for one in yardstick.compare() if not one.agrees]  # type: ignore[union-attr]
+    assert found[0].check == "alone" and found[0].diagnosis.endswith("choices so far were ties: too many")
 
 
 def test_where_nothing_is_computed_nothing_agrees(trace: Trace) -> None:
@@ -234,5 +321,12 @@ def test_every_request_has_a_course_of_its_own(trace: Trace) -> None:
 def test_the_table_is_complete() -> None:
     assert [relation.name for relation in relations()] == list(NAMES)
     files = Path(str(table.__file__)).parent.glob("*.py")
-    assert {file.stem for file in files if "\nRELATION = " in file.read_text()} == set(NAMES)
-    assert all(relation.says and relation.tiers for relation in relations())
+    alone = {file.stem for file in files if "\nRELATION = " in file.read_text()}
+    rows = [relation.name for relation in (*PAIRWISE, *REWRITTEN)]
+    assert sorted((*rows, *alone)) == sorted(NAMES) and len(set(NAMES)) == len(NAMES)
+    assert all(relation.says and relation.catches and relation.tiers for relation in relations())
+
+
+def test_a_wrong_engine_is_planted_for_every_relation() -> None:
+    planted = {name for name, *_ in FAULTS} | {"graph_is_eager", "overlapped", "drift"}
+    assert planted == set(NAMES), "a relation that is never seen to find anything"

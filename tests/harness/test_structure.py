@@ -294,6 +294,8 @@ def test_a_read_inside_an_op_that_says_it_can_be_captured_is_named(trace):
     assert "(op gated_norm; support.wrong_ops._waiting line" in first.diagnosis
     honest = Rig(trace, Setting("support.wrong_ops:HONEST")).run(until=first.event).verdict
     assert honest.exit is Exit.AGREED
+    claims = found(trace, "hostreads", "support.wrong_ops:CLAIMS")[0]
+    assert "instep_optimized.ops.plain" in claims.diagnosis, "the module that an op stands in exempts nobody"
 
 
 # Tails

@@ -15,11 +15,13 @@ import torch
 
 from instep.checks import Check
 from instep.observe.memory import UNWATCHED
-from instep.observe.moment import Moment, Side
+from instep.observe.moment import Moment
 from instep.observe.reorder import Reordered
+from instep.player import Side
 from instep.rig.lockstep import expect
+from instep.rig.participant import Participant
 from instep.rig.setting import wide
-from instep.rig.sides import Seat, rounding
+from instep.rig.sides import rounding
 from instep.trace.drive import drive
 from instep.trace.header import Header, Model, Room
 from instep.trace.legal import Law
@@ -27,7 +29,7 @@ from instep.trace.policy import Arrival, Deed, Policy, Steps
 from instep.verdict import Comparison, Verdict
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Event, RequestState
-from instep_reference.contract.place import COMPONENTS, Place, See
+from instep_reference.contract.place import COMPONENTS, Place, See, unseen
 from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 from instep_reference.weights import Weights
@@ -90,12 +92,12 @@ def run(
     """Every moment of a run: fp64 truth, rounded, and the stand-in, stored as the engines store."""
     rounds = declared(activation, state)
 
-    def numbers(name: str, dtype: torch.dtype, see: See) -> Seat:
-        return _seat(name, ReferenceEngine(Weights.of(opened, dtype), num_steps=POLICY.num_steps), see)
+    def numbers(name: str, dtype: torch.dtype, see: See, arithmetic: Reordered | None = None) -> Participant:
+        engine = ReferenceEngine(Weights.of(opened, dtype), num_steps=POLICY.num_steps)
+        return Participant(name, engine, first=see, arithmetic=arithmetic)
 
-    truth = numbers("truth", torch.float64, lambda place, tensor: tensor)
-    rounded = numbers("rounded", wide(activation), rounding(rounds))
-    rounded.arithmetic = Reordered(torch.Generator().manual_seed(0))
+    truth = numbers("truth", torch.float64, unseen)
+    rounded = numbers("rounded", wide(activation), rounding(rounds), Reordered(torch.Generator().manual_seed(0)))
     subject = numbers("subject", wide(activation), reordered(rounds, seed))
     return [
         replace(moment, subject=_stored(moment.subject, rounds))
@@ -106,7 +108,7 @@ def run(
 def run_labels(opened: Checkpoint, events: Sequence[Event]) -> list[Moment]:
     """The same with labels: a right engine as its own truth."""
     subject, truth = (
-        _seat(name, LedgerEngine(opened.config, num_steps=POLICY.num_steps), lambda place, tensor: tensor)
+        Participant(name, LedgerEngine(opened.config, num_steps=POLICY.num_steps))
         for name in ("subject", "truth")
     )
     return list(_moments(header_of(opened), events, subject, truth, None))
@@ -143,24 +145,18 @@ def first(verdict: Verdict) -> Comparison:
     return verdict.findings[0]
 
 
-def _seat(name: str, engine: Any, see: See) -> Seat:
-    seat = Seat(name, engine)
-    engine.watch(lambda place, tensor: seat.tape(place, see(place, tensor)))
-    return seat
-
-
 def _moments(
-    header: Header, events: Sequence[Event], subject: Seat, truth: Seat, rounded: Seat | None
+    header: Header, events: Sequence[Event], subject: Participant, truth: Participant,
+    rounded: Participant | None,
 ) -> Iterator[Moment]:
     law = Law(header)
     for index, event in enumerate(events):
         before = replace(law.book, live=dict(law.book.live))
         law.apply(event)
-        live = law.book.live
-        other = None if rounded is None else rounded.step(event, live)
+        other = None if rounded is None else rounded.serve(event)
         expected = expect(before, law.book)
         yield Moment(
-            index, event, expected, subject.step(event, live), truth.step(event, live), other, UNWATCHED,
+            index, event, expected, subject.serve(event), truth.serve(event), other, UNWATCHED,
             dict(expected.slots_after), {name: list(pages) for name, pages in expected.pages_after.items()},
         )
 

@@ -90,6 +90,7 @@ LABELS_SWAPPED = replace(LEDGER, name="labels swapped", store_rows=_labels_swapp
 DOUBLED = replace(PLAIN, name="doubled", gated_norm=_doubled)
 SHORT = replace(PLAIN, name="short", gated_norm=_short)
 WAITING = replace(PLAIN, name="waiting", gated_norm=_waiting, captures=True)
+CLAIMS = replace(PLAIN, name="claims", captures=True)
 HONEST = replace(PLAIN, name="honest", gated_norm=_waiting)
 POISONED = replace(PLAIN, name="poisoned", gated_norm=_poisoned)
 LATE_AND_LOUD = replace(UNMOVED, name="late and loud", gated_norm=_louder("gated_norm"))

@@ -12,12 +12,13 @@ from instep_optimized.layout import StateLayout
 from instep_reference.contract.engine import Event
 
 from ..checks.directed import Directed
-from ..observe.moment import Side
+from ..player import Player, Side
 from ..rig.lockstep import Lockstep
 from ..rig.lockstep import run as run_all
+from ..rig.participant import Participant
 from ..rig.rig import checks_for
 from ..rig.setting import Setting
-from ..rig.sides import Plan, Seat, Sides, seat
+from ..rig.sides import Plan, Sides, seat
 from ..verdict import Verdict
 from .honest import FORMS, NARROW
 from .scenes import Scene, scene
@@ -105,34 +106,36 @@ class Stage:
     def sides(self, plan: Plan, storage: str) -> Sides:
         """All sides of a plan; truth and the rounded run answer from memory where they have run before."""
         sides = seat(plan)
-        assert sides.rounded is not None, "honest op sets compute"
+        rounded = sides.rounded
+        assert rounded is not None, "honest op sets compute"
         draw = sides.rounded_draw
         assert draw is not None, "what has a rounded run can draw it again"
         return replace(
             sides, truth=self._again("truth", lambda: sides.truth),
-            rounded=self._again(storage, lambda: draw(0)),
+            rounded=self._again(storage, lambda: rounded),
             rounded_draw=lambda number: self._again(f"{storage} {number}", lambda: draw(number)),
         )
 
-    def _again(self, name: str, make: Callable[[], Seat]) -> Seat:
+    def _again(self, name: str, make: Callable[[], Participant]) -> Participant:
         """From its first event on."""
         if name not in self._kept:
-            fresh = make()
-            self._kept[name] = Kept(fresh.name, fresh.engine, fresh.arithmetic, fresh.tape)
+            self._kept[name] = Kept(make())
         self._kept[name].at = 0
         return self._kept[name]
 
 
-@dataclass
-class Kept(Seat):
+class Kept(Participant):
     """A side that runs an event the first time and remembers it; `at`: events that it has answered in this run."""
 
-    kept: list[Side] = field(default_factory=list)
-    at: int = 0
+    def __init__(self, fresh: Participant) -> None:
+        Player.__init__(self, fresh.name, fresh.engine, fresh.observers)
+        self.tape, self.states, self.arithmetic = fresh.tape, fresh.states, fresh.arithmetic
+        self.kept: list[Side] = []
+        self.at = 0
 
-    def step(self, event: Event, live: Iterable[str]) -> Side:
+    def serve(self, event: Event) -> Side:
         if self.at == len(self.kept):
-            self.kept.append(super().step(event, live))
+            self.kept.append(super().serve(event))
         self.at += 1
         return self.kept[self.at - 1]
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from instep_reference.contract.engine import Abort, Commit, Forward, Load, Preempt, RequestState, Resume, Save
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 
 from ..observe.memory import Trespass, bits
 from ..observe.moment import Moment
 from ..observe.pools import stands
-from ..observe.rows import Share, draft_stage, rows, shares
+from ..observe.rows import Share, rows, shares
 from ..verdict import Comparison, Skipped, Tier
 from .base import counted, exact, held, slot_of
 
@@ -28,7 +28,6 @@ CACHES = (
     ("draft_keys", "extend", "key", "keys"),
     ("draft_values", "extend", "value", "values"),
 )
-MEMORY = ("conv", "state", "keys", "values", "draft_keys", "draft_values")
 
 # What a round begins with: draft 1, the head's row behind it, and the root.
 PROPOSAL, PROPOSED = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTER_LAYERS, "final")
@@ -189,16 +188,13 @@ class Bytes:
 
     def _unchanged(self, moment: Moment, name: str, before: RequestState) -> Iterator[Comparison]:
         after = moment.subject.after.get(name)
-        for field in MEMORY:
-            family = "extend" if field.startswith("draft") else "trunk"
-            for layer, right in getattr(before, field).items():
-                if right.numel():
-                    stage = _stage(family, layer)
-                    found = None if after is None else getattr(after, field).get(layer)
-                    yield self._same(moment, Place(stage, layer, field.removeprefix("draft_")), name, found, right)
+        found = {} if after is None else dict(after.parts())
+        for place, right in before.parts():
+            if right.numel():
+                yield self._same(moment, place, name, found.get(place), right)
         if before.proposal_hidden is not None:
-            found = None if after is None else after.proposal_hidden
-            yield self._same(moment, PROPOSED, name, found, before.proposal_hidden)
+            proposed = None if after is None else after.proposal_hidden
+            yield self._same(moment, PROPOSED, name, proposed, before.proposal_hidden)
         if after is not None:
             yield exact(self, moment, PROPOSAL, after.proposal, before.proposal, "draft 1 is {}", name)
             yield exact(self, moment, ROOT, after.root, before.root, "root is {}", name)

@@ -15,8 +15,8 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from ..observe.moment import Moment
 from ..observe.rows import Share, parted, rows, shares
 from ..verdict import Comparison, Skipped, Tier
-from .allowance import MARGIN_ERRORS, TIES_ALWAYS, TIES_CAP, allowed
 from .base import exact, slot_of
+from .judge import Ties, chosen
 from .propagated import carried, family
 
 
@@ -27,7 +27,7 @@ class Decisions:
     tier = Tier.DECISIONS
 
     def __init__(self) -> None:
-        self.made = self.ties = 0
+        self.ties = Ties()
         self.noise: Mapping[tuple[str, bool], float] = {}  # what the rounded run is off by in this event
         self.tied: set[str] = set()  # requests with a tie within the window in flight
 
@@ -38,12 +38,7 @@ class Decisions:
                 yield from self._picks(moment, place)
         if isinstance(moment.event, Commit):
             yield from self._accepted(moment, moment.event)
-        if self.ties > max(TIES_ALWAYS, TIES_CAP * self.made):
-            yield Comparison(
-                "ties", self.tier, moment.index, moment.kind, Place("trunk", AFTER_LAYERS, "pick"),
-                elements=self.made, worst=float(self.ties), allowed=max(TIES_ALWAYS, TIES_CAP * self.made),
-                undecided=self.ties, diagnosis=f"{self.ties} of {self.made} choices so far were ties: too many",
-            )  # fmt: skip
+        yield from self.ties.too_many("ties", moment.index, moment.kind, Place("trunk", AFTER_LAYERS, "pick"))
 
     def _picks(self, moment: Moment, place: Place) -> Iterator[Comparison | Skipped]:
         for share in shares(moment, place.stage):
@@ -64,20 +59,16 @@ class Decisions:
         if not torch.equal(own, largest):
             says = "chose {} against its own logits"
             return exact(self, moment, place, own.tolist(), largest.tolist(), says, share.request)
-        differs = own != right
-        margin = (logits.gather(1, right[:, None]) - logits.gather(1, own[:, None]))[:, 0]
-        granted = logits.abs().amax(-1) * allowed(torch.tensor(self.noise[family(place, share)]), seen.dtype)
-        worst = torch.where(differs, margin / (MARGIN_ERRORS * granted), 0.0)
-        ties = int((differs & (worst <= 1)).sum())
-        self.made, self.ties = self.made + share.asked, self.ties + ties
-        if ties and share.kind == "verify":
+        choices = chosen(logits, right, own, self.noise[family(place, share)], seen.dtype)
+        self.ties.add(choices)
+        if choices.ties and share.kind == "verify":
             self.tied.add(share.request)
-        row = int(worst.argmax())
-        said = f"row {row} chose {int(own[row])}, the truth {int(right[row])} by a margin of {float(margin[row]):.3g}"
+        row, margin = choices.row, float(choices.margin[choices.row])
+        said = f"row {row} chose {int(own[row])}, the truth {int(right[row])} by a margin of {margin:.3g}"
         return Comparison(
             self.name, self.tier, moment.index, moment.kind, place, elements=share.asked, blocks=share.asked,
-            undecided=ties, worst=float(worst[row]), allowed=1.0, request=share.request,
-            slot=slot_of(moment, share.request), diagnosis=said if differs.any() else "",
+            undecided=choices.ties, worst=choices.worst, allowed=1.0, request=share.request,
+            slot=slot_of(moment, share.request), diagnosis=said if choices.differs.any() else "",
         )  # fmt: skip
 
     def _accepted(self, moment: Moment, event: Commit) -> Iterator[Comparison | Skipped]:

@@ -1,7 +1,7 @@
 """T0: while an event runs the host reads nothing from the device, but for what a list allows by kind of event.
 
-Leaves out: how reads are caught (`observe/reads.py`). Inside ops that need not be captured (`plain`, `ledger`) a read
-is honest; between ops, and inside the launchers of an op set that captures, it stalls a round.
+Leaves out: how reads are caught (`observe/reads.py`). Inside the ops of a set that does not declare `captures` a
+read is expected; between ops, and inside the launchers of an op set that captures, it stalls a round.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded, Load, Save
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
 from ..observe.moment import Moment
-from ..observe.rows import ASKED, draft_stage, paths, rows, shares
+from ..observe.rows import paths, rows, shares
 from ..verdict import Comparison, Tier
 from .base import NOWHERE, exact
 
@@ -38,7 +38,6 @@ class Identity:
     tier = Tier.IDENTITY
 
     def __init__(self) -> None:
-        self.parents: dict[str, tuple[int, ...]] = {}
         self.verified: dict[str, Window] = {}
         self.proposed: dict[str, list[int]] = {}  # by the draft extend, one per MTP layer
         self.saved: dict[str, list[int]] = {}
@@ -76,7 +75,7 @@ class Identity:
         for place, tensor in moment.truth.places.items():
             if not tensor.shape[0]:
                 continue
-            right = sum(s.asked if place.component in ASKED else s.count for s in shares(moment, place.stage))
+            right = sum(share.span(place)[1] for share in shares(moment, place.stage))
             found = moment.subject.places.get(place)
             yield exact(self, moment, place, 0 if found is None else found.shape[0], right, "has {} rows")
 
@@ -89,10 +88,6 @@ class Identity:
             yield exact(self, moment, DRAFT_PICK, drafts[row], right, "drafts are {}", name)
             for number, (place, said) in enumerate(self._heads(moment, row, name, len(own[row]))):
                 yield exact(self, moment, place, own[row][number], said, f"own draft {number + 1} is {{}}", name)
-            if event.parents is not None:
-                self.parents[name] = (-1, *event.parents[row])
-            else:
-                self.parents[name] = tuple(range(-1, len(right)))
 
     def _heads(self, moment: Moment, row: int, name: str, drafts: int) -> Iterator[tuple[Place, int]]:
         """What this side's head said for each draft, and where; nothing for a model without one, draft 1 for a tree."""
@@ -133,12 +128,12 @@ class Identity:
         for share in shares(moment, "trunk"):
             name, own = share.request, answer.own.get(share.request)
             said = [] if own is None else own.tolist()
-            right = picks[share.asked_begin : share.asked_begin + share.asked]
+            begin, count = share.span(PICK)
+            right = picks[begin : begin + count]
             yield exact(self, moment, PICK, said, right, "own choices are {}", name)
             if share.kind == "verify":
                 tokens = moment.expected.windows[name]
-                parents = self.parents.get(name, tuple(range(-1, len(tokens) - 1)))
-                self.verified[name] = Window(tokens, parents, said)
+                self.verified[name] = Window(tokens, moment.expected.parents[name], said)
             elif share.asked:
                 root = moment.expected.roots_after[name]
                 yield exact(self, moment, PICK, answer.roots.get(name), root, "answers the root {}", name)

@@ -14,12 +14,11 @@ from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D
 from instep_reference.contract.place import Place
 
 from ..observe.moment import Moment
-from ..observe.rows import ASKED, Share, draft_stage, shares
+from ..observe.rows import shares, whose
 from ..verdict import Comparison, Tier
 from .base import held, slot_of
 
 MASK = (1 << 64) - 1
-MEMORY = ("conv", "state", "keys", "values", "draft_keys", "draft_values")
 
 
 class Labels:
@@ -46,28 +45,24 @@ class Labels:
         request, said = None, ""
         if wrong.any():
             row = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
-            request = next((s.request for s in shares(moment, place.stage) if _holds(s, place, row)), None)
+            request = whose(moment, place, row)
             missing = found is None or found.shape != truth.shape
             said = "has no such rows" if found is None or missing else _row_sentence(found, truth, row)
         return self._comparison(moment, place, truth.numel(), int(wrong.sum()), request, said)
 
     def _memory(self, moment: Moment, name: str, truth: RequestState, in_flight: bool) -> Iterator[Comparison]:
         subject = moment.subject.after.get(name)
-        for field in MEMORY:
-            if in_flight and field in ("conv", "state"):
+        seen = {} if subject is None else dict(subject.parts())
+        for place, right in truth.parts():
+            if not right.numel() or (in_flight and place.component in ("conv", "state")):
                 continue
-            for layer, right in getattr(truth, field).items():
-                if not right.numel():
-                    continue
-                stage = draft_stage(layer) if field.startswith("draft") else "trunk"
-                found = None if subject is None else getattr(subject, field).get(layer)
-                wrong = _differing(found, right)
-                said = self._diagnosis(moment, name, field, layer, found, right, wrong) if wrong.any() else ""
-                place = Place(stage, layer, field.removeprefix("draft_"))
-                yield self._comparison(moment, place, right.numel(), int(wrong.sum()), name, said)
+            found = seen.get(place)
+            wrong = _differing(found, right)
+            said = self._diagnosis(moment, name, place, found, right, wrong) if wrong.any() else ""
+            yield self._comparison(moment, place, right.numel(), int(wrong.sum()), name, said)
 
     def _diagnosis(
-        self, moment: Moment, name: str, field: str, layer: int, found: torch.Tensor | None, right: torch.Tensor,
+        self, moment: Moment, name: str, place: Place, found: torch.Tensor | None, right: torch.Tensor,
         wrong: torch.Tensor,
     ) -> str:
         """What stands there instead, as far as labels say it."""
@@ -77,12 +72,12 @@ class Labels:
         if partly < wrong.numel():
             return f"{partly} of {wrong.numel()} elements are wrong, the first at {tuple(wrong.nonzero()[0].tolist())}"
         first = int(found.flatten()[0]) & MASK
-        chain = self.flights.get((name, layer), []) if field == "state" else []
+        chain = self.flights.get((name, place.layer), []) if place.component == "state" else []
         if first in chain:
             taken = chain.index(int(right.flatten()[0]) & MASK)
             return held("state", chain.index(first), taken, "accepted")
         for other, state in moment.truth.after.items():
-            its = getattr(state, field).get(layer)
+            its = dict(state.parts()).get(place)
             if other != name and its is not None and its.shape == found.shape and torch.equal(its, found.cpu()):
                 return f'holds what belongs to request "{other}"'
         return "holds labels that nobody should hold here" if found.any() else "is empty"
@@ -125,12 +120,6 @@ def _differing(found: torch.Tensor | None, right: torch.Tensor) -> torch.Tensor:
     if found is None or found.shape != right.shape:
         return torch.ones_like(right, dtype=torch.bool)
     return found.to(right.device) != right
-
-
-def _holds(share: Share, place: Place, row: int) -> bool:
-    asked = place.component in ASKED
-    begin, count = (share.asked_begin, share.asked) if asked else (share.begin, share.count)
-    return begin <= row < begin + count
 
 
 def _row_sentence(found: torch.Tensor, truth: torch.Tensor, row: int) -> str:

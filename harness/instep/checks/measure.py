@@ -39,7 +39,7 @@ class Spot:
 
 def measured(
     spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor, yardsticks: Sequence[torch.Tensor] | torch.Tensor,
-    noise_floor: float = 0.0, stored: torch.dtype | None = None,
+    noise_floor: float = 0.0, stored: torch.dtype | None = None, factor: float = 1.0,
 ) -> Comparison:
     """One comparison over the blocks of a tensor, reporting the block that stands nearest to its limit or beyond.
 
@@ -48,7 +48,7 @@ def measured(
     Shapes:  subject x, truth o and every yardstick r alike; blocks are heads where the component has them.
     yardsticks: one after another, or stacked.
     noise_floor: e_r is at least this.
-    stored: the declared dtype, whose ulp is granted; None: the subject's own.
+    stored: the declared dtype, whose ulp is granted; None: the subject's own. factor: how many allowances are granted.
     """
     wrong = unlike(spot, subject, truth)
     if wrong is not None:
@@ -59,7 +59,7 @@ def measured(
     drawn = yardsticks if isinstance(yardsticks, torch.Tensor) else torch.stack(list(yardsticks))
     honest = blocks(spot.place.component, drawn, many=True)
     yardstick = relative_error(honest, o).amax(1).clamp_min(noise_floor)
-    limit = allowed(yardstick, subject.dtype if stored is None else stored)
+    limit = factor * allowed(yardstick, subject.dtype if stored is None else stored)
     limit = torch.where(limit.isfinite(), limit, 0.0)  # a yardstick that overflows allows nothing
     parts = torch.where(error == 0, 0.0, error / limit)
     metric, block = divmod(int(parts.argmax()), x.shape[0])  # argmax takes a NaN for the largest

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields
 
 import torch
 
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place import Place
 
 from ..observe.memory import Looked, bits, pattern
 from ..observe.moment import Moment
 from ..observe.pools import stands
-from ..observe.rows import ASKED, draft_stage, shares
+from ..observe.rows import whose
 from ..verdict import Comparison, Skipped, Tier
 from .base import counted, slot_of
 
@@ -86,13 +85,8 @@ class Poison:
     def _visible(self, moment: Moment, poison: float) -> Iterator[Comparison]:
         """What the subject shows of live requests, and what its ops gave."""
         for name, state in moment.subject.after.items():
-            for field in (each.name for each in fields(state)):
-                held = getattr(state, field)
-                if not isinstance(held, dict) or (name in moment.expected.flying and field in IN_FLIGHT):
-                    continue
-                for layer, tensor in held.items():
-                    stage = draft_stage(layer) if field.startswith("draft") else "trunk"
-                    place = Place(stage, layer, field.removeprefix("draft_"))
+            for place, tensor in state.parts():
+                if name not in moment.expected.flying or place.component not in IN_FLIGHT:
                     yield from self._seen(moment, place, tensor, poison, name)
         for place, tensor in moment.subject.places.items():
             yield from self._seen(moment, place, tensor, poison, None)
@@ -107,7 +101,7 @@ class Poison:
         count = int(wrong.sum())
         if count:
             first = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
-            request = request or _whose(moment, place, first)
+            request = request or whose(moment, place, first)
             what = f"poison ({poison:g})" if wrong is own else "not a number, and not the poison's own bits"
             said = f"{count} of {tensor.numel()} elements are {what}, the first in row {first}"
         yield Comparison(
@@ -129,10 +123,3 @@ def owned(moment: Moment) -> dict[str, set[int]]:
     return {"slot": set(expected.slots_after.values()), "page": pages}
 
 
-def _whose(moment: Moment, place: Place, row: int) -> str | None:
-    asked = place.component in ASKED and place.layer == AFTER_LAYERS
-    for share in shares(moment, place.stage):
-        begin, count = (share.asked_begin, share.asked) if asked else (share.begin, share.count)
-        if begin <= row < begin + count:
-            return share.request
-    return None

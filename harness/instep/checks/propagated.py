@@ -15,12 +15,14 @@ from dataclasses import replace
 
 from instep_reference.contract.place import Place
 
-from ..observe.moment import Moment, Side
+from ..observe.moment import Moment
 from ..observe.rows import Share, parted, rows, shares
+from ..player import Side
 from ..verdict import Comparison, Skipped, Tier
-from .allowance import LUCK, REDRAWS, TRUTH_ERROR
+from .allowance import REDRAWS, TRUTH_ERROR
 from .base import slot_of
-from .measure import Spot, blocks, measured, relative_error
+from .judge import Draw, judge
+from .measure import Spot, blocks, relative_error
 
 PROPAGATED = ("hidden", "final", "logits")
 
@@ -51,16 +53,13 @@ class Propagated:
         spot = Spot(self.name, self.tier, moment.index, moment.kind, place, share.request, slot)
         truth, found = rows(moment.truth, place, share), rows(moment.subject, place, share)
         assert truth is not None, "the truth has every place"
-        yardsticks, noise = [], 0.0
+        return judge(spot, truth, self._yardsticks(moment, place, share), found)
+
+    def _yardsticks(self, moment: Moment, place: Place, share: Share) -> Iterator[Draw]:
         for drawn in self._draws(moment):
             rounded = rows(_rounded_of(drawn), place, share)
             assert rounded is not None, "the rounded run has every place"
-            yardsticks.append(rounded)
-            noise = max(noise, carried(drawn)[family(place, share)])
-            result = measured(spot, found, truth, yardsticks, noise)
-            if result.agrees or not result.headroom <= LUCK:
-                break
-        return result
+            yield rounded, carried(drawn)[family(place, share)]
 
     def _draws(self, moment: Moment) -> Iterator[Moment]:
         """The moment with one draw after another; those that were made are kept while the event lasts."""

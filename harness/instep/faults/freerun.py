@@ -11,13 +11,14 @@ import hashlib
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Engine
+from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, RequestState
 
+from ..observe.onlookers import LastStates
 from ..observe.trail import feed
 from ..rig.alone import engine, header_of
 from ..rig.rig import served
@@ -41,10 +42,10 @@ def spoken(trace: Path, setting: Setting, tokens: int) -> dict[str, Any]:
     plain = engine(
         checkpoint, setting, header.room(), num_steps=header.num_steps, adaptive=header.adaptive_file("policy")
     )
-    kept, events, error = _Kept(plain), [], ""
+    last, events, error = LastStates(plain, _digest), [], ""
     prompts = {arrival.prompt: _prompts(loaded)[arrival.request] for arrival in policy.arrivals}
     try:
-        for step in drive(policy, prompts, header, cast(Engine, kept)):
+        for step in drive(policy, prompts, header, plain, [last]):
             events.append(step.event)
     except Exception as broken:  # whatever it is: that it broke is what a user sees
         error = f"{type(broken).__name__}: {' '.join(str(broken).split())}"
@@ -52,7 +53,7 @@ def spoken(trace: Path, setting: Setting, tokens: int) -> dict[str, Any]:
     for event in events:
         law.apply(event)
     standings = {one.request: one for one in (*law.book.ended, *law.book.live.values())}
-    return _told(standings, events, tokens) | {"states": kept.states, "error": error, "served": served()}
+    return _told(standings, events, tokens) | {"states": last.found, "error": error, "served": served()}
 
 
 def freed(policy: Policy, trace: Trace, tokens: int) -> Policy:
@@ -89,21 +90,11 @@ def _told(standings: Mapping[str, Standing], events: Iterable[AnyEvent], tokens:
     return {"texts": texts, "drafts": drafts, "accepted": accepted}
 
 
-class _Kept:
-    """An engine that keeps a digest of every request's logical state when it finishes; all else is the engine's."""
-
-    def __init__(self, served: Engine) -> None:
-        self._served = served
-        self.states: dict[str, str] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._served, name)
-
-    def finish(self, request: str) -> None:
-        digest = hashlib.blake2b(digest_size=16)
-        feed(digest, self._served.state(request))
-        self.states[request] = digest.hexdigest()
-        self._served.finish(request)
+def _digest(state: RequestState) -> str:
+    """Of a request's logical state when it finishes."""
+    digest = hashlib.blake2b(digest_size=16)
+    feed(digest, state)
+    return digest.hexdigest()
 
 
 def main(argv: list[str]) -> None:

@@ -9,18 +9,19 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import AnyEvent, Engine, Finish, RequestState
+from instep_reference.contract.engine import AnyEvent, Finish, RequestState
 from instep_reference.contract.errors import BadInput
 
+from ..observe.onlookers import LastStates, on_host
 from ..rig.alone import engine, header_of
 from ..rig.setting import Setting
-from ..rig.sides import candidates, on_host
+from ..rig.sides import candidates
 from ..trace.book import Standing
 from ..trace.drive import Step, drive
 from ..trace.header import Header, Model, Part, Recording, Room
@@ -120,11 +121,9 @@ def _decode(ask: Ask) -> Decoded:
     header = ask.header
     adaptive = header.adaptive_file("adaptive")
     served = engine(ask.checkpoint, ask.setting, header.room(), num_steps=header.num_steps, adaptive=adaptive)
-    keeping = _Keeping(served, ask.kept)
-    timed = list(_timed(drive(ask.policy, ask.prompts, header, cast(Engine, keeping)), ask.setting.device))
-    return Decoded(
-        ask, tuple(step.event for step, _ in timed), tuple(seconds for _, seconds in timed), keeping.states
-    )
+    last = LastStates(served, on_host, ask.kept)
+    timed = list(_timed(drive(ask.policy, ask.prompts, header, served, [last]), ask.setting.device))
+    return Decoded(ask, tuple(step.event for step, _ in timed), tuple(seconds for _, seconds in timed), last.found)
 
 
 def _timed(steps: Iterator[Step], device: str) -> Iterator[tuple[Step, float]]:
@@ -136,19 +135,3 @@ def _timed(steps: Iterator[Step], device: str) -> Iterator[tuple[Step, float]]:
         spent = time.perf_counter() - begun
         yield step, 0.0 if isinstance(step.event, Finish) else spent
         begun = time.perf_counter()
-
-
-class _Keeping:
-    """An engine that keeps the logical state of some requests when they finish; all else is the engine's own."""
-
-    def __init__(self, served: Engine, names: frozenset[str]) -> None:
-        self._served, self._names = served, names
-        self.states: dict[str, RequestState] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._served, name)
-
-    def finish(self, request: str) -> None:
-        if request in self._names:
-            self.states[request] = on_host(self._served.state(request))
-        self._served.finish(request)

@@ -18,10 +18,22 @@ import msgspec
 import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Admit, AnyEvent, Commit, Committed, Engine, Finish, Forward, RequestState
+from instep_reference.contract.engine import (
+    Admit,
+    AnyEvent,
+    Commit,
+    Committed,
+    Engine,
+    Event,
+    Finish,
+    Forward,
+    RequestState,
+)
 from instep_reference.contract.errors import BadInput
 
 from ..observe.moment import Moment
+from ..observe.onlookers import LastStates
+from ..player import Observer, Player, Side
 from ..rig.alone import engine
 from ..rig.large import outcome
 from ..rig.rig import Outcome
@@ -171,31 +183,47 @@ def _engine(trace: Trace, checkpoint: Checkpoint, setting: Setting) -> Engine:
 
 def _lap(served: Engine, trace: Trace, device: str, at: int | None) -> Lap:
     """A server's rounds: each ends when its tokens are on the host. States are read with the clock stopped."""
-    seconds, witness, live = [], Witness(at), dict[str, None]()
     served.set_num_steps(trace.header.num_steps)  # the lap before ended at another
+    witness, watch, last = Witness(at), _Stopwatch(device), LastStates(served, digest)
+    player, live = Player("timed", served, [last, watch]), dict[str, None]()
     for index, event in enumerate(trace.events):
+        player.serve(event)
         if isinstance(event, Admit):
             live[event.request] = None
         elif isinstance(event, Finish):
-            witness.finished(event.request, served.state(event.request))
             live.pop(event.request)
-            _wait(device)
-        begun = time.perf_counter()
-        answer = event.on(served)
+        if index == at:
+            witness.living({name: served.state(name) for name in live})
+            watch.wait()
+    finished = {f"{name}, finished": found for name, found in last.found.items()}
+    return Lap(tuple(watch.seconds), witness.found | finished)
+
+
+class _Stopwatch(Observer):
+    """The seconds of every event; a state that was asked for before a finish is waited for off the clock."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda, self._begun = device.startswith("cuda"), 0.0
+        self.seconds: list[float] = []
+
+    def before(self, event: Event) -> None:
+        if isinstance(event, Finish):
+            self.wait()
+        self._begun = time.perf_counter()
+
+    def after(self, event: Event, side: Side) -> Side:
+        answer = side.answer
         if isinstance(answer, Committed):
             answer.accept_lens.tolist(), answer.bonus.tolist()
         if isinstance(event, Commit) or (isinstance(event, Forward) and all(r.kind != "verify" for r in event.rows)):
-            _wait(device)
-        seconds.append(time.perf_counter() - begun)
-        if index == at:
-            witness.living({name: served.state(name) for name in live})
-            _wait(device)
-    return Lap(tuple(seconds), witness.found)
+            self.wait()
+        self.seconds.append(time.perf_counter() - self._begun)
+        return side
 
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+    def wait(self) -> None:
+        """Until the device has nothing left to do."""
+        if self._cuda:
+            torch.cuda.synchronize()
 
 
 def _latency(events: tuple[AnyEvent, ...], seconds: tuple[float, ...]) -> float:

@@ -11,30 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from instep_reference import trunk
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.engine import Admit, Finish, Forward, RequestState, Row
-from instep_reference.contract.place import AFTER_LAYERS, Place, unseen
+from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ..checks.allowance import LUCK, MARGIN_ERRORS, REDRAWS, TIES_ALWAYS, TIES_CAP, TRUTH_ERROR, allowed
-from ..checks.measure import Spot, blocks, measured, relative_error
+from ..checks.allowance import REDRAWS, TRUTH_ERROR
+from ..checks.judge import Draw, Ties, chosen, judge
+from ..checks.measure import Spot, blocks, relative_error
 from ..checks.propagated import PROPAGATED
-from ..rig.sides import Plan, Seat, reference, rounded_seat, watched
+from ..rig.participant import Participant
+from ..rig.sides import Plan, reference, rounded_seat
 from ..verdict import Comparison, Tier, Verdict
 from .decode import Decoded
 
 FINAL = Place("trunk", AFTER_LAYERS, "final")
 LOGITS = FINAL._replace(component="logits")
 PICK = FINAL._replace(component="pick")
-# field of a state -> stage and component of its places
-MEMORY = {
-    "conv": ("trunk", "conv"), "state": ("trunk", "state"), "keys": ("trunk", "keys"), "values": ("trunk", "values"),
-    "draft_keys": ("extend", "keys"), "draft_values": ("extend", "values"),
-}
 
 
 @dataclass(frozen=True)
@@ -64,19 +60,14 @@ class Reader:
         )
         self.truth = reference(self.plan, torch.float64)
         self.served = ask.setting.op_set()
-        self.ties = self.made = 0
+        self.ties = Ties("tokens")
 
     def verdict(self) -> Verdict:
         """Everything that was kept; nothing kept is no agreement."""
         verdict = Verdict()
         for number, name in enumerate(self.decoded.states):
             verdict.add(self.request(number, name))
-        if self.ties > max(TIES_ALWAYS, TIES_CAP * self.made):
-            verdict.add([Comparison(
-                "ties", Tier.DECISIONS, 0, "generate", PICK, elements=self.made, worst=float(self.ties),
-                allowed=max(TIES_ALWAYS, TIES_CAP * self.made), undecided=self.ties,
-                diagnosis=f"{self.ties} of {self.made} tokens were ties: too many",
-            )])
+        verdict.add(self.ties.too_many("ties", 0, "generate", PICK))
         return verdict
 
     def request(self, number: int, name: str) -> Iterator[Comparison]:
@@ -84,45 +75,42 @@ class Reader:
         state, standing = self.decoded.states[name], self.decoded.ended[name]
         truth = self._read(standing.prompt, standing.said, None)
         draws = [self._read(standing.prompt, standing.said, 0)]
-        draw = partial(self._read, standing.prompt, standing.said)
+
+        def drawn(place: Place) -> Iterator[Draw]:
+            """As many as it takes; a draw serves every place."""
+            for draw in range(REDRAWS + 1):
+                if draw == len(draws):
+                    draws.append(self._read(standing.prompt, standing.said, draw))
+                yield dict(draws[draw].state.parts())[place], draws[draw].noise(truth)
+
         yield self._tokens(number, name, standing.said, truth, draws[0].noise(truth))
-        for field, (stage, component) in MEMORY.items():
-            for layer, right in getattr(truth.state, field).items():
-                spot = Spot("reread", Tier.PROPAGATED, number, "generate", Place(stage, layer, component), name, None)
-                found, result = getattr(state, field).get(layer), None
-                while result is None or (not result.agrees and result.headroom <= LUCK and len(draws) <= REDRAWS):
-                    if result is not None:
-                        draws.append(draw(len(draws)))
-                    yardsticks = [getattr(one.state, field)[layer] for one in draws]
-                    result = measured(spot, found, right, yardsticks, max(one.noise(truth) for one in draws))
-                yield result
+        found = dict(state.parts())
+        for place, right in truth.state.parts():
+            spot = Spot("reread", Tier.PROPAGATED, number, "generate", place, name, None)
+            yield judge(spot, right, drawn(place), found.get(place))
 
     def _read(self, prompt: tuple[int, ...], said: tuple[int, ...], draw: int | None) -> Read:
         """draw None: the truth; else a draw of the declared width."""
         tokens = (*prompt, *said[:-1])
-        seat = Seat("reread", self.truth) if draw is None else rounded_seat(self.plan, self.served, draw)
-        if draw is None:
-            watched(seat, unseen)
-        seat.step(Admit("r", tokens), ())
-        side = seat.step(Forward((Row("r", "prefill", len(tokens), root=said[-1]),)), ("r",))
-        seat.step(Finish("r"), ())
-        with seat.arithmetic:
+        reader = Participant("reread", self.truth) if draw is None else rounded_seat(self.plan, self.served, draw)
+        reader.serve(Admit("r", tokens))
+        side = reader.serve(Forward((Row("r", "prefill", len(tokens), root=said[-1]),)))
+        reader.serve(Finish("r"))
+        with reader.arithmetic:
             rows = side.places[FINAL][len(prompt) - 1 :]
-            logits = trunk.logits(seat.engine.model.weights, rows)  # type: ignore[attr-defined]
+            logits = trunk.logits(reader.engine.model.weights, rows)  # type: ignore[attr-defined]
         return Read({**side.places, LOGITS: logits}, side.after["r"])
 
     def _tokens(self, number: int, name: str, said: tuple[int, ...], truth: Read, noise: float) -> Comparison:
         """Each token is the truth's argmax behind the ones before it, unless the truth hardly chose."""
         logits, own = truth.places[LOGITS], torch.tensor(said)
         right = logits.argmax(-1)
-        differs = own != right
-        margin = (logits.gather(1, right[:, None]) - logits.gather(1, own[:, None]))[:, 0]
-        granted = logits.abs().amax(-1) * allowed(torch.tensor(noise), self.plan.setting.activation)
-        worst = torch.where(differs, margin / (MARGIN_ERRORS * granted), 0.0)
-        ties, row = int((differs & (worst <= 1)).sum()), int(worst.argmax())
-        self.ties, self.made = self.ties + ties, self.made + len(said)
-        diagnosis = f"token {row} is {said[row]}, the truth's {int(right[row])} by a margin of {float(margin[row]):.3g}"
+        choices = chosen(logits, right, own, noise, self.plan.setting.activation)
+        self.ties.add(choices)
+        row, margin = choices.row, float(choices.margin[choices.row])
+        diagnosis = f"token {row} is {said[row]}, the truth's {int(right[row])} by a margin of {margin:.3g}"
         return Comparison(
-            "reread", Tier.DECISIONS, number, "generate", PICK, elements=len(said), blocks=len(said), undecided=ties,
-            worst=float(worst[row]), allowed=1.0, request=name, diagnosis=diagnosis if differs.any() else "",
+            "reread", Tier.DECISIONS, number, "generate", PICK, elements=len(said), blocks=len(said),
+            undecided=choices.ties, worst=choices.worst, allowed=1.0, request=name,
+            diagnosis=diagnosis if choices.differs.any() else "",
         )

@@ -13,8 +13,9 @@ import torch
 
 from instep_reference.contract.engine import RequestState
 
-from ..observe.moment import Moment, Side
-from ..observe.rows import ASKED, shares
+from ..observe.moment import Moment
+from ..observe.rows import shares
+from ..player import Side
 from ..rig.grafting import field_of
 from ..rig.variant import in_memory
 from ..verdict import Comparison
@@ -57,9 +58,7 @@ def _of_rows(moment: Moment, reference: Side, finding: Comparison) -> Iterator[s
 
 def _owners(moment: Moment, finding: Comparison) -> dict[int, str]:
     """Row of the event -> whose it is."""
-    asked = finding.place.component in ASKED
-    parts = ((s.request, *((s.asked_begin, s.asked) if asked else (s.begin, s.count)))
-             for s in shares(moment, finding.place.stage))  # fmt: skip
+    parts = ((share.request, *share.span(finding.place)) for share in shares(moment, finding.place.stage))
     return {row: name for name, begin, count in parts for row in range(begin, begin + count)}
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
+from instep_reference.contract.engine import Event, Region
 
-from instep_reference.contract.engine import Answer, Event, Region, RequestState
-from instep_reference.contract.place import Place
-
+from ..player import Side
 from .memory import Changes
 from .noted import NOTHING, Noted
 
@@ -23,19 +21,6 @@ from .noted import NOTHING, Noted
 #            row per request whose root is known. extend.i: the same, of MTP layer i; where a prompt goes on, but not
 #            far enough for the next layer, a row for that one too
 #   chain.i  draft: one row per request
-Places = Mapping[Place, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Side:
-    """One side's view of the moment. `before` and `after`: request -> logical state of every live request."""
-
-    name: str
-    answer: Answer | None
-    places: Places
-    before: Mapping[str, RequestState]
-    after: Mapping[str, RequestState]
-    wish: int  # next_num_steps()
 
 
 @dataclass(frozen=True)
@@ -51,7 +36,13 @@ class Expected:
     windows: Mapping[str, tuple[int, ...]]  # verify rows in flight: root, drafts
     num_steps: int
     flying: frozenset[str]  # verified and not committed: their conv windows and states belong to nobody
-    prompts: Mapping[str, int] = field(default_factory=dict)  # how long they are
+    prompts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    parents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of each node of a window, -1 for the root
+
+    def is_tree(self, request: str) -> bool:
+        """Whether its window in flight branches."""
+        parents = self.parents.get(request, ())
+        return parents != tuple(range(-1, len(parents) - 1))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from instep_reference import gdn, trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Forward, RequestState
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, draft_stage
 from instep_reference.contract.rounding import Product
 from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
@@ -29,11 +29,11 @@ from ..verdict import Skipped
 from .moment import Moment
 from .piece import REMEMBERED, Flight, Folding, Past, Piece, Run, Runner, Work, fold, only
 from .products import NONE
-from .rows import Share, draft_stage, paths, rows, shares
+from .rows import Share, paths, rows, shares
 
 
 class Oracle:
-    """Serves one run: it remembers prompts, and windows between their verify and their commit."""
+    """Serves one run: it remembers windows between their verify and their commit, and the step before."""
 
     def __init__(
         self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype,
@@ -43,9 +43,7 @@ class Oracle:
         products: form of an op -> how it multiplies."""
         self.config, self.rounds = checkpoint.config, rounds
         self.runner = Runner(Weights.of(checkpoint, torch.float64), Weights.of(checkpoint, width), rounds, products)
-        self.prompts: dict[str, tuple[int, ...]] = {}
         self.flights: dict[str, Flight] = {}
-        self.trees: set[str] = set()
         self.past: dict[str, Mapping[int, Past]] = {}  # by request and layer
         self._answered: tuple[Moment, list[Piece | Skipped]] | None = None
 
@@ -58,7 +56,6 @@ class Oracle:
     def _pieces(self, moment: Moment) -> Iterator[Piece | Skipped]:
         event = moment.event
         if isinstance(event, Admit):
-            self.prompts[event.request] = event.prompt
             self.past.pop(event.request, None)
         elif isinstance(event, Forward):
             for share in shares(moment, "trunk"):
@@ -71,9 +68,7 @@ class Oracle:
                 if flight is not None:
                     yield from self._commit(moment, share, flight)
         elif isinstance(event, Draft):
-            trees = dict(zip(event.requests, event.parents, strict=True)) if event.parents else {}
-            self.trees = {name for name, parents in trees.items() if parents != tuple(range(len(parents)))}
-            if self.trees:
+            if any(moment.expected.is_tree(name) for name in event.requests):
                 yield Skipped("oracle", moment.index, "the drafts form trees")
             elif self.config.mtp_layers == 1:
                 yield from self._chains(moment)
@@ -83,7 +78,7 @@ class Oracle:
     def _trunk(self, moment: Moment, share: Share) -> Iterator[Piece | Skipped]:
         name, side = share.request, moment.subject
         before = side.before[name]
-        if share.kind == "verify" and name in self.trees:
+        if share.kind == "verify" and moment.expected.is_tree(name):
             yield Skipped("oracle", moment.index, f'the window of request "{name}" is a tree')
             return
         tokens = self._tokens(moment, share)
@@ -207,7 +202,7 @@ class Oracle:
         if hidden is None:
             return
         root = moment.expected.roots_after[name]
-        known = (*self.prompts.get(name, ()), *(() if root is None else (root,)))
+        known = (*moment.expected.prompts[name], *(() if root is None else (root,)))
         tokens = list(known[share.start + 1 :]) if share.kind == "prefill" else [cast(int, root)]
         bare = rows(moment.subject, Place("trunk", len(self.config.layer_kinds) - 1, "hidden"), share_of_trunk)
         others = [] if bare is None else [("reads the target's rows before the final norm", bare)]
@@ -314,7 +309,7 @@ class Oracle:
         if share.kind == "verify":
             return list(moment.expected.windows[share.request])
         if share.kind == "prefill":
-            return list(self.prompts[share.request][share.start : share.start + share.count])
+            return list(moment.expected.prompts[share.request][share.start : share.start + share.count])
         return [cast(int, moment.truth.before[share.request].root)]
 
 

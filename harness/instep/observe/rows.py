@@ -12,9 +12,10 @@ from typing import Literal
 import torch
 
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Path
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
-from .moment import Moment, Side
+from ..player import Side
+from .moment import Moment
 
 ASKED = ("logits", "pick")  # components with rows only where an answer is asked for
 
@@ -35,6 +36,12 @@ class Share:
     asked_begin: int
     asked: int
     nodes: tuple[int, ...] = ()
+
+    def span(self, place: Place) -> tuple[int, int]:
+        """Where its rows of a place begin, and how many they are."""
+        if place.component in ASKED and place.layer == AFTER_LAYERS:
+            return self.asked_begin, self.asked
+        return self.begin, self.count
 
 
 def shares(moment: Moment, stage: str) -> list[Share]:
@@ -66,14 +73,17 @@ def rows(side: Side, place: Place, share: Share) -> torch.Tensor | None:
     tensor = side.places.get(place)
     if tensor is None:
         return None
-    if place.component in ASKED and place.layer == AFTER_LAYERS:
-        return tensor[share.asked_begin : share.asked_begin + share.asked]
-    return tensor[share.begin : share.begin + share.count]
+    begin, count = share.span(place)
+    return tensor[begin : begin + count]
 
 
-def draft_stage(layer: int) -> str:
-    """The stage in which an MTP layer takes in what was committed."""
-    return f"extend.{layer}" if layer else "extend"
+def whose(moment: Moment, place: Place, row: int) -> str | None:
+    """The request that a row of a place belongs to; None: nobody's."""
+    for share in shares(moment, place.stage):
+        begin, count = share.span(place)
+        if begin <= row < begin + count:
+            return share.request
+    return None
 
 
 def parted(moment: Moment, stage: str, share: Share) -> bool:
@@ -116,7 +126,7 @@ def _fills(moment: Moment, request: str, stage: str) -> bool:
     """Whether an MTP layer picks inside a prompt: where the next layer, which reads one token on, would find none."""
     family, _, number = stage.partition(".")
     layer, layers = int(number or 0), len(moment.truth.after[request].draft_keys)
-    behind = moment.expected.prompts[request] - moment.expected.lengths_after[request] - 1
+    behind = len(moment.expected.prompts[request]) - moment.expected.lengths_after[request] - 1
     return family == "extend" and layer + 1 < layers and behind <= layer
 
 

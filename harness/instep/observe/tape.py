@@ -5,13 +5,18 @@ Leaves out: what the tensors mean (`rows.py` knows whose rows they are).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from instep_reference.contract.engine import Event
 from instep_reference.contract.place import Place
 
+from ..player import Observer, Side
 
-class Tape:
-    """A hook that copies and returns what it was given; `take` empties it."""
+
+class Tape(Observer):
+    """A hook that copies and returns what it was given; `take` empties it. As an observer it fills in the places."""
 
     def __init__(self) -> None:
         self._kept: dict[Place, list[torch.Tensor]] = {}
@@ -21,6 +26,9 @@ class Tape:
         self.last = place
         self._kept.setdefault(place, []).append(tensor.detach().clone())
         return tensor
+
+    def after(self, event: Event, side: Side) -> Side:
+        return replace(side, places=self.take())
 
     def take(self) -> dict[Place, torch.Tensor]:
         """Place -> all rows of the event, packed in batch order, on the host."""

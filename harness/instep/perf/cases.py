@@ -30,6 +30,7 @@ from instep_reference.contract.engine import (
     Save,
 )
 
+from ..player import Player
 from .clock import NOTHING, Clock, Reading
 from .course import Course
 
@@ -51,11 +52,11 @@ class Walk:
     """An engine on its way round the course; `laps` may be called as often as wanted."""
 
     def __init__(self, engine: Engine, course: Course) -> None:
-        self.engine, self.course = engine, course
+        self.player, self.course = Player("timed", engine), course  # without observers: the engine and nothing else
         for event in course.opening:
-            event.on(engine)
+            self.player.serve(event)
         for name in course.prompts:
-            Save(name, _start(name)).on(engine)
+            self.player.serve(Save(name, _start(name)))
 
     def laps(self, count: int, clock: Clock) -> dict[str, Reading]:
         """Play the course so many times; seconds per case, in sum."""
@@ -65,10 +66,10 @@ class Walk:
             for event in self._events():
                 case = _BY_EVENT.get(type(event))
                 if case is None:
-                    event.on(self.engine)
+                    self.player.serve(event)
                     continue
                 begun = clock.read()
-                event.on(self.engine)
+                self.player.serve(event)
                 spent[case] = spent[case].plus(clock.read() - begun)
         return spent
 
@@ -78,7 +79,7 @@ class Walk:
         for event in self.course.rounds[0]:
             if isinstance(event, CASES[case]):
                 return event
-            event.on(self.engine)
+            self.player.serve(event)
         raise AssertionError(f"a round without {case}")
 
     def show(self) -> Shown:
@@ -86,22 +87,22 @@ class Walk:
         self.restart()
         accepted: list[int] = []
         for event in self._events():
-            answer = event.on(self.engine)
+            answer = self.player.serve(event).answer
             if isinstance(answer, Committed):
                 accepted += answer.own_num_correct_drafts.tolist()
         return Shown(self.states(), sum(accepted) / len(accepted))
 
     def states(self) -> dict[str, RequestState]:
         """Request -> its logical state now."""
-        return {name: self.engine.state(name) for name in self.course.prompts}
+        return {name: self.player.engine.state(name) for name in self.course.prompts}
 
     def restart(self) -> None:
         """Every request stands after its prompt again, by legal events."""
         for name in self.course.prompts:
-            Abort(name).on(self.engine)
+            self.player.serve(Abort(name))
         for name, prompt in self.course.prompts.items():
-            Admit(name, prompt).on(self.engine)
-            Load(name, _start(name)).on(self.engine)
+            self.player.serve(Admit(name, prompt))
+            self.player.serve(Load(name, _start(name)))
 
     def _events(self) -> Iterator[AnyEvent]:
         return chain.from_iterable(self.course.rounds)

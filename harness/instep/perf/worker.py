@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,6 @@ from instep.verdict import Exit
 from .cases import Walk
 from .clock import Clock
 from .course import Course
-
-MEMORY = ("conv", "state", "keys", "values", "draft_keys", "draft_values")
 
 
 def main() -> None:
@@ -75,10 +74,10 @@ class Worker:
         """Walk the course once and write the states; see `arm.states` for the names."""
         shown = self.walk.show()
         tensors = {
-            f"{request}/{field}/{layer}": tensor.detach().cpu().contiguous()
+            f"{request}/{each.name}/{layer}": tensor.detach().cpu().contiguous()
             for request, state in shown.states.items()
-            for field in MEMORY
-            for layer, tensor in getattr(state, field).items()
+            for each in fields(state) if isinstance(getattr(state, each.name), dict)
+            for layer, tensor in getattr(state, each.name).items()
         }
         save_file(tensors, file)
         numbers = {name: [state.length, state.root] for name, state in shown.states.items()}

@@ -14,17 +14,14 @@ from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..checks.allowance import TRUTH_ERROR
-from ..checks.measure import Spot, blocks, measured, relative_error
+from ..checks.judge import judge
+from ..checks.measure import Spot, blocks, relative_error
 from ..rig.sides import Plan, reference, rounded_seat
 from ..verdict import Comparison, Tier, Verdict
 from .cases import Shown, Walk
 from .course import Course
 
 NAME = "after the course"
-MEMORY = {
-    "conv": ("trunk", "conv"), "state": ("trunk", "state"), "keys": ("trunk", "keys"), "values": ("trunk", "values"),
-    "draft_keys": ("extend", "keys"), "draft_values": ("extend", "values"),
-}  # field of a state -> stage and component
 
 
 class Yardstick:
@@ -54,8 +51,8 @@ class Yardstick:
         """The largest error of the rounded run anywhere: one run is one draw (see `checks/propagated.py`)."""
         errors = []
         for request, state in self.truth.states.items():
-            rounded = dict(_tensors(self.rounded.states[request]))
-            for place, truth in _tensors(state):
+            rounded = dict(self.rounded.states[request].parts())
+            for place, truth in state.parts():
                 errors.append(relative_error(blocks(place.component, rounded[place]), blocks(place.component, truth)))
         return max(float(error.max()) for error in errors)
 
@@ -69,11 +66,11 @@ class Yardstick:
 
     def _memory(self, states: Mapping[str, RequestState]) -> Iterator[Comparison]:
         for request, truth in self.truth.states.items():
-            found = dict(_tensors(states[request])) if request in states else {}
-            rounded = dict(_tensors(self.rounded.states[request]))
-            for place, right in _tensors(truth):
+            found = dict(states[request].parts()) if request in states else {}
+            rounded = dict(self.rounded.states[request].parts())
+            for place, right in truth.parts():
                 spot = Spot(NAME, Tier.PROPAGATED, self._last, "commit", place, request, None)
-                yield measured(spot, found.get(place), right, [rounded[place]], self.noise)
+                yield judge(spot, right, [(rounded[place], self.noise)], found.get(place))
 
     def _comparison(
         self, tier: Tier, place: Place, request: str | None, worst: float, allowed: float, wrong: str
@@ -87,9 +84,3 @@ class Yardstick:
     def _last(self) -> int:
         """The number of the course's last commit in its trace."""
         return len(self.course.opening) + sum(map(len, self.course.rounds)) - 1
-
-
-def _tensors(state: RequestState) -> Iterator[tuple[Place, torch.Tensor]]:
-    for field, (stage, component) in MEMORY.items():
-        for layer, tensor in getattr(state, field).items():
-            yield Place(stage, layer, component), tensor

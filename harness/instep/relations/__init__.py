@@ -1,4 +1,4 @@
-"""Table of contents of the relations: a file beside this one and a line here make one; `held` runs them.
+"""Table of contents of the relations: a row in `pairwise.py` or `rewritten.py`, or a file of its own; `held` runs them.
 
 Leaves out: checks, which look at one event of one run (`instep.checks`).
 """
@@ -8,31 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.errors import BadInput
 
 from ..verdict import Exit, Skipped, Verdict
 from .base import Case, Relation
+from .drift import RELATION as DRIFT
+from .overlapped import RELATION as OVERLAPPED
+from .pairwise import PAIRWISE
+from .rewritten import REWRITTEN
 
 # Cheap and exact ones first; what shares runs stands together.
-NAMES: tuple[str, ...] = (
-    "unseen",
-    "poison",
-    "pitch",
-    "slots",
-    "graph_is_eager",
-    "later_rows",
-    "speculation_off",
-    "alone",
-    "draft_layout",
-    "schedule",
-    "rejected_is_plain",
-    "decode_is_verify_1",
-    "split",
-    "drift",
-)
+RELATIONS: tuple[Relation, ...] = (*PAIRWISE, OVERLAPPED, *REWRITTEN, DRIFT)
+NAMES = tuple(relation.name for relation in RELATIONS)
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,7 @@ def relations(names: Iterable[str] = ()) -> tuple[Relation, ...]:
     for name in names:
         if name not in NAMES:
             raise BadInput("relation", found=f'"{name}"', expected=f"one of {', '.join(NAMES)}")
-    return tuple(import_module(f".{name}", __name__).RELATION for name in NAMES if not names or name in names)
+    return tuple(relation for relation in RELATIONS if not names or relation.name in names)
 
 
 def held(

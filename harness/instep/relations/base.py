@@ -1,7 +1,7 @@
 """What a relation is: it varies a run and says what must then be equal.
 
-Leaves out: the relations themselves, a file each; what they are given (`case.py`); how two runs are compared
-(`compare.py`, `twins.py`).
+Leaves out: the relations themselves (`pairwise.py`, `rewritten.py`, and a file for each that has more to it); what they
+are given (`case.py`); how two runs are compared (`compare.py`, `twins.py`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from instep_reference.contract.engine import Draft
+
 from ..verdict import Comparison, Skipped, Tier
 from .case import Case
 
-__all__ = ["Case", "Relation", "Results"]
+__all__ = ["Case", "Relation", "Results", "no_trees", "our_own"]
 
 Results = Iterator[Comparison | Skipped]
 
@@ -22,6 +24,7 @@ class Relation:
     """One claim about two runs of a trace.
 
     says     the claim, in one sentence
+    catches  a wrong engine that it exists for; a test plants one
     tiers    in which it is compared: the first where it is exact, the last where it is not
     hold     the comparisons; `lacks`: why it has no meaning for this case, None where it has
     of_the_trace  whether its events are the trace's, so that a shorter trace shows the same
@@ -29,7 +32,19 @@ class Relation:
 
     name: str
     says: str
+    catches: str
     tiers: tuple[Tier, ...]
     hold: Callable[[Case], Results]
     lacks: Callable[[Case], str | None] = lambda case: None
     of_the_trace: bool = True
+
+
+def our_own(what: str) -> Callable[[Case], str | None]:
+    """Has a meaning only for an engine of ours; `what`: why an engine of somebody else cannot be asked."""
+    return lambda case: what if case.ops is None else None
+
+
+def no_trees(case: Case) -> str | None:
+    """A window that is a tree has no course that could be told again in other steps."""
+    trees = any(isinstance(event, Draft) and event.parents is not None for event in case.trace.events)
+    return "the drafts of this trace form trees" if trees else None

@@ -17,8 +17,9 @@ from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject
 from ..rig.guard import make_subject
+from ..rig.participant import Participant
 from ..rig.setting import moves_labels
-from ..rig.sides import Plan, declares, enough_memory, reference, rounded_seat, rounding
+from ..rig.sides import Plan, enough_memory, reference, rounded_seat
 from ..trace.file import Trace
 from ..trace.header import Header
 from .retold import Told, as_traced
@@ -31,7 +32,7 @@ Through = Callable[[Subject], Subject]
 class Case:
     """A trace, the model, and who serves it; runs are made once and kept under their name.
 
-    bitwise  hold whatever an op set with invariant rows promises bit by bit, whatever it is called
+    bitwise  hold bit by bit whatever an op set with invariant rows promises, whatever this one declares
     tokens   how long the drift is watched
     """
 
@@ -61,8 +62,8 @@ class Case:
 
     @property
     def rows_are_invariant(self) -> bool:
-        """Whether a row's bits hang on no other row: labels do not, and the op set `invariant` promises it."""
-        return self.bitwise or self.labels or (self.ops is not None and self.ops.name == "invariant")
+        """Whether a row's bits hang on no other row: labels do not, and an op set may declare it."""
+        return self.bitwise or self.labels or (self.ops is not None and self.ops.row_invariant)
 
     def engine(self, header: Header, ops: Ops | None = None, **options: Any) -> Subject:
         """A new engine with the room and the step counts of a header; `options`: fields of `Options` that differ."""
@@ -88,7 +89,7 @@ class Case:
         if name not in self._stories:
             events = told()
             engine = through(self.engine(events.header, **(options or {})))
-            self._stories[name] = Teller(name, engine, events).tell()
+            self._stories[name] = Teller(name, Participant(name, engine, asked=False), events).tell()
         return self._stories[name]
 
     def traced(self) -> Story:
@@ -98,17 +99,15 @@ class Case:
     def truth(self) -> Story:
         """The reference in fp64, on the trace."""
         if "truth" not in self._stories:
-            engine = reference(self.plan, torch.float64)
-            self._stories["truth"] = Teller("truth", engine, as_traced(self.trace)).tell()
+            truth = Participant("truth", reference(self.plan, torch.float64), asked=False)
+            self._stories["truth"] = Teller("truth", truth, as_traced(self.trace)).tell()
         return self._stories["truth"]
 
     def rounded(self, draw: int = 0) -> Story:
         """A draw of the reference in the declared width (`rig/sides.py`)."""
         name = f"rounded {draw}"
         if name not in self._stories:
-            drawn = rounded_seat(self.plan, self.found, draw)
-            teller = Teller(name, drawn.engine, as_traced(self.trace), rounding(declares(self.plan, self.found).rounds))
-            with drawn.arithmetic:
-                self._stories[name] = teller.tell()
+            drawn = rounded_seat(self.plan, self.found, draw, asked=False)
+            self._stories[name] = Teller(name, drawn, as_traced(self.trace)).tell()
         return self._stories[name]
 

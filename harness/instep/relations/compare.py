@@ -7,21 +7,21 @@ Leaves out: making them (`story.py`), which two are compared (a relation's busin
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from instep_reference.contract.engine import RequestState
+from instep_reference.contract.engine import Region, RequestState
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.memory import bits
-from ..observe.rows import draft_stage
+from ..observe.pools import NO_LAYER, stands
 from ..verdict import Comparison, Skipped, Tier
 from .story import Block, Key, Stopped, Story
 
 # Of a logical state, what belongs to no layer, and where it is made.
 SINGLE = {
+    "length": Place("trunk", AFTER_LAYERS, "length"),
     "root": Place("trunk", AFTER_LAYERS, "root"), "proposal": Place("extend", AFTER_LAYERS, "pick"),
     "proposal_hidden": Place("extend", AFTER_LAYERS, "final"),
 }
@@ -47,13 +47,11 @@ def parts(one: RequestState, other: RequestState) -> Iterator[tuple[Place, Any, 
     for name, place in SINGLE.items():
         if getattr(one, name) is not None or getattr(other, name) is not None:
             yield place, getattr(one, name), getattr(other, name)
-    for name in ("conv", "state", "keys", "values", "draft_keys", "draft_values"):
-        mine, theirs = getattr(one, name), getattr(other, name)
-        for layer in sorted(mine.keys() | theirs.keys()):
-            if all(layers.get(layer) is not None and not layers[layer].numel() for layers in (mine, theirs)):
-                continue  # no token yet
-            stage = draft_stage(layer) if name.startswith("draft_") else "trunk"
-            yield Place(stage, layer, name.removeprefix("draft_")), mine.get(layer), theirs.get(layer)
+    mine, theirs = dict(one.parts()), dict(other.parts())
+    for place in {**mine, **theirs}:
+        if all(place in held and not held[place].numel() for held in (mine, theirs)):
+            continue  # no token yet
+        yield place, mine.get(place), theirs.get(place)
 
 
 def different(one: Any, other: Any) -> tuple[int, int]:
@@ -124,11 +122,32 @@ def stops(name: str, one: Story, other: Story) -> Iterator[Comparison]:
     """Whichever of the two did not come to its end."""
     for story in (one, other):
         if story.stopped is not None:
-            yield unserved(name, replace(story.stopped, why=f"{story.name}: {story.stopped.why}; the event is legal"))
+            yield unserved(name, story.stopped, story.name)
 
 
-def unserved(name: str, stop: Stopped) -> Comparison:
-    """A finding of its own: what should have been compared was never made."""
+def unserved(relation: str, stop: Stopped, run: str = "") -> Comparison:
+    """A finding of its own: what should have been compared was never made; `run`: the name of a run that stopped at a
+    legal event."""
     return Comparison(
-        name, Tier.IDENTITY, stop.event, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0, diagnosis=stop.why
+        relation, Tier.IDENTITY, stop.event, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0,
+        diagnosis=f"{run}: {stop.why}; the event is legal" if run else stop.why,
     )
+
+
+def pools(one: Sequence[Region], other: Sequence[Region]) -> Iterator[tuple[Place, torch.Tensor, torch.Tensor, str]]:
+    """Every pool and red zone of two engines: its place, what both hold there, and the sentence if that parts."""
+    for left, right in zip(one, other, strict=True):
+        for mine, theirs, what in ((left.units, right.units, left.by), (left.gaps, right.gaps, "red zone")):
+            if mine is not None and theirs is not None and mine.numel():
+                place = stands(left).place
+                if place == NO_LAYER:  # what belongs to no layer follows from the layers: it is told behind them
+                    place = Place("trunk", AFTER_LAYERS, "root")
+                unit = "" if mine.shape != theirs.shape else _first_unit(mine, theirs)
+                yield place, mine, theirs, f"pool {left.name}, {what} {unit} parts"
+
+
+def _first_unit(mine: torch.Tensor, theirs: torch.Tensor) -> str:
+    """The number of the first unit that differs."""
+    if torch.equal(bits(mine), bits(theirs)):
+        return ""
+    return str(int((bits(mine) != bits(theirs)).flatten(1).any(1).nonzero()[0, 0]))

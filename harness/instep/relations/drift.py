@@ -88,6 +88,7 @@ def lacks(case: Case) -> str | None:
 
 
 RELATION = Relation(
-    "drift", "over thousands of tokens the error against fp64 stays flat", (Tier.DERIVED,), hold, lacks,
+    "drift", "over thousands of tokens the error against fp64 stays flat",
+    "a decay that is the difference of two sums since the first token", (Tier.DERIVED,), hold, lacks,
     of_the_trace=False,
 )

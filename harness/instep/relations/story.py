@@ -8,32 +8,27 @@ draft chain stand at the length they started from, together with the drafts that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
+from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..observe.memory import UNWATCHED
-from ..observe.moment import Moment, Side
-from ..observe.rows import ASKED, Share, shares
-from ..observe.tape import Tape
+from ..observe.moment import Moment
+from ..observe.onlookers import on_host
+from ..observe.rows import Share, shares
+from ..player import Player
 from ..rig.lockstep import expect
-from ..rig.sides import on_host
+from ..rig.participant import Participant
 from ..trace.header import Header
 from ..trace.legal import Law
 from .retold import Told
 
-Serve = Callable[[e.AnyEvent], e.Answer | None]
 Key = int | tuple[int, ...]  # a position; of a draft chain: the length it started from, and the drafts so far
-
-
-class Seen(e.Engine, e.Watched, Protocol):
-    """An engine whose places can be seen."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +86,13 @@ class Story:
 
 
 class Teller:
-    """Serves events to one engine and writes down its story."""
+    """Has events served by one participant and writes down its story."""
 
-    def __init__(self, name: str, engine: Seen, told: Told, first: See = unseen) -> None:
-        self.story, self.engine, self.told = Story(name), engine, told
-        self.server = Server(told.header, lambda event: event.on(engine))
+    def __init__(self, name: str, participant: Participant, told: Told) -> None:
+        self.story, self.participant, self.told = Story(name), participant, told
+        self.server = Server(told.header, participant)
         self.admitted = Counter[str]()
         self.flying: dict[str, list[Block]] = {}  # verified windows until it is known what is accepted
-        engine.watch(lambda place, tensor: self.server.tape(place, first(place, tensor)))
 
     def tell(self) -> Story:
         """Up to the end, or to the first event that the engine does not serve."""
@@ -109,7 +103,7 @@ class Teller:
             except Unsupported:
                 raise
             except Exception as error:  # whatever it is: the engine may be anybody's
-                self.story.stopped = stopped(origin, event, error, self.server.tape.last)
+                self.story.stopped = stopped(origin, event, error, self.participant.tape.last)
                 return self.story
             if isinstance(event, e.Admit):
                 self.admitted[event.request] += 1
@@ -137,8 +131,7 @@ class Teller:
     def _blocks(self, moment: Moment) -> Iterator[tuple[Block, Share]]:
         for place, tensor in moment.subject.places.items():
             for share in shares(moment, place.stage):
-                asked = place.component in ASKED and place.layer == AFTER_LAYERS
-                begin, count = (share.asked_begin, share.asked) if asked else (share.begin, share.count)
+                begin, count = share.span(place)
                 rows = tensor[begin : begin + count]
                 if count and len(rows) == count:
                     keys = _keys(moment, place.stage, share)[share.count - count :]
@@ -146,15 +139,15 @@ class Teller:
 
     def _states(self, moment: Moment) -> None:
         for name in committed(moment):
-            state = on_host(self.engine.state(name))
+            state = on_host(self.participant.engine.state(name))
             self.story.stand(Standing(moment.index, moment.kind, self.named(name), state))
 
 
 class Server:
-    """One event after the other on one engine, with what the law says about it; states are not asked for."""
+    """One event after the other by one player, with what the law says about it."""
 
-    def __init__(self, header: Header, serve: Serve) -> None:
-        self.law, self.tape, self.serve = Law(header), Tape(), serve
+    def __init__(self, header: Header, player: Player) -> None:
+        self.law, self.player = Law(header), player
         heads = {layer: torch.empty(0) for layer in range(header.checkpoint.mtp_layers)}
         # Of a state only the number of MTP layers is looked at, to know whose rows are whose.
         self.unasked = e.RequestState(0, None, None, None, {}, {}, {}, {}, heads, heads)
@@ -164,8 +157,7 @@ class Server:
         book = self.law.book
         before = replace(book, live=dict(book.live))
         self.law.apply(event, f"event {origin}")
-        answer = on_host(self.serve(event))
-        side = Side("", answer, self.tape.take(), {}, dict.fromkeys(book.live, self.unasked), 0)
+        side = replace(self.player.serve(event), after=dict.fromkeys(book.live, self.unasked))
         return Moment(origin, event, expect(before, book), side, side, None, UNWATCHED, {}, {})
 
 

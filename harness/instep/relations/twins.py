@@ -5,46 +5,53 @@ Leaves out: why it must be, and runs that bring the same tokens by other events 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from instep_reference.contract.engine import AnyEvent, Draft, Forward, Inspectable, Region
+from instep_reference.contract.engine import AnyEvent, Draft, Forward
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..adapters import Subject
-from ..observe.memory import bits
 from ..observe.moment import Moment
-from ..observe.pools import NO_LAYER, stands
-from ..observe.rows import ASKED, shares
-from ..rig.sides import on_host
+from ..observe.onlookers import OnHost, on_host
+from ..observe.rows import shares
+from ..player import Player
+from ..rig.participant import Participant
 from ..trace.book import Phase
 from ..trace.drive import own_say
 from ..verdict import Comparison, Skipped, Tier
-from .compare import different, parts
+from .compare import different, parts, pools, unserved
 from .retold import Told
-from .story import Serve, Server, stopped
+from .story import Server, stopped
 
 
 @dataclass
 class Arm:
     """One of the two: its name in a sentence, the engine, and what it is told.
 
-    watched  whether its places are seen;  serve: how an event comes to it, None: as it is
+    watched  whether its places are seen and compared;  player: who serves the events, None: one of its own
     """
 
     name: str
     engine: Subject
     told: Told
     watched: bool = True
-    serve: Serve | None = None
+    player: Player | None = None
 
     def __post_init__(self) -> None:
-        self.server = Server(self.told.header, self.serve or (lambda event: event.on(self.engine)))
-        if self.watched:
-            self.engine.watch(self.server.tape)
+        if self.player is None and self.watched:
+            self.player = Participant(self.name, self.engine, asked=False)
+        elif self.player is None:
+            self.player = Player(self.name, self.engine, [OnHost()])
+        self.server = Server(self.told.header, self.player)
+
+    @property
+    def last(self) -> Place | None:
+        """The place that was seen last: where it stood when it failed."""
+        return self.player.tape.last if isinstance(self.player, Participant) else None
 
 
 @dataclass
@@ -75,11 +82,8 @@ class Twins:
             except Unsupported:
                 raise
             except Exception as error:  # whatever it is: the engine may be anybody's
-                stop = stopped(origin, event, error, arm.server.tape.last)
-                yield Comparison(
-                    self.relation, Tier.IDENTITY, origin, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0,
-                    diagnosis=f"{arm.name}: {stop.why}; the event is legal",
-                )
+                stop = stopped(origin, event, error, arm.last)
+                yield unserved(self.relation, stop, arm.name)
                 return
         one, other = moments
         yield from self._places(one, other)
@@ -102,9 +106,8 @@ class Twins:
         """The first request whose rows part, and which of its rows."""
         if mine is None or theirs is None or mine.shape != theirs.shape:
             return None, "has other rows"
-        asked = place.component in ASKED and place.layer == AFTER_LAYERS
         for share in shares(moment, place.stage):
-            begin, count = (share.asked_begin, share.asked) if asked else (share.begin, share.count)
+            begin, count = share.span(place)
             for row in range(begin, begin + count):
                 if different(mine[row], theirs[row])[1]:
                     return share.request, f"row {row - begin} of {count} parts"
@@ -129,16 +132,9 @@ class Twins:
                 yield self._told(one, place, elements, wrong, name, "its logical state parts")
 
     def _pools(self, one: Moment) -> Iterator[Comparison]:
-        for left, right in zip(*(_regions(arm.engine) for arm in (self.one, self.other)), strict=True):
-            for mine, theirs, what in ((left.units, right.units, left.by), (left.gaps, right.gaps, "red zone")):
-                if mine is None or theirs is None or not mine.numel():
-                    continue
-                wrong = 0 if torch.equal(bits(mine), bits(theirs)) else different(mine, theirs)[1]
-                says = f"pool {left.name}, {what} {_unit(mine, theirs) if wrong else ''} parts"
-                place = stands(left).place
-                if place == NO_LAYER:  # what belongs to no layer follows from the layers: it is told behind them
-                    place = Place("trunk", AFTER_LAYERS, "root")
-                yield self._told(one, place, mine.numel(), wrong, None, says)
+        for place, mine, theirs, says in pools(self.one.engine.regions(), self.other.engine.regions()):
+            elements, wrong = different(mine, theirs)
+            yield self._told(one, place, elements, wrong, None, says)
 
     def _told(
         self, moment: Moment, place: Place, elements: int, wrong: int, request: str | None, says: str
@@ -157,11 +153,3 @@ def _touched(moment: Moment, name: str) -> bool:
     if isinstance(event, Forward):
         return any(row.request == name for row in event.rows)
     return name in getattr(event, "requests", (getattr(event, "request", None),))
-
-
-def _regions(engine: Inspectable) -> Sequence[Region]:
-    return engine.regions()
-
-
-def _unit(mine: torch.Tensor, theirs: torch.Tensor) -> int:
-    return int((bits(mine) != bits(theirs)).flatten(1).any(1).nonzero()[0, 0])

@@ -6,14 +6,15 @@ Leaves out: stories that must be the same bits (`compare.py`), and every constan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from ..checks.allowance import LUCK, MARGIN_ERRORS, TIES_ALWAYS, TIES_CAP, TRUTH_ERROR, allowed
-from ..checks.measure import blocks, relative_error
+from ..checks.allowance import TRUTH_ERROR
+from ..checks.judge import Ties, chosen, judge
+from ..checks.measure import Spot, blocks, relative_error
 from ..verdict import Comparison, Skipped, Tier
 from .compare import in_bytes, parts, position, stops
 from .story import Block, Key, Standing, Story
@@ -38,8 +39,7 @@ class Yardstick:
     rounded: Callable[[int], Story]
     one: Story
     other: Story
-    made: int = 0  # choices so far, and how many of them were ties
-    ties: int = 0
+    ties: Ties = field(default_factory=Ties)
     _noise: dict[tuple[int, str, bool, tuple[Key, ...]], float] = field(default_factory=dict)
 
     def compare(self) -> Iterator[Comparison | Skipped]:
@@ -58,7 +58,7 @@ class Yardstick:
         mine, theirs, right = (self._rows(story, block, held) for story in (self.one, self.other, self.truth))
         if block.place.component == "pick":
             yield self._choices(block, held, mine, theirs)
-            yield from self._too_many(block)
+            yield from self.ties.too_many(self.name, block.event, block.kind, block.place)
         else:
             yield self._judged(block, mine, theirs, right, lambda draw: (
                 self._rows(self.rounded(draw), block, held), self._carried(draw, block, held)
@@ -91,23 +91,14 @@ class Yardstick:
         """|x - y| / |o| <= 2 (3 e_r + 4 ulp), per head where there are heads, by the norm and the largest element."""
         if not isinstance(theirs, torch.Tensor) or theirs.shape != mine.shape:
             return in_bytes(self.name, at, mine, theirs, keys, self.one, self.other)
-        component, dtype = at.place.component, mine.dtype
-        x, y, o = (blocks(component, tensor) for tensor in (mine, theirs, right))
-        error, noise, limit = relative_error(y - x + o, o), torch.zeros(2, len(o)), torch.zeros(2, len(o))
-        for draw in range(DRAWS):
-            yard, floor = drawn(draw)
-            noise = torch.maximum(noise, relative_error(blocks(component, yard), o).clamp_min(floor).to(noise))
-            limit = ARMS * allowed(noise, dtype)
-            if bool((error <= limit).all()) or not bool((error <= LUCK * limit).all()):
-                break
-        parted = torch.where(error == 0, 0.0, error / limit)
-        metric, block = divmod(int(parted.argmax()), x.shape[0])
-        worst, most = float(error[metric, block]), float(limit[metric, block])
-        return Comparison(
-            self.name, Tier.PROPAGATED, at.event, at.kind, at.place, elements=mine.numel(), blocks=x.shape[0],
-            worst=worst, allowed=most, request=at.request, head=block if x.shape[0] > 1 else None,
-            diagnosis="" if worst <= most else self._sentence(x, y, o, keys),
-        )
+        x, y, o = (tensor.to("cpu", torch.float64) for tensor in (mine, theirs, right))
+        spot = Spot(self.name, Tier.PROPAGATED, at.event, at.kind, at.place, at.request, None)
+        draws = (drawn(draw) for draw in range(DRAWS))
+        result = judge(spot, o, draws, o + (y - x), factor=ARMS, stored=mine.dtype)
+        if result.agrees:
+            return result
+        x, y, o = (blocks(at.place.component, tensor) for tensor in (x, y, o))
+        return replace(result, diagnosis=self._sentence(x, y, o, keys))
 
     def _sentence(self, x: torch.Tensor, y: torch.Tensor, o: torch.Tensor, keys: Sequence[Key]) -> str:
         """Which of the two is further from the truth."""
@@ -121,28 +112,13 @@ class Yardstick:
         score = at.place._replace(component="logits")
         logits = torch.stack([self.truth.rows[at.request, score, key] for key in keys])
         stored = self.one.rows[at.request, score, keys[0]].dtype
-        margin = (logits.gather(1, mine[:, None]) - logits.gather(1, theirs[:, None])).abs()[:, 0]
-        noise = torch.tensor(self._carried(0, at, keys))
-        granted = MARGIN_ERRORS * ARMS * logits.abs().amax(-1) * allowed(noise, stored)
-        worst = float(torch.where(mine != theirs, margin / granted, 0.0).max())
-        if worst <= 1:
-            self.ties += int((mine != theirs).sum())
-        self.made += len(mine)
+        choices = chosen(logits, mine, theirs, self._carried(0, at, keys), stored, factor=ARMS)
+        self.ties.add(choices)
         says = f"{self.other.name} chose {theirs.tolist()}, {self.one.name} {mine.tolist()}"
         return Comparison(
-            self.name, Tier.DECISIONS, at.event, at.kind, at.place, elements=len(mine), worst=worst, allowed=1.0,
-            request=at.request, diagnosis=says if worst > 1 else "", undecided=int((mine != theirs).sum()),
+            self.name, Tier.DECISIONS, at.event, at.kind, at.place, elements=len(mine), worst=choices.worst,
+            allowed=1.0, request=at.request, diagnosis="" if choices.worst <= 1 else says, undecided=choices.ties,
         )
-
-    def _too_many(self, at: Block) -> Iterator[Comparison]:
-        """As in T4 (`checks/decisions.py`): so many ties are no ties."""
-        cap = max(TIES_ALWAYS, TIES_CAP * self.made)
-        if self.ties > cap:
-            yield Comparison(
-                self.name, Tier.DECISIONS, at.event, at.kind, at.place, elements=self.made, worst=float(self.ties),
-                allowed=cap, undecided=self.ties,
-                diagnosis=f"{self.ties} of {self.made} choices so far were ties: too many",
-            )
 
     def _everywhere(self, block: Block, key: Key) -> bool:
         at = block.request, block.place, key

@@ -15,12 +15,12 @@ from instep_optimized import OptimizedEngine
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import Place, See
+from instep_reference.contract.place import Place, See, draft_stage
 
 from ..observe.moment import Moment
 from ..observe.oracle import Oracle
 from ..observe.piece import Piece, Run, Work
-from ..observe.rows import Share, draft_stage, rows
+from ..observe.rows import Share, rows
 from ..verdict import Comparison
 from .variant import Graft, in_memory, spelled
 

@@ -25,8 +25,10 @@ from instep_reference.contract.engine import (
     RequestState,
 )
 from instep_reference.contract.errors import InstepError, Unsupported
+from instep_reference.contract.place import See
 
 from ..adapters import Maker, Subject
+from ..player import Observer, Side
 
 SERVES, MAKES = "serves", "is made"  # two of the questions: all others are a method's name
 METHODS = (
@@ -103,6 +105,48 @@ class GuardedSubject:
             )
             _must(right, "pages", found, "requests with the list of their pages")
             return {name: list(pages) for name, pages in found.items()}
+
+
+class GuardedEngine:
+    """A subject as a player serves it: every event, every state and every wish is guarded."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any) -> Any:
+            with calling(SERVES):
+                return getattr(self._engine, name)(*given)
+
+        return call
+
+    def state(self, request: str) -> RequestState:
+        with calling("state"):
+            return checked_state(self._engine, request)
+
+    def next_num_steps(self) -> int:
+        with calling("next_num_steps"):
+            return checked_num_steps(self._engine)
+
+    def watch(self, see: See) -> None:
+        with calling("watch"):
+            self._engine.watch(see)
+
+
+class Checked(Observer):
+    """Holds every answer to the type that the contract asks for."""
+
+    def after(self, event: Event, side: Side) -> Side:
+        with calling(SERVES):
+            return replace(side, answer=checked_answer(event, side.answer))
+
+
+class Materialized(Observer):
+    """Leaves nothing in an answer that the engine computes when somebody looks."""
+
+    def after(self, event: Event, side: Side) -> Side:
+        with calling(SERVES):
+            return replace(side, answer=materialized(side.answer))
 
 
 def checked_state(engine: Any, name: str) -> RequestState:

@@ -33,12 +33,13 @@ from ..observe.states import StateOracle
 from ..trace.file import Trace
 from .alone import engine
 from .declared import declared
-from .guard import GuardedSubject, calling
+from .guard import GuardedSubject
 from .history import History
 from .lockstep import Lockstep, run
+from .participant import Participant, guarded
 from .rig import Outcome, served
 from .setting import Setting
-from .sides import Plan, Seat, Sides, counting, lent, noting
+from .sides import Plan, Sides, counting, lent, noting
 
 SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
           "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow: the ledger's rows are only counted
@@ -96,10 +97,8 @@ def sides(
         )
     shown, replays = GuardedSubject(subject), None if subject.graphs is None else replays_of(subject.graphs)
     notes.of(shown, poison=options.poison, guarded=options.guarded, replays=replays)
-    judged = Seat(setting.ops, subject, notes, told=notes.answered, guard=calling)
-    truth = Seat("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
-    for seat in (judged, truth):
-        seat.engine.watch(seat.tape)
+    judged = guarded(setting.ops, subject, arithmetic=notes, answered=notes.answered)
+    truth = Participant("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
     watch, said = Watch(shown, options.poison), declared(chosen, setting.activation, setting.state)
     return Sides(
         judged, truth, None, watch, shown, chosen, calls, notes=notes, overlap=setting.overlap, declared=said

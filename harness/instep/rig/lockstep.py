@@ -16,8 +16,9 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.base import Check
-from ..observe.moment import Expected, Moment, Side
+from ..observe.moment import Expected, Moment
 from ..observe.noted import NOTHING
+from ..player import Side
 from ..trace.book import Book, Phase
 from ..trace.bounds import bound
 from ..trace.file import Trace
@@ -49,17 +50,16 @@ class Lockstep:
         before = replace(self.law.book, live=dict(self.law.book.live))
         self.law.apply(event, self.trace.where(index))
         self.next += 1
-        live = self.law.book.live
         begun = time.perf_counter()
-        truth = self.sides.truth.step(event, live)
-        rounded = None if self.sides.rounded is None else self.sides.rounded.step(event, live)
+        truth = self.sides.truth.serve(event)
+        rounded = None if self.sides.rounded is None else self.sides.rounded.serve(event)
         self.seconds["reference"] += time.perf_counter() - begun
         self.sides.grafting.begin(index, (truth if rounded is None else rounded).places)
         if isinstance(event, Forward):
             self.rows = len(event.rows)
         self.sides.watch.before(event, bound(event, before, self.law.book, self.rows))
         begun = time.perf_counter()
-        subject = self.sides.subject.step(event, live)
+        subject = self.sides.subject.serve(event)
         slots, pages = self.sides.shown.slots(), self.sides.shown.pages()
         self.seconds["subject"] += time.perf_counter() - begun
         changes = self.sides.watch.after()
@@ -83,7 +83,7 @@ class Lockstep:
         places, sides = self.sides.grafting.memory(index), self.sides
         if not places:
             return
-        if not isinstance(sides.subject.engine, Mendable):
+        if not isinstance(sides.shown.engine, Mendable):
             raise BadInput("--graft", found=sides.subject.name, expected="an op set: whose memory we can write")
         right = sides.truth if sides.rounded is None else sides.rounded
         mended = self.mended()
@@ -91,17 +91,17 @@ class Lockstep:
             raise BadInput("--graft", found=f"{spelled(places[0])}@{index}, when every request is within a round",
                            expected="an event after which some request's memory can be written")  # fmt: skip
         for name in mended:
-            sides.subject.engine.mend(name, places, right.states[name])
-            sides.subject.look(name)
+            sides.shown.engine.mend(name, places, right.states.now[name])
+            sides.subject.states.look(name)
         sides.watch.forget()
 
     def _redrawn(self, last: int, draw: int) -> Side:
         """The rounded run from the start up to this event, as another draw. Every choice stands in the trace."""
         assert self.sides.rounded_draw is not None
-        seat = self.sides.rounded_draw(draw)
+        rounded = self.sides.rounded_draw(draw)
         for event in self.trace.events[:last]:
-            seat.step(event, ())
-        return seat.step(self.trace.events[last], ())
+            rounded.serve(event)
+        return rounded.serve(self.trace.events[last])
 
 
 def expect(before: Book, after: Book) -> Expected:
@@ -118,7 +118,8 @@ def expect(before: Book, after: Book) -> Expected:
         windows=windows,
         num_steps=after.num_steps,
         flying=frozenset(after.in_phase(Phase.VERIFIED)),
-        prompts={name: len(s.prompt) for book in (before, after) for name, s in book.live.items()},
+        prompts={name: s.prompt for book in (before, after) for name, s in book.live.items()},
+        parents={name: s.parents for book in (before, after) for name, s in book.live.items() if s.window},
     )
 
 

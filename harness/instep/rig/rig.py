@@ -18,7 +18,6 @@ import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import BadInput
 
 from ..checks import Check, for_labels, for_numbers
@@ -147,7 +146,7 @@ class Rig:
 
 
 class Late:
-    """A check of arithmetic that begins at an event; before, it hears of the prompts alone. Exact ones see all."""
+    """A check of arithmetic that begins at an event, and hears of none before. Exact ones see all."""
 
     def __init__(self, check: Check, begin: int) -> None:
         self.name, self.tier = check.name, check.tier
@@ -155,7 +154,7 @@ class Late:
 
     def __call__(self, moment: Moment) -> Iterable[Comparison | Skipped]:
         early = moment.index < self._begin and self.tier not in (Tier.IDENTITY, Tier.BITWISE)
-        return () if early and not isinstance(moment.event, Admit) else self._check(moment)
+        return () if early else self._check(moment)
 
 
 # What an engine keeps wide whatever its activations are.

@@ -10,12 +10,12 @@ Leaves out: running them in step (`lockstep.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any
 
 import torch
 
@@ -25,7 +25,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.adaptive import resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Capacity, Engine, Event, RequestState, Watched
+from instep_reference.contract.engine import Capacity, Engine
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import See, unseen
 from instep_reference.engine import ReferenceEngine
@@ -34,25 +34,14 @@ from instep_reference.weights import Weights
 
 from ..adapters import Maker, Subject
 from ..observe.memory import Watch
-from ..observe.moment import Side
 from ..observe.noted import Room
 from ..observe.notes import Notes, replays_of
 from ..observe.products import Operands
 from ..observe.reorder import Reordered
-from ..observe.tape import Tape
 from .declared import NOTHING, Declared, declared
 from .grafting import Grafting, Mendable
-from .guard import (
-    MAKES,
-    SERVES,
-    GuardedSubject,
-    calling,
-    checked_answer,
-    checked_num_steps,
-    checked_state,
-    make_subject,
-    materialized,
-)
+from .guard import MAKES, GuardedSubject, calling, make_subject
+from .participant import Participant, WatchedEngine, guarded
 from .setting import Setting, moves_labels
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
@@ -69,64 +58,19 @@ class Plan:
     setting: Setting
 
 
-class _Seen(Engine, Watched, Protocol):
-    """An engine whose places can be seen."""
-
-
-@dataclass
-class Seat:
-    """One side at work: an engine, the tape on it, and the logical states as of the last event.
-
-    Whatever the engine runs on, what is told about it stands on the host, where truth is.
-    """
-
-    name: str
-    engine: _Seen
-    arithmetic: AbstractContextManager[Any] = field(default_factory=nullcontext)
-    tape: Tape = field(default_factory=Tape)
-    states: dict[str, RequestState] = field(default_factory=dict)
-    told: Callable[[object], None] = lambda said: None  # the answer as it was given, before it is brought to the host
-    guard: Callable[[str], AbstractContextManager[None]] = lambda call: nullcontext()  # around every call to it
-
-    def step(self, event: Event, live: Iterable[str]) -> Side:
-        """Serve one event; `live`: the requests that are there afterwards."""
-        before = self.states
-        with self.arithmetic:
-            with self.guard(SERVES):
-                said = checked_answer(event, event.on(self.engine))
-            self.told(said)
-            answer = on_host(said)
-        with self.guard(SERVES):
-            answer = materialized(answer)
-        places = self.tape.take()
-        self.states = {name: self._state(name) for name in live}
-        with self.guard("next_num_steps"):
-            wish = checked_num_steps(self.engine)
-        return Side(self.name, answer, places, before, self.states, wish)
-
-    def look(self, name: str) -> None:
-        """The state of a request once more: something has changed it from outside."""
-        self.states = {**self.states, name: self._state(name)}
-
-    def _state(self, name: str) -> RequestState:
-        with self.guard("state"):
-            found = checked_state(self.engine, name)
-        return on_host(found)
-
-
 @dataclass
 class Sides:
     """The three runs; `ops` is what the subject serves with, None for an engine of somebody else. declared: what it
     says of its rounding."""
 
-    subject: Seat
-    truth: Seat
-    rounded: Seat | None
+    subject: Participant
+    truth: Participant
+    rounded: Participant | None
     watch: Watch
     shown: GuardedSubject
     ops: Ops | None
     calls: Counter[str]
-    rounded_draw: Callable[[int], Seat] | None = None  # the rounded run from its start, as another draw
+    rounded_draw: Callable[[int], Participant] | None = None  # the rounded run from its start, as another draw
     grafting: Grafting = field(default_factory=Grafting)
     notes: Notes | None = None
     overlap: bool = False  # whether rounds of the subject overlap, so that it reserves pages for the worst case
@@ -166,24 +110,20 @@ def seat(plan: Plan, variant: Variant = AS_IS) -> Sides:
         notes.of(GuardedSubject(subject))
     ops = found if isinstance(found, Ops) else None
     if moves_labels(ops):
-        truth: _Seen = LedgerEngine(
+        truth: WatchedEngine = LedgerEngine(
             plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=setting.mode
         )
         rounded = draw = None
     else:
         truth = reference(plan, torch.float64)
-        draw = partial(rounded_seat, plan, found)
-        rounded = draw(0)
-    shown = GuardedSubject(subject)
-    sides = Sides(
-        Seat(setting.ops, subject, notes, told=notes.answered, guard=calling), Seat("truth", truth), rounded,
-        Watch(shown, poison), shown, ops, calls, draw, Grafting(variant.graft), notes,
+        draw = partial(rounded_seat, plan, found, asked=False)
+        rounded = rounded_seat(plan, found, 0)
+    shown, grafting = GuardedSubject(subject), Grafting(variant.graft)
+    served = guarded(setting.ops, subject, arithmetic=notes, answered=notes.answered, first=grafting)
+    return Sides(
+        served, Participant("truth", truth), rounded, Watch(shown, poison), shown, ops, calls, draw, grafting, notes,
         ops is not None and setting.overlap, declares(plan, found),
     )
-    with calling("watch"):
-        watched(sides.subject, sides.grafting)
-    watched(sides.truth, unseen)
-    return sides
 
 
 def bare(plan: Plan) -> Engine:
@@ -239,17 +179,19 @@ def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
 
 
-def rounded_seat(plan: Plan, found: Ops | Maker | None, draw: int) -> Seat:
-    """One draw of the reference in the declared width. found: who declares it."""
+def rounded_seat(plan: Plan, found: Ops | Maker | None, draw: int, *, asked: bool = True) -> Participant:
+    """One draw of the reference in the declared width.
+
+    found: who declares it;  asked: whether the states of this participant are asked for.
+    """
     said = declares(plan, found)
     weights = Weights.of(plan.checkpoint, plan.setting.state, torch.device("cpu"))
     engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
     engine.stored = said.rounds.get("state", plan.setting.state)
     engine.operands = Operands(said.products, weights)
     engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
-    seat = Seat("rounded", engine, Reordered(torch.Generator().manual_seed(draw), engine.operands))
-    watched(seat, rounding(said.rounds))
-    return seat
+    arithmetic = Reordered(torch.Generator().manual_seed(draw), engine.operands)
+    return Participant("rounded", engine, arithmetic=arithmetic, first=rounding(said.rounds), asked=asked)
 
 
 def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -271,25 +213,6 @@ def rounding(at: Mapping[str, torch.dtype]) -> See:
         return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype).to(tensor.dtype)
 
     return see
-
-
-T = TypeVar("T")
-
-
-def on_host(value: T) -> T:
-    """The same answer or state with every tensor on the host."""
-    if isinstance(value, torch.Tensor):
-        return cast(T, value.cpu())
-    if isinstance(value, dict):
-        return cast(T, {key: on_host(inner) for key, inner in value.items()})
-    if is_dataclass(value) and not isinstance(value, type):
-        return cast(T, replace(value, **{each.name: on_host(getattr(value, each.name)) for each in fields(value)}))
-    return value
-
-
-def watched(seat: Seat, first: See) -> None:
-    """Put the tape on an engine, behind another hook."""
-    seat.engine.watch(lambda place, tensor: seat.tape(place, first(place, tensor)))
 
 
 def counting(calls: Counter[str]) -> Any:

@@ -13,12 +13,11 @@ import torch
 from torch.nn import functional as F
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.place import Place
+from instep_reference.contract.place import memory_place
 
 from ..checks.base import slot_of
 from ..observe.digests import bits
 from ..observe.moment import Moment
-from ..observe.rows import draft_stage
 from ..verdict import Comparison, Tier
 from .relabel import Held, Labelled
 from .stamps import KEYS, WIDTH, Stamp, code, decoded
@@ -66,12 +65,11 @@ class Stream:
         wanted = right.of(one.tokens, one.length)
         alike = kept.shape == wanted.shape
         wrong = (bits(kept) != bits(wanted)).any(-1) if alike else torch.ones(1, dtype=torch.bool)
-        stage = draft_stage(layer) if component.startswith("draft") else "trunk"
         slot = slot_of(moment, name)
         said = self._sentence(right, kept, wanted, name, one) if wrong.any() else ""
         where = f"slot {slot}" if component in ("conv", "state") else f'the cache of "{name}"'
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, Place(stage, layer, component.removeprefix("draft_")),
+            self.name, self.tier, moment.index, moment.kind, memory_place(component, layer),
             elements=kept.numel(), worst=float(wrong.sum()), allowed=0.0, request=name, slot=slot,
             diagnosis=said and f"{where} {said}",
         )  # fmt: skip

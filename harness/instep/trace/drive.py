@@ -9,7 +9,7 @@ Leaves out: which event is legal (`legal.py`), and what the choices are (the eng
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 
+from ..player import Observer, Player
 from .book import Phase, Standing
 from .header import Header
 from .legal import Law
@@ -33,10 +34,11 @@ class Step:
 
 
 def drive(
-    policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, engine: e.Engine
+    policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, engine: e.Engine,
+    observers: Sequence[Observer] = (),
 ) -> Iterator[Step]:
-    """Yield events until every request is over."""
-    return _Driver(policy, prompts, header, engine).run()
+    """Yield events until every request is over; `observers` look on while the engine serves them."""
+    return _Driver(policy, prompts, header, Player("driven", engine, observers)).run()
 
 
 def recorded(steps: list[Step]) -> dict[str, torch.Tensor]:
@@ -68,9 +70,9 @@ def own_say(event: e.Event, answer: e.Answer | None) -> torch.Tensor | None:
 
 class _Driver:
     def __init__(
-        self, policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, engine: e.Engine
+        self, policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, player: Player
     ) -> None:
-        self.policy, self.prompts, self.engine = policy, prompts, engine
+        self.policy, self.prompts, self.player = policy, prompts, player
         self.law = Law(header, overlap=policy.overlap)
         self.most = header.room().request_positions
         self.queue = deque(sorted(policy.arrivals, key=lambda arrival: arrival.arrive))
@@ -131,7 +133,7 @@ class _Driver:
     def _step_count(self) -> Iterator[Step]:
         wish = self.law.book.num_steps
         if self.policy.controller:
-            self.wishes.append(self.engine.next_num_steps())
+            self.wishes.append(self.player.engine.next_num_steps())
             if len(self.wishes) > max(self.policy.lag, int(self.policy.overlap)):
                 wish = self.wishes.popleft()
         for steps in self.policy.steps:
@@ -226,7 +228,7 @@ class _Driver:
     def _do(self, event: e.AnyEvent) -> Step:
         where = f"policy, round {self.round}"
         self.law.check(event, where, choices=False)
-        answer = event.on(self.engine)
+        answer = self.player.serve(event).answer
         complete = filled(event, answer)
         self.law.apply(complete, where)
         return Step(complete, answer)

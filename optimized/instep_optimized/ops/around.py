@@ -25,7 +25,7 @@ Op = Callable[..., Any]
 Wrapper = Callable[[str, Op], Op]
 
 # Fields of an op set that describe it and are never called between layers.
-DESCRIPTIONS = {"name", "types", "rounds", "captures", "products"}
+DESCRIPTIONS = {"name", "types", "rounds", "captures", "products", "row_invariant"}
 
 
 def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:

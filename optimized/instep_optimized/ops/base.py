@@ -334,7 +334,9 @@ class Ops:
     """An op set. `types(activation, state)` gives its storage dtypes, `rounds(activation, state)` the dtype at
     which each named component is stored: the declared rounding points that the yardstick follows. `captures`: its ops
     never wait for the host, so that a CUDA graph can hold them. `products`: form of an op -> the format to which the
-    operands of its products are rounded, {"gdn.chunk": Product("tf32", block=64)}; fp32 where a form is not named."""
+    operands of its products are rounded, {"gdn.chunk": Product("tf32", block=64)}; fp32 where a form is not named.
+    `row_invariant`: the bits of a row of a result depend on no other row, however many there are, so that a request is
+    served in a batch as it is served alone."""
 
     name: str
     types: Callable[[torch.dtype, torch.dtype], Types]
@@ -366,3 +368,4 @@ class Ops:
     move: Move
     captures: bool = False
     products: Mapping[str, Product] = field(default_factory=dict)
+    row_invariant: bool = False

@@ -14,4 +14,6 @@ from ..kernels.invariant.linear import linear, lm_head, mlp
 from ..kernels.invariant.moe import moe
 from .triton import TRITON
 
-INVARIANT = replace(TRITON, name="invariant", linear=linear, mlp=mlp, moe=moe, lm_head=lm_head, attend=attend)
+INVARIANT = replace(
+    TRITON, name="invariant", linear=linear, mlp=mlp, moe=moe, lm_head=lm_head, attend=attend, row_invariant=True
+)

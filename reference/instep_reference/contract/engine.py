@@ -19,7 +19,7 @@ engine does not serve raises `Unsupported`, and one for which its pools have no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -27,7 +27,7 @@ import msgspec
 import torch
 
 from .meaning import Meaning
-from .place import See
+from .place import Place, See, memory_place
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, forbid_unknown_fields=True):
@@ -267,6 +267,18 @@ class RequestState:
     values: dict[int, torch.Tensor]
     draft_keys: dict[int, torch.Tensor] = field(default_factory=dict)
     draft_values: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def parts(self) -> Iterator[tuple[Place, torch.Tensor]]:
+        """Every tensor of memory that belongs to a layer, with the place where an event writes it; nothing is copied.
+
+        By field in the order above, then by layer.
+        """
+        for name, tensors in (
+            ("conv", self.conv), ("state", self.state), ("keys", self.keys), ("values", self.values),
+            ("draft_keys", self.draft_keys), ("draft_values", self.draft_values),
+        ):  # fmt: skip
+            for layer, tensor in tensors.items():
+                yield memory_place(name, layer), tensor
 
 
 @dataclass(frozen=True)

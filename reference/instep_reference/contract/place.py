@@ -84,6 +84,18 @@ class Place(NamedTuple):
         return f"{self.stage} {at}{self.component}"
 
 
+def draft_stage(layer: int) -> str:
+    """The stage in which an MTP layer takes in what was committed."""
+    return f"extend.{layer}" if layer else "extend"
+
+
+def memory_place(name: str, layer: int) -> Place:
+    """Where memory of a layer stands, by its name: "state", "keys"; of an MTP layer "draft_keys", "draft_values"."""
+    if name.startswith("draft_"):
+        return Place(draft_stage(layer), layer, name.removeprefix("draft_"))
+    return Place("trunk", layer, name)
+
+
 See = Callable[[Place, torch.Tensor], torch.Tensor]
 At = Callable[[str, torch.Tensor], torch.Tensor]  # the same with stage and layer filled in
 

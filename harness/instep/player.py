@@ -1,0 +1,75 @@
+"""One engine that serves events, and the observers that look on: the only loop over an engine.
+
+    player = Player("plain", engine, [States(engine), OnHost()])
+    side = player.serve(event)
+
+Without observers `serve` does `event.on(engine)` and asks the engine nothing else, so what is timed is the engine.
+Leaves out: which event is legal (`trace/legal.py`), and the observers that there are (`observe/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from instep_reference.contract.engine import Answer, Engine, Event, RequestState
+from instep_reference.contract.place import Place
+
+Places = Mapping[Place, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one engine said to one event, and what its observers saw; what nobody looked at is empty.
+
+    answer          as the engine gave it, or on the host (`OnHost`)
+    places          named tensors, rows packed in batch order (`Tape`)
+    before, after   request -> logical state of every live request (`States`)
+    wish            `next_num_steps()` (`States`)
+    """
+
+    name: str
+    answer: Answer | None
+    places: Places = field(default_factory=dict)
+    before: Mapping[str, RequestState] = field(default_factory=dict)
+    after: Mapping[str, RequestState] = field(default_factory=dict)
+    wish: int = 0
+
+
+class Observer:
+    """Looks on while a player serves an event. Every hook does nothing unless a subclass says otherwise."""
+
+    def before(self, event: Event) -> None:
+        """The event is about to be served."""
+
+    def after(self, event: Event, side: Side) -> Side:
+        """The event was served; returns the side with what this observer saw added to it."""
+        return side
+
+    def failed(self, event: Event, error: BaseException) -> None:
+        """The engine raised: `after` is not called for this event."""
+
+
+class Player:
+    """Serves events to one engine. The first observer is the outermost, the last stands closest to the engine."""
+
+    def __init__(self, name: str, engine: Engine, observers: Sequence[Observer] = ()) -> None:
+        self.name, self.engine, self.observers = name, engine, tuple(observers)
+
+    def serve(self, event: Event) -> Side:
+        """The event on the engine, between the hooks of the observers."""
+        begun: list[Observer] = []
+        try:
+            for observer in self.observers:
+                observer.before(event)
+                begun.append(observer)
+            side = Side(self.name, event.on(self.engine))
+        except BaseException as error:
+            for observer in reversed(begun):
+                observer.failed(event, error)
+            raise
+        for observer in reversed(self.observers):
+            side = observer.after(event, side)
+        return side

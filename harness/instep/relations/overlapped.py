@@ -1,0 +1,158 @@
+"""Overlapped is waiting: rounds that are launched before the counts of the round before are known say and leave the
+same.
+
+Nothing is asked of either engine while it runs, since whoever asks waits. Answers are kept as they were given and read
+once the last event was served; a state is read when its request ends, or then. Overlapping rounds take pages earlier,
+for the worst case, so which page is whose differs by right. Therefore the trace runs twice: in its own pages, and in
+pages that hold a whole request, where every byte of every pool must be the same.
+Leaves out: what a round may know of the round before (`trace/legal.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from ..adapters import Subject
+from ..observe.onlookers import on_host
+from ..player import Observer, Player
+from ..verdict import Comparison, Tier
+from .base import Case, Relation, Results, our_own
+from .compare import different, parts, pools, unserved
+from .retold import Told, as_traced
+from .rewrites import in_one_page
+from .story import stopped
+
+NAME = "overlapped"
+WAITING, OVERLAPPING = "waiting", "overlapping"
+WISH = Place("trunk", AFTER_LAYERS, "length")
+# Answers by the field that they stand in, and where they are made; all others at the pick.
+STAGE = {"drafts": "chain.1", "own": "trunk", "roots": "trunk"}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one engine said and left. states: (event before which it was read, request) -> its logical state."""
+
+    answers: Sequence[e.Answer | None]
+    states: Mapping[tuple[int, str], e.RequestState]
+    wish: int
+    pools: Sequence[e.Region]
+
+
+class _Ends(Observer):
+    """Reads a state when its request ends, unless a window of it is in flight: then it belongs to nobody."""
+
+    def __init__(self, engine: e.Engine) -> None:
+        self._engine, self._index = engine, 0
+        self._live: dict[str, bool] = {}  # request -> whether it is between rounds
+        self.states: dict[tuple[int, str], e.RequestState] = {}
+
+    def before(self, event: e.Event) -> None:
+        if isinstance(event, e.Finish | e.Abort) and self._live.pop(event.request, False):
+            self._read(event.request)
+        elif isinstance(event, e.Admit):
+            self._live[event.request] = True
+        elif isinstance(event, e.Forward):
+            self._live |= {row.request: False for row in event.rows if row.kind == "verify"}
+        elif isinstance(event, e.Commit):
+            self._live |= dict.fromkeys(event.requests, True)
+        self._index += 1
+
+    def end(self) -> None:
+        for name, between in self._live.items():
+            if between:
+                self._read(name)
+
+    def _read(self, name: str) -> None:
+        self.states[self._index, name] = on_host(self._engine.state(name))
+
+
+def hold(case: Case) -> Results:
+    for told in (as_traced(case.trace), in_one_page(case.trace)):
+        alike = told.header != case.trace.header
+        ran: list[Ran] = []
+        for name, overlap in ((WAITING, False), (OVERLAPPING, True)):
+            done = _run(name, case.engine(told.header, overlap=overlap), told)
+            if isinstance(done, Comparison):
+                yield done
+                return
+            ran.append(done)
+        yield from compared(told, *ran, alike=alike)
+
+
+def compared(told: Told, waiting: Ran, overlapping: Ran, *, alike: bool) -> Iterator[Comparison]:
+    """Answers in order, then states and the wish; where both have the same pages (`alike`) every pool, too."""
+    for index, (mine, theirs) in enumerate(zip(waiting.answers, overlapping.answers, strict=True)):
+        yield from _answers(told, index, mine, theirs)
+    for (index, name), state in waiting.states.items():
+        for place, one, other in parts(state, overlapping.states[index, name]):
+            yield _told(told, index, place, one, other, f"the state of {name!r} parts", name)
+    last = len(told.events) - 1
+    wishes = waiting.wish, overlapping.wish
+    yield _told(told, last, WISH, *wishes, f"next_num_steps wishes {wishes[1]}, not {wishes[0]},")
+    for place, left, right, says in pools(waiting.pools, overlapping.pools) if alike else ():
+        yield _told(told, last, place, left, right, says)
+
+
+def _run(name: str, engine: Subject, told: Told) -> Ran | Comparison:
+    """All events, one after another, and only then a look at anything."""
+    ends = _Ends(engine)
+    player, answers = Player(name, engine, [ends]), []
+    for index, event in enumerate(told.events):
+        try:
+            answers.append(player.serve(event).answer)
+        except Unsupported:
+            raise
+        except Exception as error:  # whatever it is: the op set may be anybody's
+            stop = stopped(told.origins[index], event, error, None)
+            return unserved(NAME, stop, name)
+    ends.end()
+    return Ran([on_host(answer) for answer in answers], ends.states, engine.next_num_steps(), engine.regions())
+
+
+def _answers(told: Told, index: int, mine: Any, theirs: Any) -> Iterator[Comparison]:
+    """Every field of an answer."""
+    if type(mine) is not type(theirs):
+        yield _told(told, index, WISH, str(type(mine)), str(type(theirs)), "another kind of answer")
+        return
+    for each in fields(mine) if mine is not None else ():
+        one, other = getattr(mine, each.name), getattr(theirs, each.name)
+        place = Place(STAGE.get(each.name, "trunk"), AFTER_LAYERS, "pick")
+        if not isinstance(one, Mapping):
+            yield _told(told, index, place, one, other, f"the answer's {each.name} parts: {_short(other)}")
+            continue
+        for name in {**one, **other}:
+            pair = one.get(name), other.get(name)
+            says = f"the answer's {each.name} of {name!r} parts: {_short(pair[1])}"
+            yield _told(told, index, place, *pair, says, name)
+
+
+def _told(
+    told: Told, index: int, place: Place, mine: Any, theirs: Any, says: str, request: str | None = None
+) -> Comparison:
+    index = min(index, len(told.events) - 1)
+    event = told.events[index]
+    elements, wrong = different(mine, theirs)
+    return Comparison(
+        NAME, Tier.BITWISE, told.origins[index], str(event.__struct_config__.tag), place, elements=elements,
+        worst=float(wrong), allowed=0.0, request=request,
+        diagnosis=f'{says} between "{WAITING}" and "{OVERLAPPING}"' if wrong else "",
+    )
+
+
+def _short(value: Any) -> str:
+    return str(value.tolist()) if isinstance(value, torch.Tensor) else str(value)
+
+
+RELATION = Relation(
+    NAME, "rounds that overlap say and leave what rounds that wait do", "a count that is taken one round late",
+    (Tier.BITWISE,), hold, our_own("an engine of somebody else decides by itself what it waits for"),
+)

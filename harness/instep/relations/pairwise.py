@@ -1,0 +1,105 @@
+"""Relations of two engines that are given the same events: whatever they say and hold is the same, byte by byte.
+
+A row is the name, the claim, the two engines, and a wrong engine that the row exists for. Leaves out: how two engines
+are compared (`twins.py`), and the same tokens brought by other events (`rewritten.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..observe.onlookers import Watching
+from ..player import Player
+from ..rig.sides import seat
+from ..trace.file import Trace
+from ..verdict import Tier
+from .base import Case, Relation, Results, our_own
+from .inside import eager_graphs
+from .retold import Told, as_traced
+from .rewrites import moved
+from .twins import Arm, Twins
+
+Arms = Callable[[Case], tuple[Arm, Arm]]
+FINITE = 12288.0  # exact in every float, and large beside whatever a model holds
+
+
+def pairwise(
+    name: str, says: str, arms: Arms, catches: str, *, pools: bool = False,
+    lacks: Callable[[Case], str | None] = lambda case: None,
+) -> Relation:
+    """A row of the table; `pools`: every byte of every pool is compared, too."""
+
+    def hold(case: Case) -> Results:
+        yield from Twins(name, *arms(case), pools=pools).run()
+
+    return Relation(name, says, catches, (Tier.BITWISE,), hold, lacks)
+
+
+def with_options(*named: tuple[str, dict[str, Any]]) -> Arms:
+    """Two engines that differ in fields of `Options`."""
+
+    def arms(case: Case) -> tuple[Arm, Arm]:
+        told = as_traced(case.trace)
+        one, other = (Arm(name, case.engine(told.header, **options), told) for name, options in named)
+        return one, other
+
+    return arms
+
+
+def with_events(*named: tuple[str, Callable[[Trace], Told]]) -> Arms:
+    """Two engines, each with its own room, on events that differ in nothing else."""
+
+    def arms(case: Case) -> tuple[Arm, Arm]:
+        told = [(name, tell(case.trace)) for name, tell in named]
+        one, other = (Arm(name, case.engine(its.header), its) for name, its in told)
+        return one, other
+
+    return arms
+
+
+def watched_and_not(case: Case) -> tuple[Arm, Arm]:
+    """One engine stands in a replay's own seat, with every probe on it; the other is left to itself."""
+    told, sides = as_traced(case.trace), seat(case.plan)
+    looked_at = Player("watched", sides.subject.engine, [Watching(sides.watch), *sides.subject.observers])
+    seen = Arm("watched", sides.shown.engine, told, watched=False, player=looked_at)
+    return seen, Arm("unwatched", case.engine(told.header), told, watched=False)
+
+
+def replayed_and_eager(case: Case) -> tuple[Arm, Arm]:
+    """The same buckets and padding. On a CPU the emulator records, and poisons between replays."""
+    told = as_traced(case.trace)
+    eager = eager_graphs(case.engine(told.header, graphs=False))
+    return Arm("eager", eager, told), Arm("replayed", case.engine(told.header, graphs=True), told)
+
+
+PAIRWISE: tuple[Relation, ...] = (
+    pairwise(
+        "unseen", "watched or not, an engine does the same", watched_and_not,
+        "a probe that writes into what it is shown", pools=True,
+    ),
+    pairwise(
+        "poison", "no output hangs on what free memory holds",
+        with_options(("poisoned with NaN", {"poison": math.nan}), (f"poisoned with {FINITE:g}", {"poison": FINITE})),
+        "a fresh request that reads the window of whoever had its slot",
+        lacks=our_own("an engine of somebody else fills its own memory"),
+    ),
+    # Pitches that are not aligned are left out: with them a compiler may choose another order of summation.
+    pairwise(
+        "pitch", "pools of another aligned pitch give the same bits",
+        with_options(("guarded pools", {"guarded": True}), ("packed pools", {"guarded": False})),
+        "a kernel that computes a stride instead of reading it",
+        lacks=our_own("an engine of somebody else sets its own pitches"),
+    ),
+    pairwise(
+        "slots", "slots and pages in another order give the same bits",
+        with_events(("the trace", as_traced), ("other slots", moved)), "a table that ends before the last slot",
+    ),
+    # Forwards of several kinds are held by no graph.
+    pairwise(
+        "graph_is_eager", "a graph's replay is its body, run eagerly", replayed_and_eager,
+        "a graph that holds on to memory that was assigned anew", pools=True,
+        lacks=our_own("an engine of somebody else holds its own graphs"),
+    ),
+)

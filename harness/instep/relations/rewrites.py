@@ -1,0 +1,78 @@
+"""A whole trace with one thing about it changed: other slots, other rejected drafts, no speculation, longer pages.
+
+Leaves out: a request's own course told in other steps (`retold.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from msgspec.structs import replace as with_fields
+
+from instep_reference.contract.engine import AnyEvent, Commit, Draft
+
+from ..trace.file import Trace
+from ..trace.legal import Law
+from .retold import Told, as_traced
+
+
+def moved(trace: Trace) -> Told:
+    """Slots and pages the other way round, one further up: the same number of each, none at its place."""
+    room = trace.header.capacity
+    slots, pages = (tuple(unit + 1 for unit in reversed(units)) for units in (room.slots, room.pages))
+    return _roomed(trace, slots=slots, pages=pages)
+
+
+def in_one_page(trace: Trace) -> Told:
+    """Every request in one page, however long it becomes: which page it has then hangs on no reservation."""
+    law, longest = Law(trace.header), 0
+    for event in trace.events:
+        law.apply(event)
+        longest = max((longest, *(len(standing.prompt) + len(standing.said) for standing in law.book.live.values())))
+    widest = max((trace.header.num_steps, *trace.header.candidates)) + 1
+    # Two windows more: one whose count is not known yet, and the next.
+    return _roomed(trace, pages=trace.header.capacity.slots, page_size=longest + 2 * widest)
+
+
+def without_speculation(told: Told) -> Told:
+    """The same events for an engine that will never draft."""
+    return replace(told, header=with_fields(told.header, num_steps=0, candidates=(0,), adaptive=None))
+
+
+def with_other_drafts(trace: Trace) -> Told:
+    """The same events, with other tokens wherever a draft was rejected."""
+    return replace(as_traced(trace), events=tuple(_altered(trace)))
+
+
+def _roomed(trace: Trace, **room: Any) -> Told:
+    header = with_fields(trace.header, capacity=with_fields(trace.header.capacity, **room))
+    return replace(as_traced(trace), header=header)
+
+
+def _altered(trace: Trace) -> Iterator[AnyEvent]:
+    vocab, accepted = trace.header.checkpoint.vocab, _accepted(trace)
+    for index, event in enumerate(trace.events):
+        if isinstance(event, Draft) and event.picks is not None:
+            kept = [accepted.get((index, name)) for name in event.requests]
+            picks = tuple(
+                one if count is None else (*one[:count], *((token + 1) % vocab for token in one[count:]))
+                for one, count in zip(event.picks, kept, strict=True)
+            )
+            yield with_fields(event, picks=picks)
+        else:
+            yield event
+
+
+def _accepted(trace: Trace) -> dict[tuple[int, str], int]:
+    """(event of the draft, request) -> how many of its drafts were accepted."""
+    drafted: dict[str, int] = {}
+    found = {}
+    for index, event in enumerate(trace.events):
+        if isinstance(event, Draft):
+            drafted |= dict.fromkeys(event.requests, index)
+        elif isinstance(event, Commit):
+            for name, path in zip(event.requests, event.accepted or (), strict=True):
+                found[drafted[name], name] = len(path.nodes)
+    return found

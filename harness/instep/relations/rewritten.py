@@ -1,0 +1,202 @@
+"""Relations of two runs that bring the same tokens by other events: whatever both compute is the same.
+
+A row is the name, the claim, the runs, when they are compared bit by bit, and a wrong engine that the row exists for.
+Where bits may differ, both are held to the allowance of two right runs (`within.py`). Leaves out: how runs are told and
+compared (`retold.py`, `compare.py`), and two engines on the same events (`pairwise.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from instep_optimized.layout import StateLayout
+
+from ..adapters import Subject
+from ..verdict import Tier
+from .base import Case, Relation, Results, no_trees
+from .compare import same
+from .inside import WindowsOfOne
+from .retold import (
+    Manner,
+    alone,
+    chunked,
+    decoded,
+    exact_windows,
+    just_begun,
+    prompt_only,
+    rejected,
+    rescheduled,
+)
+from .rewrites import with_other_drafts, without_speculation
+from .story import Story
+from .within import Yardstick
+
+Pairs = Iterator[tuple[Story, Story]]
+Exact = Callable[[Case], bool]
+LAYOUTS: Sequence[StateLayout] = ("VK", "KV")
+# Around the conv's width and the prefill kernels' 64 tokens at a time.
+EDGES = (1, 2, 3, 63, 64, 65)
+
+
+def always(case: Case) -> bool:
+    return True
+
+
+def where_rows_are_invariant(case: Case) -> bool:
+    return case.rows_are_invariant
+
+
+def for_labels(case: Case) -> bool:
+    """Products over a chunk are summed in another order than those over two: only labels are exact."""
+    return case.labels
+
+
+def rewritten(
+    name: str, says: str, runs: Callable[[Case], Pairs], catches: str, *, exact: Exact = where_rows_are_invariant,
+    lacks: Callable[[Case], str | None] = no_trees,
+) -> Relation:
+    """A row of the table; `exact`: whether this case is compared bit by bit."""
+
+    def hold(case: Case) -> Results:
+        for one, other in runs(case):
+            if exact(case):
+                yield from same(name, one, other)
+            else:
+                yield from Yardstick(name, case.truth(), case.rounded, one, other).compare()
+
+    tiers = (Tier.BITWISE,) if exact is always else (Tier.BITWISE, Tier.PROPAGATED)
+    return Relation(name, says, catches, tiers, hold, lacks)
+
+
+# What has no meaning
+
+
+def nobody_decodes(case: Case) -> str | None:
+    return no_trees(case) or (None if max(case.trace.header.candidates) else "no step count of this trace makes drafts")
+
+
+def nobody_drafts(case: Case) -> str | None:
+    return nobody_decodes(case) or (
+        None if case.trace.header.checkpoint.mtp_layers else "this model has no draft head"
+    )
+
+
+def nothing_rejected(case: Case) -> str | None:
+    if reason := no_trees(case):
+        return reason
+    told = with_other_drafts(case.trace).events
+    return "no draft of this trace was rejected" if told == case.trace.events else None
+
+
+def no_windows_of_one(case: Case) -> str | None:
+    """No event says this, so our own engine is asked."""
+    return no_trees(case) or ("only our own engine serves a window of one token" if case.ops is None else None)
+
+
+# The runs. Those that several rows share are made once (`Case.told`).
+
+
+def by_itself(case: Case) -> Story:
+    """Every request alone in the engine, in the steps of the trace."""
+    return case.told("alone", lambda: alone(case.trace))
+
+
+def token_by_token(case: Case) -> Story:
+    """Every request alone, decoded without drafts."""
+    return case.told("plain decoding", lambda: alone(case.trace, decoded))
+
+
+def _told(case: Case, name: str, manner: Manner) -> Story:
+    return case.told(name, lambda: alone(case.trace, manner))
+
+
+def _other_drafts(case: Case) -> Pairs:
+    yield case.traced(), case.told("other rejected drafts", lambda: with_other_drafts(case.trace))
+
+
+def _with_and_without(case: Case) -> Pairs:
+    """Without speculation the pools are as narrow as can be, and no controller is there; in both layouts of a state."""
+    prompts = alone(case.trace, prompt_only)
+    for layout in LAYOUTS:
+        options = {"layout": layout}
+        yield (
+            case.told(f"speculation, {layout}", lambda: prompts, options=options),
+            case.told(f"no speculation, {layout}", lambda: without_speculation(prompts), options=options),
+        )
+
+
+def _alone(case: Case) -> Pairs:
+    yield case.traced(), by_itself(case)
+
+
+def _exact_windows(case: Case) -> Pairs:
+    yield by_itself(case), _told(case, "windows without a rejected draft", exact_windows)
+
+
+def _schedules(case: Case) -> Pairs:
+    """The trace's own step counts, and every count in turn, up and down."""
+    header, plain = case.trace.header, token_by_token(case)
+    counts = sorted({0, *header.candidates})
+    up_and_down = [*counts, *counts[-2:0:-1]]
+    yield plain, by_itself(case)
+    yield plain, _told(case, "step counts in turn", rescheduled(up_and_down, header.checkpoint.vocab))
+
+
+def _rejected(case: Case) -> Pairs:
+    header = case.trace.header
+    manner = rejected(sorted({*header.candidates} - {0}), header.checkpoint.vocab)
+    yield token_by_token(case), _told(case, "rounds of wrong drafts", manner)
+
+
+def _windows_of_one(case: Case) -> Pairs:
+    def windowed(engine: Subject) -> Subject:
+        windows: Subject = WindowsOfOne(engine)
+        return windows
+
+    yield token_by_token(case), case.told(
+        "windows of one token", lambda: alone(case.trace, decoded), windowed
+    )
+
+
+def _split(case: Case) -> Pairs:
+    told = _told(case, "the trace's chunks", just_begun)
+    yield told, _told(case, "whole prompts", lambda life: chunked(())(just_begun(life)))
+    name = f"chunks of {', '.join(map(str, EDGES))}"
+    yield told, _told(case, name, lambda life: chunked(EDGES)(just_begun(life)))
+
+
+REWRITTEN: tuple[Relation, ...] = (
+    # Rows behind the last accepted one are left out: nobody keeps them.
+    rewritten(
+        "later_rows", "row i of a verify is the same whatever tokens stand behind it", _other_drafts,
+        "a product whose rows share one scale", exact=always, lacks=nothing_rejected,
+    ),
+    rewritten(
+        "speculation_off", "a prefill leaves the same state with speculation and without", _with_and_without,
+        "a prefill that orders the channels of a state by whether drafts are made", exact=always, lacks=nobody_decodes,
+    ),
+    rewritten(
+        "alone", "a request alone in the engine is served as in the batch", _alone,
+        "a product whose rows share one scale",
+    ),
+    rewritten(
+        "draft_layout", "draft extend over a window's rows is draft extend over its accepted rows alone",
+        _exact_windows, "a draft that goes on from the last row of the window", lacks=nobody_drafts,
+    ),
+    rewritten(
+        "schedule", "any schedule of step counts is plain decoding", _schedules,
+        "a ring whose tokens are not all run again",
+    ),
+    rewritten(
+        "rejected_is_plain", "a round whose drafts are all rejected is one decode step", _rejected,
+        "a commit that takes the first draft where none was accepted", lacks=nobody_decodes,
+    ),
+    rewritten(
+        "decode_is_verify_1", "a verify with T = 1 is a decode step", _windows_of_one,
+        "a decode kernel that rounds where the window kernel does not", lacks=no_windows_of_one,
+    ),
+    rewritten(
+        "split", "a prompt in one chunk leaves what it leaves in any chunks", _split,
+        "a chunk that begins with an empty conv window", exact=for_labels,
+    ),
+)  # fmt: skip

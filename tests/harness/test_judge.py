@@ -1,0 +1,105 @@
+"""The one judge of T3 and T4: when another draw is made, what is granted, and when ties are too many.
+
+Leaves out: the callers (`test_checks.py`, `test_relations.py`, `test_generate.py`, `test_gate.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from instep.checks.allowance import LUCK, MARGIN_ERRORS, TIES_ALWAYS, allowed
+from instep.checks.judge import Chosen, Draw, Ties, chosen, judge
+from instep.checks.measure import Spot
+from instep.verdict import Tier
+from instep_reference.contract.place import Place
+
+PLACE = Place("trunk", 0, "hidden")
+SPOT = Spot("a check", Tier.PROPAGATED, 3, "commit", PLACE, "a", 5)
+TRUTH = torch.linspace(1, 2, 64, dtype=torch.float64)[None]
+
+
+def off(part: float) -> torch.Tensor:
+    return TRUTH * (1 + part)
+
+
+def counted(draws: list[Draw], made: list[int]) -> Iterator[Draw]:
+    for number, draw in enumerate(draws):
+        made.append(number)
+        yield draw
+
+
+@pytest.mark.parametrize(("error", "made", "agrees"), [
+    (2e-3, [0], True),  # within 3 times the first draw's error
+    (5e-3, [0, 1], True),  # the second draw errs as much
+    (9e-3, [0, 1, 2], False),  # no draw does
+    (4e-3 * LUCK, [0], False),  # no luck explains it: called wrong at once
+    (float("nan"), [0], False),
+])  # fmt: skip
+def test_another_draw_is_made_only_before_an_error_is_called_wrong(
+    error: float, made: list[int], agrees: bool
+) -> None:
+    asked: list[int] = []
+    result = judge(SPOT, TRUTH, counted([(off(1e-3), 0.0), (off(2e-3), 0.0), (off(1e-3), 0.0)], asked), off(error))
+    assert (asked, result.agrees) == (made, agrees)
+    assert (result.check, result.event, result.slot, result.request) == ("a check", 3, 5, "a")
+
+
+def test_a_draw_counts_as_no_less_than_its_least_error() -> None:
+    exact = judge(SPOT, TRUTH, [(TRUTH, 0.0)], off(1e-3))
+    assert not exact.agrees
+    assert judge(SPOT, TRUTH, [(TRUTH, 1e-3)], off(1e-3)).agrees
+
+
+def test_a_factor_grants_so_many_allowances() -> None:
+    one, two = (judge(SPOT, TRUTH, [(off(1e-3), 0.0)], off(5e-3), factor=factor) for factor in (1.0, 2.0))
+    assert not one.agrees and two.agrees and two.allowed == pytest.approx(2 * one.allowed)
+
+
+def test_the_stored_dtype_grants_its_own_rounding() -> None:
+    found = off(1e-3)
+    assert not judge(SPOT, TRUTH, [(TRUTH, 0.0)], found, stored=torch.float32).agrees
+    assert judge(SPOT, TRUTH, [(TRUTH, 0.0)], found, stored=torch.bfloat16).agrees
+
+
+def test_without_a_tensor_nothing_agrees() -> None:
+    assert not judge(SPOT, TRUTH, [(TRUTH, 0.0)], None).agrees
+
+
+def test_a_choice_may_differ_while_the_truth_hardly_chose() -> None:
+    noise = 1e-3
+    granted = MARGIN_ERRORS * 10.0 * float(allowed(torch.tensor(noise), torch.float32))
+    logits = torch.tensor([[10.0, 10.0 - granted / 2], [10.0, 10.0 - granted * 2], [10.0, 1.0]], dtype=torch.float64)
+    choices = chosen(logits, torch.tensor([0, 0, 0]), torch.tensor([1, 1, 0]), noise, torch.float32)
+    assert choices.ties == 1 and choices.row == 1
+    assert choices.worst == pytest.approx(2.0) and choices.part.tolist()[2] == 0.0
+    twice = chosen(logits, torch.tensor([0, 0, 0]), torch.tensor([1, 1, 0]), noise, torch.float32, factor=2.5)
+    assert twice.ties == 2 and twice.worst == pytest.approx(0.8)
+
+
+def test_a_margin_that_is_no_number_is_no_tie() -> None:
+    logits = torch.tensor([[float("nan"), 1.0]], dtype=torch.float64)
+    choices = chosen(logits, torch.tensor([1]), torch.tensor([0]), 1e-3, torch.float32)
+    assert choices.ties == 0 and not choices.worst <= 1
+
+
+def test_so_many_ties_are_no_ties() -> None:
+    ties = Ties(made=100, ties=5)
+    assert not list(ties.too_many("ties", 4, "commit", PLACE))
+    ties.ties += 1
+    (found,) = ties.too_many("ties", 4, "commit", PLACE)
+    assert not found.agrees and found.diagnosis == "6 of 100 choices so far were ties: too many"
+    assert (found.check, found.event, found.kind, found.undecided) == ("ties", 4, "commit", 6)
+
+
+def test_a_few_ties_are_always_allowed_and_all_choices_are_counted() -> None:
+    ties, hardly = Ties("tokens"), Chosen(torch.zeros(2), torch.tensor([0.5, 0.0]), torch.tensor([True, False]))
+    for _ in range(TIES_ALWAYS):
+        ties.add(hardly)
+    assert (ties.made, ties.ties) == (2 * TIES_ALWAYS, TIES_ALWAYS)
+    assert not list(ties.too_many("ties", 0, "generate", PLACE))
+    ties.add(hardly)
+    (found,) = ties.too_many("ties", 0, "generate", PLACE)
+    assert "tokens were ties" in found.diagnosis

@@ -1,0 +1,201 @@
+"""The player: without observers it serves the event and nothing else; observers look on from the outside inwards.
+
+Leaves out: what comparisons make of it (`test_lockstep.py`, `test_relations.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from instep.observe.onlookers import LastStates, OnHost, States, Within
+from instep.player import Observer, Player, Side
+from instep_reference.contract.engine import (
+    Abort,
+    Admit,
+    Commit,
+    Draft,
+    Drafted,
+    Event,
+    Finish,
+    Forward,
+    Idle,
+    Load,
+    Path,
+    Preempt,
+    RequestState,
+    Resume,
+    Row,
+    Save,
+    SetNumSteps,
+)
+
+EVENTS: list[tuple[Event, str, tuple[Any, ...]]] = [
+    (Admit("a", (1, 2)), "admit", ("a", (1, 2))),
+    (Draft(("a",), ((3,),)), "draft", (("a",), ((3,),), None)),
+    (Forward((Row("a", "verify"),)), "forward", ((Row("a", "verify"),),)),
+    (Commit(("a",), (Path((1,), 4),)), "commit", (("a",), (Path((1,), 4),))),
+    (SetNumSteps(2), "set_num_steps", (2,)),
+    (Save("a", "kept"), "save", ("a", "kept")),
+    (Load("a", "kept"), "load", ("a", "kept")),
+    (Preempt("a"), "preempt", ("a",)),
+    (Resume("a"), "resume", ("a",)),
+    (Idle(), "idle", ()),
+    (Finish("a"), "finish", ("a",)),
+    (Abort("a"), "abort", ("a",)),
+]
+
+
+class Asked:
+    """An engine that writes down every attribute that is asked for and every call; answers what it is told to."""
+
+    def __init__(self, answer: Any = None, error: Exception | None = None) -> None:
+        known = object.__getattribute__(self, "__dict__")
+        known.update(log=[], reply=answer, error=error)
+
+    def __getattribute__(self, name: str) -> Any:
+        known = object.__getattribute__(self, "__dict__")
+        known["log"].append(name)
+
+        def called(*given: Any, **named: Any) -> Any:
+            assert not named
+            known["log"].append(given)
+            if known["error"] is not None:
+                raise known["error"]
+            return known["reply"]
+
+        return called
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AssertionError(f"{name} is set from outside")
+
+
+def log_of(engine: Asked) -> list[Any]:
+    return list(object.__getattribute__(engine, "__dict__")["log"])
+
+
+@pytest.mark.parametrize(("event", "method", "given"), EVENTS, ids=[method for _, method, _ in EVENTS])
+def test_without_observers_the_event_is_served_and_nothing_else_is_asked(
+    event: Event, method: str, given: tuple[Any, ...]
+) -> None:
+    answer = object()
+    engine = Asked(answer)
+    side = Player("bare", engine).serve(event)
+    assert log_of(engine) == [method, given]
+    assert side == Side("bare", answer if method in ("draft", "forward", "commit") else None)
+
+
+def test_an_observer_that_asks_is_seen_by_the_test_above() -> None:
+    """The stub does see a question: without this the test of a bare player could not fail."""
+    engine = Asked()
+    Player("asking", engine, [States(engine)]).serve(Idle())
+    assert log_of(engine) == ["idle", (), "next_num_steps", ()]
+
+
+class Noting(Observer):
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def before(self, event: Event) -> None:
+        self.log.append(f"{self.name} before")
+
+    def after(self, event: Event, side: Side) -> Side:
+        self.log.append(f"{self.name} after")
+        return side
+
+    def failed(self, event: Event, error: BaseException) -> None:
+        self.log.append(f"{self.name} failed")
+
+
+def test_the_first_observer_is_the_outermost() -> None:
+    log: list[str] = []
+    Player("p", Asked(), [Noting("outer", log), Noting("inner", log)]).serve(Idle())
+    assert log == ["outer before", "inner before", "inner after", "outer after"]
+
+
+def test_when_the_engine_raises_every_observer_hears_of_it_and_the_error_goes_on() -> None:
+    log: list[str] = []
+    player = Player("p", Asked(error=ValueError("no")), [Noting("outer", log), Noting("inner", log)])
+    with pytest.raises(ValueError, match="no"):
+        player.serve(Idle())
+    assert log == ["outer before", "inner before", "inner failed", "outer failed"]
+
+
+def test_when_an_observer_raises_before_the_event_only_those_that_began_hear_of_it() -> None:
+    class Refusing(Observer):
+        def before(self, event: Event) -> None:
+            raise ValueError("not now")
+
+    log: list[str] = []
+    engine = Asked()
+    with pytest.raises(ValueError, match="not now"):
+        Player("p", engine, [Noting("outer", log), Refusing(), Noting("inner", log)]).serve(Idle())
+    assert log == ["outer before", "outer failed"] and log_of(engine) == []
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")], ids=["served", "raised"])
+def test_a_context_is_left_whatever_happens_and_the_answer_is_seen_inside_it(error: Exception | None) -> None:
+    log: list[Any] = []
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        log.append("in")
+        try:
+            yield
+        finally:
+            log.append("out")
+
+    answer = Drafted(torch.zeros(1, 1), torch.zeros(1, 1))
+    player = Player("p", Asked(answer, error), [Within(context(), log.append)])
+    if error is None:
+        player.serve(Draft(("a",)))
+        assert log == ["in", answer, "out"]
+    else:
+        with pytest.raises(ValueError, match="no"):
+            player.serve(Draft(("a",)))
+        assert log == ["in", "out"]
+
+
+class Stateful:
+    """An engine whose states say how often they were asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: None
+
+    def state(self, request: str) -> RequestState:
+        self.asked += 1
+        return RequestState(self.asked, None, None, None, {}, {}, {}, {})
+
+    def next_num_steps(self) -> int:
+        return 7
+
+
+def test_states_follow_the_requests_that_are_there() -> None:
+    engine: Any = Stateful()
+    player = Player("p", engine, [States(engine)])
+    first, second, third = (player.serve(event) for event in (Admit("a", (1,)), Preempt("a"), Abort("a")))
+    assert (dict(first.before), {n: s.length for n, s in first.after.items()}, first.wish) == ({}, {"a": 1}, 7)
+    assert second.before == first.after and second.after["a"].length == 2, "a preempted request is asked for, too"
+    assert third.before == second.after and not third.after and engine.asked == 2
+
+
+def test_last_states_are_asked_for_before_the_finish_and_only_where_they_are_wanted() -> None:
+    engine: Any = Stateful()
+    last = LastStates(engine, lambda state: state.length, {"a"})
+    player = Player("p", engine, [last])
+    for event in (Admit("a", (1,)), Admit("b", (1,)), Finish("b"), Finish("a")):
+        player.serve(event)
+    assert last.found == {"a": 1} and engine.asked == 1
+
+
+def test_an_answer_is_brought_to_the_host_in_every_part() -> None:
+    answer = Drafted(torch.zeros(1, 2, device="meta"), torch.zeros(1, 2))
+    with pytest.raises(NotImplementedError):  # a meta tensor has no data to bring: so it was asked for
+        Player("p", Asked(answer), [OnHost()]).serve(Draft(("a",)))
