@@ -64,5 +64,5 @@ RECURRENT = kernel(FLA.fused_recurrent_gated_delta_rule)
 CHUNKED = kernel(FLA.chunk_gated_delta_rule)
 OPS = replace(
     BASE, name="fla", types=types, gdn=dense(window=RECURRENT, chunk=RECURRENT if INTERPRETED else CHUNKED),
-    captures=False,
+    keeps="inputs", captures=False,
 )

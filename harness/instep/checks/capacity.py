@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from instep_optimized.layout import OWN
 from instep_reference.contract.engine import Region
 
 from ..observe.moment import Moment
@@ -17,6 +18,7 @@ from ..verdict import Comparison, Skipped, Tier
 
 ALIGNED = 16  # elements of a pitch, bytes of a base: what kernels may rely on (2-semantics, Invariance)
 ENDS = "_ends"  # of a pool: red zones and nothing else
+OWN_POOLS = tuple(f"ring_{name}" for name in OWN)  # of a ring: these have room for one window
 
 
 class Capacity:
@@ -84,7 +86,7 @@ def _needs(region: Region, room: Room, window: int) -> Iterator[Need]:
     if region.name == "table":
         yield "pages a request", units.shape[1], len(capacity.pages), ""
     if region.name.startswith("ring_"):
-        windows = 1 if region.name == "ring_v" else 2
+        windows = 1 if region.name in OWN_POOLS else 2
         yield "entries", units.shape[1], windows * widest, f" for {windows} of the widest windows"
 
 

@@ -11,10 +11,13 @@ from dataclasses import replace
 
 import torch
 
+from instep_reference.contract.place import Place
+
 from ..observe.moment import Moment
 from ..observe.oracle import Oracle
 from ..observe.piece import Piece
 from ..observe.rows import rows
+from ..observe.updates import UPDATE, due
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import NEAR
 from .base import slot_of
@@ -41,8 +44,11 @@ class Derived:
 
     def _places(self, moment: Moment, piece: Piece) -> Iterator[Comparison]:
         for place, truth in piece.truth.places.items():
-            found = rows(moment.subject, place, piece.share)
-            result = measured(self._spot(moment, piece, place.component), found, truth, piece.yardsticks.places[place])
+            if not due(moment, place, piece.share):
+                continue
+            found, scale = rows(moment.subject, place, piece.share), _scale(piece, place)
+            drawn = piece.yardsticks.places[place]
+            result = measured(self._spot(moment, piece, place.component), found, truth, drawn, scale=scale)
             yield result if result.agrees or found is None else self._named(result, piece, found, truth)
 
     def _named(self, result: Comparison, piece: Piece, found: torch.Tensor, truth: torch.Tensor) -> Comparison:
@@ -68,6 +74,14 @@ class Derived:
         slot = slot_of(moment, piece.request)
         place = piece.place(component)
         return Spot(self.name, self.tier, moment.index, moment.kind, place, piece.request, slot)
+
+
+def _scale(piece: Piece, place: Place) -> torch.Tensor | None:
+    """An update beta (v - S'k) is a difference, and next to nothing for a token that S knows: beta (|v| + |S'k|)."""
+    if place.component != UPDATE:
+        return None
+    written = piece.truth.of("beta")[..., None] * piece.truth.of("v")
+    return written.abs() + (written - piece.truth.places[place]).abs()
 
 
 def _narrowed(result: Comparison, found: torch.Tensor) -> Comparison:

@@ -151,7 +151,7 @@ def _recurred(
     for begin, end in cuts:
         now = slice(begin, end)
         gates = decay[:, now, :, None], beta[:, now, :, None], beta[:, now, :, None]
-        state = gdn.recur(q[:, now], k[:, now], v[:, now], *gates, state)[1]
+        state = gdn.recur(q[:, now], k[:, now], v[:, now], *gates, state).state
         state = state if stored is None else state.to(stored).to(dtype)
         yield state[0]
 

@@ -22,6 +22,7 @@ from ..observe.memory import UNWATCHED
 from ..observe.moment import Moment, Side
 from ..observe.rows import ASKED, Share, shares
 from ..observe.tape import Tape
+from ..observe.updates import UPDATE
 from ..rig.lockstep import expect
 from ..rig.sides import on_host
 from ..trace.header import Header
@@ -137,6 +138,8 @@ class Teller:
     def _blocks(self, moment: Moment) -> Iterator[tuple[Block, Share]]:
         for place, tensor in moment.subject.places.items():
             for share in shares(moment, place.stage):
+                if place.component == UPDATE and share.kind != "verify":
+                    continue  # of no other rows it is kept
                 asked = place.component in ASKED and place.layer == AFTER_LAYERS
                 begin, count = (share.asked_begin, share.asked) if asked else (share.begin, share.count)
                 rows = tensor[begin : begin + count]

@@ -20,6 +20,7 @@ from ..checks.capacity import judged
 from ..checks.contracts import broken
 from ..observe.moment import Expected, Moment, Side
 from ..observe.noted import NOTHING
+from ..observe.updates import cut_down, kept
 from ..trace.book import Book, Phase
 from ..trace.file import Trace
 from ..trace.legal import Law
@@ -77,9 +78,10 @@ class Lockstep:
         redrawn = partial(self._redrawn, index) if self.sides.rounded_draw else None
         regions = self.sides.shown.regions
         noted = NOTHING if self.sides.notes is None else self.sides.notes.take()
-        self.last = Moment(
-            index, event, expected, subject, truth, rounded, changes, slots, pages, redrawn, regions, noted
-        )
+        self.last = cut_down(Moment(
+            index, event, expected, subject, truth, rounded, changes, slots, pages, redrawn, regions, noted,
+            kept(regions()),
+        ))  # fmt: skip
         return self.last
 
     def mended(self) -> list[str]:

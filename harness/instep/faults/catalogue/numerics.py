@@ -48,19 +48,19 @@ STORED_NARROW = Edit(
 NARROW_POOL = Edit(
     BUDGET, "sizes.types.state if state else sizes.types.conv,", "torch.bfloat16 if state else sizes.types.conv,",
 )
-NARROW_RING = Edit(BUDGET, "replace(one, dtype=sizes.types.consumed,", "replace(one, dtype=torch.bfloat16,")
+NARROW_RING = Edit(BUDGET, "    width = sizes.types.recurrence if", "    width = torch.bfloat16 if")
 # What is run again is folded by a formula of its own: written first, then decayed.
 FOLD_OF_ITS_OWN = Edit(
     GDN,
-    "            _absorb(S, _writes(recalled(part.ring, who.which[owing], age), S.dtype, S.shape[1]))\n",
-    "            write = _writes(recalled(part.ring, who.which[owing], age), S.dtype, S.shape[1])\n"
-    "            _absorb(S, write._replace(decay=torch.ones_like(write.decay)))\n"
-    "            S *= write.decay[..., None, None]\n",
+    "            _again(S, recalled(part.ring, who.which[owing], age))\n",
+    "            kept = recalled(part.ring, who.which[owing], age)\n"
+    "            _again(S, kept._replace(decay=torch.ones_like(kept.decay)))\n"
+    "            S *= kept.decay[..., None, None]\n",
 )
 HALF_OF_THE_FOLD = Edit(
     GDN,
-    "            _absorb(S, _writes(recalled(part.ring, who.which[owing], age), S.dtype, S.shape[1]))\n",
-    "            _absorb(S, _writes(recalled(part.ring, who.which[owing], age), S.dtype, S.shape[1]))\n"
+    "            _again(S, recalled(part.ring, who.which[owing], age))\n",
+    "            _again(S, recalled(part.ring, who.which[owing], age))\n"
     "            S = S.bfloat16().to(S)\n",
 )
 LOG2E = Edit(
@@ -149,7 +149,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "state-narrow-ring", "state-narrowed",
-        "The ring keeps what the delta rule consumed in bf16: what is run again is not what was run.",
+        "The ring keeps keys, decays and updates in bf16: what is run again is not what was run.",
         "", (NARROW_RING,), "accepted", How(), 4, Place("trunk", 0, "core"),
         "torch.float32) fits", ("contracts",), ("identity",),
     ),
