@@ -28,7 +28,7 @@ Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is writte
 # (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one honest error in
 # 31 000, of 4 draws by one in 93. Over many rows such numbers average out, and fewer draws do.
 DRAWS, FEWEST_DRAWS, ROWS_DRAWN = 16, 4, 64
-FOLDED = ("q", "k", "v", "log_decay", "beta")
+FOLDED = ("q", "k", "v", "log_decay", "beta", "update")
 REMEMBERED = 16  # tokens of a step that are kept for the next one: a window, not a prompt
 CHUNKS = (16, 64)  # tokens to a chunk of the second declared form of the delta rule
 
@@ -209,6 +209,12 @@ def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
     """The states [draws, HV, K, V] after the tokens at `nodes` of a run were folded into `base`, token by token."""
     q, k, v, log_decay, erase, write = (part[:, list(nodes)] for part in _rule_inputs(run))
     return gdn.recur(q, k, v, log_decay, erase, write, base.to(k).expand(len(k), *base.shape)).state
+
+
+def again(run: Run, base: torch.Tensor) -> torch.Tensor:
+    """The state [HV, K, V] after all tokens of a run once more, with the updates that they made there."""
+    _, k, _, log_decay, _, _ = _rule_inputs(run)
+    return gdn.absorb(k, log_decay, run.of("update")[None], base.to(k)[None])[0]
 
 
 def only(run: Run, nodes: Sequence[int]) -> Run:

@@ -18,7 +18,7 @@ LANDING = "inputs.rows, inputs.slots, landed.last_correct_step_indices, landed.a
 ACCEPTED = "source=Address(pair.snapshots, landing.rows, landing.nodes),"
 RING = "ring=None if chunk else self._ring(layer, group.slots, plan),"
 
-# A ring whose updates have room for two windows, too: else what is pending for longer than it should be is overwritten there.
+# Room for the updates of two windows, too: else what is pending for longer than it should be is overwritten there.
 WIDE_UPDATES = Edit(RERUN, "        return widest\n", "        return 2 * widest\n")
 
 
