@@ -98,6 +98,8 @@ LISTED = {
     "run again with twice the decay": "run_again_decayed_twice",
     "run again with other decays": "run_again_with_other_decays",
     "run again along other keys": "run_again_along_other_keys",
+    "run again with other updates": "run_again_with_other_updates",
+    "run again, written before it decays": "run_again_written_first",
     "run again one entry too far": "run_again_from_the_second",
 }  # fmt: skip
 

@@ -22,6 +22,8 @@ from .base import slot_of
 from .hypotheses import wrong_states
 from .scene import Scene, Wrong
 
+WINDOWS = ("verify", "commit")  # kinds of rows whose updates may be kept
+
 
 class Directed:
     """After every event that writes a state: decode, prefill chunk, commit."""
@@ -143,10 +145,12 @@ def scene_of(piece: Piece, pieces: Sequence[Piece]) -> Scene:
     assert folding is not None
     others, theirs = list(folding.others), list[tuple[str, torch.Tensor]]()
     for other in pieces:
-        if other.layer == piece.layer and other.request != piece.request and other.truth.state is not None:
+        if other.layer != piece.layer or other.request == piece.request or other.folding is None:
+            continue
+        if other.truth.state is not None:
             others.append((f'of request "{other.request}"', other.truth.state))
-            if other.folding is not None and other.share.kind == "commit":
-                theirs.append((f'of request "{other.request}"', other.folding.tokens.of("update")))
+        if other.share.kind in WINDOWS:
+            theirs.append((f'of request "{other.request}"', other.folding.tokens.of("update")))
     past, handed, older = folding.past, list[tuple[str, torch.Tensor]](), None
     if past is not None:
         handed = [(says, state()) for says, state in handed_over(folding.base, past)]
@@ -154,7 +158,7 @@ def scene_of(piece: Piece, pieces: Sequence[Piece]) -> Scene:
     k, v, log_decay, beta = (folding.tokens.of(name) for name in ("k", "v", "log_decay", "beta"))
     return Scene(
         folding.base, k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, folding.count,
-        "accepted" if piece.share.kind == "commit" else "given", None if past is None else past.base, others, handed,
+        "accepted" if piece.share.kind in WINDOWS else "given", None if past is None else past.base, others, handed,
         theirs, older,
     )  # fmt: skip
 

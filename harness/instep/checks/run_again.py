@@ -7,9 +7,11 @@ another token's, and the update may have been made from another state. Leaves ou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from .scene import Scene, Wrong, update
+from .scene import Scene, Wrong, add, update
 
 
 def update_of_a_rejected_token(scene: Scene) -> list[Wrong]:
@@ -100,6 +102,27 @@ def run_again_along_other_keys(scene: Scene) -> list[Wrong]:
     ]
 
 
+def run_again_with_other_updates(scene: Scene) -> list[Wrong]:
+    if not scene.kept or scene.count < 2:
+        return []  # of one token: the update of a rejected token
+    return [
+        Wrong(f"was run again with the updates of the tokens {where}",
+              scene.again(scene.base, updates=scene.updates.roll(by, 0)))
+        for where, by in (("behind", -1), ("before", 1))
+    ]  # fmt: skip
+
+
+def run_again_written_first(scene: Scene) -> list[Wrong]:
+    """Each token is added and decays with the state, not after it has decayed."""
+    if not scene.kept:
+        return []
+    state = scene.base
+    for t in range(scene.count):
+        decay = scene.log_decay[t].exp()[:, None, None]
+        state = decay * add(state, scene.k[t], torch.zeros_like(scene.log_decay[t]), scene.updates[t])
+    return [Wrong("was run again so that each token is written before the state decays", state)]
+
+
 def run_again_from_the_second(scene: Scene) -> list[Wrong]:
     """One entry too far: without the first accepted token, with the first rejected one."""
     if not scene.kept or scene.count == len(scene.updates):
@@ -107,6 +130,26 @@ def run_again_from_the_second(scene: Scene) -> list[Wrong]:
     k, log_decay, updates = (x.roll(-1, 0) for x in (scene.k, scene.log_decay, scene.updates))
     return [Wrong("was run again from the second token on, up to the first rejected one",
                   scene.again(scene.base, k=k, log_decay=log_decay, updates=updates))]  # fmt: skip
+
+
+def wrong_updates(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
+    """Updates [T, HV, V] of a window as a known mistake would keep them, and the sentence that says so of them."""
+    tokens = range(len(scene.updates))
+    none = torch.zeros_like(scene.log_decay[0])
+    yield "was made before the state decayed", torch.stack(
+        [update(scene.after(t), scene.k[t], scene.v[t], none, scene.beta[t]) for t in tokens])
+    yield "is the value, not the update", scene.v
+    if len(tokens) > 1:
+        yield "was made from the state before the window", torch.stack([_made(scene, t, scene.base) for t in tokens])
+        behind = [_made(scene, t, scene.after(max(t - 1, 0))) for t in tokens]
+        yield "was made from the state before the token before", torch.stack(behind)
+        yield "is that of the token behind", scene.updates.roll(-1, 0)
+        yield "is that of the token before", scene.updates.roll(1, 0)
+    for whose, theirs in scene.theirs:
+        if theirs.shape == scene.updates.shape:
+            yield f"is that {whose}", theirs
+    if scene.older is not None and scene.older.shape == scene.updates.shape:
+        yield "is that of the previous step", scene.older
 
 
 def _made(scene: Scene, t: int, state: torch.Tensor) -> torch.Tensor:
@@ -131,5 +174,6 @@ def _as_many(scene: Scene, sentence: str, others: torch.Tensor) -> Wrong:
 RUN_AGAIN = (
     update_of_a_rejected_token, update_of_the_token_before, update_of_the_previous_step, update_of_another_request,
     update_without_the_token_before, updates_before_the_step, update_before_the_decay, run_again_without_decay,
-    run_again_decayed_twice, run_again_with_other_decays, run_again_along_other_keys, run_again_from_the_second,
+    run_again_decayed_twice, run_again_with_other_decays, run_again_along_other_keys, run_again_with_other_updates,
+    run_again_written_first, run_again_from_the_second,
 )  # fmt: skip

@@ -157,7 +157,7 @@ FAULTS: tuple[Fault, ...] = (
         "fold-of-its-own", "fold-formula",
         "Accepted tokens are run again by a formula of their own, which decays after it has written.",
         "", (FOLD_OF_ITS_OWN,), "accepted", How(), 5, Place("trunk", 0, "state"),
-        "", ("directed", "derived"), ("identity", "bytes"),
+        "each token is written before the state decays", ("directed", "derived"), ("identity", "bytes"),
     ),
     Fault(
         "fold-rounds-in-between", "fold-formula",
