@@ -125,14 +125,14 @@ def _window(
 
     kept_k = ring_k + kept_by * ring_k_unit + key_head * ring_k_head
     kept_decay = ring_decay + kept_by * ring_decay_unit + head * ring_decay_head
-    kept_u = ring_u + kept_by * ring_u_unit + head * ring_u_head
-    entry = tl.load(ring_begin + request)
+    kept_u = ring_u + kept_by * ring_u_unit + head * ring_u_head + at_v
+    entry = tl.load(ring_begin + request).to(tl.int32)  # within a unit 32 bits are enough, and registers are scarce
     for _age in range(pending):
         state = again(
             state,
             fetch(kept_k + entry * ring_k_entry + every_k, in_k, WHOLE),
             tl.load(kept_decay + entry * ring_decay_entry),
-            fetch(kept_u + (entry % ring_u_size) * ring_u_entry + at_v, in_v, WHOLE),
+            fetch(kept_u + (entry % ring_u_size) * ring_u_entry, in_v, WHOLE),
         )
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
     state = state.to(read.dtype.element_ty).to(tl.float32)  # as a store and a load would
@@ -147,7 +147,7 @@ def _window(
     aside = (has_each != 0) & (each_to >= 0)
     column = each + each_to * each_unit + head * each_h
     # u is kept by every stripe, the decay by the first one, k by the first one of the key head's first value head.
-    entry = tl.load(ring_keep + request)
+    entry = tl.load(ring_keep + request).to(tl.int32)
     keeps = (kept_by >= 0) & (entry >= 0)
     keeps_k = (stripe == 0) & (head % group == 0)
 
@@ -168,7 +168,7 @@ def _window(
             if keeps_k:
                 once = in_k & (tile_v == 0)
                 tl.store(kept_k + entry * ring_k_entry + every_k, key.to(ring_k.dtype.element_ty), mask=once)
-            put(kept_u + (entry % ring_u_size) * ring_u_entry + at_v, update, in_v, WHOLE)
+            put(kept_u + (entry % ring_u_size) * ring_u_entry, update, in_v, WHOLE)
             tl.store(kept_decay + entry * ring_decay_entry, decay.to(ring_decay.dtype.element_ty), mask=stripe == 0)
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
         k, q, v, core = k + k_row, q + q_row, v + v_row, core + core_row

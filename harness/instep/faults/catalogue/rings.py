@@ -74,7 +74,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "update-kernel-keeps-the-value", "ring-update",
         "The kernel of the recurrence keeps a token's value where its update belongs, as rings of inputs do.",
-        "", (Edit(KERNEL, "at_v, update, in_v, WHOLE)\n", "at_v, value, in_v, WHOLE)\n"),),
+        "", (Edit(KERNEL, "ring_u_entry, update, in_v, WHOLE)\n", "ring_u_entry, value, in_v, WHOLE)\n"),),
         "short", How(ops="triton"), 4, UPDATE,
         "is the value, not the update", ("derived",), ("identity", "bytes"),
     ),
