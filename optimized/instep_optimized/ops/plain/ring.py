@@ -55,11 +55,13 @@ def kept_updates(*, parts: tuple[Part, ...], rows: int, to: Place) -> torch.Tens
 
 
 def put_updates(parts: tuple[Part, ...], updates: torch.Tensor) -> None:
-    """The reverse: other updates [N, HV, V] become those that the rings keep of these rows. It waits for the device."""
+    """The reverse: other updates [N, HV, V] become those that the rings keep of these rows. Waits for nothing: where
+    nothing is kept, what stands there is written once more."""
     for ring, part in _rings(parts):
-        units, entries, at = (x.flatten() for x in _spots(ring, part, len(updates)))
-        mine = at < len(updates)
-        ring.own[units[mine], entries[mine]] = updates[at[mine]].to(ring.own.dtype)
+        units, entries, at = _spots(ring, part, len(updates))
+        there = ring.own[units, entries]
+        given = updates[at.clamp(max=len(updates) - 1)].to(ring.own.dtype)
+        ring.own[units, entries] = torch.where((at < len(updates))[..., None, None], given, there)
 
 
 def keeps_updates(parts: tuple[Part, ...]) -> bool:
