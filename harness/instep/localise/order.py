@@ -28,7 +28,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
 }
 TOGETHER = ("gdn_inputs", "gdn", "attention_inputs")  # all results of one call
 
-READERS = ("mixed", "core", "attended")  # results that hang on what is read from memory
+READERS = ("mixed", "core", "update", "attended")  # results that hang on what is read from memory
 
 # Component of memory -> the ops that write it, or say where it is written, the nearest first.
 WRITERS: dict[str, tuple[str, ...]] = {
