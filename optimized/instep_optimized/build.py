@@ -30,7 +30,7 @@ def built(
     """Pools, and the budget that sizes them, are for the largest of all candidates; there is a round for each."""
     config, device, widest = checkpoint.config, torch.device(options.device), max(candidates) + 1
     check_room(capacity, widest)
-    sizes = Sizes(ops.types(options.activation, options.state), options.layout, capacity, widest)
+    sizes = Sizes(ops.types(options.activation, options.state), options.layout, capacity, widest, ops.keeps)
     chosen = options.strategy, options.conv
     memory = Memory(
         demands(config, sizes) + strategies.demands(config, sizes, *chosen), capacity,

@@ -7,7 +7,7 @@ sees a state as [HV, K, V] and a `VK` pool is the transposed view of its [HV, V,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -29,27 +29,53 @@ class Address:
     column: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Ring:
-    """What the delta rule consumed, kept per request by position, so that it can be run again with the same bits.
+class Updates(NamedTuple):
+    """A token as what it does to a state, S <- decay S + k update^T: running it again needs no recall.
 
-    k            [units, size, H, K];  v [units, size, HV, V];  log_decay, beta [units, size, HV]; strides the pool's
-                 own; dtype exactly the precision in which it is consumed
-    units        [B] int64, the unit of each request; -1: nothing is run again, nothing is kept
-    begin        [B] int64, the entry (0 .. size-1) of the first token to run again
-    pending      [B] int64, how many to run again, taken as 0 .. size; the j-th stands in entry (begin + j) % size
-    keep         [B] int64, the entry of row 0 of this launch; row t goes to (keep + t) % size; -1: rows are not kept
+    k [..., H, K] as consumed;  decay [..., HV], exp(log_decay);  update [..., HV, V] = beta (v - S^T k), S decayed
+    """
 
-    An entry is its token's position modulo the size, so rows of a window never fall on pending entries as long as
-    pending + window <= size: programs of other heads may still read those while this one writes. A token's v is read by
-    the program alone that writes it, after all that is pending: so v may have fewer entries, a divisor of the size that
-    holds a window, and an entry is taken modulo their number.
+    k: torch.Tensor
+    decay: torch.Tensor
+    update: torch.Tensor
+
+
+class Inputs(NamedTuple):
+    """A token as what the delta rule consumed: for kernels that give no update back.
+
+    k [..., H, K];  v [..., HV, V];  log_decay, beta [..., HV]
     """
 
     k: torch.Tensor
     v: torch.Tensor
     log_decay: torch.Tensor
     beta: torch.Tensor
+
+
+Keeps = Literal["update", "inputs"]  # what the rings of an op set keep of a token
+KEPT: dict[Keeps, type[Updates] | type[Inputs]] = {"update": Updates, "inputs": Inputs}
+# Read by the one program that wrote it, after all that is pending: so these pools may have fewer entries than a ring.
+OWN = ("update", "v")
+
+
+@dataclass(frozen=True)
+class Ring:
+    """What is kept of tokens, per request by position, so that they can be run again with the same bits.
+
+    kept         the pools [units, size, ...]; strides the pools' own. Updates have the dtype in which the recurrence
+                 computes, inputs that in which they are consumed
+    units        [B] int64, the unit of each request; -1: nothing is run again, nothing is kept
+    begin        [B] int64, the entry (0 .. size-1) of the first token to run again
+    pending      [B] int64, how many to run again, taken as 0 .. size; the j-th stands in entry (begin + j) % size
+    keep         [B] int64, the entry of row 0 of this launch; row t goes to (keep + t) % size; -1: rows are not kept
+
+    An entry is its token's position modulo the size, so rows of a window never fall on pending entries as long as
+    pending + window <= size: programs of other heads may still read those while this one writes. A token's update (or
+    v) is read by the program alone that writes it, after all that is pending: so that pool may have fewer entries, a
+    divisor of the size that holds a window, and an entry is taken modulo their number.
+    """
+
+    kept: Updates | Inputs
     units: torch.Tensor
     begin: torch.Tensor
     pending: torch.Tensor
@@ -58,7 +84,12 @@ class Ring:
     @property
     def size(self) -> int:
         """Entries per unit."""
-        return self.k.shape[1]
+        return self.kept.k.shape[1]
+
+    @property
+    def own(self) -> torch.Tensor:
+        """The pool that may have fewer entries: of updates, or of values."""
+        return self.kept.update if isinstance(self.kept, Updates) else self.kept.v
 
 
 @dataclass(frozen=True)

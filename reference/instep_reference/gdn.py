@@ -6,6 +6,7 @@ Leaves out: chunking (`chunked.py`), fusing, caches. For those see `instep_optim
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -60,8 +61,12 @@ def mix(
     # value head h reads key head h // r
     q, k = (x.repeat_interleave(HV // H, dim=1) for x in (q, k))
     decay, write = log_decay[None, :, :, None], beta[None, :, :, None]
-    out, state = recur(q[None], k[None], v[None], decay, write, write, memory.state[None])
-    core = at("core", out[0])
+    done = recur(q[None], k[None], v[None], decay, write, write, memory.state[None])
+    core, state = at("core", done.out[0]), done.state
+    own = done.update[0]
+    update = at("update", own)
+    if update is not own:  # another one was put there: the state takes that, the read-out was made already
+        state = absorb(k[None], decay, update[None], memory.state[None])
     gated = at("gated", gated_norm(core, z, weights.norm, config.eps, config.output_gate))
     return at("mixer", gated.flatten(1) @ weights.out.T), GdnMemory(window, state[0])
 
@@ -77,29 +82,58 @@ def causal_conv(x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor) -> 
     return torch.stack(taps).sum(0), history[tokens:].T
 
 
+class Recurred(NamedTuple):
+    """out (B, T, HV, V): what each token reads; update, alike: what each adds along its key; the state after them."""
+
+    out: torch.Tensor
+    update: torch.Tensor
+    state: torch.Tensor
+
+
 def recur(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
     write: torch.Tensor, state: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Recurred:
     """Carry one K x V memory per head through the tokens, left to right.
 
         S <- exp(log_decay) S                          forget
-        S <- S + k (write v - S^T (erase k))^T         write only what k does not already recall
+        u <- write v - S^T (erase k)                   write only what k does not already recall
+        S <- S + k u^T
         o <- S^T q                                     read
 
     Gates are scalars (last axis 1) or one per channel. Gated DeltaNet: log_decay scalar, erase = write = beta.
     KDA: log_decay per key channel. Gated DeltaNet-2: erase per key channel, write per value channel.
 
     Shapes:  q, k (B, T, HV, K)   v (B, T, HV, V)   log_decay, erase (B, T, HV, 1 or K)   write (B, T, HV, 1 or V)
-             state (B, HV, K, V)  ->  o (B, T, HV, V), state (B, HV, K, V)
+             state (B, HV, K, V)  ->  o, u (B, T, HV, V), state (B, HV, K, V)
     Units:   log_decay in nats, at most 0; erase and write within (0, 1); q already scaled by K ** -0.5.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form. Returns a new state.
     """
-    out = []
+    out, updates = [], []
     for t in range(q.shape[1]):
-        state = log_decay[:, t, :, :, None].exp() * state
+        state = _forget(state, log_decay[:, t])
         recalled = torch.einsum("bhk,bhkv->bhv", erase[:, t] * k[:, t], state)
-        surprise = write[:, t] * v[:, t] - recalled
-        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], surprise)
+        updates.append(write[:, t] * v[:, t] - recalled)
+        state = _add(state, k[:, t], updates[t])
         out.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
-    return torch.stack(out, dim=1) if out else v, state
+    return Recurred(torch.stack(out, dim=1), torch.stack(updates, dim=1), state) if out else Recurred(v, v, state)
+
+
+def absorb(k: torch.Tensor, log_decay: torch.Tensor, update: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """The state after tokens whose updates are known: `recur` without its recall.
+
+        S <- exp(log_decay) S + k u^T
+
+    Shapes:  as `recur`; update (B, T, HV, V)  ->  state (B, HV, K, V)
+    """
+    for t in range(k.shape[1]):
+        state = _add(_forget(state, log_decay[:, t]), k[:, t], update[:, t])
+    return state
+
+
+def _forget(state: torch.Tensor, log_decay: torch.Tensor) -> torch.Tensor:
+    return log_decay[..., None].exp() * state
+
+
+def _add(state: torch.Tensor, k: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    return state + torch.einsum("bhk,bhv->bhkv", k, update)

@@ -201,12 +201,28 @@ def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[L
     width = len(memory.taps) + 1
     mixed = tell.show(layer, "mixed", [_conv(tell, layer, taps[t : t + width]) for t in range(len(qkv))])
     q, k, v, log_decay, beta = (tell.of(layer, name, mixed, a, b) for name in ("q", "k", "v", "log_decay", "beta"))
-    chain, own, core = memory.chain, code(Place(tell.stage, layer, "core")), []
+    chain, own, core, updates = memory.chain, code(Place(tell.stage, layer, "core")), [], []
     for t in range(len(q)):
-        chain = mix(chain, mix(mix(mix(k[t], v[t]), log_decay[t]), beta[t]))
+        updates.append(update_label(tell.stage, layer, chain, k[t], v[t], log_decay[t], beta[t]))
+        chain = absorbed(chain, k[t], log_decay[t], updates[t])
         core.append(mix(mix(chain, q[t]), own))
-    gated = tell.of(layer, "gated", tell.show(layer, "core", core), z)
+    tell.show(layer, "core", core)
+    tell.show(layer, "update", updates)
+    gated = tell.of(layer, "gated", core, z)
     return tell.of(layer, "mixer", gated), GdnLabels(taps[len(qkv) :], chain)
+
+
+def update_label(stage: str, layer: int, chain: int, k: int, v: int, log_decay: int, beta: int) -> int:
+    """What a token adds to a state; it hangs on the chain of all tokens before it."""
+    label = chain
+    for part in (k, v, log_decay, beta):
+        label = mix(label, part)
+    return mix(label, code(Place(stage, layer, "update")))
+
+
+def absorbed(chain: int, k: int, log_decay: int, update: int) -> int:
+    """The chain with one token more, from what is kept of it."""
+    return mix(chain, mix(mix(k, log_decay), update))
 
 
 def _conv(tell: Teller, layer: int, taps: Sequence[int]) -> int:
@@ -246,6 +262,7 @@ def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:
         "log_decay": (config.value_heads,),
         "beta": (config.value_heads,),
         "core": (config.value_heads, config.value_dim),
+        "update": (config.value_heads, config.value_dim),
         "gated": (config.value_heads, config.value_dim),
         "projected": (config.heads, 2, config.head_dim),
         "key_raw": (config.kv_heads, config.head_dim),

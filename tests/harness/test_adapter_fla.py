@@ -113,6 +113,16 @@ def test_dense_keeps_to_the_contract(case: Case, mine: Callable[..., Path]) -> N
     assert agree(case, serve(PLAIN, case), served) == []
 
 
+def test_dense_states_without_the_word_that_rings_keep_inputs_are_refused(
+    mine: Callable[..., Path], small: Trace
+) -> None:
+    mine(', keeps="inputs"', "")
+    said = Rig(small, Setting("mine:OPS", strategy="snapshot")).run().verdict
+    assert said.exit is Exit.AGREED, said.findings[:1]
+    with pytest.raises(Unsupported, match='declare keeps="inputs" in its op set'):
+        Rig(small, Setting("mine:OPS", strategy="rerun")).run()
+
+
 def test_a_kernel_that_loses_what_is_run_again_is_found(mine: Callable[..., Path], small: Trace) -> None:
     """`dense` hands kept tokens over as sequences of their own, asked by their keys."""
     first = "    q, k = (x.repeat_interleave"
@@ -154,7 +164,7 @@ def test_flas_recurrent_kernel_keeps_to_the_contract(case: Case) -> None:
 @needs_fla
 @pytest.mark.parametrize("case", [case for case in GDN if "chunk" in case.name or "mixed" in case.name], ids=str)
 def test_flas_chunked_kernels_keep_to_the_contract(case: Case, mended: ModuleType) -> None:
-    ops = replace(PLAIN, gdn=dense(window=mended.RECURRENT, chunk=mended.CHUNKED))
+    ops = replace(PLAIN, gdn=dense(window=mended.RECURRENT, chunk=mended.CHUNKED), keeps="inputs")
     served = serve(ops, case)
     assert agree(case, serve(PLAIN, case), served) == []
 

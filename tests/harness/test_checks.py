@@ -14,7 +14,7 @@ from instep.checks import for_labels, for_numbers
 from instep.checks.identity import Window, greedy
 from instep.checks.measure import Spot, measured
 from instep.observe.oracle import Oracle
-from instep.observe.rows import shares
+from instep.observe.rows import rows, shares
 from instep.verdict import Exit, Tier
 from instep_reference.contract.engine import Admit, Commit, Committed, Draft, Forward, Idle
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
@@ -107,6 +107,50 @@ def test_a_component_that_is_one_percent_off_is_the_first_finding(opened, honest
     first = found(opened, damaged)[0]
     assert (first.tier, first.place) == (Tier.DERIVED, place)
     assert "relative error" in first.diagnosis and "would pass at" in first.diagnosis
+
+
+UPDATE = Place("trunk", 1, "update")
+
+
+def test_an_update_that_is_one_percent_off_is_found_where_it_is_kept(opened, honest):
+    """Of the rows of a window alone: no other row's update is kept by anybody."""
+    at = index_of(honest, Forward, lambda moment: UPDATE in moment.subject.places)
+    assert all(UPDATE not in moment.truth.places for moment in honest[:at])
+    damaged = m.spoiled(honest, at, lambda moment: m.with_rows(moment, UPDATE, lambda rows: rows * 1.01))
+    first = found(opened, damaged)[0]
+    assert (first.tier, first.place) == (Tier.DERIVED, UPDATE)
+    assert "relative error" in first.diagnosis and "would pass at" in first.diagnosis
+
+
+def test_updates_that_are_due_and_not_shown_are_missing(opened, honest):
+    at = index_of(honest, Forward, lambda moment: UPDATE in moment.subject.places)
+
+    def without(moment):
+        places = {place: rows for place, rows in moment.subject.places.items() if place != UPDATE}
+        return replace(moment, subject=replace(moment.subject, places=places))
+
+    assert all(f.place == UPDATE for f in found(opened, m.spoiled(honest, at, without)))
+
+
+def test_a_window_beside_a_prompt_shows_its_own_rows_updates(honest):
+    """What a prompt's rows add is kept nowhere; in one forward with a window they are zeros on every side."""
+    mixed = [moment for moment in honest if isinstance(moment.event, Forward)
+             and {"verify", "prefill"} <= {row.kind for row in moment.event.rows}]  # fmt: skip
+    assert mixed
+    for moment in mixed:
+        for share in shares(moment, "trunk"):
+            shown = [rows(side, UPDATE, share) for side in (moment.truth, moment.subject)]
+            assert all(bool(x.any()) == (share.kind == "verify") for x in shown)
+
+
+def test_a_token_that_the_state_knows_is_judged_by_what_its_update_is_the_difference_of():
+    """v - S'k is next to nothing there: by its own size an honest last bit would be far too much."""
+    v = torch.rand(1, 4, 16, dtype=torch.float64)
+    truth, spot = 1e-9 * v, Spot("derived", Tier.DERIVED, 0, "forward", UPDATE, None, None)
+    subject, exact = (truth + 1e-7 * v).float(), [truth.float().double()] * 2
+    assert not measured(spot, subject, truth, exact).agrees
+    assert measured(spot, subject, truth, exact, scale=v).agrees
+    assert not measured(spot, subject + 1e-5 * v.float(), truth, exact, scale=v).agrees
 
 
 def test_four_zeroed_rows_of_one_head_are_found_in_that_head_of_that_request(opened, honest):

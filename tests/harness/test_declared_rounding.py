@@ -89,7 +89,7 @@ def test_an_engine_of_somebody_else_that_declares_what_it_stores_agrees(instep: 
     words = ("replay", TRACE, "--dtype", "bfloat16", "--no-ladder", "--json", tmp_path / "a.json")
     ran = instep(*words, "--ops", "support.subjects:declared")
     assert ran.code == 0, ran.out
-    assert "declares: stores all but q, k, v, log_decay, beta, state, logits in bfloat16" in ran.out
+    assert "declares: stores all but q, k, v, log_decay, beta, update, state, logits in bfloat16" in ran.out
     (run,) = json.loads((tmp_path / "a.json").read_text())["runs"]
     assert run["declared"]["stored"]["hidden"] == "bfloat16" and "state" not in run["declared"]["stored"]
     ran = instep(*words, "--ops", "support.subjects:right")

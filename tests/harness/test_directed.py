@@ -12,7 +12,9 @@ import torch
 
 from instep.checks.allowance import PROJECTION_LIMIT
 from instep.checks.directed import Directed, grouped, look
-from instep.checks.hypotheses import BANK, Scene, one_more, step, wrong_states
+from instep.checks.hypotheses import BANK, one_more, wrong_states
+from instep.checks.run_again import RUN_AGAIN
+from instep.checks.scene import Scene, step
 from instep.observe.oracle import Oracle
 from instep.observe.reorder import up_or_down
 from instep.verdict import Tier, Verdict
@@ -38,6 +40,7 @@ def scene(count=3, window=5, seed=0, verb="accepted", key_dim=K):
         drawn(HV, key_dim, V), k, drawn(window, HV, V), log_decay, drawn(window, HV).sigmoid(), count, verb,
         drawn(HV, key_dim, V), [('of request "x"', drawn(HV, key_dim, V))],
         [("counts the tokens of the previous step twice", drawn(HV, key_dim, V))],
+        [('of request "x"', drawn(window, HV, V))], drawn(window - 1, HV, V),
     )  # fmt: skip
 
 
@@ -84,6 +87,20 @@ LISTED = {
     "last decay dropped": "last_decay_dropped",
     "block's decay dropped": "block_decay_dropped", "last decay doubled": "last_decay_doubled",
     "stale gate": "stale_gate", "stale k": "stale_k",
+    "update of a rejected token": "update_of_a_rejected_token",
+    "update of the token before": "update_of_the_token_before",
+    "update of an older round": "update_of_the_previous_step",
+    "update of another request": "update_of_another_request",
+    "update from before its predecessor": "update_without_the_token_before",
+    "updates from before the step": "updates_before_the_step",
+    "update from before the decay": "update_before_the_decay",
+    "run again without decay": "run_again_without_decay",
+    "run again with twice the decay": "run_again_decayed_twice",
+    "run again with other decays": "run_again_with_other_decays",
+    "run again along other keys": "run_again_along_other_keys",
+    "run again with other updates": "run_again_with_other_updates",
+    "run again, written before it decays": "run_again_written_first",
+    "run again one entry too far": "run_again_from_the_second",
 }  # fmt: skip
 
 
@@ -94,9 +111,23 @@ def test_the_bank_is_what_was_asked_for():
 @WIDTHS
 def test_the_last_token_counted_twice_is_named_where_all_were_taken(width, noise):
     of = scene(count=5)
-    (twice,) = one_more(of)
-    result = looked(stored(twice.state, width, noise), of, width, noise)
-    assert result.diagnosis.startswith("counts the last token twice") and result.worst > 0.9
+    made_anew, run_again = one_more(of)
+    assert not torch.allclose(made_anew.state, run_again.state)
+    for twice in (made_anew, run_again):
+        result = looked(stored(twice.state, width, noise), of, width, noise)
+        assert result.diagnosis.startswith("counts the last token twice") and result.worst > 0.9
+
+
+def test_what_is_kept_and_run_again_is_of_windows_alone():
+    """A prompt's tokens are not kept: no wrong state of theirs is made of updates."""
+    given = scene(count=5, window=5, verb="given")
+    assert not given.kept and not any(wrong for make in RUN_AGAIN for wrong in make(given))
+    assert len(wrong_states(scene(count=5))) > len(wrong_states(given)) + len(RUN_AGAIN) // 2
+
+
+def test_updates_make_the_right_state_when_they_are_run_again():
+    of = scene()
+    assert torch.allclose(of.again(of.base), of.right, rtol=1e-12)
 
 
 @WIDTHS

@@ -12,7 +12,7 @@ import torch
 
 from instep.checks.derived import Derived
 from instep.checks.directed import Directed
-from instep.checks.hypotheses import step
+from instep.checks.scene import add, step
 from instep.observe.oracle import Oracle
 from instep.observe.piece import Piece
 from instep.observe.rows import rows
@@ -91,6 +91,43 @@ def test_a_step_before_of_which_some_tokens_are_lost_is_named(run, two_commits, 
     tokens = "1 token" if some == 1 else f"{some} tokens"
     assert directed(run, at, name, state).startswith(
         f"was carried on from the state after {tokens} of the previous step; {earlier.folding.count} were accepted")
+
+
+def run_again(piece, updates):
+    """The accepted tokens of a piece run again on the state before them, with these updates."""
+    nodes, tokens = list(piece.share.nodes), piece.folding.tokens
+    k = tokens.of("k")[nodes].repeat_interleave(updates.shape[1] // tokens.of("k").shape[1], dim=1)
+    state = piece.folding.base
+    for token in zip(k, tokens.of("log_decay")[nodes], updates, strict=True):
+        state = add(state, *token)
+    return state
+
+
+def test_the_updates_of_the_step_before_in_the_ring_are_named(run, two_commits):
+    at, name, earlier, piece = two_commits
+    updates = piece.folding.tokens.of("update")[list(piece.share.nodes)].clone()
+    older = earlier.folding.tokens.of("update")[list(earlier.share.nodes)]
+    many = min(len(updates), len(older))
+    updates[:many] = older[:many]
+    assert directed(run, at, name, run_again(piece, updates)).startswith("adds the updates of the previous step")
+
+
+def test_the_updates_of_another_request_in_the_ring_are_named(run):
+    """As a ring that is addressed by batch row and not by slot would hold them."""
+    opened, moments = run
+    oracle = oracle_of(opened)
+    for moment in moments:
+        pieces = states_at(oracle, moment)
+        if isinstance(moment.event, Commit) and len(pieces) > 1:
+            break
+    else:
+        raise AssertionError("the run has no commit of two")
+    (name, piece), (other, theirs) = list(pieces.items())[:2]
+    updates = piece.folding.tokens.of("update")[list(piece.share.nodes)].clone()
+    many = min(len(updates), len(theirs.folding.tokens.of("update")))
+    updates[:many] = theirs.folding.tokens.of("update")[:many]
+    said = directed(run, moment.index, name, run_again(piece, updates))
+    assert said.startswith(f'adds the updates of request "{other}"')
 
 
 def test_a_layer_that_was_begun_anew_is_named_in_its_places(run):

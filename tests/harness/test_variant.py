@@ -102,6 +102,16 @@ def test_a_right_engine_agrees_with_the_reference_put_into_any_place(trace, ops)
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
 
 
+def test_an_update_that_is_wrong_in_the_ring_is_found_there_and_healed_there(trace):
+    """A step before the state is: at the window that keeps it. The state that is made of it is right again, too."""
+    rig, update = Rig(trace, Setting("support.wrong_ops:UPDATES_LOUDER")), Place("trunk", 0, "update")
+    first = rig.run().verdict.findings[0]
+    assert (first.place, first.tier) == (update, Tier.DERIVED)
+    assert isinstance(trace.events[first.event + 1], e.Commit)
+    healed = rig.run(until=first.event + 1, variant=Variant(graft=(Graft(update, first.event),)))
+    assert healed.verdict.exit is Exit.AGREED, healed.verdict.findings[:1]
+
+
 def test_a_graft_heals_its_event_and_no_other(trace):
     rig = Rig(trace, Setting(LOUDER))
     at = rig.run().verdict.findings[0]

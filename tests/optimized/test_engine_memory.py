@@ -68,7 +68,7 @@ def story() -> Iterator[Event]:
 
 @pytest.mark.parametrize(("strategy", "conv", "beside"), [
     ("snapshot", "windows", {"snapshot_conv", "snapshot_state"}), ("columns", "widened", {"column", "offset"}),
-    ("rerun", "windows", {"snapshot_conv", "settled", "ring_k", "ring_v", "ring_log_decay", "ring_beta"}),
+    ("rerun", "windows", {"snapshot_conv", "settled", "ring_k", "ring_decay", "ring_update"}),
 ])
 @pytest.mark.parametrize("layout", ["VK", "KV"])
 @pytest.mark.parametrize(("ops", "activation"), [("plain", torch.float32), ("plain", torch.bfloat16),
@@ -133,7 +133,7 @@ def run_guarded(subject: OptimizedEngine) -> int:
     *(("snapshot", name) for name in (
         "conv", "state", "snapshot_conv", "snapshot_state", "keys", "values", "draft_keys", "draft_values",
     )),
-    *(("rerun", name) for name in ("settled", "ring_k", "ring_v", "ring_log_decay", "ring_beta")),
+    *(("rerun", name) for name in ("settled", "ring_k", "ring_decay", "ring_update")),
 ])
 def test_one_element_behind_a_unit_is_a_red_zone(checkpoint: Checkpoint, strategy: str, name: str) -> None:
     subject = engine(checkpoint, poison=7.5, strategy=strategy)

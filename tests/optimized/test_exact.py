@@ -29,7 +29,8 @@ from support.ring_world import Turn, World, cut, garbage, stream
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []
-OPS = pytest.mark.parametrize("ops", [PLAIN, TRITON], ids=lambda ops: ops.name)
+OF_INPUTS = replace(PLAIN, name="plain of inputs", keeps="inputs")
+OPS = pytest.mark.parametrize("ops", [PLAIN, OF_INPUTS, TRITON], ids=lambda ops: ops.name)
 LAYOUTS = pytest.mark.parametrize("swap", [True, False], ids=["VK", "KV"])
 ONE = Heads(1, 1, 20, 12)  # neither a power of two nor square
 GROUPS = [Heads(2, 2, 12, 20), Heads(1, 2, 20, 12), Heads(1, 3, 16, 4)]
@@ -65,6 +66,15 @@ def truth(ops: Ops, heads: Heads, swap: bool, seed: int, tokens: int, fresh: boo
     return Truth(Right(rows, states, lambda count, seed: garbage(heads, count, seed, HERE)), tuple(cores))
 
 
+def kept_one_by_one(ops: Ops, right: Right, heads: Heads, swap: bool, tokens: int) -> tuple[torch.Tensor, ...]:
+    """What a ring keeps of the tokens when each is a window of its own, behind the state that decoding left."""
+    world = World.of(ops, heads, HERE, size=tokens, swap=swap, slots=2)
+    for t in range(tokens):
+        world.state.view[1] = right.states[t]
+        world.run([Turn(1, cut(right.rows, t, 1), before=t, settled=False)])
+    return world.kept(1, 0, tokens)
+
+
 EVERY = tuple(range(1, WIDEST + 1))
 
 
@@ -89,6 +99,10 @@ def test_after_every_accepted_length_of_every_width_the_state_is_that_of_decodin
     ]
     world.run([verify[0], idle, *verify[1:], idle])
     assert same_bits(world.state.view[1:], right.states[0].expand_as(world.state.view[1:]))
+    single = kept_one_by_one(ops, right, heads, swap, max(widths))
+    for slot, ((_, accepted), before) in enumerate(zip(pairs, where, strict=True), 1):
+        for whole, one in zip(world.kept(slot, before, accepted) if accepted else (), single, strict=False):
+            assert same_bits(whole, one[:accepted])
     after = [
         Turn(slot, cut(right.rows, accepted, 1), before + accepted, accepted, goal="scratch")
         for slot, ((_, accepted), before) in enumerate(zip(pairs, where, strict=True), 1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep_optimized.layout import Address, Part
+from instep_optimized.layout import Address, Part, Updates
 from instep_optimized.ops.around import around
 from instep_optimized.ops.contracts import contracts
 from instep_optimized.ops.plain import PLAIN
@@ -79,9 +79,14 @@ def test_pools_of_different_sizes_windows_that_do_not_fit_and_settling_in_slot_0
     part = world().part(TURNS)
     ring = part.ring
     assert ring is not None and part.settled is not None
-    uneven = replace(part, ring=replace(ring, v=ring.v[:, :3]))
-    assert any("pools of (6, 4), (6, 3), (6, 4), (6, 4) units and entries" in line for line in found(uneven))
-    short = replace(ring, **{name: getattr(ring, name)[:, :1] for name in ("k", "v", "log_decay", "beta")})
+    uneven = replace(part, ring=replace(ring, kept=ring.kept._replace(update=ring.own[:, :3])))
+    assert any("pools of (6, 4), (6, 4), (6, 3) units and entries" in line for line in found(uneven))
+    few = replace(part, ring=replace(ring, kept=ring.kept._replace(update=ring.own[:, :1])))
+    assert any("2 pending tokens have no 1 entries of update" in line for line in found(few))
+    narrow = replace(part, ring=replace(ring, kept=ring.kept._replace(update=ring.own.bfloat16())))
+    assert any("an entry of ring update is ((2, 3), torch.bfloat16), ((2, 3), torch.float32) fits" in line
+               for line in found(narrow))  # fmt: skip
+    short = replace(ring, kept=Updates(*(pool[:, :1] for pool in ring.kept)))
     assert any("2 rows do not fit in 1 entries" in line for line in found(replace(part, ring=short)))
     reserved = replace(part, settled=Address(part.settled.pool, torch.tensor([0, -1, -1])))
     assert any("settled is unit 0, which is reserved" in line for line in found(reserved))

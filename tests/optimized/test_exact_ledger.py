@@ -5,16 +5,19 @@ Leaves out: numbers (`test_exact.py`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.ledger import LEDGER
-from support.label_numbers import block, labels_of, mixed, rows
+from support.label_numbers import block, folded, labels_of, mixed, rows
 from support.ops_recurrent_cases import Heads
 from support.ring_walk import DEED, WIDEST, Deed, Life, Right, walk
-from support.ring_world import World
+from support.ring_world import Turn, World, cut
 
 HEADS = Heads(1, 2, 3, 5)
 TOKENS = 30
@@ -35,20 +38,39 @@ def right(seed: int) -> Right:
     labels = [labels_of(seed + t, 5) for t in range(TOKENS)]
     chain = mixed(seed, 1)
     chains = [chain]
-    for _, k, v, log_decay, beta in labels:
-        chain = mixed(chain, mixed(k, v, log_decay, beta))
+    for _, *token in labels:
+        _, chain = folded(chain, *token)
         chains.append(chain)
     states = [block(chain, HEADS.HV, HEADS.K, HEADS.V) for chain in chains]
     return Right(told(labels), states, lambda count, of: told([labels_of(9000 + of + j, 5) for j in range(count)]))
 
 
 TWO = (right(100), right(500))
+OF_INPUTS = replace(LEDGER, name="ledger of inputs", keeps="inputs")
 
 
+@pytest.mark.parametrize("ops", [LEDGER, OF_INPUTS], ids=lambda ops: ops.name)
 @given(rounds=ROUNDS, start=st.integers(0, 40), lazy=st.booleans(), room=st.integers(2 * WIDEST, 2 * WIDEST + 9))
 @settings(max_examples=30, deadline=None, database=None)
 def test_any_rounds_leave_the_chain_of_the_accepted_tokens(
-    rounds: list[tuple[Deed, Deed]], start: int, lazy: bool, room: int
+    ops: Ops, rounds: list[tuple[Deed, Deed]], start: int, lazy: bool, room: int
 ) -> None:
-    world = World.of(LEDGER, HEADS, "cpu", size=room, dtype=torch.int64, kept=torch.int64)
+    world = World.of(ops, HEADS, "cpu", size=room, dtype=torch.int64, kept=torch.int64)
     walk(world, [Life(slot, one, start + slot) for slot, one in zip((2, 5), TWO, strict=True)], rounds, lazy)
+
+
+def test_an_update_that_was_made_from_a_wrong_state_makes_every_state_behind_it_wrong() -> None:
+    """Its own label is wrong where it is kept, and so is the chain of whoever runs it again on the right state."""
+    one, wrong = (World.of(LEDGER, HEADS, "cpu", size=4, dtype=torch.int64, kept=torch.int64) for _ in range(2))
+    right_, first = TWO[0], cut(TWO[0].rows, 0, 1)
+    one.state.view[2], wrong.state.view[2] = right_.states[0], TWO[1].states[0]
+    for world in (one, wrong):
+        world.run([Turn(2, first, settled=False)])
+    update, _ = folded(mixed(100, 1), *labels_of(100, 5)[1:])
+    assert torch.equal(one.kept(2, 0, 1)[2][0], block(update, HEADS.HV, HEADS.V))
+    assert not torch.equal(wrong.kept(2, 0, 1)[2], one.kept(2, 0, 1)[2])
+    wrong.state.view[2] = right_.states[0]
+    for world in (one, wrong):
+        world.run([Turn(2, cut(right_.rows, 0, 0), 1, 1, kept=False, goal="slot")])
+    assert torch.equal(one.state.view[2], right_.states[1])
+    assert not torch.equal(wrong.state.view[2], right_.states[1])

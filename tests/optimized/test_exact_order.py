@@ -49,11 +49,10 @@ def shuffled(seed: int) -> Iterator[list[tuple[int, ...]]]:
         yield ran
 
 
-def after_a_launch(size: int, seed: int | None, values: int | None = None) -> tuple[torch.Tensor, ...]:
-    """Tokens run again and a window of as many, in a ring of `size` (v: `values`): what is in the pools, and the core.
-    """
+def after_a_launch(size: int, seed: int | None, own: int | None = None) -> tuple[torch.Tensor, ...]:
+    """Tokens run again and a window of as many, in a ring of `size` (updates: `own`): the core, and the pools."""
     rows = stream(HEADS, PENDING + WINDOW, 31, "cpu")
-    world = World.of(TRITON, HEADS, "cpu", size=size, values=values)
+    world = World.of(TRITON, HEADS, "cpu", size=size, own=own)
     world.state.view[SLOT] = Draw(32, "cpu").normal(*world.state.view.shape[1:])
     world.fill(SLOT, 0, cut(rows, 0, PENDING))
     turn = Turn(SLOT, cut(rows, PENDING, WINDOW), PENDING, PENDING, goal="scratch")
@@ -66,12 +65,12 @@ def after_a_launch(size: int, seed: int | None, values: int | None = None) -> tu
     return (core, *(pool.raw for pool in world.pools))
 
 
-def spoiled(size: int, values: int | None = None) -> list[int]:
+def spoiled(size: int, own: int | None = None) -> list[int]:
     """The orders whose bits are not those of a ring with room to spare."""
     right = after_a_launch(4 * WINDOW, None)
     found = []
     for seed in range(ORDERS):
-        outcome = after_a_launch(size, seed, values)
+        outcome = after_a_launch(size, seed, own)
         # Rings of different sizes lie differently: compare the core, the state and scratch.
         found += [seed] * (not all(same_bits(x, y) for x, y in zip(outcome[:3], right[:3], strict=True)))
     return found
@@ -90,9 +89,9 @@ def test_a_ring_of_twice_the_window_gives_the_same_bits_in_every_order() -> None
 
 @interpreted
 @pytest.mark.usefixtures("_three_tiles")
-def test_v_needs_room_for_one_window_alone() -> None:
+def test_updates_need_room_for_one_window_alone() -> None:
     """Its entries are read by the program that writes them, which has run all that is pending by then."""
-    assert spoiled(2 * WINDOW, values=WINDOW) == []
+    assert spoiled(2 * WINDOW, own=WINDOW) == []
 
 
 @interpreted

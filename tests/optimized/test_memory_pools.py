@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from instep_optimized import commit as strategies
+from instep_optimized import load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_optimized.commit.rerun import RERUN
 from instep_optimized.layout import StateLayout
 from instep_optimized.memory import Memory
 from instep_optimized.memory.budget import Sizes, bytes_per, demands, requests_that_fit
@@ -180,6 +182,21 @@ def test_a_ring_takes_less_than_a_fiftieth_of_the_snapshots() -> None:
     assert 0 < mark < 1000 and rerun["row"] == 0
     assert columns["slot"] - mark == 4 * one and columns["ring"] == columns["row"] == 0
     assert rerun["ring"] < lazy["ring"] < snapshots["row"] / 10
+
+
+@pytest.mark.parametrize("activation", [torch.float32, torch.bfloat16])
+def test_a_ring_costs_what_it_keeps(activation: torch.dtype) -> None:
+    """Keys and gates of two windows, updates (or values) of one, in fp32 whatever the activations are."""
+    config, widest = ModelConfig.from_dict(config_of()), 4
+    H, HV, K, V = config.key_heads, config.value_heads, config.key_dim, config.value_dim
+    layers = config.layer_kinds.count("gdn")
+    sizes = Sizes(load("plain").types(activation, torch.float32), "VK", CAPACITY, widest)
+    of_updates, of_inputs = (RERUN.demands(config, replace(sizes, keeps=keeps)) for keeps in ("update", "inputs"))
+    costs = [bytes_per(wanted, guarded=False)["ring"] for wanted in (of_updates, of_inputs)]
+    two, one = 2 * widest * 4 * layers, widest * 4 * layers
+    assert costs == [two * (H * K + HV) + one * HV * V, two * (H * K + 2 * HV) + one * HV * V]
+    wide = RERUN.demands(config, replace(sizes, types=load("plain").types(torch.float32, torch.float64)))
+    assert {demand.dtype for demand in wide if demand.name.startswith("ring_")} == {torch.float64}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

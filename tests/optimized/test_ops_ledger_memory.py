@@ -16,7 +16,7 @@ from instep_optimized.ops.labels import read
 from instep_optimized.ops.ledger import LEDGER
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place import Place
-from support.label_numbers import BIG, WORD, block, here, ints, labels_of, mixed, rows, stamp
+from support.label_numbers import BIG, WORD, block, folded, here, ints, labels_of, mixed, rows, stamp
 from support.ops_case import Case, serve
 from support.ops_cases import CONV, GDN
 from support.ops_pools import Pool, guarded
@@ -68,7 +68,7 @@ def gdn_row(seed: int, count: int) -> tuple[GdnInputs, list[tuple[int, ...]]]:
 def chain_of(chain: int, labels: list[tuple[int, ...]]) -> list[int]:
     chains = []
     for _, k, v, log_decay, beta in labels:
-        chain = mixed(chain, mixed(k, v, log_decay, beta))
+        _, chain = folded(chain, k, v, log_decay, beta)
         chains.append(chain)
     return chains
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
-from instep_optimized.layout import StateLayout
+from instep_optimized.layout import Keeps, StateLayout
 from instep_reference.contract.adaptive import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import (
@@ -33,6 +34,7 @@ from instep_reference.contract.engine import (
 )
 from instep_reference.contract.engine import Path as Way
 from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.place import Place
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import write
@@ -43,6 +45,8 @@ STEPS = (3, 1, 7, 0, 3)
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
 LAYOUTS: tuple[StateLayout, ...] = ("VK", "KV", "KV", "VK")  # each strategy and each form has both
 PAIRS = [(strategy, conv) for strategy in STRATEGIES for conv in CONV_FORMS]
+RINGS = [pair for pair in PAIRS if pair[0] in ("rerun", "lazy_rerun")]
+KEPT: tuple[Keeps, ...] = ("update", "inputs")
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +61,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint.open(write(tmp_path_factory.mktemp("tiny"), "dense", **told))
 
 
-def engine(checkpoint: Checkpoint, ops: str, pair: tuple[str, str], **options: Any) -> OptimizedEngine:
-    chosen = Options(strategy=pair[0], conv=pair[1], **options)
-    return OptimizedEngine(checkpoint, load(ops), chosen, CAPACITY, num_steps=STEPS[0], adaptive=FILE)
+def engine(
+    checkpoint: Checkpoint, ops: str, pair: tuple[str, str], keeps: Keeps = "update", **options: Any
+) -> OptimizedEngine:
+    chosen, served = Options(strategy=pair[0], conv=pair[1], **options), replace(load(ops), keeps=keeps)
+    return OptimizedEngine(checkpoint, served, chosen, CAPACITY, num_steps=STEPS[0], adaptive=FILE)
 
 
 @pytest.mark.slow
@@ -68,6 +74,17 @@ def test_every_label_is_where_a_right_engine_has_it(
     checkpoint: Checkpoint, pair: tuple[str, str], layout: StateLayout
 ) -> None:
     subject = engine(checkpoint, "ledger", pair, layout=layout)
+    both = TwoSides(subject, LedgerEngine(checkpoint.config, num_steps=STEPS[0], adaptive=FILE))
+    for event in scenario(64, STEPS, forced=True):
+        both(event)
+    assert both.compared > 10_000
+
+
+@pytest.mark.parametrize("pair", RINGS, ids="-".join)
+def test_labels_of_rings_that_keep_inputs_are_right_too(checkpoint: Checkpoint, pair: tuple[str, str]) -> None:
+    """Whose updates are shown nowhere, as nothing keeps them."""
+    subject = engine(checkpoint, "ledger", pair, "inputs")
+    assert not {"ring_update", "ring_decay"} & {region.name for region in subject.regions()}
     both = TwoSides(subject, LedgerEngine(checkpoint.config, num_steps=STEPS[0], adaptive=FILE))
     for event in scenario(64, STEPS, forced=True):
         both(event)
@@ -153,6 +170,36 @@ def test_every_state_has_the_bits_that_snapshot_gives(
     told = {"activation": activation, "state": state, "poison": math.nan}
     subject, other = (engine(checkpoint, "plain", each, **told) for each in (pair, PAIRS[0]))
     assert same_bits(subject, other, story()) > 20
+
+
+@pytest.mark.parametrize("strategy", ["rerun", "lazy_rerun"])
+def test_rings_of_inputs_give_the_bits_of_snapshot(checkpoint: Checkpoint, strategy: str) -> None:
+    subject, other = engine(checkpoint, "plain", (strategy, "windows"), "inputs"), engine(checkpoint, "plain", PAIRS[0])
+    assert same_bits(subject, other, story()) > 20
+
+
+def test_what_another_engine_put_in_the_place_of_an_update_is_run_again(checkpoint: Checkpoint) -> None:
+    """A watcher that hands on another update changes the state behind the window, and nothing of the window itself."""
+    def run(factor: float) -> tuple[list[bytes], list[torch.Tensor]]:
+        subject, shown = engine(checkpoint, "plain", ("rerun", "windows")), []
+
+        def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+            shown.append(tensor.clone())
+            return tensor * factor if place.component == "update" else tensor
+
+        events = story(steps=(3,))
+        for event in events:
+            if isinstance(event, Forward) and event.rows[0].kind == "verify":
+                break
+            event.on(subject)
+        subject.watch(see)
+        event.on(subject)
+        next(events).on(subject)
+        return bits(subject.state("a")), shown
+
+    honest, same, other = run(1.0), run(1.0), run(0.5)
+    assert honest[0] == same[0] != other[0]
+    assert all(torch.equal(x, y) for x, y in zip(honest[1], other[1], strict=True))
 
 
 @pytest.mark.slow

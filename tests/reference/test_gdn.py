@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from instep_reference.chunked import recur_by_products, recur_in_chunks
-from instep_reference.gdn import causal_conv, recur
+from instep_reference.gdn import absorb, causal_conv, recur
 from instep_reference.norms import gated_norm, l2_norm, rms_norm
 
 AGREE = 1e-12  # fp64, relative to the largest element: 130 tokens times K products times 1.1e-16, and a factor of ten
@@ -38,20 +38,22 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 def test_one_token_by_hand() -> None:
-    """S = 2 along k; decay halves it to 1; v = 5 and beta = 1/2 move what k recalls halfway, to 3; q reads 3."""
+    """S = 2 along k; decay halves it to 1; v = 5 and beta = 1/2 move what k recalls halfway, by 2 to 3; q reads 3."""
     k = torch.tensor([1.0, 0.0], dtype=torch.float64)[None, None, None]
     v = torch.tensor([5.0], dtype=torch.float64)[None, None, None]
     half = torch.full((1, 1, 1, 1), 0.5, dtype=torch.float64)
     state = torch.tensor([[2.0], [8.0]], dtype=torch.float64)[None, None]
-    out, after = recur(k, k, v, half.log(), half, half, state)
+    out, update, after = recur(k, k, v, half.log(), half, half, state)
     assert_close(after[0, 0], torch.tensor([[3.0], [4.0]], dtype=torch.float64))
     assert_close(out.flatten(), torch.tensor([3.0], dtype=torch.float64))
+    assert_close(update.flatten(), torch.tensor([2.0], dtype=torch.float64))
 
 
 def test_the_state_that_was_handed_in_is_left_alone() -> None:
     *inputs, state = drawn(5)
     before = state.clone()
-    recur(*inputs, state)
+    _, update, _ = recur(*inputs, state)
+    absorb(inputs[1], inputs[3], update, state)
     recur_in_chunks(*inputs, state, chunk=2)
     assert torch.equal(state, before)
 
@@ -67,7 +69,7 @@ def test_the_form_of_published_kernels_is_the_same_rule(chunk: int) -> None:
         return tensor
 
     out, state = recur_by_products(*inputs, chunk=chunk, at=at)
-    right_out, right_state = recur(*inputs)
+    right_out, _, right_state = recur(*inputs)
     assert_close(out, right_out)
     assert_close(state, right_state)
     assert shown == ["w", "u", "v_new"] * -(-130 // chunk)
@@ -78,7 +80,7 @@ def test_the_form_of_published_kernels_is_the_same_rule(chunk: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 130])
 def test_chunks_agree_with_the_recurrence(tokens: int, chunk: int, channels: bool) -> None:
     inputs = drawn(tokens, channels=channels, seed=tokens)
-    out, state = recur(*inputs)
+    out, _, state = recur(*inputs)
     chunked_out, chunked_state = recur_in_chunks(*inputs, chunk=chunk)
     assert_close(chunked_out, out)
     assert_close(chunked_state, state)
@@ -88,8 +90,21 @@ def test_chunks_agree_with_the_recurrence(tokens: int, chunk: int, channels: boo
 def test_chunks_agree_whatever_the_decay(strong: float) -> None:
     """Under weak decay nothing fades; under strong decay exp(-sum) would overflow, if anybody formed it."""
     inputs = drawn(65, strong=strong)
-    for ours, theirs in zip(recur_in_chunks(*inputs, chunk=64), recur(*inputs), strict=True):
+    out, _, state = recur(*inputs)
+    for ours, theirs in zip(recur_in_chunks(*inputs, chunk=64), (out, state), strict=True):
         assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("channels", [False, True], ids=["scalar gates", "gates per channel"])
+def test_updates_alone_make_the_state_bit_by_bit(channels: bool) -> None:
+    """A token's update hangs on nothing behind it, and with its key and its decay it is all that the state takes."""
+    q, k, v, log_decay, erase, write, state = drawn(6, channels=channels)
+    _, update, after = recur(q, k, v, log_decay, erase, write, state)
+    assert torch.equal(absorb(k, log_decay, update, state), after)
+    _, earlier, _ = recur(*(x[:, :4] for x in (q, k, v, log_decay, erase, write)), state)
+    assert torch.equal(earlier, update[:, :4])
+    _, elsewhere, _ = recur(q, k, v, log_decay, erase, write, state + 1)
+    assert not torch.isclose(elsewhere, update).any()
 
 
 def test_a_gate_per_channel_generalises_the_scalar() -> None:
@@ -104,16 +119,16 @@ def test_value_columns_evolve_independently() -> None:
     q, k, v, log_decay, erase, write, state = drawn(9)
     changed = v.clone()
     changed[..., 2] += 1
-    _, one = recur(q, k, v, log_decay, erase, write, state)
-    _, other = recur(q, k, changed, log_decay, erase, write, state)
+    one = recur(q, k, v, log_decay, erase, write, state).state
+    other = recur(q, k, changed, log_decay, erase, write, state).state
     same = [column for column in range(V) if torch.equal(one[..., column], other[..., column])]
     assert same == [0, 1, 3, 4]
 
 
 def test_no_tokens_change_nothing() -> None:
     inputs = drawn(0)
-    for out, state in (recur(*inputs), recur_in_chunks(*inputs, chunk=4)):
-        assert out.shape == (B, 0, HV, V) and torch.equal(state, inputs[-1])
+    for *rows, state in (recur(*inputs), recur_in_chunks(*inputs, chunk=4)):
+        assert all(x.shape == (B, 0, HV, V) for x in rows) and torch.equal(state, inputs[-1])
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])

@@ -65,7 +65,8 @@ def test_one_token_through_a_gdn_layer_and_an_attention_layer() -> None:
     for entry in (0, 0, 0, tap):
         mixed = by_the_book(mixed, entry)
     q, k, v, decay, beta = (of(0, name, mixed, a, b) for name in ("q", "k", "v", "log_decay", "beta"))
-    chain = by_the_book(0, by_the_book(by_the_book(by_the_book(k, v), decay), beta))
+    update = of(0, "update", 0, k, v, decay, beta)
+    chain = by_the_book(0, by_the_book(by_the_book(k, decay), update))
     mixer = of(0, "mixer", of(0, "gated", of(0, "core", chain, q), z))
     hidden = _rest_of_layer(0, hidden, mixer)
     normed = of(1, "normed", hidden)

@@ -28,7 +28,9 @@ from support.rounds import CLOSE
 AGREE = CLOSE  # fp64, relative to the largest element
 LENGTH = 24
 LAYERS = ["full_attention", "linear_attention", "linear_attention"]
-GDN_PLACES = ["normed", "qkv", "z", "b", "a", "mixed", "q", "k", "v", "log_decay", "beta", "core", "gated", "mixer"]
+GDN_PLACES = [
+    "normed", "qkv", "z", "b", "a", "mixed", "q", "k", "v", "log_decay", "beta", "core", "update", "gated", "mixer",
+]
 ATTENTION_PLACES = ["normed", "projected", "key_raw", "query", "key", "value", "attended", "opened", "mixer"]
 LAST_PLACES = ["residual", "post_normed", "mlp", "hidden"]
 
@@ -104,17 +106,25 @@ def test_every_place_is_seen_in_the_order_of_findings(weights: Weights) -> None:
 
 
 def test_what_see_returns_is_what_goes_on(weights: Weights) -> None:
-    """At every place of every layer: another tensor put in changes the final rows, and an equal one does not."""
+    """At every place of every layer: another tensor put in changes the final rows, and an equal one does not.
+
+    An update goes into the state alone, so what changes is the memory: of its own layer."""
     tokens, changed = tokens_of(3), []
-    honest, _ = trunk.advance(weights, tokens, trunk.empty_memories(weights), 0)
+    honest, memories = trunk.advance(weights, tokens, trunk.empty_memories(weights), 0)
     places: list[Place] = []
     trunk.advance(weights, tokens, trunk.empty_memories(weights), 0, lambda at, x: (places.append(at), x)[1])
     for target in places:
         def graft(place: Place, tensor: torch.Tensor, target: Place = target) -> torch.Tensor:
             return 0.9 * tensor if place == target else tensor.clone()
 
-        final, _ = trunk.advance(weights, tokens, trunk.empty_memories(weights), 0, graft)
-        changed.append(not torch.equal(final, honest))
+        final, after = trunk.advance(weights, tokens, trunk.empty_memories(weights), 0, graft)
+        if target.component == "update":
+            assert torch.equal(final, honest)
+            moved = [layer for layer, pair in enumerate(zip(after, memories, strict=True))
+                     if not all(torch.equal(x, y) for x, y in zip(tensors(pair[:1]), tensors(pair[1:]), strict=True))]
+            changed.append(moved == [target.layer])
+        else:
+            changed.append(not torch.equal(final, honest))
     assert [place for place, moved in zip(places, changed, strict=True) if not moved] == []
 
 

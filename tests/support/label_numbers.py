@@ -34,6 +34,12 @@ def stamp(component: str, layer: int = 0, family: str = "trunk") -> int:
     return crc32(f"{family}.{layer}.{component}".encode())
 
 
+def folded(chain: int, k: int, v: int, log_decay: int, beta: int) -> tuple[int, int]:
+    """A token behind a chain, in layer 0: its update, and the chain with it."""
+    update = mixed(chain, k, v, log_decay, beta, stamp("update"))
+    return update, mixed(chain, mixed(k, log_decay, update))
+
+
 def here(component: str) -> Place:
     return Place("trunk", 0, component)
 

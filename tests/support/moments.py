@@ -17,6 +17,7 @@ from instep.checks import Check
 from instep.observe.memory import UNWATCHED
 from instep.observe.moment import Moment
 from instep.observe.reorder import Reordered
+from instep.observe.updates import cut_down
 from instep.player import Side
 from instep.rig.lockstep import expect
 from instep.rig.participant import Participant
@@ -68,7 +69,7 @@ def events_of(opened: Checkpoint, policy: Policy = POLICY) -> list[Event]:
 
 def declared(activation: torch.dtype, state: torch.dtype) -> dict[str, torch.dtype]:
     """Rounding points of the stand-in: everything in the activation dtype but gates, q, k, v, logits and state."""
-    kept = {"q", "k", "v", "log_decay", "beta", "logits"}
+    kept = {"q", "k", "v", "log_decay", "beta", "update", "logits"}
     return {c: wide(activation) if c in kept else activation for c in COMPONENTS} | {"state": state}
 
 
@@ -155,10 +156,11 @@ def _moments(
         law.apply(event)
         other = None if rounded is None else rounded.serve(event)
         expected = expect(before, law.book)
-        yield Moment(
+        yield cut_down(Moment(
             index, event, expected, subject.serve(event), truth.serve(event), other, UNWATCHED,
             dict(expected.slots_after), {name: list(pages) for name, pages in expected.pages_after.items()},
-        )
+            updates=True,
+        ))  # fmt: skip
 
 
 def _stored(side: Side, rounds: Mapping[str, torch.dtype]) -> Side:

@@ -113,7 +113,7 @@ def same(x: torch.Tensor) -> torch.Tensor:
 
 
 def _ops(name: str, window: Callable[..., Any], chunk: Callable[..., Any], products: dict[str, Product]) -> Ops:
-    return replace(PLAIN, name=name, gdn=dense(window=window, chunk=chunk), products=products)
+    return replace(PLAIN, name=name, gdn=dense(window=window, chunk=chunk), keeps="inputs", products=products)
 
 
 def _linear(rounded: Round) -> Callable[..., Any]:

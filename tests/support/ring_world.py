@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from instep_optimized.layout import Address, Part, Ring
+from instep_optimized.layout import KEPT, OWN, Address, Part, Ring
 from instep_optimized.ops.base import GdnInputs, Ops
 
 from .ops_case import Draw, at
@@ -42,8 +42,8 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class World:
-    """Pools for one op set: state and scratch [slots, HV, K, V], snapshots with `widest` columns, rings of `size`,
-    in which v has `values` entries, as many if not told otherwise."""
+    """Pools for one op set: state and scratch [slots, HV, K, V], snapshots with `widest` columns, rings of `size` that
+    keep what the op set declares; of updates, or values, `own` entries, as many if not told otherwise."""
 
     ops: Ops
     heads: Heads
@@ -51,15 +51,16 @@ class World:
     state: Pool
     scratch: Pool
     snapshots: Pool
-    rings: tuple[Pool, Pool, Pool, Pool]
+    rings: tuple[Pool, ...]
 
     @classmethod
     def of(
         cls, ops: Ops, heads: Heads, device: str, *, size: int, swap: bool = True, widest: int = 8,
         dtype: torch.dtype = torch.float32, kept: torch.dtype = torch.float32, slots: int = SLOTS,
-        values: int | None = None,
+        own: int | None = None,
     ) -> World:
         H, HV, K, V = heads
+        blocks = {"k": (H, K), "v": (HV, V), "update": (HV, V)}
 
         def pool(leading: tuple[int, ...], block: tuple[int, ...], of: torch.dtype, turned: bool = False) -> Pool:
             made = guarded(leading, block, of, swap=turned, device=device)
@@ -70,8 +71,10 @@ class World:
         return cls(
             ops, heads, size, pool((slots,), (HV, K, V), dtype, swap), pool((slots,), (HV, K, V), dtype, swap),
             pool((slots, widest), (HV, K, V), dtype, swap),
-            (pool((slots, size), (H, K), kept), pool((slots, values or size), (HV, V), kept),
-             pool((slots, size), (HV,), kept), pool((slots, size), (HV,), kept)),
+            tuple(
+                pool((slots, own or size if name in OWN else size), blocks.get(name, (HV,)), kept)
+                for name in KEPT[ops.keeps]._fields
+            ),
         )  # fmt: skip
 
     @property
@@ -100,7 +103,7 @@ class World:
             store=Address(goals[goal].view, units([turn.goal == goal for turn in turns])),
             each=Address(self.snapshots.view, slots) if columns else None,
             ring=Ring(
-                *(pool.view for pool in self.rings),
+                KEPT[self.ops.keeps](*(pool.view for pool in self.rings)),
                 units=slots,
                 begin=draw.ints([(turn.before - turn.pending) % self.size for turn in turns]),
                 pending=draw.ints([turn.pending for turn in turns]),
@@ -139,10 +142,24 @@ class World:
                         pool.allow(turn.slot, (turn.before + row) % pool.view.shape[1])
 
     def fill(self, slot: int, first: int, rows: GdnInputs) -> None:
-        """Put tokens into a ring by hand, `first` being the number of the first one."""
-        for number in range(len(rows.v)):
-            for pool, x in zip(self.rings, rows[1:], strict=True):
-                pool.view[slot, (first + number) % pool.view.shape[1]] = x[number]
+        """Put tokens into a ring, `first` being the number of the first one; the slot holds the state before it."""
+        if not len(rows.v):
+            return
+        pool = self.state.view
+        aside = World.of(self.ops, self.heads, str(pool.device), size=len(rows.v), dtype=pool.dtype, slots=2,
+                         kept=self.rings[0].view.dtype)  # fmt: skip
+        aside.state.view[1] = pool[slot]
+        aside.run([Turn(1, rows, settled=False)])
+        for mine, theirs in zip(self.rings, aside.rings, strict=True):
+            for number in range(len(rows.v)):
+                mine.view[slot, (first + number) % mine.view.shape[1]] = theirs.view[1, number]
+
+    def kept(self, slot: int, first: int, count: int) -> tuple[Tensor, ...]:
+        """What a ring holds of `count` tokens from number `first` on."""
+        return tuple(
+            torch.stack([pool.view[slot, (first + t) % pool.view.shape[1]] for t in range(count)])
+            for pool in self.rings
+        )
 
 
 def bits(pool: Pool) -> Tensor:

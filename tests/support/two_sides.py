@@ -59,6 +59,7 @@ class TwoSides:
         self.live: set[str] = set()
         self.verified: set[str] = set()  # not committed yet: conv windows and states belong to nobody
         self.compared = 0
+        self.widths: dict[str, int] = {}  # of the windows that are drafted
         self._tapes: tuple[dict[Place, list[torch.Tensor]], ...] = ({}, {})
         for side, one in enumerate((subject, truth) if watched else ()):
             one.watch(self._recorder(side))
@@ -69,7 +70,9 @@ class TwoSides:
             tape.clear()
         ours, theirs = event.on(self.subject), event.on(self.truth)
         self._answers(ours, theirs)
-        self._places()
+        if isinstance(event, Draft) and isinstance(ours, Drafted):
+            self.widths.update(dict.fromkeys(event.requests, 1 + ours.drafts.shape[1]))
+        self._places(self._kept(event))
         self.compared += untouched(self.subject, before, may)
         if isinstance(event, Admit):
             self.live.add(event.request)
@@ -105,8 +108,22 @@ class TwoSides:
                 name: own.tolist() for name, own in theirs.own.items()
             }
 
-    def _places(self) -> None:
+    def _kept(self, event: Event) -> torch.Tensor | None:
+        """[N] bool: the rows whose updates the subject keeps, those of windows; None: it keeps none here."""
+        if not isinstance(event, Forward) or all(region.name != "ring_update" for region in self.subject.regions()):
+            return None
+        kinds = [(row.kind, self.widths[row.request] if row.kind == "verify" else row.tokens if row.kind == "prefill"
+                  else 1) for row in event.rows]  # fmt: skip
+        kept = torch.tensor([kind == "verify" for kind, count in kinds for _ in range(count)])
+        return kept if bool(kept.any()) else None
+
+    def _places(self, kept: torch.Tensor | None) -> None:
         ours, theirs = ({place: torch.cat(seen) for place, seen in tape.items()} for tape in self._tapes)
+        for side in (ours, theirs):
+            for place in [place for place in side if place.component == "update"]:
+                rows = side.pop(place)
+                if kept is not None:
+                    side[place] = rows.cpu()[kept]
         assert ours.keys() == theirs.keys()
         for place, rows in ours.items():
             self._same(rows, theirs[place], str(place))

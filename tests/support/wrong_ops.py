@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from instep_optimized import load
+from instep_optimized.ops.plain.ring import keeps_updates, put_updates
 from instep_reference.contract.place import Place
 
 PLAIN, LEDGER = load("plain"), load("ledger")
@@ -81,6 +82,16 @@ def _one_column_more(**given: Any) -> torch.Tensor:
     return core
 
 
+def _updates_louder(**given: Any) -> torch.Tensor:
+    """In layer 0, what the ring keeps of the last window is a hundredth too large; what is handed on is right."""
+    core, rows = PLAIN.gdn(**given), len(given["inputs"].q)
+    if given["to"].layer == 0 and rows and keeps_updates(given["parts"]):
+        kept = PLAIN.kept_updates(parts=given["parts"], rows=rows, to=given["to"])
+        put_updates(given["parts"], 1.01 * kept)
+    return core
+
+
+UPDATES_LOUDER = replace(PLAIN, name="updates louder", gdn=_updates_louder)
 UNMOVED = replace(PLAIN, name="unmoved", move=_stay)
 SWAPPED = replace(PLAIN, name="swapped", store_rows=_swapped)
 IN_FOUR_PARTS = replace(PLAIN, name="in four parts", linear=_in_four_parts)

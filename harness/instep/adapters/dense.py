@@ -11,11 +11,12 @@ from typing import Protocol
 
 import torch
 
-from instep_optimized.layout import Part, Ring
+from instep_optimized.layout import Inputs, Part, Ring
 from instep_optimized.ops.base import Gdn, GdnInputs
 from instep_optimized.ops.plain.lanes import Lanes, after, along, before, lanes
-from instep_optimized.ops.plain.ring import Token, keep, recalled
+from instep_optimized.ops.plain.ring import NO_UPDATES, keep, recalled
 from instep_optimized.ops.plain.wide import width
+from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place
 
 
@@ -33,7 +34,10 @@ class Kernel(Protocol):
 
 
 def dense(*, window: Kernel, chunk: Kernel) -> Gdn:
-    """The `gdn` op of two kernels: `window` for decode, verify and tokens run again, `chunk` for prefill."""
+    """The `gdn` op of two kernels: `window` for decode, verify and tokens run again, `chunk` for prefill.
+
+    A kernel behind this gives no updates back, so its op set declares keeps="inputs": its rings keep what it consumed.
+    """
 
     def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
         core = torch.zeros_like(inputs.v, dtype=dtype)
@@ -52,7 +56,7 @@ def _run(kernel: Kernel, inputs: GdnInputs, part: Part, who: Lanes, core: torch.
     if part.ring is not None:
         state = _again(kernel, part.ring, who, state).to(stored).to(state.dtype)
         for row, alive in enumerate(who.alive):
-            keep(part.ring, who.which[:alive], row, Token(*(x[who.rows[:alive, row]] for x in inputs[1:])))
+            keep(part.ring, who.which[:alive], row, Inputs(*(x[who.rows[:alive, row]] for x in inputs[1:])))
     after(part.settled, who, state)
     for row, taken in _launches(part, who):
         rows = who.rows[taken]
@@ -79,5 +83,8 @@ def _again(kernel: Kernel, ring: Ring, who: Lanes, state: torch.Tensor) -> torch
     lane, age = torch.nonzero(ages < who.again[:, None], as_tuple=True)
     if not len(lane):
         return state
-    k, v, log_decay, beta = (x.to(state.dtype) for x in recalled(ring, who.which[lane], age))
+    kept = recalled(ring, who.which[lane], age)
+    if not isinstance(kept, Inputs):
+        raise Unsupported(NO_UPDATES)
+    k, v, log_decay, beta = (x.to(state.dtype) for x in kept)
     return kernel(q=k, k=k, v=v, log_decay=log_decay, beta=beta, lengths=who.again, state=state)[1]

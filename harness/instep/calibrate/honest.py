@@ -19,12 +19,12 @@ import torch
 from torch.nn.functional import sigmoid, silu, softplus
 
 from instep_optimized import load
-from instep_optimized.layout import Pages, Part
+from instep_optimized.layout import Inputs, Pages, Part, Updates
 from instep_optimized.ops.base import GdnInputs, Ops, Types
 from instep_optimized.ops.plain.attend import entries, extents
 from instep_optimized.ops.plain.gdn import gdn as plain_gdn
 from instep_optimized.ops.plain.lanes import Lanes, after, along, before, lanes, scatter
-from instep_optimized.ops.plain.ring import Token, keep, recalled
+from instep_optimized.ops.plain.ring import keep, recalled
 from instep_optimized.ops.plain.rows import rms_norm
 from instep_optimized.ops.plain.wide import wide, width
 from instep_reference.chunked import recur_in_chunks
@@ -179,28 +179,37 @@ def _one_part(order: Order, inputs: GdnInputs, part: Part, who: Lanes, out: torc
     if part.ring is not None:
         for age in range(int(who.again.max())):
             owing = torch.nonzero(who.again > age)[:, 0]
-            state[owing] = _after(order, state[owing], recalled(part.ring, who.which[owing], age))
+            kept = recalled(part.ring, who.which[owing], age)
+            if isinstance(kept, Inputs):
+                kept = _did(order, state[owing], kept)
+            state[owing] = _after(state[owing], kept)
         state = state.to(part.read.pool.dtype).to(state.dtype)
     after(part.settled, who, state)
-    core, rows = torch.zeros_like(inputs.v[who.rows], dtype=state.dtype), Token(*(x[who.rows] for x in inputs[1:]))
+    core, rows = torch.zeros_like(inputs.v[who.rows], dtype=state.dtype), Inputs(*(x[who.rows] for x in inputs[1:]))
     q = _per_value_head(inputs.q[who.rows], inputs.v.shape[1]).to(state.dtype)
     for row, alive in enumerate(who.alive):
-        token = Token(*(x[:alive, row] for x in rows))
-        state[:alive] = _after(order, state[:alive], token)
+        token = Inputs(*(x[:alive, row] for x in rows))
+        did = _did(order, state[:alive], token)
+        state[:alive] = _after(state[:alive], did)
         core[:alive, row] = order.total(state[:alive].mT * q[:alive, row, :, None])
-        keep(part.ring, who.which[:alive], row, token)
+        keep(part.ring, who.which[:alive], row, token, did)
         along(part.each, who, row, state[:alive])
     scatter(out, who, core)
     after(part.store, who, state)
 
 
-def _after(order: Order, state: torch.Tensor, token: Token) -> torch.Tensor:
-    """One token into the states [n, HV, K, V], summed over K."""
+def _did(order: Order, state: torch.Tensor, token: Inputs) -> Updates:
+    """What one token does to the states [n, HV, K, V], summed over K."""
     k, v, log_decay, beta = (x.to(state.dtype) for x in token)
+    decay = log_decay.exp()
+    recalled = order.total(state.mT * decay[..., None, None] * _per_value_head(k, state.shape[1])[:, :, None])
+    return Updates(token.k, decay, beta[..., None] * (v - recalled))
+
+
+def _after(state: torch.Tensor, did: Updates) -> torch.Tensor:
+    k, decay, update = (x.to(state.dtype) for x in did)
     k = _per_value_head(k, state.shape[1])[:, :, None]
-    decayed = state.mT * log_decay.exp()[..., None, None]
-    update = beta[..., None] * (v - order.total(decayed * k))
-    return (decayed + update[..., None] * k).mT
+    return (state.mT * decay[..., None, None] + update[..., None] * k).mT
 
 
 def _per_value_head(x: torch.Tensor, heads: int) -> torch.Tensor:

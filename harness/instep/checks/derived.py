@@ -11,14 +11,19 @@ from dataclasses import replace
 
 import torch
 
+from instep_reference.contract.place import Place
+
 from ..observe.moment import Moment
 from ..observe.oracle import Oracle
 from ..observe.piece import Piece
 from ..observe.rows import rows
+from ..observe.updates import UPDATE, due
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import NEAR
 from .base import slot_of
+from .directed import scene_of
 from .measure import Spot, measured
+from .run_again import wrong_updates
 
 
 class Derived:
@@ -41,17 +46,26 @@ class Derived:
 
     def _places(self, moment: Moment, piece: Piece) -> Iterator[Comparison]:
         for place, truth in piece.truth.places.items():
-            found = rows(moment.subject, place, piece.share)
-            result = measured(self._spot(moment, piece, place.component), found, truth, piece.yardsticks.places[place])
-            yield result if result.agrees or found is None else self._named(result, piece, found, truth)
+            if not due(moment, place, piece.share):
+                continue
+            found, scale = rows(moment.subject, place, piece.share), _scale(piece, place)
+            drawn = piece.yardsticks.places[place]
+            result = measured(self._spot(moment, piece, place.component), found, truth, drawn, scale=scale)
+            yield result if result.agrees or found is None else self._named(moment, result, piece, found, truth)
 
-    def _named(self, result: Comparison, piece: Piece, found: torch.Tensor, truth: torch.Tensor) -> Comparison:
+    def _named(
+        self, moment: Moment, result: Comparison, piece: Piece, found: torch.Tensor, truth: torch.Tensor
+    ) -> Comparison:
         """The known mistake whose result stands near what was found, before the bare size of the error."""
         for sentence, work in piece.wrongs if found.shape == truth.shape else ():
             wrong = self.oracle.runner.true(work).places[result.place]
-            away = torch.linalg.vector_norm(found.to(wrong) - wrong)
-            if away <= NEAR * torch.linalg.vector_norm(truth - wrong):
+            if _stands_for(found, wrong, truth):
                 return replace(result, diagnosis=f"{sentence}; {result.diagnosis}")
+        if result.place.component == UPDATE and piece.folding is not None and found.shape == truth.shape:
+            pieces = [other for other in self.oracle.at(moment) if isinstance(other, Piece)]
+            for sentence, updates in wrong_updates(scene_of(piece, pieces)):
+                if _stands_for(found, updates, truth):
+                    return replace(result, diagnosis=f"{sentence}; {result.diagnosis}")
         return _narrowed(result, found, truth, piece.yardsticks.places[result.place])
 
     def _state(self, moment: Moment, piece: Piece) -> Iterator[Comparison]:
@@ -68,6 +82,20 @@ class Derived:
         slot = slot_of(moment, piece.request)
         place = piece.place(component)
         return Spot(self.name, self.tier, moment.index, moment.kind, place, piece.request, slot)
+
+
+def _stands_for(found: torch.Tensor, wrong: torch.Tensor, truth: torch.Tensor) -> bool:
+    """Whether what was found is this wrong thing, as far as it can be told from the truth."""
+    away = torch.linalg.vector_norm(found.to(wrong) - wrong)
+    return bool(away <= NEAR * torch.linalg.vector_norm(truth - wrong))
+
+
+def _scale(piece: Piece, place: Place) -> torch.Tensor | None:
+    """An update beta (v - S'k) is a difference, and next to nothing for a token that S knows: beta (|v| + |S'k|)."""
+    if place.component != UPDATE:
+        return None
+    written = piece.truth.of("beta")[..., None] * piece.truth.of("v")
+    return written.abs() + (written - piece.truth.places[place]).abs()
 
 
 def _narrowed(result: Comparison, found: torch.Tensor, truth: torch.Tensor, drawn: torch.Tensor) -> Comparison:

@@ -19,7 +19,10 @@ from ..observe.piece import Piece
 from ..verdict import Comparison, Skipped, Tier
 from .allowance import COLUMNS, DRAWN_MORE, LEANING, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, SHAKEN, UNDECIDED_CAP
 from .base import slot_of
-from .hypotheses import Scene, Wrong, wrong_states
+from .hypotheses import wrong_states
+from .scene import Scene, Wrong
+
+WINDOWS = ("verify", "commit")  # kinds of rows whose updates may be kept
 
 
 class Directed:
@@ -148,17 +151,23 @@ def scene_of(piece: Piece, pieces: Sequence[Piece]) -> Scene:
     """What may have gone wrong here: this request's tokens, and what the others hold in the same layer."""
     folding = piece.folding
     assert folding is not None
-    others = list(folding.others)
+    others, theirs = list(folding.others), list[tuple[str, torch.Tensor]]()
     for other in pieces:
-        if other.layer == piece.layer and other.request != piece.request and other.truth.state is not None:
+        if other.layer != piece.layer or other.request == piece.request or other.folding is None:
+            continue
+        if other.truth.state is not None:
             others.append((f'of request "{other.request}"', other.truth.state))
-    past, handed = folding.past, list[tuple[str, torch.Tensor]]()
+        if other.share.kind in WINDOWS:
+            theirs.append((f'of request "{other.request}"', other.folding.tokens.of("update")))
+    past, handed, older = folding.past, list[tuple[str, torch.Tensor]](), None
     if past is not None:
         handed = [(says, state()) for says, state in handed_over(folding.base, past)]
+        older = past.tokens.of("update") if past.tokens is not None and past.verb == "accepted" else None
     k, v, log_decay, beta = (folding.tokens.of(name) for name in ("k", "v", "log_decay", "beta"))
     return Scene(
         folding.base, k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, folding.count,
-        "accepted" if piece.share.kind == "commit" else "given", None if past is None else past.base, others, handed,
+        "accepted" if piece.share.kind in WINDOWS else "given", None if past is None else past.base, others, handed,
+        theirs, older,
     )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ Leaves out: who owns what (`identity.py`) and bytes that belong to nobody (`byte
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
+from zlib import crc32
 
 import torch
 
@@ -95,7 +97,7 @@ class Labels:
                         int(moment.truth.places[Place("trunk", layer, part)][row].flatten()[0]) & MASK
                         for part in ("k", "v", "log_decay", "beta")
                     ]
-                    chain.append(mix(chain[-1], mix(mix(mix(parts[0], parts[1]), parts[2]), parts[3])))
+                    chain.append(folded(layer, chain[-1], *parts))
                 self.flights[share.request, layer] = chain
 
     def _comparison(
@@ -113,6 +115,12 @@ def mix(a: int, b: int) -> int:
     x ^= x >> 29
     x = x * MIX_D & MASK
     return x ^ (x >> 32)
+
+
+def folded(layer: int, chain: int, k: int, v: int, log_decay: int, beta: int) -> int:
+    """The chain of a trunk layer with one token more: with its update, which hangs on the chain before it."""
+    own = crc32(f"trunk.{layer}.update".encode("ascii"))
+    return mix(chain, mix(mix(k, log_decay), reduce(mix, (chain, k, v, log_decay, beta, own))))
 
 
 def _differing(found: torch.Tensor | None, right: torch.Tensor) -> torch.Tensor:

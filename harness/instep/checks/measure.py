@@ -18,7 +18,7 @@ from .allowance import SCALE_FLOOR, SMALLEST_BLOCK, YARDSTICK_FACTOR, allowed
 
 # Components whose heads are blocks of their own, and the axis on which the heads stand.
 HEAD_AXIS = {
-    "z": 1, "q": 1, "k": 1, "v": 1, "core": 1, "gated": 1,
+    "z": 1, "q": 1, "k": 1, "v": 1, "core": 1, "update": 1, "gated": 1,
     "projected": 1, "key_raw": 1, "query": 1, "key": 1, "value": 1, "attended": 1, "opened": 1,
     "state": 0,
 }  # fmt: skip
@@ -40,6 +40,7 @@ class Spot:
 def measured(
     spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor, yardsticks: Sequence[torch.Tensor] | torch.Tensor,
     noise_floor: float = 0.0, stored: torch.dtype | None = None, factor: float = 1.0,
+    scale: torch.Tensor | None = None,
 ) -> Comparison:
     """One comparison over the blocks of a tensor, reporting the block that stands nearest to its limit or beyond.
 
@@ -49,16 +50,18 @@ def measured(
     yardsticks: one after another, or stacked.
     noise_floor: e_r is at least this.
     stored: the declared dtype, whose ulp is granted; None: the subject's own. factor: how many allowances are granted.
+    scale: like the truth; errors are relative to it where the truth is smaller, as of a difference of large numbers.
     """
     wrong = unlike(spot, subject, truth)
     if wrong is not None:
         return wrong
     assert subject is not None
     x, o = blocks(spot.place.component, subject), blocks(spot.place.component, truth)
-    error = relative_error(x, o)  # [2, blocks]: norm, largest element
+    floor = None if scale is None else blocks(spot.place.component, scale)
+    error = relative_error(x, o, floor)  # [2, blocks]: norm, largest element
     drawn = yardsticks if isinstance(yardsticks, torch.Tensor) else torch.stack(list(yardsticks))
     honest = blocks(spot.place.component, drawn, many=True)
-    yardstick = relative_error(honest, o).amax(1).clamp_min(noise_floor)
+    yardstick = relative_error(honest, o, floor).amax(1).clamp_min(noise_floor)
     limit = factor * allowed(yardstick, subject.dtype if stored is None else stored)
     limit = torch.where(limit.isfinite(), limit, 0.0)  # a yardstick that overflows allows nothing
     parts = torch.where(error == 0, 0.0, error / limit)
@@ -84,15 +87,23 @@ def blocks(component: str, tensor: torch.Tensor, *, many: bool = False) -> torch
     return tensor.reshape(*tensor.shape[:lead], 1, -1)
 
 
-def relative_error(x: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
-    """|x - o| / |o|, by the norm and by the largest element.
+def relative_error(x: torch.Tensor, o: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """|x - o| / |o|, by the norm and by the largest element; / |scale| where that is larger.
 
-    Shapes:  x [..., blocks, elements]   o [blocks, elements]  ->  [2, ..., blocks]
+    Shapes:  x [..., blocks, elements]   o, scale [blocks, elements]  ->  [2, ..., blocks]
     """
-    off = x - o
-    norm = torch.linalg.vector_norm(off, dim=-1) / torch.linalg.vector_norm(o, dim=-1).clamp_min(SCALE_FLOOR)
-    largest = off.abs().amax(-1) / o.abs().amax(-1).clamp_min(SCALE_FLOOR)
-    return torch.stack((norm, largest))
+    off, least = x - o, torch.zeros_like(o) if scale is None else scale
+    norm, largest = (torch.maximum(size(o), size(least)).clamp_min(SCALE_FLOOR) for size in (_norm, _largest))
+    return torch.stack((_norm(off) / norm, _largest(off) / largest))
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return found
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().amax(-1)
 
 
 def unlike(spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor) -> Comparison | None:

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .base import Edit, Fault
-from .catalogue import chunks, dispatch, draft, graph, numerics, others, rollback, scheduling, slots
+from .catalogue import chunks, dispatch, draft, graph, numerics, others, rings, rollback, scheduling, slots
 
 __all__ = ["FAMILIES", "TRACES", "Edit", "Fault", "by_id"]
 
 FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "rollback": rollback.FAULTS,
+    "rings": rings.FAULTS,
     "dispatch": dispatch.FAULTS,
     "graph": graph.FAULTS,
     "slots": slots.FAULTS,

@@ -19,6 +19,10 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "pending-count": "too many or too few tokens are taken for those that are still to be folded in",
         "stale-tile": "a part of a state is left as it was",
     },
+    "rings": {
+        "ring-update": "the update that is kept is not the one that the state took",
+        "ring-rerun": "a kept token is run again with something of another token",
+    },
     "dispatch": {
         "prefill-as-verify": "the last tokens of a prompt are taken for a window",
         "verify-as-prefill": "a window is taken for tokens of a prompt",

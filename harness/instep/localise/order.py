@@ -15,7 +15,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "linear": ("fused", "qkv", "z", "b", "a", "projected", "key_raw", "value", "mixer"),
     "conv": ("mixed",),
     "gdn_inputs": ("q", "k", "v", "log_decay", "beta"),
-    "gdn": ("core",),
+    "gdn": ("core", "update"),
     "gated_norm": ("gated",),
     "attention_inputs": ("query", "key"),
     "attend": ("attended",),
@@ -26,9 +26,9 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "lm_head": ("logits",),
     "pick": ("pick",),
 }
-TOGETHER = ("gdn_inputs", "attention_inputs")  # all results of one call
+TOGETHER = ("gdn_inputs", "gdn", "attention_inputs")  # all results of one call
 
-READERS = ("mixed", "core", "attended")  # results that hang on what is read from memory
+READERS = ("mixed", "core", "update", "attended")  # results that hang on what is read from memory
 
 # Component of memory -> the ops that write it, or say where it is written, the nearest first.
 WRITERS: dict[str, tuple[str, ...]] = {

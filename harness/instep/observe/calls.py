@@ -144,8 +144,8 @@ def _memory(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
             if getattr(part, name) is not None:
                 yield name, getattr(part, name).pool
         if part.ring is not None:
-            for name in ("k", "v", "log_decay", "beta"):
-                yield f"ring {name}", getattr(part.ring, name)
+            for name, pool in part.ring.kept._asdict().items():
+                yield f"ring {name}", pool
     if isinstance(given.get("pages"), Pages):
         yield from (("keys", given["pages"].keys), ("values", given["pages"].values))
     if "pool" in given:

@@ -50,7 +50,7 @@ class Moment:
     """subject: the engine under test. truth: the reference in fp64, or the ledger of labels when the subject
     moves labels. rounded: the reference in the declared width with its rounding points; None for labels.
     redrawn: the rounded run up to here once more, as another draw (see `rig/sides.py`), by its number; costly.
-    regions: the subject's pools as they stand now."""
+    regions: the subject's pools as they stand now. updates: whether its rings keep updates (`updates.py`)."""
 
     index: int
     event: Event
@@ -64,6 +64,7 @@ class Moment:
     redrawn: Callable[[int], Side] | None = None
     regions: Callable[[], Sequence[Region]] = tuple
     noted: Noted = NOTHING  # op calls, host reads, graphs: what no tensor says
+    updates: bool = False
 
     @property
     def kind(self) -> str:

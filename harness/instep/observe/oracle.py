@@ -27,7 +27,7 @@ from instep_reference.weights import DraftWeights, GdnWeights, Weights
 
 from ..verdict import Skipped
 from .moment import Moment
-from .piece import REMEMBERED, Flight, Folding, Past, Piece, Run, Runner, Work, fold, only
+from .piece import REMEMBERED, Flight, Folding, Past, Piece, Run, Runner, Work, again, fold, only
 from .products import NONE
 from .rows import Share, paths, rows, shares
 
@@ -339,7 +339,10 @@ def handed_over(base: torch.Tensor, past: Past) -> Iterator[tuple[str, Callable[
     if tokens is None:
         return
     count = len(tokens.of("beta"))
-    yield "counts the tokens of the previous step twice", partial(_folded, tokens, base, range(count))
+    twice = "counts the tokens of the previous step twice"
+    yield twice, partial(_folded, tokens, base, range(count))
+    if past.verb == "accepted":
+        yield twice, partial(again, tokens, base)
     for some in range(1, count):
         said = f"{some} token{'s' * (some > 1)} of the previous step; {count} were {past.verb}"
         yield f"was carried on from the state after {said}", partial(_folded, tokens, past.base, range(some))

@@ -30,6 +30,7 @@ Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is writte
 # (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one honest error in
 # 31 000, of 4 draws by one in 93. Over many rows such numbers average out, and fewer draws do.
 DRAWS, FEWEST_DRAWS, ROWS_DRAWN = 16, 4, 64
+KEPT = (*FOLDED, "update")  # of a token: what the delta rule takes in, and what it writes
 REMEMBERED = 16  # tokens of a step that are kept for the next one: a window, not a prompt
 CHUNKS = (16, 64)  # tokens to a chunk of the second declared form of the delta rule
 
@@ -258,12 +259,18 @@ def narrower(stored: torch.dtype, width: torch.dtype) -> bool:
 def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
     """The states [draws, HV, K, V] after the tokens at `nodes` of a run were folded into `base`, token by token."""
     q, k, v, log_decay, erase, write = (part[:, list(nodes)] for part in _rule_inputs(run))
-    return gdn.recur(q, k, v, log_decay, erase, write, base.to(k).expand(len(k), *base.shape))[1]
+    return gdn.recur(q, k, v, log_decay, erase, write, base.to(k).expand(len(k), *base.shape)).state
+
+
+def again(run: Run, base: torch.Tensor) -> torch.Tensor:
+    """The state [HV, K, V] after all tokens of a run once more, with the updates that they made there."""
+    _, k, _, log_decay, _, _ = _rule_inputs(run)
+    return gdn.absorb(k, log_decay, run.of("update")[None], base.to(k)[None])[0]
 
 
 def only(run: Run, nodes: Sequence[int]) -> Run:
     """What the tokens at `nodes` fold in, in a run of its own."""
-    folded = {place: rows for place, rows in run.places.items() if place.component in FOLDED}
+    folded = {place: rows for place, rows in run.places.items() if place.component in KEPT}
     return Run({place: rows[list(nodes)] for place, rows in folded.items()})
 
 

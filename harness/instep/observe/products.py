@@ -172,7 +172,7 @@ def launched(operands: Operands | None, rows: Sequence[torch.Tensor], state: tor
     q, k, v, log_decay, beta = rows
     q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], dim=1)[None] for x in (q, k))
     gates = log_decay[None, ..., None], beta[None, ..., None], beta[None, ..., None]
-    return gdn.recur(q, k, v[None], *gates, state[None])[1][0]
+    return gdn.recur(q, k, v[None], *gates, state[None]).state[0]
 
 
 def to_bits(x: torch.Tensor, bits: int, towards: Round) -> torch.Tensor:

@@ -21,6 +21,7 @@ from ..observe.memory import UNWATCHED
 from ..observe.moment import Moment
 from ..observe.onlookers import on_host
 from ..observe.rows import Share, shares
+from ..observe.updates import UPDATE
 from ..player import Player
 from ..rig.lockstep import expect
 from ..rig.participant import Participant
@@ -131,6 +132,8 @@ class Teller:
     def _blocks(self, moment: Moment) -> Iterator[tuple[Block, Share]]:
         for place, tensor in moment.subject.places.items():
             for share in shares(moment, place.stage):
+                if place.component == UPDATE and share.kind != "verify":
+                    continue  # of no other rows it is kept
                 begin, count = share.span(place)
                 rows = tensor[begin : begin + count]
                 if count and len(rows) == count:

@@ -18,6 +18,7 @@ from ..adapters import Subject
 from ..observe.moment import Moment
 from ..observe.onlookers import OnHost, on_host
 from ..observe.rows import shares
+from ..observe.updates import UPDATE
 from ..player import Player
 from ..rig.participant import Participant
 from ..trace.book import Phase
@@ -96,6 +97,8 @@ class Twins:
         mine, theirs = one.subject.places, other.subject.places
         if self.one.watched and self.other.watched:
             for place in sorted(mine.keys() | theirs.keys(), key=Place.order):
+                if place.component == UPDATE and not (place in mine and place in theirs):
+                    continue  # only one of them keeps it
                 elements, wrong = different(mine.get(place), theirs.get(place))
                 request, rows = (None, "") if not wrong else self._whose(one, place, mine.get(place), theirs.get(place))
                 yield self._told(one, place, elements, wrong, request, rows)

@@ -21,6 +21,7 @@ from ..observe.moment import Moment
 from ..observe.oracle import Oracle
 from ..observe.piece import Piece, Run, Work
 from ..observe.rows import Share, rows
+from ..observe.updates import due
 from ..verdict import Comparison
 from .variant import Graft, in_memory, spelled
 
@@ -127,7 +128,8 @@ class GraftedOracle(Oracle):
 
     def _with(self, share: Share, work: Work) -> Work:
         moment = self._moment
-        here = {g.place for g in self.grafts if g.event == moment.index and g.place in moment.subject.places}
+        here = {g.place for g in self.grafts if g.event == moment.index and g.place in moment.subject.places
+                and due(moment, g.place, share)}
         if not here:
             return work
 

@@ -18,6 +18,7 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
 from ..checks.base import Check
 from ..observe.moment import Expected, Moment
 from ..observe.noted import NOTHING
+from ..observe.updates import cut_down, kept
 from ..player import Side
 from ..trace.book import Book, Phase
 from ..trace.bounds import bound
@@ -68,9 +69,10 @@ class Lockstep:
         redrawn = partial(self._redrawn, index) if self.sides.rounded_draw else None
         regions = self.sides.shown.regions
         noted = NOTHING if self.sides.notes is None else self.sides.notes.take()
-        self.last = Moment(
-            index, event, expected, subject, truth, rounded, changes, slots, pages, redrawn, regions, noted
-        )
+        self.last = cut_down(Moment(
+            index, event, expected, subject, truth, rounded, changes, slots, pages, redrawn, regions, noted,
+            kept(regions()),
+        ))  # fmt: skip
         return self.last
 
     def mended(self) -> list[str]:

@@ -25,7 +25,7 @@ class LazyRerun(Rerun):
         return max(FEWEST, WINDOWS * widest)
 
     @staticmethod
-    def value_entries(widest: int) -> int:
+    def own_entries(widest: int) -> int:
         """As many: what is pending stays in the ring beside the new window."""
         return LazyRerun.ring_size(widest)
 

@@ -1,5 +1,5 @@
-"""The `rerun` strategy: verify stores no new state; it keeps what the delta rule consumed, and the next step runs the
-accepted tokens again before its own.
+"""The `rerun` strategy: verify stores no new state; it keeps what each token does to one (or what the delta rule
+consumed of it, as the op set declares), and the next step runs the accepted tokens again before its own.
 
 Leaves out: the running, which is the per-token body of decode and stands behind the `gdn` op. Traffic per layer and
 request: 2 states, whatever the window. A commit writes nothing: the request's length says what was accepted.
@@ -15,23 +15,27 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import Place
 
 from ..batch import Batch, Group
-from ..layout import Address, Part, Ring
+from ..layout import KEPT, Address, Keeps, Part, Ring
 from ..memory import Memory
-from ..memory.budget import Sizes, mark, rings, units
+from ..memory.budget import Sizes, mark, ring_pools, rings, units
 from ..memory.pool import Demand
 from ..ops.base import GdnInputs, Ops, Ringed
 from .base import Held, Landing, Strategy, Table, printed
 from .marks import Marks
 from .snapshot import taken
 
-RING = ("ring_k", "ring_v", "ring_log_decay", "ring_beta")  # in the order of `Ring`
 SETTLED = "settled"
 
 _SETTLES: Table = {deed: {"state": "slot", SETTLED: "slot"} for deed in ("prefill", "decode", "restore")}
-_EVERYTHING: Table = {"release": {"state": "slot", SETTLED: "slot", **dict.fromkeys(RING, "slot")}}
-MAY_CHANGE: Table = {
-    "claim": {SETTLED: "slot"}, **_SETTLES, "verify": _EVERYTHING["release"], "commit": {}, **_EVERYTHING,
-}
+
+
+def may_change(keeps: Keeps) -> Table:
+    """What each event may write: the slot's state, its mark, and the pools of its ring."""
+    everything: Table = {"release": {"state": "slot", SETTLED: "slot", **dict.fromkeys(ring_pools(keeps), "slot")}}
+    return {"claim": {SETTLED: "slot"}, **_SETTLES, "verify": everything["release"], "commit": {}, **everything}
+
+
+MAY_CHANGE = may_change("update")
 
 
 class Rerun:
@@ -45,23 +49,24 @@ class Rerun:
     and a restored request has nothing pending.
 
     The ring has room for two of the widest windows, pending and new: a program of another head may still read the
-    ones while the others are written. (v has room for one, as each program reads its own.) So it serves a window that
-    is narrower, or wider, than the one before, too.
-    What an event may change (units in brackets):
+    ones while the others are written. (Updates have room for one, as each program reads its own.) So it serves a
+    window that is narrower, or wider, than the one before, too.
+    What an event may change (units in brackets), where updates are kept; inputs have pools of their own names:
 {printed(MAY_CHANGE)}
     """
 
-    may = MAY_CHANGE
-
     def __init__(self, config: ModelConfig, sizes: Sizes, memory: Memory, width: int) -> None:
+        self.may, names = may_change(sizes.keeps), ring_pools(sizes.keeps)
         self._marks, self._size = Marks(memory[SETTLED].units(0)), self.ring_size(sizes.widest)
         self._spare = self.spare(self._size, width, sizes.widest)
         self._states = {layer: memory["state"].units(layer) for layer in memory.layers("state")}
-        self._rings = {layer: tuple(memory[name].units(layer) for name in RING) for layer in self._states}
+        self._rings = {
+            layer: KEPT[sizes.keeps](*(memory[name].units(layer) for name in names)) for layer in self._states
+        }
 
     @classmethod
     def demands(cls, config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
-        kept = rings(config, sizes, cls.ring_size(sizes.widest), cls.value_entries(sizes.widest))
+        kept = rings(config, sizes, cls.ring_size(sizes.widest), cls.own_entries(sizes.widest))
         return units("state", config, sizes), *kept, mark(SETTLED, sizes)
 
     @staticmethod
@@ -70,8 +75,8 @@ class Rerun:
         return 2 * widest
 
     @staticmethod
-    def value_entries(widest: int) -> int:
-        """Entries of v: for one window, as nobody else reads a program's own (see `Ring`)."""
+    def own_entries(widest: int) -> int:
+        """Entries of updates, or of values: for one window, as nobody else reads a program's own (see `Ring`)."""
         return widest
 
     @staticmethod
@@ -138,8 +143,7 @@ class Rerun:
         )
 
     def _ring(self, layer: int, slots: torch.Tensor, plan: Ringed) -> Ring:
-        k, v, log_decay, beta = self._rings[layer]
-        return Ring(k, v, log_decay, beta, slots, plan.begin, plan.pending, plan.keep)
+        return Ring(self._rings[layer], slots, plan.begin, plan.pending, plan.keep)
 
     def _folded(
         self, ops: Ops, layer: int, slots: torch.Tensor, none: torch.Tensor, plan: Ringed
@@ -147,12 +151,13 @@ class Rerun:
         """The state with the pending tokens in it, made by the engine's own op in scratch memory of the same form."""
         state, scratch_unit = self._states[layer], none + 1
         scratch = state.new_empty_strided((2, *state.shape[1:]), state.stride())
-        k, v, log_decay, beta = (pool[0, :0] for pool in self._rings[layer])
+        ring = self._ring(layer, slots, plan)
+        k, v = (pool[0, :0] for pool in (ring.kept.k, ring.own))
         ops.gdn(
-            inputs=GdnInputs(k, k, v, log_decay, beta),
+            inputs=GdnInputs(k, k, v, v[..., 0], v[..., 0]),
             parts=(Part(
                 form="window", begin=none, count=none, most=0, read=Address(state, slots), fresh=none.bool(),
-                store=Address(scratch, scratch_unit), ring=self._ring(layer, slots, plan),
+                store=Address(scratch, scratch_unit), ring=ring,
             ),),
             dtype=k.dtype, to=Place("trunk", layer, "state"),
         )

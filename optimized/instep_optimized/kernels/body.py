@@ -13,28 +13,40 @@ import triton.language as tl
 
 
 @triton.jit
-def absorb(state, k, v, log_decay, beta):
-    """One token into a tile of V rows of one head's memory.
+def step(state, q, k, v, decay, beta):
+    """One token into a tile of V rows of one head's memory, and what the memory then answers to q (already scaled).
 
-        S <- exp(log_decay) S;   u = beta (v - S k);   S <- S + u k^T        (S here is [V, K])
+        S <- decay S;   u = beta (v - S k);   S <- S + u k^T;   o = S q        (S here is [V, K])
 
-    Shapes:  state, k [VT, pieces, KI] fp32, K in pieces and k the same in every row; v [VT]; log_decay, beta scalars;
-             padding of K and V is zero.  -> state
-    Units:   log_decay in nats, at most 0.
+    Shapes:  state, q, k [VT, pieces, KI] fp32, K in pieces, q and k the same in every row; v [VT]; decay, beta scalars;
+             padding of K and V is zero.  -> state, o [VT], u [VT]
+    Units:   decay within 0 and 1, the exponential of a log decay in nats.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form, V first: rows of V never meet, so a program
              may own any number of them. Differs: the update is one fused multiply-add, said explicitly, and the
              decay is multiplied in before anything is read (carrying it aside would round differently).
     """
-    state = state * tl.exp(log_decay)
+    state = forget(state, decay)
     update = beta * (v - recall(state, k))
-    return tl.fma(tl.broadcast_to(update[:, None, None], state.shape), k, state)
+    state = add(state, k, update)
+    return state, recall(state, q), update
 
 
 @triton.jit
-def step(state, q, k, v, log_decay, beta):
-    """`absorb`, then what the memory answers to q [VT, pieces, KI] (already scaled): o = S q.  -> state, o [VT]"""
-    state = absorb(state, k, v, log_decay, beta)
-    return state, recall(state, q)
+def again(state, k, decay, update):
+    """A token whose update u [VT] is known: the multiply and the multiply-add of `step`, on the same bits.  -> state"""
+    return add(forget(state, decay), k, update)
+
+
+@triton.jit
+def forget(state, decay):
+    """decay S"""
+    return state * decay
+
+
+@triton.jit
+def add(state, k, update):
+    """S + u k^T, one rounding per element"""
+    return tl.fma(tl.broadcast_to(update[:, None, None], state.shape), k, state)
 
 
 @triton.jit

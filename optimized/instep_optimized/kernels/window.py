@@ -14,10 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ..layout import Part
+from instep_reference.contract.errors import Unsupported
+
+from ..layout import Part, Updates
 from ..ops.base import GdnInputs
 from .address import flat, given
-from .body import absorb, step
+from .body import again, step
 from .runtime import ceil_div, launch, power_of_2, tile
 
 # On a GPU (LOG.md), pinned because bits depend on them: rows of V per program, warps, and how many numbers of a key lie
@@ -62,22 +64,24 @@ def _rows(inputs: GdnInputs, core: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _ring(inputs: GdnInputs, part: Part) -> tuple[Any, ...]:
-    """k, v, log_decay, beta as (pool, unit step, entry step, head step); units, begin, pending, keep; sizes; a flag.
+    """k, decay, update as (pool, unit step, entry step, head step); units, begin, pending, keep; sizes; a flag.
 
     Where there is none, the rows stand in for it with their own steps, so that the kernel compiles to the same code.
     """
     ring = part.ring
     if ring is None:
-        pools = tuple(y for x in inputs[1:] for y in (x, 0, x.stride(0), x.stride(1)))
+        pools = tuple(y for x in (inputs.k, inputs.log_decay, inputs.v) for y in (x, 0, x.stride(0), x.stride(1)))
         return (*pools, *(4 * (part.count,)), 1, 1, 0)
+    if not isinstance(ring.kept, Updates):
+        raise Unsupported("this kernel keeps updates; a ring of inputs is for kernels that give none back")
     flattened: list[Any] = []
-    for pool in (ring.k, ring.v, ring.log_decay, ring.beta):
+    for pool in ring.kept:
         assert pool.dim() == 3 or pool.stride(3) == 1, "entries have a contiguous last axis"
         flattened += [pool, *pool.stride()[:3]]
-    return (*flattened, ring.units, ring.begin, ring.pending, ring.keep, ring.size, ring.v.shape[1], 1)
+    return (*flattened, ring.units, ring.begin, ring.pending, ring.keep, ring.size, ring.own.shape[1], 1)
 
 
-@triton.jit(do_not_specialize=["has_store", "has_settled", "has_each", "ring_size", "ring_v_size", "has_ring"])
+@triton.jit(do_not_specialize=["has_store", "has_settled", "has_each", "ring_size", "ring_u_size", "has_ring"])
 def _window(
     q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, core, core_row, core_head,
@@ -86,10 +90,9 @@ def _window(
     store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
     settled, settled_units, settled_columns, settled_unit, settled_column, settled_h, settled_k, settled_v, has_settled,
     each, each_units, each_unit, each_column, each_h, each_k, each_v, has_each,
-    ring_k, ring_k_unit, ring_k_entry, ring_k_head, ring_v, ring_v_unit, ring_v_entry, ring_v_head,
-    ring_decay, ring_decay_unit, ring_decay_entry, ring_decay_head,
-    ring_beta, ring_beta_unit, ring_beta_entry, ring_beta_head,
-    ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_v_size, has_ring,
+    ring_k, ring_k_unit, ring_k_entry, ring_k_head, ring_decay, ring_decay_unit, ring_decay_entry, ring_decay_head,
+    ring_u, ring_u_unit, ring_u_entry, ring_u_head,
+    ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size, has_ring,
     V, K, group,
     VT: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -98,7 +101,7 @@ def _window(
     K is two axes, KT // KI pieces of KI: [VT, KT // KI, KI], so that the compiler lays a row's numbers into few lanes.
 
     Programs share what they read of the ring, and none waits for another: each entry is written by one of them,
-    and by contract never while it is pending; v is each program's own.
+    and by contract never while it is pending; updates u are each program's own.
     """
     request, stripe, head = tl.program_id(2), tl.program_id(0), tl.program_id(1).to(tl.int64)
     unit, rows = tl.load(read_units + request), tl.load(count + request)
@@ -121,17 +124,15 @@ def _window(
         state = fetch(source + (tile_v * read_v + tile_k * read_k), inside, WHOLE).to(tl.float32)
 
     kept_k = ring_k + kept_by * ring_k_unit + key_head * ring_k_head
-    kept_v = ring_v + kept_by * ring_v_unit + head * ring_v_head
     kept_decay = ring_decay + kept_by * ring_decay_unit + head * ring_decay_head
-    kept_beta = ring_beta + kept_by * ring_beta_unit + head * ring_beta_head
-    entry = tl.load(ring_begin + request)
+    kept_u = ring_u + kept_by * ring_u_unit + head * ring_u_head + at_v
+    entry = tl.load(ring_begin + request).to(tl.int32)  # within a unit 32 bits are enough, and registers are scarce
     for _age in range(pending):
-        state = absorb(
+        state = again(
             state,
             fetch(kept_k + entry * ring_k_entry + every_k, in_k, WHOLE),
-            fetch(kept_v + (entry % ring_v_size) * ring_v_entry + at_v, in_v, WHOLE),
             tl.load(kept_decay + entry * ring_decay_entry),
-            tl.load(kept_beta + entry * ring_beta_entry),
+            fetch(kept_u + (entry % ring_u_size) * ring_u_entry, in_v, WHOLE),
         )
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
     state = state.to(read.dtype.element_ty).to(tl.float32)  # as a store and a load would
@@ -145,8 +146,8 @@ def _window(
     each_to = tl.load(each_units + request)
     aside = (has_each != 0) & (each_to >= 0)
     column = each + each_to * each_unit + head * each_h
-    # v is kept by every stripe, the gates by the first one, k by the first one of the key head's first value head.
-    entry = tl.load(ring_keep + request)
+    # u is kept by every stripe, the decay by the first one, k by the first one of the key head's first value head.
+    entry = tl.load(ring_keep + request).to(tl.int32)
     keeps = (kept_by >= 0) & (entry >= 0)
     keeps_k = (stripe == 0) & (head % group == 0)
 
@@ -157,9 +158,9 @@ def _window(
     for t in range(rows):
         key = fetch(k + every_k, in_k, WHOLE)
         value = fetch(v + at_v, in_v, WHOLE)
-        decay, write = tl.load(log_decay), tl.load(beta)
+        decay, write = tl.exp(tl.load(log_decay)), tl.load(beta)
         query = fetch(q + every_k, in_k, WHOLE)
-        state, out = step(state, query, key, value, decay, write)
+        state, out, update = step(state, query, key, value, decay, write)
         put(core + at_v, out, in_v, WHOLE)
         if aside:
             put(column + t * each_column + (tile_v * each_v + tile_k * each_k), state, inside, WHOLE)
@@ -167,10 +168,8 @@ def _window(
             if keeps_k:
                 once = in_k & (tile_v == 0)
                 tl.store(kept_k + entry * ring_k_entry + every_k, key.to(ring_k.dtype.element_ty), mask=once)
-            entry_v = entry % ring_v_size
-            put(kept_v + entry_v * ring_v_entry + at_v, value, in_v, WHOLE)
+            put(kept_u + (entry % ring_u_size) * ring_u_entry, update, in_v, WHOLE)
             tl.store(kept_decay + entry * ring_decay_entry, decay.to(ring_decay.dtype.element_ty), mask=stripe == 0)
-            tl.store(kept_beta + entry * ring_beta_entry, write.to(ring_beta.dtype.element_ty), mask=stripe == 0)
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
         k, q, v, core = k + k_row, q + q_row, v + v_row, core + core_row
         log_decay, beta = log_decay + log_decay_row, beta + beta_row

@@ -17,7 +17,7 @@ from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.meaning import Meaning, Positions
 
-from ..layout import StateLayout
+from ..layout import KEPT, OWN, Keeps, StateLayout
 from ..ops.base import Types
 from .board import LAYER, NAMES
 from .pool import Demand
@@ -33,12 +33,14 @@ BOARD_POSITIONS = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """What demands depend on beside the model: storage dtypes, layout, room, and the widest window (max steps + 1)."""
+    """What demands depend on beside the model: storage dtypes, layout, room, the widest window (max steps + 1), and
+    what a ring keeps of a token."""
 
     types: Types
     layout: StateLayout
     capacity: Capacity
     widest: int
+    keeps: Keeps = "update"
 
     @property
     def transposed(self) -> bool:
@@ -116,21 +118,28 @@ def widened(config: ModelConfig, sizes: Sizes) -> Demand:
     return replace(one, shape=(channels, history + sizes.widest - 1), means=line)
 
 
-def rings(config: ModelConfig, sizes: Sizes, size: int, values: int) -> tuple[Demand, ...]:
-    """What the delta rule consumed, `size` tokens per slot and GDN layer (v: `values`), in the precision consumed."""
-    keys, heads = (config.key_heads, config.key_dim), config.value_heads
-    one = units("state", config, sizes)
-    shapes = {"k": keys, "v": (heads, config.value_dim), "log_decay": (heads,), "beta": (heads,)}
-    plain = replace(one, dtype=sizes.types.consumed, transposed=False)
+def ring_pools(keeps: Keeps) -> tuple[str, ...]:
+    """The names of the pools of a ring, in the order of `Updates` or of `Inputs`."""
+    return tuple(RING + name for name in KEPT[keeps]._fields)
+
+
+def rings(config: ModelConfig, sizes: Sizes, size: int, own: int) -> tuple[Demand, ...]:
+    """What is kept of `size` tokens per slot and GDN layer (of updates, or values: of `own`): updates in the width in
+    which the recurrence computes, inputs in the precision consumed."""
+    keys, gate = (config.key_heads, config.key_dim), (config.value_heads,)
+    values = (*gate, config.value_dim)
+    shapes = {"k": keys, "v": values, "update": values, "decay": gate, "log_decay": gate, "beta": gate}
+    width = sizes.types.recurrence if sizes.keeps == "update" else sizes.types.consumed
+    plain = replace(units("state", config, sizes), dtype=width, transposed=False)
     return tuple(
-        replace(plain, name=RING + name, shape=(values if name == "v" else size, *shape), means=_entries(name))
-        for name, shape in shapes.items()
+        replace(plain, name=RING + name, shape=(own if name in OWN else size, *shapes[name]), means=_entries(name))
+        for name in KEPT[sizes.keeps]._fields
     )
 
 
 def _entries(name: str) -> Meaning:
-    """Pending tokens and a new window stand side by side; a program reads its own v before it writes it."""
-    return Meaning("state", positions=Positions("entry", windows=1 if name == "v" else 2))
+    """Pending tokens and a new window stand side by side; but a program reads its own update before it writes it."""
+    return Meaning("state", positions=Positions("entry", windows=1 if name in OWN else 2), keeps=name)
 
 
 def mark(name: str, sizes: Sizes) -> Demand:

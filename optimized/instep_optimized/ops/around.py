@@ -20,12 +20,13 @@ import torch
 from instep_reference.contract.place import Place, See, unseen
 
 from .base import Ops
+from .plain.ring import keeps_updates, put_updates
 
 Op = Callable[..., Any]
 Wrapper = Callable[[str, Op], Op]
 
 # Fields of an op set that describe it and are never called between layers.
-DESCRIPTIONS = {"name", "types", "rounds", "captures", "products", "row_invariant"}
+DESCRIPTIONS = {"name", "types", "rounds", "keeps", "captures", "products", "row_invariant"}
 
 
 def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
@@ -39,7 +40,11 @@ def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
         op = getattr(ops, name)
         for wrapper in wrappers:
             op = wrapper(name, op)
-        wrapped[name] = op if see is unseen else _seen(op, see)
+        wrapped[name] = op
+    if see is not unseen:
+        look = wrapped["kept_updates"]
+        wrapped = {name: _seen(op, see) for name, op in wrapped.items()}
+        wrapped["gdn"] = _with_updates(wrapped["gdn"], look, see)
     return replace(ops, **wrapped)
 
 
@@ -58,6 +63,23 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 def memory_of(tensor: torch.Tensor) -> int:
     """Where its memory begins: tensors that share it have the same."""
     return tensor.untyped_storage().data_ptr()
+
+
+def _with_updates(gdn: Op, look: Op, see: See) -> Op:
+    """The delta rule, and then a look at the updates that its rings keep: no result, but memory, where the next step
+    finds them. Where `see` gives others, those are put there."""
+
+    def call(**given: Any) -> Any:
+        core, parts, rows = gdn(**given), given["parts"], len(given["inputs"].q)
+        if rows and keeps_updates(parts):
+            place = given["to"]._replace(component="update")
+            kept = look(parts=parts, rows=rows, to=place)
+            shown = see(place, kept)
+            if shown is not kept:
+                put_updates(parts, shown)
+        return core
+
+    return call
 
 
 def _seen(op: Op, see: See) -> Op:

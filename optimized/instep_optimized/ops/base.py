@@ -20,17 +20,19 @@ import torch
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product
 
-from ..layout import Address, Pages, Part
+from ..layout import Address, Keeps, Pages, Part
 
 
 class Types(NamedTuple):
-    """Storage dtypes of an op set: hidden rows, conv windows, recurrent state, KV, what the delta rule consumes."""
+    """Storage dtypes of an op set: hidden rows, conv windows, recurrent state, KV, what the delta rule consumes; and
+    the dtype in which its recurrence computes, so that what it adds to a state is kept bit by bit."""
 
     hidden: torch.dtype
     conv: torch.dtype
     state: torch.dtype
     kv: torch.dtype
     consumed: torch.dtype = torch.float32
+    recurrence: torch.dtype = torch.float32
 
 
 class GdnInputs(NamedTuple):
@@ -170,7 +172,8 @@ class Gdn(Protocol):
 
     Per request: read (zeros if fresh); run the ring's pending tokens again; round to the dtype of `read`'s pool, as a
     store and a load would; store to `settled`; then row by row: core, keep the token in the ring, `each`; `store`.
-    Running again gives the bits that the rows themselves gave. A fresh request runs nothing again, whatever `pending`
+    Running again gives the bits that the rows themselves gave: of updates S <- decay S + k update^T, of inputs all of
+    it. A fresh request runs nothing again, whatever `pending`
     says. A fold (count 0, pending tokens; N may be 0) stores to `settled` and `store`; with nothing pending either,
     nothing is read and nothing written. Chunks have no ring.
     """
@@ -178,6 +181,15 @@ class Gdn(Protocol):
     def __call__(
         self, *, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place
     ) -> torch.Tensor: ...
+
+
+class KeptUpdates(Protocol):
+    """The updates [N, HV, V] that the rings of `parts` keep of these rows, N = `rows` on the host; zeros of the others.
+
+    For watching alone, after `gdn`: no launch that is timed calls it. Waits for nothing.
+    """
+
+    def __call__(self, *, parts: tuple[Part, ...], rows: int, to: Place) -> torch.Tensor: ...
 
 
 class GatedNorm(Protocol):
@@ -332,11 +344,12 @@ class Move(Protocol):
 @dataclass(frozen=True)
 class Ops:
     """An op set. `types(activation, state)` gives its storage dtypes, `rounds(activation, state)` the dtype at
-    which each named component is stored: the declared rounding points that the yardstick follows. `captures`: its ops
-    never wait for the host, so that a CUDA graph can hold them. `products`: form of an op -> the format to which the
-    operands of its products are rounded, {"gdn.chunk": Product("tf32", block=64)}; fp32 where a form is not named.
-    `row_invariant`: the bits of a row of a result depend on no other row, however many there are, so that a request is
-    served in a batch as it is served alone."""
+    which each named component is stored: the declared rounding points that the yardstick follows. `keeps`: what its
+    rings keep of a token (`Ring`). `captures`: its ops never wait for the host, so that a CUDA graph can hold them.
+    `products`: form of an op -> the format to which the operands of its products are rounded,
+    {"gdn.chunk": Product("tf32", block=64)}; fp32 where a form is not named. `row_invariant`: the bits of a row of a
+    result depend on no other row, however many there are, so that a request is served in a batch as it is served
+    alone."""
 
     name: str
     types: Callable[[torch.dtype, torch.dtype], Types]
@@ -350,6 +363,7 @@ class Ops:
     conv: Conv
     gdn_inputs: MakeGdnInputs
     gdn: Gdn
+    kept_updates: KeptUpdates
     gated_norm: GatedNorm
     attention_inputs: MakeAttentionInputs
     store_rows: StoreRows
@@ -366,6 +380,7 @@ class Ops:
     shift: Shift
     ring: PlanRing
     move: Move
+    keeps: Keeps
     captures: bool = False
     products: Mapping[str, Product] = field(default_factory=dict)
     row_invariant: bool = False

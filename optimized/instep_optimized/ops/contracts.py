@@ -196,6 +196,8 @@ def _rows(given: dict[str, Any]) -> int:
     """How many rows the call is about: of its first tensor of rows."""
     if "inputs" in given:
         return int(given["inputs"].q.shape[0])
+    if "parts" in given and "rows" in given:
+        return int(given["rows"])
     for name in (
         "x", "tokens", "core", "mixed", "query", "projected", "attended", "rows", "logits", "window", "own", "slots"
     ):
@@ -221,12 +223,12 @@ def _part(part: Part, rows: int) -> Iterator[str]:
 
 
 def _ring(part: Part, ring: Ring) -> Iterator[str]:
-    """Pools of one size (v: a divisor), entries within it, and no row kept where a token waits to be run again."""
-    pools = (ring.k, ring.v, ring.log_decay, ring.beta)
-    values = ring.v.shape[1]
-    if len({pool.shape[:2] for pool in (ring.k, *pools[2:])}) > 1 or len(ring.v) != len(ring.k) or ring.size % values:
+    """Pools of one size (`own`: a divisor), entries within it, and no row kept where a token waits to be run again."""
+    pools, own = ring.kept, ring.own.shape[1]
+    shared = {pool.shape[:2] for pool in pools if pool is not ring.own}
+    if len(shared) > 1 or len(ring.own) != len(pools.k) or ring.size % own:
         yield f"ring: pools of {', '.join(str(tuple(pool.shape[:2])) for pool in pools)} units and entries"
-    yield from _within("ring units", ring.units, ring.k.shape[0])
+    yield from _within("ring units", ring.units, pools.k.shape[0])
     used = (ring.units >= 0) & (part.read.units >= 0)
     kept, again = used & (ring.keep >= 0), used & ~part.fresh
     yield from _distinct("ring", ring.units[kept])
@@ -240,10 +242,11 @@ def _ring(part: Part, ring: Ring) -> Iterator[str]:
     over = kept & (part.count > 0) & (pending > 0)
     if bool((over & ((ahead < pending) | (ahead + part.count > ring.size))).any()):
         yield "ring: a row would be kept where a token waits to be run again"
-    if bool((kept & (part.count > values)).any()):
-        yield f"ring: {part.most} rows do not fit in {values} entries"
-    if bool((pending > values).any()):
-        yield f"ring: {int(pending.max())} pending tokens have no {values} entries of v"
+    if bool((kept & (part.count > own)).any()):
+        yield f"ring: {part.most} rows do not fit in {own} entries"
+    if bool((pending > own).any()):
+        name = next(name for name, pool in pools._asdict().items() if pool is ring.own)
+        yield f"ring: {int(pending.max())} pending tokens have no {own} entries of {name}"
 
 
 def _pages(pages: Pages, rows: int) -> Iterator[str]:

@@ -9,6 +9,10 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
+from ..layout import Inputs
+
 Given = dict[str, Any]
 Shape = tuple[int, ...]
 
@@ -73,10 +77,13 @@ def _gdn(given: Given) -> Iterator[Fit]:
             if getattr(part, name) is not None:
                 yield f"a state of {name}", tuple(getattr(part, name).pool.shape[-3:]), state
         if part.ring is not None:
-            for name, tensor in (("k", k), ("v", v), ("log_decay", log_decay), ("beta", beta)):
-                pool = getattr(part.ring, name)
+            like = {"k": k, "v": v, "update": v, "decay": log_decay, "log_decay": log_decay, "beta": beta}
+            for name, pool in part.ring.kept._asdict().items():
+                # Inputs have the dtype in which they are consumed; an update is at least as wide.
+                dtype = like[name].dtype
+                wide = dtype if isinstance(part.ring.kept, Inputs) else torch.promote_types(dtype, pool.dtype)
                 yield f"an entry of ring {name}", (tuple(pool.shape[2:]), pool.dtype), (
-                    tuple(tensor.shape[1:]), tensor.dtype)  # fmt: skip
+                    tuple(like[name].shape[1:]), wide)  # fmt: skip
 
 
 def _gated_norm(given: Given) -> Iterator[Fit]:

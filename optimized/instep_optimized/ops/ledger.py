@@ -14,7 +14,7 @@ import torch
 
 from instep_reference.contract.place import COMPONENTS, Place
 
-from ..layout import Pages, Part
+from ..layout import Inputs, Pages, Part, Updates
 from .base import AttentionInputs, ExpertWeights, GdnInputs, Ops, Types
 from .labels import code, expand, mix, read, shift_right
 from .plain.attend import entries, extents
@@ -23,13 +23,13 @@ from .plain.lanes import Lanes, after, along, before, lanes, scatter
 from .plain.move import move, store_rows
 from .plain.pick import accept, pick
 from .plain.plan import ring
-from .plain.ring import Token, keep, recalled
+from .plain.ring import keep, kept_updates, recalled
 from .plain.rows import select
 
 
 def types(activation: torch.dtype, state: torch.dtype) -> Types:
     """Everything holds labels."""
-    return Types(hidden=torch.int64, conv=torch.int64, state=torch.int64, kv=torch.int64, consumed=torch.int64)
+    return Types(*[torch.int64] * len(Types._fields))
 
 
 def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
@@ -148,38 +148,54 @@ def gdn_inputs(
 
 
 def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
-    """Fold every token into its request's chain; core = mix(mix(chain, q), code). `dtype` is always int64 here."""
+    """Fold every token into its request's chain; core = mix(mix(chain, q), code). `dtype` is always int64 here.
+
+    A token's update is mixed of the chain before it, so one that was made from a wrong state has a wrong label.
+    """
     out = torch.zeros_like(inputs.v)
     for part in parts:
         who = lanes(part)
         if len(who.which):
-            _gdn_part(inputs, part, who, out, code(to))
+            _gdn_part(inputs, part, who, out, to)
     return out
 
 
-def _gdn_part(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, stamp: int) -> None:
+def _gdn_part(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, to: Place) -> None:
+    own = code(to._replace(component="update"))
     memory = before(part, who, torch.int64)
     chain, block = read(memory), memory.shape[1:]
     for age in range(int(who.again.max()) if part.ring is not None else 0):
         assert part.ring is not None
         owing = torch.nonzero(who.again > age)[:, 0]
-        chain[owing] = mix(chain[owing], _folded(recalled(part.ring, who.which[owing], age)))
+        kept = recalled(part.ring, who.which[owing], age)
+        if isinstance(kept, Inputs):
+            kept = _update(chain[owing], kept, own)
+        chain[owing] = _absorbed(chain[owing], kept)
     after(part.settled, who, expand(chain, *block))
     chains = torch.zeros_like(who.rows)
     for row, alive in enumerate(who.alive):
-        token = Token(*(x[who.rows[:alive, row]] for x in inputs[1:]))
-        chain[:alive] = mix(chain[:alive], _folded(token))
+        token = Inputs(*(x[who.rows[:alive, row]] for x in inputs[1:]))
+        did = _update(chain[:alive], token, own)
+        chain[:alive] = _absorbed(chain[:alive], did)
         chains[:, row] = chain
-        keep(part.ring, who.which[:alive], row, token)
+        keep(part.ring, who.which[:alive], row, token, did)
         along(part.each, who, row, expand(chain[:alive], *block))
-    scatter(out, who, expand(mix(mix(chains, read(inputs.q)[who.rows]), stamp), *out.shape[1:]))
+    scatter(out, who, expand(mix(mix(chains, read(inputs.q)[who.rows]), code(to)), *out.shape[1:]))
     after(part.store, who, expand(chain, *block))
 
 
-def _folded(token: Token) -> torch.Tensor:
-    """A token as one label: mix(mix(mix(k, v), log_decay), beta)."""
-    k, v, log_decay, beta = (read(x) for x in token)
-    return mix(mix(mix(k, v), log_decay), beta)
+def _update(chain: torch.Tensor, token: Inputs, own: int) -> Updates:
+    """update = mix(mix(mix(mix(mix(chain, k), v), log_decay), beta), code); a decay has the label of its logarithm."""
+    label = chain
+    for x in token:
+        label = mix(label, read(x))
+    return Updates(token.k, token.log_decay, expand(mix(label, own), *token.v.shape[1:]))
+
+
+def _absorbed(chain: torch.Tensor, token: Updates) -> torch.Tensor:
+    """mix(chain, mix(mix(k, log_decay), update))."""
+    k, decay, update = (read(x) for x in token)
+    return mix(chain, mix(mix(k, decay), update))
 
 
 # ---- attention ------------------------------------------------------------------------------------------------
@@ -225,6 +241,7 @@ LEDGER = Ops(
     conv=conv,
     gdn_inputs=gdn_inputs,
     gdn=gdn,
+    kept_updates=kept_updates,
     gated_norm=gated_norm,
     attention_inputs=attention_inputs,
     store_rows=store_rows,
@@ -241,4 +258,5 @@ LEDGER = Ops(
     shift=shift,
     ring=ring,
     move=move,
+    keeps="update",
 )

@@ -27,8 +27,9 @@ from ..kernels.rotary import attention_inputs
 from ..kernels.rows import concat, embed, select, store_rows
 from ..kernels.runtime import must_round
 from .base import Ops, Types
+from .plain.ring import kept_updates
 
-KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "logits")  # fp32, as they were computed
+KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "update", "logits")  # fp32, as they were computed
 WHOLE_NUMBERS = ("pick", "length", "root")
 
 
@@ -63,6 +64,7 @@ TRITON = Ops(
     conv=conv,
     gdn_inputs=gdn_inputs,
     gdn=gdn,
+    kept_updates=kept_updates,
     gated_norm=gated_norm,
     attention_inputs=attention_inputs,
     store_rows=store_rows,
@@ -79,5 +81,6 @@ TRITON = Ops(
     shift=shift,
     ring=ring,
     move=move,
+    keeps="update",
     captures=True,
 )

@@ -20,8 +20,11 @@ Labels of results (c = code of the result's place; one label per row):
   conv                     acc = c; for every tap, oldest first (0 before the first token): acc = mix(acc, tap);
                            the taps are the labels of the `qkv` rows, W of them, the row's own last
   gdn_inputs               base = mix(mix(mixed, a), b); q, k, v, log_decay, beta are mix(base, their own c)
-  gdn                      chain <- mix(chain, mix(mix(mix(k, v), log_decay), beta)), chain 0 for a fresh request;
+  gdn                      update = mix(mix(mix(mix(mix(chain, k), v), log_decay), beta), its own c): a token's update
+                           hangs on all tokens folded in before it;
+                           chain <- mix(chain, mix(mix(k, log_decay), update)), chain 0 for a fresh request;
                            core = mix(mix(chain, q), c)
+                           (where a decay is kept, its label is that of log_decay)
   attention_inputs         query = mix(mix(projected, position), c); key = mix(mix(key_raw, position), c)
                            (value is a linear)
   attend                   total = sum over positions p seen, modulo 2**64, of mix(mix(key_p, value_p), p);

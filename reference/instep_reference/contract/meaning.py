@@ -41,8 +41,10 @@ class Meaning:
     engine knows of a request, which belongs to no layer
     draft      the layers are counted in the draft head
     positions  of a unit; None: a unit has none, it is written as a whole
+    keeps      the place whose rows stand here in the same bits ("update", "k"); empty: none is said
     """
 
     component: str
     draft: bool = False
     positions: Positions | None = None
+    keeps: str = ""

@@ -30,6 +30,7 @@ COMPONENTS: tuple[str, ...] = (
     "log_decay",  # [N, HV]
     "beta",       # [N, HV]
     "core",       # [N, HV, V] the read-out of the state
+    "update",     # [N, HV, V] what each token adds to the state along its key; engines that keep it show it (gdn.py)
     "state",      # [HV, K, V]  memory
     "gated",      # [N, HV, V] gated norm of core
     # attention layer

@@ -49,19 +49,20 @@ STORED_NARROW = Edit(
 NARROW_POOL = Edit(
     BUDGET, "sizes.types.state if state else sizes.types.conv", "torch.bfloat16 if state else sizes.types.conv",
 )
-NARROW_RING = Edit(BUDGET, "dtype=sizes.types.consumed", "dtype=torch.bfloat16")
+NARROW_RING = Edit(BUDGET, "sizes.types.recurrence if sizes.keeps == \"update\" else sizes.types.consumed",
+                   "torch.bfloat16 if sizes.keeps == \"update\" else sizes.types.consumed")  # fmt: skip
 # What is run again is folded by a formula of its own: written first, then decayed.
 FOLD_OF_ITS_OWN = Edit(
     GDN,
-    "            _absorb(S, _writes(recalled(part.ring, who.which[owing], age), S.dtype, S.shape[1]))\n",
-    "            write = _writes(recalled(part.ring, who.which[owing], age), S.dtype, S.shape[1])\n"
-    "            _absorb(S, write._replace(decay=torch.ones_like(write.decay)))\n"
-    "            S *= write.decay[..., None, None]\n",
+    "            _again(S, recalled(part.ring, who.which[owing], age))\n",
+    "            kept = recalled(part.ring, who.which[owing], age)\n"
+    "            _again(S, kept._replace(decay=torch.ones_like(kept.decay)))\n"
+    "            S *= kept.decay[..., None, None]\n",
 )
 HALF_OF_THE_FOLD = Edit(
     GDN,
-    "            _absorb(S, _writes(recalled(part.ring, who.which[owing], age), S.dtype, S.shape[1]))\n",
-    "            _absorb(S, _writes(recalled(part.ring, who.which[owing], age), S.dtype, S.shape[1]))\n"
+    "            _again(S, recalled(part.ring, who.which[owing], age))\n",
+    "            _again(S, recalled(part.ring, who.which[owing], age))\n"
     "            S = S.bfloat16().to(S)\n",
 )
 LOG2E = Edit(
@@ -149,7 +150,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "state-narrow-ring", "state-narrowed",
-        "The ring keeps what the delta rule consumed in bf16: what is run again is not what was run.",
+        "The ring keeps keys, decays and updates in bf16: what is run again is not what was run.",
         "", (NARROW_RING,), "accepted", Setting(), 4, Place("trunk", 0, "core"),
         "torch.float32) fits", ("contracts",), ("identity",),
     ),
@@ -157,7 +158,7 @@ FAULTS: tuple[Fault, ...] = (
         "fold-of-its-own", "fold-formula",
         "Accepted tokens are run again by a formula of their own, which decays after it has written.",
         "", (FOLD_OF_ITS_OWN,), "accepted", Setting(), 5, Place("trunk", 0, "state"),
-        "", ("directed", "derived"), ("identity", "bytes"),
+        "each token is written before the state decays", ("directed", "derived"), ("identity", "bytes"),
     ),
     Fault(
         "fold-rounds-in-between", "fold-formula",

@@ -19,8 +19,8 @@ LANDING = "inputs.rows, inputs.slots, landed.last_correct_step_indices, landed.a
 ACCEPTED = "source=Address(pair.snapshots, landing.rows, landing.nodes),"
 RING = "ring=None if chunk else self._ring(layer, group.slots, plan),"
 
-# A ring whose v holds two windows, too: else what is pending for longer than it should be is overwritten there.
-WIDE_V = Edit(RERUN, "        return widest\n", "        return 2 * widest\n")
+# Room for the updates of two windows, too: else what is pending for longer than it should be is overwritten there.
+WIDE_UPDATES = Edit(RERUN, "        return widest\n", "        return 2 * widest\n")
 
 
 def _node(what: str) -> Edit:
@@ -156,7 +156,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(RERUN, "                self._marks.write(ops, group.slots, plan.after)",
                  "                if group.kind != \"verify\":\n"
                  "                    self._marks.write(ops, group.slots, plan.after)"),
-            WIDE_V,
+            WIDE_UPDATES,
         ),
         "ragged", Setting(), 8, STATE,
         "twice", ("directed",),

@@ -21,6 +21,7 @@ from .mlp import mlp, moe
 from .move import move, store_rows
 from .pick import accept, pick
 from .plan import ring
+from .ring import kept_updates
 from .rows import add, concat, embed, linear, lm_head, norm, select
 from .wide import width
 
@@ -30,7 +31,8 @@ WHOLE_NUMBERS = ("pick", "length", "root")
 
 def types(activation: torch.dtype, state: torch.dtype) -> Types:
     """Everything is stored in the activation dtype, except the recurrent state."""
-    return Types(hidden=activation, conv=activation, state=state, kv=activation, consumed=width(activation))
+    return Types(hidden=activation, conv=activation, state=state, kv=activation, consumed=width(activation),
+                 recurrence=width(activation, state))
 
 
 def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
@@ -38,7 +40,7 @@ def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dt
     declared = dict.fromkeys(COMPONENTS, activation)
     declared.update(dict.fromkeys(KEPT_WIDE, width(activation)))
     declared.update(dict.fromkeys(WHOLE_NUMBERS, torch.int64))
-    return declared | {"state": state}
+    return declared | {"state": state, "update": width(activation, state)}
 
 
 PLAIN = Ops(
@@ -54,6 +56,7 @@ PLAIN = Ops(
     conv=conv,
     gdn_inputs=gdn_inputs,
     gdn=gdn,
+    kept_updates=kept_updates,
     gated_norm=gated_norm,
     attention_inputs=attention_inputs,
     store_rows=store_rows,
@@ -70,6 +73,7 @@ PLAIN = Ops(
     shift=shift,
     ring=ring,
     move=move,
+    keeps="update",
 )
 
 __all__ = ["PLAIN", "rounds", "types"]

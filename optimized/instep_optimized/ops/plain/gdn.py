@@ -12,10 +12,10 @@ from torch.nn.functional import sigmoid, silu, softplus
 
 from instep_reference.contract.place import Place
 
-from ...layout import Part
+from ...layout import Inputs, Part, Updates
 from ..base import GdnInputs
 from .lanes import Lanes, after, along, before, lanes, scatter
-from .ring import Token, keep, recalled
+from .ring import keep, recalled
 from .wide import wide, width
 
 L2_EPS = 1e-6  # added to the sum of squares, inside the root
@@ -45,14 +45,15 @@ def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
     heads = inputs.v.shape[1]
     state = _settle(before(part, who, work), part, who)
     q = _per_value_head(inputs.q.to(work)[who.rows], heads)
-    rows = Token(*(x[who.rows] for x in inputs[1:]))
+    rows = Inputs(*(x[who.rows] for x in inputs[1:]))
     writes = _writes(rows, work, heads)
     core = torch.zeros_like(rows.v, dtype=work)
     for row, alive in enumerate(who.alive):
         S = state[:alive]
-        _absorb(S, Write(*(x[:alive, row] for x in writes)))
+        token, write = Inputs(*(x[:alive, row] for x in rows)), Write(*(x[:alive, row] for x in writes))
+        update = _absorb(S, write)
         core[:alive, row] = (S * q[:alive, row]).sum(dim=-2)
-        keep(part.ring, who.which[:alive], row, Token(*(x[:alive, row] for x in rows)))
+        keep(part.ring, who.which[:alive], row, token, Updates(token.k, write.decay, update))
         along(part.each, who, row, S)
     scatter(out, who, core)
     after(part.store, who, state)
@@ -64,7 +65,7 @@ def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:
         for age in range(int(who.again.max())):
             owing = torch.nonzero(who.again > age)[:, 0]
             S = state[owing]
-            _absorb(S, _writes(recalled(part.ring, who.which[owing], age), S.dtype, S.shape[1]))
+            _again(S, recalled(part.ring, who.which[owing], age))
             state[owing] = S
         state = state.to(part.read.pool.dtype).to(state.dtype)
     after(part.settled, who, state)
@@ -81,7 +82,7 @@ class Write(NamedTuple):
     beta: torch.Tensor
 
 
-def _writes(token: Token, work: torch.dtype, heads: int) -> Write:
+def _writes(token: Inputs, work: torch.dtype, heads: int) -> Write:
     k, v, log_decay, beta = (x.to(work) for x in token)
     return Write(_per_value_head(k, heads), v, log_decay.exp(), beta)
 
@@ -91,11 +92,22 @@ def _per_value_head(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.repeat_interleave(heads // x.shape[-2], dim=-2)[..., None]
 
 
-def _absorb(S: torch.Tensor, write: Write) -> None:
-    """One token into the states, in place: the same for rows and for tokens that are run again."""
+def _absorb(S: torch.Tensor, write: Write) -> torch.Tensor:
+    """One token into the states, in place; what it added along its key [n, HV, V]."""
     S *= write.decay[..., None, None]
-    surprise = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))
-    S += write.key * surprise[..., None, :]
+    update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))
+    S += write.key * update[..., None, :]
+    return update
+
+
+def _again(S: torch.Tensor, kept: Updates | Inputs) -> None:
+    """A kept token into the states once more, in place: the products and sums of `_absorb` on the same bits."""
+    if isinstance(kept, Inputs):
+        _absorb(S, _writes(kept, S.dtype, S.shape[1]))
+        return
+    k, decay, update = (x.to(S.dtype) for x in kept)
+    S *= decay[..., None, None]
+    S += _per_value_head(k, S.shape[1]) * update[..., None, :]
 
 
 def _sum_by_halves(x: torch.Tensor) -> torch.Tensor:

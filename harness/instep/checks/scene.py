@@ -1,0 +1,152 @@
+"""One request's state over one step, in fp64, and what the tokens of the step do to it: what wrong states are made of.
+
+Leaves out: the mistakes (`hypotheses.py`, `run_again.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+EVERY_COUNT_UP_TO = 16  # windows up to this long are tried after each of their tokens; longer ones are prompts
+
+BLOCKS = (16, 64)  # tokens that kernels of a chunk take at once
+
+
+class Wrong(NamedTuple):
+    """What the subject would hold, [HV, K, V], and the sentence that says so."""
+
+    sentence: str
+    state: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One request's GDN layer over one step, in fp64, from the subject's own bits.
+
+    base      [HV, K, V] the state before; k [T, HV, K], v [T, HV, V], log_decay, beta [T, HV]: what each token of
+              the window, or of the prompt's chunk, folds in (k as the value head reads it)
+    count     tokens of these that are committed, the first ones; verb: "accepted", "given"
+    previous  the state before the step before this one, if there was one
+    others    what the others hold: whose it is ("of request ..."), and [HV, K, V]
+    handed    what a miscounted step before this one would have left instead of `base`: a sentence, and [HV, K, V]
+    theirs    updates [T', HV, V] that others make in the same event: whose they are ("of request ...")
+    older     updates [T', HV, V] that the step before this one made
+    """
+
+    base: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log_decay: torch.Tensor
+    beta: torch.Tensor
+    count: int
+    verb: str
+    previous: torch.Tensor | None
+    others: Sequence[tuple[str, torch.Tensor]]
+    handed: Sequence[tuple[str, torch.Tensor]] = ()
+    theirs: Sequence[tuple[str, torch.Tensor]] = ()
+    older: torch.Tensor | None = None
+
+    @cached_property
+    def right(self) -> torch.Tensor:
+        return self.after(self.count)
+
+    def after(self, count: int) -> torch.Tensor:
+        return self._kept[count]
+
+    def counts(self) -> Iterable[int]:
+        """The wrong counts that are tried."""
+        few = self.k.shape[0] <= EVERY_COUNT_UP_TO
+        tried = self._kept if few else {0, 1, self.count - 1, self.count + 1, self.k.shape[0]}
+        return (count for count in self._kept if count != self.count and count in tried)
+
+    def fold(self, state: torch.Tensor, begin: int = 0) -> torch.Tensor:
+        """The committed tokens from `begin` on, folded into another state."""
+        for t in range(begin, self.count):
+            state = step(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t])
+        return state
+
+    @property
+    def kept(self) -> bool:
+        """Whether the tokens are a window's, whose updates an engine may keep and run again; a prompt's are not."""
+        return self.verb == "accepted" and self.k.shape[0] <= EVERY_COUNT_UP_TO
+
+    @cached_property
+    def updates(self) -> torch.Tensor:
+        """[T, HV, V]: what every token of a window adds along its key."""
+        before = [self.after(t) for t in range(self.k.shape[0])]
+        return torch.stack([
+            update(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t]) for t, state in enumerate(before)
+        ])  # fmt: skip
+
+    def again(
+        self, state: torch.Tensor, *, k: torch.Tensor | None = None, log_decay: torch.Tensor | None = None,
+        updates: torch.Tensor | None = None, begin: int = 0,
+    ) -> torch.Tensor:
+        """The committed tokens from `begin` on, run again on a state from their keys, decays and updates, or others."""
+        given = (self.k if k is None else k, self.log_decay if log_decay is None else log_decay,
+                 self.updates if updates is None else updates)  # fmt: skip
+        for t in range(begin, self.count):
+            state = add(state, *(x[t] for x in given))
+        return state
+
+    def carried(self, state: torch.Tensor) -> list[torch.Tensor]:
+        """The committed tokens on another state: folded in, or where updates are kept run again as they were made."""
+        return [self.fold(state), *((self.again(state),) if self.kept else ())]
+
+    def undecayed(self, begin: int) -> torch.Tensor:
+        """The right state, but the tokens from `begin` on did not make it forget what was there before them."""
+        decay = self.log_decay[begin : self.count].sum(0).exp()
+        return self.right + (1 - decay)[:, None, None] * self.after(begin)
+
+    def last(self, *, k: torch.Tensor | None = None, log_decay: torch.Tensor | None = None,
+             beta: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
+        """The right state but for something of its last token."""
+        t = self.count - 1
+        return step(
+            self.after(t), self.k[t] if k is None else k, self.v[t],
+            self.log_decay[t] if log_decay is None else log_decay, self.beta[t] if beta is None else beta,
+        )  # fmt: skip
+
+    @cached_property
+    def _kept(self) -> dict[int, torch.Tensor]:
+        window = self.k.shape[0]
+        wanted = {1, self.count - 1, self.count, self.count + 1, window, *(block(self.count, b) for b in BLOCKS)}
+        state, kept = self.base, {0: self.base}
+        for t in range(window):
+            state = step(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t])
+            if window <= EVERY_COUNT_UP_TO or t + 1 in wanted:
+                kept[t + 1] = state
+        return kept
+
+
+def block(count: int, size: int) -> int:
+    """Where the last of so many tokens' blocks begins."""
+    return (count - 1) // size * size
+
+
+def step(
+    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor
+) -> torch.Tensor:
+    """One token into the state: forget, then write only what k does not already recall.
+
+    Shapes:  state [HV, K, V]   k [HV, K]   v [HV, V]   log_decay, beta [HV]  ->  [HV, K, V]
+    """
+    return add(state, k, log_decay, update(state, k, v, log_decay, beta))
+
+
+def update(
+    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor
+) -> torch.Tensor:
+    """What `step` adds along the key, [HV, V]."""
+    recalled = torch.einsum("hk,hkv->hv", k, log_decay.exp()[:, None, None] * state)
+    return beta[:, None] * (v - recalled)
+
+
+def add(state: torch.Tensor, k: torch.Tensor, log_decay: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """A token whose update is known, into the state."""
+    return log_decay.exp()[:, None, None] * state + k[:, :, None] * update[:, None, :]
