@@ -59,6 +59,17 @@ def test_an_answer_of_another_kind_is_its_finding(trace, method, says):
     assert first.raised is None
 
 
+@pytest.mark.parametrize(("name", "says"), [
+    ("BY_PAIR", "regions: 'state': by gave a str ('pair'); the contract asks for one of slot, row, page"),
+    ("ANOTHER_AXIS", "regions: 'state': means gave a Meaning"),
+    ("NO_COMPONENT", "regions: 'state': means gave a Meaning"),
+    ("SCRATCH_NONE", "regions: 'state': scratch gave None; the contract asks for a set of units"),
+])  # fmt: skip
+def test_a_region_that_is_none_is_its_finding(trace, name, says):
+    first = Rig(trace, ops=f"support.wide:{name}").run().verdict.findings[0]
+    assert first.check == "interface" and first.diagnosis.startswith(says), first.diagnosis
+
+
 @pytest.mark.parametrize(("maker", "says"), [
     ("raises", "the engine, while it was made, raised AssertionError (no such card)"),
     ("none", "its maker gave None, which has no admit, draft,"),

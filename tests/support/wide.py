@@ -13,6 +13,7 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_reference.contract.engine import Commit, Committed, Event, Region
+from instep_reference.contract.meaning import Meaning, Positions
 
 PLAIN = load("plain")
 
@@ -74,3 +75,14 @@ SCRATCH = maker(shown=_scratch(0), units=(0,))
 OWNED_SCRATCH = maker(shown=_scratch(0, 1), units=(0,))
 UNDECLARED = maker(shown=lambda self, region: replace(region, means=None))
 EMPTY = maker(regions=lambda self: [], may_change=lambda self, event: {})
+
+
+def _states(**changed: Any) -> Any:
+    """An engine whose pools of states are declared so."""
+    return maker(shown=lambda self, region: replace(region, **changed) if region.name == "state" else region)
+
+
+BY_PAIR = _states(by="pair")
+ANOTHER_AXIS = _states(means=Meaning("state", positions=Positions("column", axis=9)))
+NO_COMPONENT = _states(means=Meaning("memory"))
+SCRATCH_NONE = _states(scratch=None)

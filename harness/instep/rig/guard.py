@@ -25,7 +25,8 @@ from instep_reference.contract.engine import (
     RequestState,
 )
 from instep_reference.contract.errors import InstepError, Unsupported
-from instep_reference.contract.place import See
+from instep_reference.contract.meaning import WHATS, Meaning, Positions
+from instep_reference.contract.place import COMPONENTS, See
 
 from ..adapters import Maker, Subject
 from ..player import Observer, Side
@@ -35,6 +36,7 @@ METHODS = (
     "admit", "draft", "forward", "commit", "set_num_steps", "next_num_steps", "save", "load", "preempt", "resume",
     "finish", "abort", "idle", "state", "regions", "may_change", "slots", "pages", "watch",
 )
+COUNTED = ("slot", "row", "page")  # what the first axis of a region counts
 # Kind of event -> what its answer is; the others answer nothing.
 ANSWERS: Mapping[type[Event], type] = {Draft: Drafted, Forward: Forwarded, Commit: Committed}
 
@@ -78,7 +80,12 @@ class GuardedSubject:
             right = isinstance(found, Sequence) and all(isinstance(region, Region) for region in found)
             _must(right, "regions", found, "a list of `Region`")
             for region in found:
-                _must(_is_memory(region), f"regions: {region.name!r}", region.units, "units with a first axis to count")
+                what = f"regions: {region.name!r}"
+                _must(_is_memory(region), what, region.units, "units with a first axis to count")
+                _must(region.by in COUNTED, f"{what}: by", region.by, f"one of {', '.join(COUNTED)}")
+                _must(_is_declared(region), f"{what}: means", region.means, "a `Meaning` that fits the units, or None")
+                right = isinstance(region.scratch, Set) and all(map(_whole, region.scratch))
+                _must(right, f"{what}: scratch", region.scratch, "a set of units")
             return list(found)
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
@@ -217,6 +224,17 @@ def _is_memory(region: Region) -> bool:
     return isinstance(region.units, torch.Tensor) and region.units.dim() > 0 and (
         gaps is None or (isinstance(gaps, torch.Tensor) and gaps.dim() > 0)
     )
+
+
+def _is_declared(region: Region) -> bool:
+    means = region.means
+    if means is None or not isinstance(means, Meaning):
+        return means is None
+    along = means.positions
+    if along is not None and not (isinstance(along, Positions) and along.what in WHATS and along.windows > 0):
+        return False
+    fits = along is None or 0 < along.axis < region.units.dim()
+    return means.component in COMPONENTS and fits
 
 
 def _whole(value: object) -> bool:

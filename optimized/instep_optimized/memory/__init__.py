@@ -6,6 +6,7 @@ Leaves out: what an event writes where (`commit/`) and the copies that are kept 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -66,5 +67,6 @@ class Memory:
                 found.append(Region(name, layer, demand.by, pool.units(layer), pool.gaps(layer), means))
             ends = pool.ends()
             if ends is not None and demand.layers:
-                found.append(Region(f"{name}_ends", demand.layers[0], "row", ends, means=means, red=True))
+                whole = means and replace(means, positions=None)
+                found.append(Region(f"{name}_ends", demand.layers[0], "row", ends, means=whole, red=True))
         return found

@@ -382,5 +382,5 @@ class Ops:
     move: Move
     keeps: Keeps
     captures: bool = False
-    products: Mapping[str, Product] = field(default_factory=dict)
+    products: Mapping[str, Product] = field(default_factory=dict, hash=False)
     row_invariant: bool = False
