@@ -66,7 +66,7 @@ def test_an_answer_of_another_kind_is_its_finding(trace, method, says):
     ("SCRATCH_NONE", "regions: 'state': scratch gave None; the contract asks for a set of units"),
 ])  # fmt: skip
 def test_a_region_that_is_none_is_its_finding(trace, name, says):
-    first = Rig(trace, ops=f"support.wide:{name}").run().verdict.findings[0]
+    first = Rig(trace, Setting(f"support.wide:{name}")).run().verdict.findings[0]
     assert first.check == "interface" and first.diagnosis.startswith(says), first.diagnosis
 
 
