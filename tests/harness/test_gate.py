@@ -18,7 +18,7 @@ from rich.console import Console
 
 from instep.faults.base import Edit
 from instep.faults.plant import planted
-from instep.perf import told
+from instep.perf import render
 from instep.perf.arm import Source
 from instep.perf.clock import CLOCKS
 from instep.perf.gate import ARMS, ORDERS, gate, judge
@@ -93,7 +93,7 @@ def test_twice_the_time_is_found(model: Path, tmp_path: Path) -> None:
     assert report.says("verify") is Say.SLOWER
     assert report.served["before"]["instep_optimized"] != report.served["after"]["instep_optimized"]
     assert "verify: SLOWER by" in text(report)
-    found = told.of(report).data()
+    found = render.of(report).data()
     assert (found["exit"], found["says"]["verify"]) == (1, "slower")
 
 
@@ -104,7 +104,7 @@ def test_a_wrong_arm_is_refused_and_nothing_is_timed(model: Path, tmp_path: Path
     assert report.judged == []
     assert "accepted" in report.refused and "DIVERGED" in report.refused
     assert "ms" not in text(report).split()
-    assert told.of(report).data()["judged"] == []
+    assert render.of(report).data()["judged"] == []
 
 
 @pytest.mark.slow
@@ -203,5 +203,5 @@ def test_a_setting_without_sense_is_bad_input(options: dict[str, object], expect
 def text(report: Report) -> str:
     console = Console(width=150)
     with console.capture() as captured:
-        told.show(report, console)
+        render.show(report, console)
     return captured.get()

@@ -32,7 +32,7 @@ STYLE = """
 """
 
 
-def drawn(matrix: Matrix) -> str:
+def picture_of(matrix: Matrix) -> str:
     """The whole file."""
     rows = [row for family in matrix.families.values() for row in family]
     label = MARGIN + CHAR * max((len(row.judged.fault.id) for row in rows), default=0) + 10

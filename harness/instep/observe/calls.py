@@ -18,7 +18,7 @@ from instep_optimized.ops.contracts import after, before
 from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
 
-from .noted import Broken, FailedOp, Served
+from .event_log import Broken, FailedOp, Served
 from .pools import Pools, stands
 from .reads import Reads
 
@@ -46,7 +46,7 @@ class Calls:
         self._on = False
 
     def take(self) -> dict[str, Any]:
-        """Fields of `Noted`."""
+        """Fields of `EventLog`."""
         return {
             "calls": self._calls, "tensors": self._tensors, "captured": self._captured, "broken": tuple(self._broken),
             "served": tuple(self._served), "by": dict(self._by),

@@ -1,7 +1,7 @@
 """What a relation is: it varies a run and says what must then be equal.
 
 Leaves out: the relations themselves (`pairwise.py`, `rewritten.py`, and a file for each that has more to it); what they
-are given (`case.py`); how two runs are compared (`compare.py`, `twins.py`).
+are given (`case.py`); how two runs are compared (`compare.py`, `ab_run.py`).
 """
 
 from __future__ import annotations

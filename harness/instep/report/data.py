@@ -16,7 +16,7 @@ from .terminal import Total, tiers
 from .words import divergence, where
 
 if TYPE_CHECKING:
-    from ..rig.rig import Outcome
+    from ..replay.replay import Outcome
 
 FINDINGS = 100  # of a run that are written out, and the first of every check; the first of all is what matters
 
@@ -39,7 +39,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
     verdict, plan = outcome.verdict, outcome.plan
     return {
         "name": outcome.name, **plan.setting.data(),
-        "swap": dict(outcome.variant.swap), "graft": [str(graft) for graft in outcome.variant.graft],
+        "swap": dict(outcome.variant.swap), "graft": [str(patch) for patch in outcome.variant.patch],
         "exit": int(verdict.exit), "events": verdict.events, "of": outcome.of, "elements": verdict.elements,
         "model": plan.checkpoint.digest, "served": outcome.served, "calls": outcome.calls,
         "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},
