@@ -27,7 +27,7 @@ class Side:
     answer          as the engine gave it, or on the host (`OnHost`)
     places          named tensors, rows packed in batch order (`Activations`)
     before, after   request -> logical state of every live request (`States`)
-    wish            `next_num_steps()` (`States`)
+    wanted_num_steps  `next_num_steps()` (`States`)
     """
 
     name: str

@@ -101,7 +101,7 @@ def test_the_controller_is_followed_with_its_lag(tmp_path):
     assert counts[0] != counts[2]
 
 
-def test_a_moment_that_never_comes_is_an_error(tmp_path):
+def test_an_action_that_is_never_due_is_an_error(tmp_path):
     with pytest.raises(BadInput, match='found abort "nobody", never possible from round 1 on'):
         recorded(tmp_path, policy(deeds=(ScheduledAction(1, "abort", "nobody"),)))
     assert not list(tmp_path.glob("small*"))

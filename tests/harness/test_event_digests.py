@@ -43,7 +43,7 @@ class Spoiler:
         yield from ()
 
 
-def test_a_trail_is_the_same_again_and_parts_at_a_bit(trace: Trace) -> None:
+def test_digests_are_the_same_again_and_part_at_a_bit(trace: Trace) -> None:
     first, again, spoiled = EventDigests(), EventDigests(), EventDigests()
     assert Replay(trace, Setting("ledger")).run(also=[first]).verdict.exit is Exit.AGREED
     Replay(trace, Setting("ledger")).run(also=[again])

@@ -15,7 +15,7 @@ from instep_reference.contract.errors import BadInput
 from support.traces import header, one_round
 
 
-def law_after(*events: e.AnyEvent, **changes: object) -> EventRules:
+def rules_after(*events: e.AnyEvent, **changes: object) -> EventRules:
     rules = EventRules(header(**changes))
     for event in events:
         rules.apply(event)
@@ -50,7 +50,7 @@ def test_a_request_goes_through_its_phases():
 
 
 def test_slots_are_the_first_free_ones_in_the_header_s_order():
-    rules = law_after(e.Admit("a", (1,)), e.Admit("b", (2,)))
+    rules = rules_after(e.Admit("a", (1,)), e.Admit("b", (2,)))
     assert [rules.table.live[name].slot for name in "ab"] == [3, 1]
     rules.apply(e.Abort("a"))
     rules.apply(e.Admit("c", (1,)))
@@ -58,7 +58,7 @@ def test_slots_are_the_first_free_ones_in_the_header_s_order():
 
 
 def test_pages_grow_with_what_may_be_written_and_are_never_trimmed():
-    rules = law_after(*ready(prompt=tuple(range(7))))
+    rules = rules_after(*ready(prompt=tuple(range(7))))
     assert rules.table.live["a"].pages == (5,)  # 7 positions of 8
     rules.apply(e.Draft(("a",), picks=((4, 5, 6),)))
     assert rules.table.live["a"].pages == (5, 2)  # the draft's KV reaches position 9
@@ -68,7 +68,7 @@ def test_pages_grow_with_what_may_be_written_and_are_never_trimmed():
 
 
 def test_a_preempted_request_gives_all_back_and_resumes_where_it_stood():
-    rules = law_after(*ready(), e.Preempt("a"))
+    rules = rules_after(*ready(), e.Preempt("a"))
     assert rules.table.live["a"].slot is None and rules.table.live["a"].pages == ()
     rules.apply(e.Admit("b", (1,)))
     rules.apply(e.Resume("a"))
@@ -77,14 +77,14 @@ def test_a_preempted_request_gives_all_back_and_resumes_where_it_stood():
 
 
 def test_a_saved_state_can_be_loaded_by_a_fresh_request_with_the_same_prompt():
-    rules = law_after(*ready(), e.Save("a", "kept"), e.Finish("a"), e.Admit("b", (1, 2, 3)), e.Load("b", "kept"))
+    rules = rules_after(*ready(), e.Save("a", "kept"), e.Finish("a"), e.Admit("b", (1, 2, 3)), e.Load("b", "kept"))
     assert (rules.table.live["b"].length, rules.table.live["b"].root) == (3, 9)
-    assert "name" in refusal(law_after(*ready(), e.Save("a", "kept"), e.Admit("b", (1,))), e.Load("b", "kept"))
+    assert "name" in refusal(rules_after(*ready(), e.Save("a", "kept"), e.Admit("b", (1,))), e.Load("b", "kept"))
 
 
 def test_a_tree_is_committed_along_parents():
     tree = e.Draft(("a",), picks=((4, 5, 6),), parents=((0, 0, 2),))
-    rules = law_after(*ready(), tree, e.Forward((e.Row("a", "verify"),)))
+    rules = rules_after(*ready(), tree, e.Forward((e.Row("a", "verify"),)))
     rules.check(e.Commit(("a",), accepted=(e.Path((2, 3), 8),)))
     said = refusal(rules, e.Commit(("a",), accepted=(e.Path((1, 3), 8),)))
     assert "accepted[0].nodes[1]: found 3, expected a child of node 1" in said
@@ -128,12 +128,12 @@ def test_a_tree_is_committed_along_parents():
     ],
 )
 def test_an_illegal_event_is_refused_by_name(before, event, field):
-    assert field in refusal(law_after(*before), event)
+    assert field in refusal(rules_after(*before), event)
 
 
 def test_a_refusal_says_what_would_be_legal():
-    assert "legal here: commit, preempt" not in refusal(law_after(*verified()), e.Idle())
-    assert "legal here: admit, commit, abort" in refusal(law_after(*verified()), e.Idle())
+    assert "legal here: commit, preempt" not in refusal(rules_after(*verified()), e.Idle())
+    assert "legal here: admit, commit, abort" in refusal(rules_after(*verified()), e.Idle())
 
 
 def test_a_commit_covers_every_verified_request_in_any_order():
@@ -142,28 +142,28 @@ def test_a_commit_covers_every_verified_request_in_any_order():
         e.Forward((e.Row("b", "verify"), e.Row("a", "verify"))),
     )
     paths = (e.Path((), 1), e.Path((1,), 2))
-    law_after(*both).check(e.Commit(("a", "b"), accepted=paths))
-    law_after(*both).check(e.Commit(("b", "a"), accepted=paths))
-    assert "every verified request: a, b" in refusal(law_after(*both), e.Commit(("a",), accepted=paths[:1]))
-    law_after(*both, e.Abort("a")).check(e.Commit(("b",), accepted=paths[:1]))
+    rules_after(*both).check(e.Commit(("a", "b"), accepted=paths))
+    rules_after(*both).check(e.Commit(("b", "a"), accepted=paths))
+    assert "every verified request: a, b" in refusal(rules_after(*both), e.Commit(("a",), accepted=paths[:1]))
+    rules_after(*both, e.Abort("a")).check(e.Commit(("b",), accepted=paths[:1]))
 
 
 def test_room_is_counted_over_all_rows():
-    rules = law_after(e.Admit("a", tuple(range(40))))
+    rules = rules_after(e.Admit("a", tuple(range(40))))
     assert "33 tokens" in refusal(rules, e.Forward((e.Row("a", "prefill", 33),)))
     few = msgspec.structs.replace(header().capacity, pages=(1, 2))
-    rules = law_after(e.Admit("a", tuple(range(20))), capacity=few)
+    rules = rules_after(e.Admit("a", tuple(range(20))), capacity=few)
     assert "pages too few by 1" in refusal(rules, e.Forward((e.Row("a", "prefill", 17),)))
 
 
 def test_no_event_may_need_more_positions_than_a_request_may_have():
     short = msgspec.structs.replace(header().capacity, max_positions=6)
-    rules = law_after(e.Admit("b", tuple(range(7))), *ready("a"), capacity=short)  # "a" at 3
+    rules = rules_after(e.Admit("b", tuple(range(7))), *ready("a"), capacity=short)  # "a" at 3
     said = refusal(rules, e.Forward((e.Row("b", "prefill", 7, root=1),)))
     assert 'rows: found "b" at 7 positions, expected at most max_positions = 6' in said and "\n" not in said
     rules.apply(e.Draft(("a",), picks=((4, 5, 6),)))
     assert '"a" at 7 positions' in refusal(rules, e.Forward((e.Row("a", "verify"),)))
-    rules = law_after(*ready("a", (1, 2, 3, 4)), capacity=short)
+    rules = rules_after(*ready("a", (1, 2, 3, 4)), capacity=short)
     assert 'draft: found "a" at 7 positions' in refusal(rules, e.Draft(("a",), picks=((4, 5, 6),)))
     for root in (7, 8):
         rules.apply(e.Forward((e.Row("a", "decode", root=root),)))
@@ -172,7 +172,7 @@ def test_no_event_may_need_more_positions_than_a_request_may_have():
 
 
 def test_everything_that_is_said_to_be_legal_is_accepted():
-    rules = law_after(*ready("a"), e.Admit("b", (1, 2)), e.Save("a", "kept"))
+    rules = rules_after(*ready("a"), e.Admit("b", (1, 2)), e.Save("a", "kept"))
     assert rules.legal() == {
         "prefill": ("b",), "draft": ("a",), "decode": ("a",), "set_num_steps": ("0", "1", "3"), "save": ("a",),
         "preempt": ("a", "b"), "finish": ("a",), "abort": ("a", "b"), "idle": ("",),

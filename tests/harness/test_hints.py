@@ -131,7 +131,7 @@ def test_labels_are_compared_exactly(tmp_path):
     assert of_rows(context, lambda z: z + 1) == ()
 
 
-def test_a_moment_that_is_missing_or_another_ones_gives_no_hint(packed):
+def test_a_context_that_is_missing_or_another_ones_gives_no_hint(packed):
     found = finding(packed, Z, None)
     assert hints(None, found) == () and hints(packed, replace(found, event=packed.index + 1)) == ()
     assert hints(packed, replace(found, place=Place("chain.7", 0, "query"))) == ()

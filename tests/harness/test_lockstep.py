@@ -97,7 +97,7 @@ def test_no_checks_is_no_pass(trace):
     assert Replay(trace, Setting("ledger"), checks=lambda plan: ()).run().verdict.exit is Exit.INCONCLUSIVE
 
 
-def test_the_moment_tells_what_the_trace_alone_expects(trace):
+def test_the_context_holds_what_the_trace_alone_expects(trace):
     lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("ledger")).plan))
     contexts: list[EventContext] = [lockstep.step() for _ in trace.events]
     for context in contexts:

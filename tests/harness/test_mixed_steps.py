@@ -160,7 +160,7 @@ def test_labels_agree_while_step_counts_change_and_requests_come(model: Path) ->
     agrees(Replay(trace(model, comings()), Setting("ledger"), checkpoint=model).run())
 
 
-def test_every_story_is_legal(model: Path) -> None:
+def test_every_sequence_is_legal(model: Path) -> None:
     """What both test files tell is what the rules let a driver do."""
     stories = [(prompts_in_chunks(small=False), ROOM), (split_everywhere(), LONG_ROOM), (trio(3, (2, 0, 1)), ROOM),
                *((beside_windows(n, where, False), ROOM) for n in CANDIDATES for where in WHERE)]

@@ -54,7 +54,7 @@ def test_the_prediction_differs_from_that_of_waiting_rounds(trace):
     assert more
 
 
-def test_a_law_of_waiting_rounds_sees_that_they_overlap(trace):
+def test_rules_of_waiting_rounds_see_that_they_overlap(trace):
     participants = replace(participants_of(Replay(trace, Setting("ledger", overlap=True)).plan), overlap=False)
     lockstep, off = Lockstep(trace, participants), []
     while lockstep.next < len(trace.events):

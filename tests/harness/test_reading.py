@@ -111,7 +111,7 @@ def test_the_numbers_are_the_constants() -> None:
     for told in (
         f"{FEWEST_DRAWS} to {DRAWS} times", f"{allowance.YARDSTICK_FACTOR:g} times the largest draw's",
         f"{allowance.ULPS:g} ulp of the stored dtype", f"per head and {allowance.COLUMNS} columns of V",
-        f"at most 1/{1 / allowance.PROJECTION_ERROR:g}", f"{allowance.DRAWN_MORE} of them before anything",
+        f"at most 1/{1 / allowance.PROJECTION_ERROR:g}", f"{allowance.MORE_DRAWS} of them before anything",
         f"drawn up to {allowance.REDRAWS} times more", f"over {allowance.TIES_CAP:.0%} of all choices",
         f"and over {allowance.TIES_ALWAYS}, they are", f"up to {confirm.BEYOND} events on",
         f"the first {FINDINGS} are written out",

@@ -112,7 +112,7 @@ def test_an_update_that_is_wrong_in_the_ring_is_found_there_and_healed_there(tra
     assert healed.verdict.exit is Exit.AGREED, healed.verdict.findings[:1]
 
 
-def test_a_graft_heals_its_event_and_no_other(trace):
+def test_a_patch_heals_its_event_and_no_other(trace):
     replay = Replay(trace, Setting(LOUDER))
     at = replay.run().verdict.findings[0]
     healed = replay.run(variant=Variant(patch=(Patch(at.place, at.event),))).verdict.findings[0]
@@ -141,7 +141,7 @@ def test_a_place_that_the_event_has_not_is_bad_input(trace):
     ("chain.1.0.conv@3", "one of trunk.0.conv"), ("chain.1.0.keys@3", "one of trunk.1.keys"),
     ("trunk.state@3", "one of trunk.0.state"),
 ])
-def test_a_graft_that_puts_nothing_anywhere_is_bad_input(trace, typed, says):
+def test_a_patch_that_puts_nothing_anywhere_is_bad_input(trace, typed, says):
     with pytest.raises(BadInput, match=rf"--graft: found {typed}, expected {says}"):
         Replay(trace, Setting("plain")).run(until=6, variant=Variant(patch=(patch_of(typed),)))
 
@@ -168,14 +168,14 @@ def test_memory_that_nobody_can_write_is_bad_input(trace):
     raise AssertionError("no event of this trace has every request within a round")
 
 
-def test_a_finding_is_dropped_only_where_its_memory_is_mended():
+def test_a_finding_is_dropped_only_where_its_memory_is_patched():
     place = Place("trunk", 0, "state")
-    grafting = Patching([Patch(place, 5)])
+    patching = Patching([Patch(place, 5)])
     found = Comparison("bytes", Tier.BITWISE, 5, "forward", place, elements=1, worst=1.0, allowed=0.0, request="a")
-    assert grafting.replaces(found, ["b", "a"])
-    assert not grafting.replaces(found, ["b"]), "within a round, or preempted"
-    assert not grafting.replaces(replace(found, request=None), ["a"]), "memory of nobody"
-    assert not grafting.replaces(replace(found, event=6), ["a"])
+    assert patching.replaces(found, ["b", "a"])
+    assert not patching.replaces(found, ["b"]), "within a round, or preempted"
+    assert not patching.replaces(replace(found, request=None), ["a"]), "memory of nobody"
+    assert not patching.replaces(replace(found, event=6), ["a"])
 
 
 def test_an_op_is_swapped_once():

@@ -44,7 +44,7 @@ EXACT = "invariant"  # the op set with which all arms must agree to the bit
 
 def main(argv: list[str], config: Any = None) -> int:
     """`config`: of the large model, instead of the shape's."""
-    told = _told(argv)
+    told = _parsed(argv)
     decoded = decoded_arms(told)
     apart, read = parted(decoded), {name: Reader(one).verdict() for name, one in decoded.items()}
     wrong = [name for name, verdict in read.items() if verdict.exit is not Exit.AGREED]
@@ -134,7 +134,7 @@ def _effect(played: Mapping[str, Played]) -> dict[str, dict[str, float]]:
     }
 
 
-def _told(argv: list[str]) -> argparse.Namespace:
+def _parsed(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit")

@@ -59,7 +59,7 @@ class Kept:
 
 
 def main(argv: list[str]) -> int:
-    told = _told(argv)
+    told = _parsed(argv)
     ran: list[tuple[Outcome, States]] = []
     for name in told.shape or SHAPES:
         checkpoint = random_checkpoint(_config(name, told), device=told.device)
@@ -128,7 +128,7 @@ def _config(name: str, told: argparse.Namespace) -> ModelConfig:
     return narrow(name, layers=told.layers, vocab=64)
 
 
-def _told(argv: list[str]) -> argparse.Namespace:
+def _parsed(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit")

@@ -1,4 +1,4 @@
-"""Graded slips: how small an error each tier still finds, place by place, beside the error that is correct there.
+"""Graded slips: how small an error each tier still finds, place by place, beside the error of a correct engine there.
 
 Leaves out: what slips there are in ops (`injected_errors.py`). A slip in memory is made after the first commit that
 accepts a draft, in the state that the checks are shown; one in an op acts from the start, and everything behind it

@@ -39,7 +39,7 @@ LAYOUTS: tuple[StateLayout, ...] = ("VK", "KV")
 
 @dataclass(frozen=True)
 class Variant:
-    """form        how sums are formed: one of `correct.FORMS`, or the name of an op set that does it its own way
+    """form        how sums are formed: one of `correct_variants.FORMS`, or the name of an op set with its own way
     storage     dtype of activations, of states
     scene       model, chunk sizes, accepted counts
     """

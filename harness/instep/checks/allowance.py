@@ -60,7 +60,7 @@ PROJECTION_ERROR = 1 / 16
 LEANING = 2.0
 
 # T2d. Correct states drawn to measure that error where yardsticks share their roundings; and before anything is wrong.
-DITHERED, DRAWN_MORE = 16, 128
+DITHERED, MORE_DRAWS = 16, 128
 
 # T2d. At most this part of an event's pairs of block and wrong state may be undecidable: above it nobody looked. A
 # state stored in bf16 cannot tell a decay of 0.9999 from 1 (three of the bank's states: dropped, doubled, stale gate).

@@ -14,7 +14,7 @@ from ..observe.pools import stands
 from ..verdict import Comparison, Skipped, Tier
 from .base import listed, said_of
 
-LAW = {
+RULES = {
     "slot": "of the requests that it names", "page": "on which the positions stand that it writes",
     "row": "of its batch",
 }  # fmt: skip
@@ -51,7 +51,7 @@ class Bounds:
 
 def _sentence(kind: str, wider: Wider) -> str:
     region = wider.region
-    allowed = f"{listed(region.by, wider.allowed)}, {LAW[region.by]}" if wider.allowed else "nothing there"
+    allowed = f"{listed(region.by, wider.allowed)}, {RULES[region.by]}" if wider.allowed else "nothing there"
     return (f"the engine's table lets this {kind} write {region.name} {listed(region.by, wider.units)}; the law "
             f"allows {allowed}")  # fmt: skip
 

@@ -17,7 +17,7 @@ from ..observe.context import EventContext
 from ..observe.oracle import Oracle, handed_over
 from ..observe.recomputation import Recomputation
 from ..verdict import Comparison, Skipped, Tier
-from .allowance import COLUMNS, DITHERED, DRAWN_MORE, LEANING, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
+from .allowance import COLUMNS, DITHERED, LEANING, MORE_DRAWS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
 from .base import slot_of
 from .hypotheses import wrong_states
 from .scene import Scene, Wrong
@@ -124,9 +124,9 @@ def look(
         largest = torch.where(decides, alpha, -torch.inf).amax(0)  # [HV, groups]
         largest = torch.where(error.isfinite().all(-1), largest, torch.nan)  # wrong whatever can be decided
         leans = ~(largest <= PROJECTION_LIMIT)
-        if again is None or draws >= DRAWN_MORE or not leans.any():
+        if again is None or draws >= MORE_DRAWS or not leans.any():
             break
-        while draws < DRAWN_MORE:
+        while draws < MORE_DRAWS:
             squares = squares + _leaning(again(DITHERED) - right, towards) / length.square()
             draws += DITHERED
     counts = int((decides.any(0) | leans).sum()), int(differs.sum()), int((differs & ~decides).sum())

@@ -35,7 +35,7 @@ class Propagated:
     tier = Tier.PROPAGATED
 
     def __init__(self) -> None:
-        self._drawn: list[EventContext] = []
+        self._resampled: list[EventContext] = []
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         if context.rounded is None:
@@ -64,14 +64,14 @@ class Propagated:
 
     def _draws(self, context: EventContext) -> Iterator[EventContext]:
         """The context with one draw after another; those that were made are kept while the event lasts."""
-        if not self._drawn or self._drawn[0] is not context:
-            self._drawn = [context]
+        if not self._resampled or self._resampled[0] is not context:
+            self._resampled = [context]
         yield context
         for number in range(1, REDRAWS + 1 if context.resampled is not None else 1):
-            if number == len(self._drawn):
+            if number == len(self._resampled):
                 assert context.resampled is not None
-                self._drawn.append(replace(context, rounded=context.resampled(number)))
-            yield self._drawn[number]
+                self._resampled.append(replace(context, rounded=context.resampled(number)))
+            yield self._resampled[number]
 
 
 def carried(context: EventContext) -> Mapping[tuple[str, bool], float]:

@@ -13,7 +13,7 @@ Advance = Callable[[str, int, int | None], None]  # what is done now, how much o
 
 @contextmanager
 def progress(first: str) -> Iterator[Advance]:
-    """A bar that begins with these words; what it gives is told the rest."""
+    """A bar that begins with these words; what it gives takes the rest."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -34,7 +34,7 @@ class Arm:
     served    package -> digest of the source that answered
     trail     a line for every event that was served (`observe/event_digests.py`)
     events    how many events were served; of: how many the trace has
-    cause     what the ladder says made it (`instep.localise`)
+    cause     what made it, once confirmed (`instep.localise`)
     error     the last thing it said, where there is no result
     """
 

@@ -53,7 +53,7 @@ def spoken(trace: Path, setting: Setting, tokens: int) -> dict[str, Any]:
     for event in events:
         rules.apply(event)
     standings = {one.request: one for one in (*rules.table.ended, *rules.table.live.values())}
-    return _told(standings, events, tokens) | {"states": last.found, "error": error, "served": served()}
+    return _data(standings, events, tokens) | {"states": last.found, "error": error, "served": served()}
 
 
 def freed(policy: Policy, trace: Trace, tokens: int) -> Policy:
@@ -76,7 +76,7 @@ def _prompts(trace: Trace) -> dict[str, tuple[int, ...]]:
     return {event.request: event.prompt for event in trace.events if isinstance(event, Admit)}
 
 
-def _told(standings: Mapping[str, Standing], events: Iterable[AnyEvent], tokens: int) -> dict[str, Any]:
+def _data(standings: Mapping[str, Standing], events: Iterable[AnyEvent], tokens: int) -> dict[str, Any]:
     """drafts: how many were verified; accepted: how many of them the engine took."""
     drafts = accepted = 0
     windows: dict[str, int] = {}

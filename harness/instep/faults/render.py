@@ -1,4 +1,4 @@
-"""A campaign told: a table and a score on the terminal, and the same as data.
+"""A campaign, rendered: a table and a score on the terminal, and the same as data.
 
 Leaves out: the picture (`picture.py`), and judging.
 """

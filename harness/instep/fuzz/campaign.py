@@ -49,7 +49,7 @@ Progress = Callable[[int], None]
 class Settings:
     """What is run: op set, model, how many runs, for how long (None: no clock), and where a finding goes.
 
-    setting  how the subject is set up; drawn: fields of it that every run draws anew (`draw.DRAWN`)
+    setting  how the subject is set up; sampled: fields of it that every run draws anew (`draw.SAMPLED`)
     """
 
     setting: Setting

@@ -1,4 +1,4 @@
-"""The ladder: the trace again with one thing otherwise, until what was found first is gone.
+"""Confirms a cause: the trace runs again with one thing otherwise, until what was found first is gone.
 
     graph   without graphs
     op      with an op of the plain twin (for labels: the ledger's), near the place first, then all, then half of them
@@ -101,7 +101,7 @@ class _Climb:
         alike = dict.fromkeys([self.at, *beside, *(f.place for f in self.found if f.place.component in named)])
         for chosen in dict.fromkeys(((self.at,), tuple(beside), tuple(alike))):
             here = "" if len(chosen) == 1 else f", in {len(chosen)} places"
-            found = self._grafted("place", ops_of(self.at)[0], here, chosen)
+            found = self._patched("place", ops_of(self.at)[0], here, chosen)
             if found is not None:
                 return found
         return None
@@ -111,7 +111,7 @@ class _Climb:
         read = tuple(dict.fromkeys(f.place for f in self.found if f.place.component in READERS))
         if self.at not in read or len({place.component for place in read}) < 2:
             return None
-        return self._grafted("memory", None, ", in what is read from memory", read)
+        return self._patched("memory", None, ", in what is read from memory", read)
 
     def memory(self) -> Located | None:
         if not in_memory(self.at):
@@ -144,7 +144,7 @@ class _Climb:
 
     # Parts of them
 
-    def _grafted(self, cause: Cause, op: str | None, where: str, places: Sequence[Place]) -> Located | None:
+    def _patched(self, cause: Cause, op: str | None, where: str, places: Sequence[Place]) -> Located | None:
         """With the reference's tensors in these places all agrees, but for memory that the same ops write."""
         patches = tuple(Patch(place, self.event) for place in places)
         left = self._left(Variant(patch=patches))

@@ -1,6 +1,6 @@
 """A wrapper for `around` that judges every op call of an event by its contract, and notes which rows it served.
 
-Leaves out: what the ops compute, and what is made of the notes (`checks/contracts.py`). It reads indices on the host,
+Leaves out: what the ops compute, and what is made of the log (`checks/contracts.py`). It reads indices on the host,
 so calls under a capture of CUDA graphs are counted and not judged, and while it judges no host read is noted.
 """
 

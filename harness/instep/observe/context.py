@@ -49,7 +49,7 @@ class Expected:
 class EventContext:
     """subject: the engine under test. truth: the reference in fp64, or the ledger of labels when the subject
     moves labels. rounded: the reference in the declared width with its rounding points; None for labels.
-    redrawn: the rounded run up to here once more, as another draw (see `replay/participants.py`), by its number;
+    resampled: the rounded run up to here once more, as another draw (see `replay/participants.py`), by its number;
     costly. regions: the subject's pools as they stand now. updates: whether its rings keep updates (`updates.py`)."""
 
     index: int

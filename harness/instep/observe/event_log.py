@@ -1,4 +1,4 @@
-"""What was noted about the subject while an event ran: op calls, host reads, graphs, configurations, answers.
+"""What was logged about the subject while an event ran: op calls, host reads, graphs, configurations, answers.
 
 Leaves out: how it is gathered (`calls.py`, `reads.py`, `replay/participants.py`) and what is made of it (`checks/`).
 """
@@ -110,7 +110,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class EventLog:
-    """One event's notes.
+    """What was logged of one event.
 
     ops       name of the op set; "": somebody else's engine, whose calls nobody sees
     calls     op calls that were judged;  tensors: in these, how many tensors;  captured: calls in a capture, not judged

@@ -1,8 +1,8 @@
-"""Gathers what is noted about the subject while it serves events: one `EventLog` per event.
+"""Gathers what is logged about the subject while it serves events: one `EventLog` per event.
 
-Leaves out: what each part of it is (`calls.py`, `reads.py`, `event_log.py`) and the checks. It is what a seat has
-around the subject's arithmetic: a `with` around the event and nothing else, so what a harness asks afterwards is not
-noted.
+Leaves out: what each part of it is (`calls.py`, `reads.py`, `event_log.py`) and the checks. It is what a participant
+has around the subject's arithmetic: a `with` around the event and nothing else, so what a harness asks afterwards is
+not noted.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Instrumentation:
             self._kept = [(name, tensor, bits(tensor).clone()) for name, tensor in tensors]
 
     def take(self) -> EventLog:
-        """What was noted of the event that just ran."""
+        """What was logged of the event that just ran."""
         so_far = [_config(name, SO_FAR, self._were[name], value) for name, value in self._configs.items()]
         made, self._made = self._made, []
         return EventLog(

@@ -211,14 +211,14 @@ class Oracle:
 
     def _extend(self, context: EventContext, span: RowSpan) -> Iterator[Recomputation | Skipped]:
         name = span.request
-        share_of_trunk = next(other for other in row_spans(context, "trunk") if other.request == name)
-        hidden = rows(context.subject, Place("trunk", AFTER_LAYERS, "final"), share_of_trunk)
+        span_of_trunk = next(other for other in row_spans(context, "trunk") if other.request == name)
+        hidden = rows(context.subject, Place("trunk", AFTER_LAYERS, "final"), span_of_trunk)
         if hidden is None:
             return
         root = context.expected.roots_after[name]
         known = (*context.expected.prompts[name], *(() if root is None else (root,)))
         tokens = list(known[span.start + 1 :]) if span.kind == "prefill" else [cast(int, root)]
-        bare = rows(context.subject, Place("trunk", len(self.config.layer_kinds) - 1, "hidden"), share_of_trunk)
+        bare = rows(context.subject, Place("trunk", len(self.config.layer_kinds) - 1, "hidden"), span_of_trunk)
         others = [] if bare is None else [("reads the target's rows before the final norm", bare)]
         others.append(("reads the target's rows shifted by one", hidden.roll(1, 0)))
         yield from self._layers(context, span, tokens, hidden, context.subject.before[name], others)

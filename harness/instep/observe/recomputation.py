@@ -29,7 +29,7 @@ Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is writte
 # How often a piece is drawn. The error of a block is measured by the largest of its draws. Where it hangs on one number
 # (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one error of a
 # correct engine in 31 000, of 4 draws by one in 93. Over many rows such numbers average out, and fewer draws do.
-DRAWS, FEWEST_DRAWS, ROWS_DRAWN = 16, 4, 64
+DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
 KEPT = (*FOLDED, "update")  # of a token: what the delta rule takes in, and what it writes
 REMEMBERED = 16  # tokens of a step that are kept for the next one: a window, not a prompt
 CHUNKS = (16, 64)  # tokens to a chunk of the second declared form of the delta rule
@@ -64,7 +64,7 @@ class Folding:
     """A state and the tokens folded into it: base [HV, K, V] in fp64, and the first `count` tokens.
 
     tokens    the truth's run over the whole window, which shows what each token folds in
-    past      the step before this one; others: whose, and what they hold
+    previous  the step before this one; others: whose, and what they hold
     """
 
     base: torch.Tensor
@@ -80,7 +80,7 @@ class Recomputation:
 
     yardsticks  the declared forms, drawn several times
     wrongs      what a known mistake would have computed, to name a failure: a sentence, and the piece on other rows
-    shaken      so many further draws, in which every declared rounding falls up or down by chance
+    dithered    so many further draws, in which every declared rounding falls up or down by chance
     narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
     leans       whether every second yardstick cuts operands off (`products.py`)
     """
@@ -139,8 +139,8 @@ class Runner:
 
         That form is the declared one, or without a declaration one of fp32 products beside the token-by-token one.
         """
-        draws = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_DRAWN // rows)))
-        sampled = self._drawn(work, draws, self._store, base, experts=self.rounded.config.experts > 0)
+        draws = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_SAMPLED // rows)))
+        sampled = self._sampled(work, draws, self._store, base, experts=self.rounded.config.experts > 0)
         declared = base is None or "gdn.chunk" in self.products
         return self.true(work), sampled if base is None or declared else self._in_chunks(sampled, base)
 
@@ -175,7 +175,7 @@ class Runner:
 
         What is not stored narrower was rounded on its way as well, and moves within a unit of its own.
         """
-        return self._drawn(work, draws, self._shake, base, experts=False, chance=self.generator)
+        return self._sampled(work, draws, self._shake, base, experts=False, chance=self.generator)
 
     def narrow(self, chunk: bool) -> bool:
         """Whether draws of a piece that ends in a state share roundings: of what is stored, or of operands."""
@@ -191,7 +191,7 @@ class Runner:
         forms = ("linear", "conv", "gdn.chunk" if chunk else "gdn.window")
         return {self.products[form].format for form in forms if form in self.products}
 
-    def _drawn(
+    def _sampled(
         self, work: Work, draws: int, store: Store, base: torch.Tensor | None, *, experts: bool,
         chance: torch.Generator | None = None,
     ) -> Run:

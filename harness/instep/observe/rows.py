@@ -24,8 +24,8 @@ LOGIT_COMPONENTS = ("logits", "pick")  # components with rows only where an answ
 class RowSpan:
     """One request's rows of a stage: `count` from `begin`, the first of them at position `start`.
 
-    asked, asked_begin: its rows among those whose logits are asked for. nodes: of a commit, the window's nodes
-    behind the rows, root first.
+    logit_begin, logit_rows: where its rows begin among those whose logits are asked for, and how many they are.
+    nodes: of a commit, the window's nodes behind the rows, root first.
     """
 
     request: str

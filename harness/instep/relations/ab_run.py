@@ -31,7 +31,7 @@ from .timeline import RewrittenTrace
 
 @dataclass
 class Arm:
-    """One of the two: its name in a sentence, the engine, and what it is told.
+    """One of the two: its name in a sentence, the engine, and the events that it gets.
 
     watched  whether its places are seen and compared;  player: who serves the events, None: one of its own
     """

@@ -1,6 +1,6 @@
-"""A run told by positions: for every request, what each named place held at each of its tokens, and its states.
+"""A run recorded by positions: for every request, what each named place held at each of its tokens, and its states.
 
-Two runs that bring the same tokens in other steps have the same story, so stories are what most relations compare.
+Two runs that bring the same tokens in other steps have the same record, so records are what most relations compare.
 Leaves out: comparing them (`compare.py`). Rows of rejected drafts belong to no position and are left out; rows of the
 draft chain stand at the length they started from, together with the drafts that led to them.
 """
@@ -87,7 +87,7 @@ class PositionRecord:
 
 
 class PositionRecorder:
-    """Has events served by one participant and writes down its story."""
+    """Has events served by one participant and records it by position."""
 
     def __init__(self, name: str, participant: Participant, trace: RewrittenTrace) -> None:
         self.record, self.participant, self.trace = PositionRecord(name), participant, trace

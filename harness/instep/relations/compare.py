@@ -1,4 +1,4 @@
-"""Two stories side by side, bit by bit.
+"""Two records side by side, bit by bit.
 
 Leaves out: making them (`by_position.py`), which two are compared (a relation's business), and those whose bits may
 differ (`tolerance.py`).

@@ -42,7 +42,7 @@ class WindowsOfOne:
         return getattr(self._engine, name)
 
     def forward(self, rows: tuple[Row, ...]) -> Forwarded:
-        """Decode rows come alone, and while no drafts are made: whoever tells the events sees to that."""
+        """Decode rows come alone, and while no drafts are made: whoever writes the events sees to that."""
         if not all(row.kind == "decode" for row in rows):
             return self._engine.forward(rows)
         self._engine.set_num_steps(0)

@@ -32,7 +32,7 @@ from .timeline import RewrittenTrace, as_traced
 
 NAME = "overlapped"
 WAITING, OVERLAPPING = "waiting", "overlapping"
-WISH = Place("trunk", AFTER_LAYERS, "length")
+WANTED = Place("trunk", AFTER_LAYERS, "length")
 # Answers by the field that they stand in, and where they are made; all others at the pick.
 STAGE = {"drafts": "chain.1", "own": "trunk", "roots": "trunk"}
 
@@ -89,15 +89,15 @@ def hold(case: Case) -> Results:
 
 
 def compared(trace: RewrittenTrace, waiting: Ran, overlapping: Ran, *, alike: bool) -> Iterator[Comparison]:
-    """Answers in order, then states and the wish; where both have the same pages (`alike`) every pool, too."""
+    """Answers in order, then states and the wanted step count; with the same pages on both (`alike`) every pool, too."""
     for index, (mine, theirs) in enumerate(zip(waiting.answers, overlapping.answers, strict=True)):
         yield from _answers(trace, index, mine, theirs)
     for (index, name), state in waiting.states.items():
         for place, one, other in parts(state, overlapping.states[index, name]):
             yield _comparison(trace, index, place, one, other, f"the state of {name!r} parts", name)
     last = len(trace.events) - 1
-    wishes = waiting.wanted_num_steps, overlapping.wanted_num_steps
-    yield _comparison(trace, last, WISH, *wishes, f"next_num_steps wishes {wishes[1]}, not {wishes[0]},")
+    wanted = waiting.wanted_num_steps, overlapping.wanted_num_steps
+    yield _comparison(trace, last, WANTED, *wanted, f"next_num_steps wishes {wanted[1]}, not {wanted[0]},")
     for place, left, right, says in pools(waiting.pools, overlapping.pools) if alike else ():
         yield _comparison(trace, last, place, left, right, says)
 
@@ -121,7 +121,7 @@ def _run(name: str, engine: Subject, trace: RewrittenTrace) -> Ran | Comparison:
 def _answers(trace: RewrittenTrace, index: int, mine: Any, theirs: Any) -> Iterator[Comparison]:
     """Every field of an answer."""
     if type(mine) is not type(theirs):
-        yield _comparison(trace, index, WISH, str(type(mine)), str(type(theirs)), "another kind of answer")
+        yield _comparison(trace, index, WANTED, str(type(mine)), str(type(theirs)), "another kind of answer")
         return
     for each in fields(mine) if mine is not None else ():
         one, other = getattr(mine, each.name), getattr(theirs, each.name)

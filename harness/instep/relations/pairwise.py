@@ -60,7 +60,7 @@ def with_events(*named: tuple[str, Callable[[Trace], RewrittenTrace]]) -> Arms:
 
 
 def watched_and_not(case: Case) -> tuple[Arm, Arm]:
-    """One engine stands in a replay's own seat, with every probe on it; the other is left to itself."""
+    """One engine stands where a replay's subject does, with every probe on it; the other is left to itself."""
     rewritten, participants = as_traced(case.trace), participants_of(case.plan)
     subject = participants.subject
     looked_at = Player("watched", subject.engine, [Watching(participants.watch), *subject.observers])

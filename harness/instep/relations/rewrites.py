@@ -1,6 +1,6 @@
 """A whole trace with one thing about it changed: other slots, other rejected drafts, no speculation, longer pages.
 
-Leaves out: a request's own course told in other steps (`timeline.py`).
+Leaves out: a request's own timeline rewritten into other steps (`timeline.py`).
 """
 
 from __future__ import annotations

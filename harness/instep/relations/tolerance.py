@@ -1,6 +1,6 @@
 """Two records whose bits may differ: within what two correct runs may be apart.
 
-Leaves out: stories that must be the same bits (`compare.py`), and every constant (`checks/allowance.py`).
+Leaves out: records that must be the same bits (`compare.py`), and every constant (`checks/allowance.py`).
 """
 
 from __future__ import annotations

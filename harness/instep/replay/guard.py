@@ -69,7 +69,7 @@ def calling(question: str) -> Iterator[None]:
 
 
 class GuardedSubject:
-    """A subject whose answers about its memory are guarded; a seat guards events and states (`participants.py`)."""
+    """A subject whose answers about its memory are guarded; a participant guards events and states."""
 
     def __init__(self, engine: Subject) -> None:
         self.engine = engine
@@ -115,7 +115,7 @@ class GuardedSubject:
 
 
 class GuardedEngine:
-    """A subject as a player serves it: every event, every state and every wish is guarded."""
+    """A subject as a player serves it: every event, every state and every wanted step count is guarded."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

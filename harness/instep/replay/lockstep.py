@@ -47,7 +47,7 @@ class Lockstep:
 
     def step(self) -> EventContext:
         index, event = self.next, self.trace.events[self.next]
-        self._mend(index - 1)
+        self._patch(index - 1)
         before = replace(self.rules.table, live=dict(self.rules.table.live))
         self.rules.apply(event, self.trace.where(index))
         self.next += 1
@@ -66,7 +66,7 @@ class Lockstep:
         changes = self.participants.watch.after()
         self.participants.patching.end(index, str(type(event).__struct_config__.tag))
         expected = expect(before, self.rules.table)
-        resampled = partial(self._redrawn, index) if self.participants.rounded_draw else None
+        resampled = partial(self._resampled, index) if self.participants.rounded_draw else None
         regions = self.participants.shown.regions
         log = NOTHING if self.participants.instrumentation is None else self.participants.instrumentation.take()
         self.last = cut_down(EventContext(
@@ -80,7 +80,7 @@ class Lockstep:
         live = self.rules.table.live
         return [name for name, standing in live.items() if standing.slot is not None and not standing.window]
 
-    def _mend(self, index: int) -> None:
+    def _patch(self, index: int) -> None:
         """Put the reference's memory into the subject's, as it was after event `index`."""
         places, participants = self.participants.patching.memory(index), self.participants
         if not places:
@@ -97,7 +97,7 @@ class Lockstep:
             participants.subject.states.look(name)
         participants.watch.forget()
 
-    def _redrawn(self, last: int, draw: int) -> Side:
+    def _resampled(self, last: int, draw: int) -> Side:
         """The rounded run from the start up to this event, as another draw. Every choice stands in the trace."""
         assert self.participants.rounded_draw is not None
         rounded = self.participants.rounded_draw(draw)

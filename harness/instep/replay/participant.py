@@ -1,4 +1,4 @@
-"""An engine that takes part in a comparison: its places, states and wish are known after every event, on the host.
+"""An engine that takes part in a comparison: what it shows is known after every event, on the host.
 
 Leaves out: which engines are compared (`participants.py`) and running them in step (`lockstep.py`).
 """

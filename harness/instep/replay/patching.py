@@ -67,7 +67,7 @@ class Patching:
         return [g.place for g in self._patches if g.event == event and in_memory(g.place)]
 
     def replaces(self, result: Comparison, patched: Collection[str]) -> bool:
-        """Whether the finding is about memory that is replaced before anybody reads it; `mended`: whose it is."""
+        """Whether the finding is about memory that is replaced before anybody reads it; `patched`: whose it is."""
         return result.request in patched and result.place in self.memory(result.event)
 
 
@@ -111,7 +111,7 @@ def field_of(place: Place) -> str:
 
 
 class PatchedOracle(Oracle):
-    """An oracle that goes on from the grafted tensor too: what was computed from it is held to these very bits."""
+    """An oracle that goes on from the patched tensor too: what was computed from it is held to these very bits."""
 
     patches: frozenset[Patch] = frozenset()
     _context: EventContext

@@ -182,12 +182,12 @@ def must_have(layers: Iterable[int], config: ModelConfig) -> None:
 
 
 def checks_for(
-    plan: Plan, participants: Participants, remembered: Mapping[str, torch.Tensor] | None = None,
+    plan: Plan, participants: Participants, recorded: Mapping[str, torch.Tensor] | None = None,
     variant: Variant = AS_IS,
 ) -> tuple[Check, ...]:
     """Every check that has a meaning for these sides; checks remember their run, so each run has its own.
 
-    remembered: what a recorded trace's reference answered, if there is one.
+    recorded: what a recorded trace's reference answered, if there is one.
     """
     if moves_labels(participants.ops):
         return for_labels()
@@ -195,7 +195,7 @@ def checks_for(
     oracle = PatchedOracle(plan.checkpoint, declared.rounds, plan.setting.state, declared.products)
     oracle.patches = frozenset(variant.patch)
     checks = for_numbers(oracle)
-    return checks if remembered is None else (RecordedChoices(remembered), *checks)
+    return checks if recorded is None else (RecordedChoices(recorded), *checks)
 
 
 def served() -> dict[str, str]:

@@ -48,7 +48,7 @@ class Variant:
     """What is otherwise than in the plain run; the default changes nothing.
 
     swap     op -> the op set, or module:attribute, whose op serves instead: {"gdn": "plain"}
-    graft    places that get the reference's tensor; a place inside a captured graph cannot, so this runs eagerly
+    patch    places that get the reference's tensor; a place inside a captured graph cannot, so this runs eagerly
     eager    no graphs
     options  further fields of the engine's `Options`
     """

@@ -78,7 +78,7 @@ class _Driver:
         self.queue = deque(sorted(policy.arrivals, key=lambda arrival: arrival.arrive))
         self.arrivals: dict[str, Arrival] = {}
         self.deeds = list(policy.deeds)
-        self.wishes: deque[int] = deque()
+        self.wanted: deque[int] = deque()
         self.forced = 0  # how many forced acceptances were used
         self.ending: set[str] = set()  # who has said all, as the round before has left it
         self.round = 0
@@ -133,9 +133,9 @@ class _Driver:
     def _step_count(self) -> Iterator[Step]:
         wanted_num_steps = self.rules.table.num_steps
         if self.policy.controller:
-            self.wishes.append(self.player.engine.next_num_steps())
-            if len(self.wishes) > max(self.policy.lag, int(self.policy.overlap)):
-                wanted_num_steps = self.wishes.popleft()
+            self.wanted.append(self.player.engine.next_num_steps())
+            if len(self.wanted) > max(self.policy.lag, int(self.policy.overlap)):
+                wanted_num_steps = self.wanted.popleft()
         for steps in self.policy.steps:
             wanted_num_steps = steps.num_steps if steps.round == self.round else wanted_num_steps
         if wanted_num_steps != self.rules.table.num_steps:
