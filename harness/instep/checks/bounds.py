@@ -1,6 +1,6 @@
-"""T0: the engine's own table of what it may change is no wider than the rules, and what is scratch is nobody's.
+"""T0: the engine's own table of what it may change is no wider than the event rules, and what is scratch is nobody's.
 
-Leaves out: the bytes (`bytes.py`), which are guarded wherever the table and the rules do not both allow a write.
+Leaves out: the bytes (`bytes.py`), which are guarded wherever table and event rules do not both allow a write.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The state machine: Hypothesis rules over the events, each enabled when the rules allow it.
+"""The state machine: Hypothesis rules over the events, each enabled when `trace/event_rules.py` allows it.
 
 Leaves out: the events' contents (`draw.py`) and how many runs there are (`campaign.py`). A rule draws an event; when
-the rules refuse it (no page is left, say) nothing happens. Some rules are a whole round, so that runs get far.
+the trace's rules refuse it (no page is left, say) nothing happens. Some rules are a whole round, so that runs get far.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
         return self.example is not None and kind in self.example.rules.legal()
 
     def _do(self, drawer: draw.Drawer, data: Any) -> bool:
-        """Draw an event and serve it, unless the rules refuse it; whether it was served."""
+        """Draw an event and serve it, unless the event rules refuse it; whether it was served."""
         assert self.example is not None  # `begin` comes first
         try:
             event = drawer(data.draw, self.example.rules, self.host.edges)

@@ -13,7 +13,7 @@ Words (B requests in batch order, n = `num_steps`):
                 no other draft or forward, no new step count, no idle. A request in no round is between rounds
 
 What every event must leave alone: the logical state of every request that it does not name. Events are served in
-the order given; an illegal one is the caller's fault (`instep.trace.legal` is the law), a legal one that an
+the order given; an illegal one is the caller's fault (`instep.trace.event_rules`), a legal one that an
 engine does not serve raises `Unsupported`, and one for which its pools have no room `OutOfCapacity`.
 """
 
