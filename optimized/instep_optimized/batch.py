@@ -14,8 +14,8 @@ import torch
 
 from .layout import Address, Pages, Part, Ring
 from .memory import Memory
-from .ops.base import Ops, Placed
-from .sending import sent
+from .ops.base import Ops, RowPlacement
+from .transfer.to_device import sent
 
 Kind = Literal["prefill", "verify", "decode", "draft"]
 COLUMNS = 5  # whole numbers per request of a packed launch
@@ -61,19 +61,19 @@ class Group:
     fresh: torch.Tensor
 
     def part(
-        self, read: Address, *, store: Address | None = None, each: Address | None = None, ring: Ring | None = None,
+        self, read: Address, *, store: Address | None = None, per_row: Address | None = None, ring: Ring | None = None,
         settled: Address | None = None,
     ) -> Part:
         """These rows with the memory that a strategy chose for them."""
         form: Literal["chunk", "window"] = "chunk" if self.kind == "prefill" else "window"
-        return Part(form, self.begin, self.count, self.most, read, self.fresh, store, each, ring, settled)
+        return Part(form, self.begin, self.count, self.most, read, self.fresh, store, per_row, ring, settled)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A packed launch of N rows for B requests. Names as in `Pages`, `Placed` and `Part`.
+    """A packed launch of N rows for B requests. Names as in `Pages`, `RowPlacement` and `Part`.
 
-    tokens, positions, locations [N];  slots, begin, count, before, last [B];  table: the board's own; all int64
+    tokens, positions, locations [N];  slots, begin, count, before, last [B];  table: the slot table's own; all int64
     """
 
     tokens: torch.Tensor
@@ -119,7 +119,7 @@ def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) 
     groups = tuple(
         Group(
             kind, begin, count, max(span.count for _, span in members), slots, rows,
-            ops.select(x=memory.board.length, index=slots), fresh.bool(),
+            ops.select(x=memory.slot_table.length, index=slots), fresh.bool(),
         )
         for kind, members, (slots, rows, begin, count, fresh) in zip(kinds, mine, parts, strict=True)
     )
@@ -132,19 +132,20 @@ def begins_of(spans: Sequence[Span]) -> list[int]:
     return [0, *accumulate(span.count for span in spans)][: len(spans)]
 
 
-def _placed(ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, shift: int) -> Placed:
+def _placed(ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, shift: int) -> RowPlacement:
     return ops.place_rows(
-        slots=who.slots, begin=who.begin, count=who.count, rows=len(tokens), length=memory.board.length,
-        table=memory.board.table, page_size=memory.pages.size, shift=shift,
+        slots=who.slots, begin=who.begin, count=who.count, rows=len(tokens), length=memory.slot_table.length,
+        table=memory.slot_table.table, page_size=memory.pages.size, shift=shift,
     )
 
 
 def _batch(
-    memory: Memory, who: Who, tokens: torch.Tensor, placed: Placed, most: int, groups: tuple[Group, ...]
+    memory: Memory, who: Who, tokens: torch.Tensor, placed: RowPlacement, most: int, groups: tuple[Group, ...]
 ) -> Batch:
     return Batch(
         tokens=tokens, positions=placed.positions, locations=placed.locations, slots=who.slots, begin=who.begin,
-        count=placed.count, before=placed.before, last=placed.last, table=memory.board.table, most=most, groups=groups,
+        count=placed.count, before=placed.before, last=placed.last, table=memory.slot_table.table, most=most,
+        groups=groups,
     )
 
 

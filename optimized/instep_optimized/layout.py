@@ -21,7 +21,7 @@ class Address:
     pool    [units, ...] or, with positions, [units, positions, ...]; strides are the pool's own
     units   [B] int64; -1: skip this request, read zeros, write nothing
     column  [B] int64, the position within the unit, or None: the unit has no positions, or
-            (for `each`) position t of the window goes to column t
+            (for `per_row`) position t of the window goes to column t
     """
 
     pool: torch.Tensor
@@ -117,7 +117,7 @@ class Part:
     read: Address
     fresh: torch.Tensor
     store: Address | None = None
-    each: Address | None = None
+    per_row: Address | None = None
     ring: Ring | None = None
     settled: Address | None = None
 

@@ -13,18 +13,18 @@ from typing import NamedTuple
 import torch
 
 from .batch import Batch, Who, windows
-from .commit.base import Landing
-from .commit.pair import Commit
+from .commit.accepted import keep_window
+from .commit.base import AcceptedWindows
+from .commit.pair import CommitPair
 from .draft.base import Asked
-from .landing import keep_window
 from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Acceptance, Ops
-from .sending import sent
+from .transfer.to_device import sent
 
 
 class Inputs(NamedTuple):
-    """What the host says about the B requests of an event, int64 on the device; the rest stands on the board.
+    """What the host says about the B requests of an event, int64 on the device; the rest stands on the slot table.
 
     slots, rows, begin [B]  as in `Who`;  width [B]: its packed rows
     forced [B, k]           choices that are made for the engine, -1: its own. draft: every draft; decode: the
@@ -83,7 +83,7 @@ class Round:
     """One candidate: `num_steps` drafts a round, and the commit strategy for its window."""
 
     num_steps: int
-    strategy: Commit
+    strategy: CommitPair
     model: Model
 
     @property
@@ -121,47 +121,47 @@ class Round:
         return drafter.draft(ops, self.model.memory, inputs.who(), use, self.num_steps)
 
     def verify(self, ops: Ops, inputs: Inputs) -> Verified:
-        """The window of every request: its picks and final rows wait on the board for the commit."""
-        board, (count, width) = self.model.memory.board, (len(inputs.slots), self.width)
-        tokens = ops.select(x=board.window[:, :width], index=inputs.slots).view(count * width)
+        """The window of every request: its picks and final rows wait on the slot table for the commit."""
+        slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
+        tokens = ops.select(x=slot_table.window[:, :width], index=inputs.slots).view(count * width)
         batch = windows(ops, self.model.memory, inputs.who(), tokens, "verify", width)
         final = self._forward(ops, batch)
         picks = self.model.trunk.head.pick(ops, final, STAGE)
-        keep_window(ops, board, inputs.slots, picks, final, width)
+        keep_window(ops, slot_table, inputs.slots, picks, final, width)
         return Verified(picks.view(count, width))
 
     def decode(self, ops: Ops, inputs: Inputs) -> Decoded:
         """The root alone, committed at once, with its draft extend."""
         memory = self.model.memory
-        root = ops.select(x=memory.board.window[:, 0], index=inputs.slots)
+        root = ops.select(x=memory.slot_table.window[:, 0], index=inputs.slots)
         batch = windows(ops, memory, inputs.who(), root, "decode", 1)
         final = self._forward(ops, batch)
         own = self.model.trunk.head.pick(ops, final, STAGE)
         chosen = ops.choose(own=own, forced=inputs.forced[:, 0])
         self._note(ops, chosen, inputs.slots, 0)
         self._extend(ops, inputs.who(), chosen, final, 1)
-        ops.advance(length=memory.board.length, slots=inputs.slots, by=batch.count)
+        ops.advance(length=memory.slot_table.length, slots=inputs.slots, by=batch.count)
         return Decoded(own, chosen)
 
     def commit(self, ops: Ops, inputs: Inputs) -> Acceptance:
         """Accept, make the accepted node's memory the request's own, extend the draft head, and move on."""
-        board, (count, width) = self.model.memory.board, (len(inputs.slots), self.width)
-        landed = ops.accept(
-            window=ops.select(x=board.window[:, :width], index=inputs.slots),
-            picks=ops.select(x=board.picks[:, :width], index=inputs.slots),
+        slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
+        acceptance = ops.accept(
+            window=ops.select(x=slot_table.window[:, :width], index=inputs.slots),
+            picks=ops.select(x=slot_table.picks[:, :width], index=inputs.slots),
             count=inputs.width, forced_correct=inputs.forced[:, 0], forced_bonus=inputs.forced[:, 1],
         )
-        self.strategy.commit(ops, Landing(
-            inputs.rows, inputs.slots, landed.last_correct_step_indices, landed.accept_lens,
-            ops.select(x=board.length, index=inputs.slots),
+        self.strategy.commit(ops, AcceptedWindows(
+            inputs.rows, inputs.slots, acceptance.last_correct_step_indices, acceptance.accept_lens,
+            ops.select(x=slot_table.length, index=inputs.slots),
         ))
-        self._note(ops, landed.bonus, inputs.slots, 0)
+        self._note(ops, acceptance.bonus, inputs.slots, 0)
         if self.model.drafter is not None:
-            final = ops.select(x=board.final[:, :width], index=inputs.slots).flatten(0, 1)
-            who = replace(inputs.who(), count=landed.accept_lens)
-            self._extend(ops, who, landed.tokens.view(count * width), final, width)
-        ops.advance(length=board.length, slots=inputs.slots, by=landed.accept_lens)
-        return landed
+            final = ops.select(x=slot_table.final[:, :width], index=inputs.slots).flatten(0, 1)
+            who = replace(inputs.who(), count=acceptance.accept_lens)
+            self._extend(ops, who, acceptance.tokens.view(count * width), final, width)
+        ops.advance(length=slot_table.length, slots=inputs.slots, by=acceptance.accept_lens)
+        return acceptance
 
     # Parts of them
 
@@ -181,4 +181,4 @@ class Round:
 
     def _note(self, ops: Ops, tokens: torch.Tensor, slots: torch.Tensor, column: int) -> None:
         """tokens [B] into a column of the slots' windows: the root into column 0, draft j into column j."""
-        ops.store_rows(rows=tokens, pool=self.model.memory.board.window[:, column : column + 1], locations=slots)
+        ops.store_rows(rows=tokens, pool=self.model.memory.slot_table.window[:, column : column + 1], locations=slots)

@@ -31,7 +31,7 @@ from instep.trace.legal import Law
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
 from instep_optimized import OptimizedEngine, footprint
-from instep_optimized.arriving import Arriving
+from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from support.traces import policy, recorded
 
@@ -148,7 +148,7 @@ def test_a_graph_that_kept_what_was_re_assigned_is_no_eager_run(trace: Trace, pl
 
 def test_a_count_that_is_taken_one_round_late_is_no_waiting_run(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine whose rounds overlap adds the counts of the round before to a length; one that waits does not."""
-    commit, before = OptimizedEngine.commit, dict[int, Arriving]()
+    commit, before = OptimizedEngine.commit, dict[int, HostCopy]()
 
     def late(self: OptimizedEngine, requests: tuple[str, ...], accepted: Any = None) -> Any:
         answer = commit(self, requests, accepted)

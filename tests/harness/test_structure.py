@@ -217,10 +217,10 @@ def test_an_answer_on_a_pool_is_named(trace, monkeypatch):
 
 def _on_the_board(self: Any, requests: Any, picks: Any = None, parents: Any = None) -> Any:
     drafts = torch.tensor(picks)
-    board = self._memory.board.window
+    windows = self._memory.slot_table.window
     for row, name in enumerate(requests):
-        board[self._memory.slots.of(name), 1 : drafts.shape[1] + 1] = drafts[row]
-    return engine.Drafted(board[: len(requests), 1 : drafts.shape[1] + 1], drafts)
+        windows[self._memory.slots.of(name), 1 : drafts.shape[1] + 1] = drafts[row]
+    return engine.Drafted(windows[: len(requests), 1 : drafts.shape[1] + 1], drafts)
 
 
 def test_an_answer_that_the_next_replay_overwrites_is_named(trace, monkeypatch):

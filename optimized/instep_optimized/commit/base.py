@@ -24,12 +24,12 @@ from ..memory.pool import Demand
 from ..ops.base import Ops
 
 # What happens to one request in an event, as a table names it. "claim": it is given a slot.
-Deed = Literal["claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore"]
-DEEDS: tuple[Deed, ...] = ("claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore")
+Action = Literal["claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore"]
+ACTIONS: tuple[Action, ...] = ("claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore")
 # Region -> which units of it: the request's slot, its snapshot row, the pages on which the written positions stand,
-# or all pages that it owns. Deeds that are absent write nothing.
+# or all pages that it owns. Actions that are absent write nothing.
 Which = Literal["slot", "row", "written", "owned"]
-Table = Mapping[Deed, Mapping[str, Which]]
+Table = Mapping[Action, Mapping[str, Which]]
 
 _KV: Mapping[str, Which] = {"keys": "written", "values": "written"}
 _DRAFT_KV: Mapping[str, Which] = {"draft_keys": "written", "draft_values": "written"}
@@ -42,10 +42,10 @@ PAGES: Table = {
 
 
 @dataclass(frozen=True)
-class Touch:
+class RequestWrites:
     """One request's part of an event, in units: its slot, its snapshot row, the pages of the positions it writes."""
 
-    deed: Deed
+    action: Action
     slot: int
     row: int = -1
     written: frozenset[int] = frozenset()
@@ -59,7 +59,7 @@ class Touch:
 
 
 @dataclass(frozen=True)
-class Landing:
+class AcceptedWindows:
     """Verified requests that are committed together; all [B] int64 on the device, slot -1: idle.
 
     rows   their snapshot rows;  slots: their slots;  nodes: the node whose state becomes the request's
@@ -78,23 +78,23 @@ def _nothing(ops: Ops) -> None:
 
 
 @dataclass(frozen=True)
-class Held:
+class BoundStrategy:
     """One keeper's side of one forward: the parts of a layer, and what follows after the last one."""
 
     parts: Callable[[int], tuple[Part, ...]]
     ran: Callable[[Ops], None] = _nothing
 
 
-class Keeper(Protocol):
+class CommitStrategy(Protocol):
     """Keeps one component, states or conv windows, for one window width; `may`: its table of what may change."""
 
     may: Table
 
-    def bind(self, ops: Ops, batch: Batch) -> Held:
+    def bind(self, ops: Ops, batch: Batch) -> BoundStrategy:
         """Read the marks and choose addresses, once per forward, for all layers."""
         ...
 
-    def commit(self, ops: Ops, landing: Landing) -> None:
+    def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
         """Make the accepted nodes' memory the requests' own, in every layer."""
         ...
 
@@ -115,30 +115,30 @@ class Keeper(Protocol):
 
 
 @dataclass(frozen=True)
-class Strategy:
+class StrategySpec:
     """A keeper by name: the pools it needs, and how it is made for a window width."""
 
     demands: Callable[[ModelConfig, Sizes], tuple[Demand, ...]]
-    make: Callable[[ModelConfig, Sizes, Memory, int], Keeper]
+    make: Callable[[ModelConfig, Sizes, Memory, int], CommitStrategy]
 
 
-def changes(table: Table, touches: Iterable[Touch]) -> dict[str, set[int]]:
-    """Region -> units that these deeds may write: the table, read for actual units."""
+def changes(table: Table, writes: Iterable[RequestWrites]) -> dict[str, set[int]]:
+    """Region -> units that these actions may write: the table, read for actual units."""
     found: dict[str, set[int]] = {}
-    for touch in touches:
-        for region, which in table.get(touch.deed, {}).items():
-            found.setdefault(region, set()).update(touch.units(which))
+    for one in writes:
+        for region, which in table.get(one.action, {}).items():
+            found.setdefault(region, set()).update(one.units(which))
     return found
 
 
 def merged(*tables: Table) -> Table:
     """Tables of different regions as one."""
-    return {deed: {r: w for table in tables for r, w in table.get(deed, {}).items()} for deed in DEEDS}
+    return {action: {r: w for table in tables for r, w in table.get(action, {}).items()} for action in ACTIONS}
 
 
 def printed(table: Table) -> str:
-    """The table as text, one deed a line, for a docstring."""
+    """The table as text, one action a line, for a docstring."""
     return "\n".join(
-        f"        {deed:<8} " + ", ".join(f"{region} ({which})" for region, which in regions.items())
-        for deed, regions in table.items()
+        f"        {action:<8} " + ", ".join(f"{region} ({which})" for region, which in regions.items())
+        for action, regions in table.items()
     )

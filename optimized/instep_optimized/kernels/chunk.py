@@ -39,7 +39,7 @@ def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     their own terms, not differences of running sums, so none loses digits behind a strong one or passes 1; the
     inverse is applied to the residual instead of to keys and values apart.
     """
-    assert part.each is None, "a prefill chunk keeps no state per position"
+    assert part.per_row is None, "a prefill chunk keeps no state per position"
     requests, heads, values, keys = part.begin.numel(), core.shape[1], core.shape[2], inputs.k.shape[2]
     group, wide = heads // inputs.k.shape[1], max(power_of_2(keys), SMALLEST_DOT)
     solved, mixed = (inputs.k.new_empty(core.shape[0], heads, TOKENS) for _ in range(2))

@@ -37,7 +37,7 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     rows, padded = min(power_of_2(values), tile(VALUE_ROWS, 64)), power_of_2(keys)
-    each, each_units, _, *each_steps = flat(part.each, 3, part.read)  # row t is its column
+    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column
     launch(
         _window,
         (ceil_div(values, rows), heads, part.begin.numel()),
@@ -46,7 +46,7 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         *flat(part.read, 3, part.read),
         *flat(part.store, 3, part.read), given(part.store),
         *flat(part.settled, 3, part.read), given(part.settled),
-        each, each_units, *each_steps, given(part.each),
+        each, each_units, *each_steps, given(part.per_row),
         *_ring(inputs, part),
         values, keys, heads // inputs.k.shape[1],
         VT=rows, KT=padded, KI=min(KEY_PIECE, padded), WHOLE=values % rows == 0 and padded == keys,

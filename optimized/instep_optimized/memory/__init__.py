@@ -12,9 +12,9 @@ import torch
 
 from instep_reference.contract.engine import Capacity, Region
 
-from .board import Board
 from .pages import PageTable
 from .pool import Demand, Pool
+from .slot_table import SlotTable
 from .slots import Slots
 
 
@@ -29,7 +29,7 @@ class Memory:
         self.pools = {d.name: Pool(d, guarded=guarded, poison=poison, device=device) for d in wanted}
         self.slots = Slots(capacity.slots)
         self.pages = PageTable(capacity.pages, capacity.page_size, capacity.max_positions)
-        self.board = Board.of(self.pools)
+        self.slot_table = SlotTable.of(self.pools)
         # For rows that are never their request's first: all that a graph may hold of it.
         self.none_fresh = torch.zeros(len(capacity.slots), dtype=torch.bool, device=device)
 
@@ -44,11 +44,11 @@ class Memory:
         """A slot, and pages for that many positions; where either is missing, raise and change nothing."""
         self.slots.first()
         self.pages.grow([(request, positions)])
-        self.board.enter(self.slots.take(request), positions, self.pages.of(request))
+        self.slot_table.enter(self.slots.take(request), positions, self.pages.of(request))
 
     def grow(self, wants: Sequence[tuple[str, int]]) -> None:
-        """Make room for that many positions of each request, or raise and change nothing; the board is told."""
-        self.board.map([
+        """Make room for that many positions of each request, or raise and change nothing; the slot table is told."""
+        self.slot_table.map([
             (self.slots.of(request), number, page) for request, number, page in self.pages.grow(wants)
         ])
 

@@ -62,7 +62,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 44868",
         (Wrap("instep_optimized/memory/__init__.py", "Memory.grow",
               "from dataclasses import replace\n"
-              "self.board = replace(self.board, table=self.board.table.clone())"),),
+              "self.slot_table = replace(self.slot_table, table=self.slot_table.table.clone())"),),
         "graphs", LABELS, 8, Place("chain.1", 0, "attended"),
         "served with pages 7; the trace has them in pages 7, 1", ("labels", "contracts"),
     ),
@@ -81,7 +81,7 @@ FAULTS: tuple[Fault, ...] = (
         "sglang 22041",
         (Wrap("instep_optimized/mixed.py", "_keep",
               "if any(p.span.kind == \"verify\" for p in plan):\n"
-              "    memory.board = replace(memory.board, final=memory.board.final.clone())"),),
+              "    memory.slot_table = replace(memory.slot_table, final=memory.slot_table.final.clone())"),),
         "graphs", LABELS, 6, Place("trunk", AFTER_LAYERS, "pick"),
         "pool is no pool of this engine: what is written there is lost", ("contracts", "labels"),
     ),

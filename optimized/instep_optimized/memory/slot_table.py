@@ -1,4 +1,4 @@
-"""The board: what the device knows of the request in every slot, so that no round has to ask the host.
+"""The slot table: what the device knows of the request in every slot, so that no round has to ask the host.
 
 Leaves out: conv windows, states and KV (pools of their own), what a commit strategy marks (`commit/`), and how large
 each line is (`budget.py`).
@@ -11,15 +11,15 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from ..sending import sent
+from ..transfer.to_device import sent
 from .pool import Pool
 
-LAYER = 0  # a board has one line per slot, whatever the model
+LAYER = 0  # a slot table has one line per slot, whatever the model
 
 
 @dataclass(frozen=True)
-class Board:
-    """Views on the board's pools, one line per slot. P: the most pages of a request, T: the widest window.
+class SlotTable:
+    """Views on the slot table's pools, one line per slot. P: the most pages of a request, T: the widest window.
 
     length [slots]            committed tokens
     table [slots, P]          its KV pages in order, -1 padded
@@ -39,7 +39,7 @@ class Board:
     proposed: torch.Tensor
 
     @classmethod
-    def of(cls, pools: Mapping[str, Pool]) -> Board:
+    def of(cls, pools: Mapping[str, Pool]) -> SlotTable:
         units = {name: pools[name].units(LAYER) for name in NAMES}
         return cls(**{**units, "length": units["length"][:, 0]})
 
@@ -56,4 +56,4 @@ class Board:
             self.table.index_put_((slot, number), page)
 
 
-NAMES = tuple(field.name for field in fields(Board))
+NAMES = tuple(field.name for field in fields(SlotTable))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 
-class Arriving:
+class HostCopy:
     """A copy of a device tensor, started at once: the one transfer that a round declares."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
@@ -41,12 +41,12 @@ class Length:
 
     def __init__(self, known: int = 0) -> None:
         self.most = self._known = known
-        self._owed: list[tuple[Arriving, int]] = []
+        self._owed: list[tuple[HostCopy, int]] = []
 
     def add(self, tokens: int) -> None:
         self.most, self._known = self.most + tokens, self._known + tokens
 
-    def owe(self, counts: Arriving, number: int, most: int) -> None:
+    def owe(self, counts: HostCopy, number: int, most: int) -> None:
         """The `number`-th of these counts, at most `most`, is added once it is here."""
         self.most += most
         self._owed.append((counts, number))
@@ -66,12 +66,12 @@ class Roots(Mapping[str, int]):
 
     def __init__(self, names: Sequence[str] = (), roots: torch.Tensor | None = None) -> None:
         self._places = {name: place for place, name in enumerate(names)}
-        self._arriving = None if roots is None else Arriving(roots)
+        self._copy = None if roots is None else HostCopy(roots)
 
     def __getitem__(self, name: str) -> int:
         place = self._places[name]
-        assert self._arriving is not None, "whoever has a name has a root"
-        return self._arriving.list()[place]
+        assert self._copy is not None, "whoever has a name has a root"
+        return self._copy.list()[place]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

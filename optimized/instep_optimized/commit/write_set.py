@@ -23,14 +23,14 @@ from instep_reference.contract.engine import (
 )
 from instep_reference.contract.errors import OutOfCapacity
 
-from .commit.base import Deed, Table, Touch
-from .memory import Memory
-from .memory.board import NAMES
-from .request import Request
+from ..memory import Memory
+from ..memory.slot_table import NAMES
+from ..request import Request
+from .base import Action, RequestWrites, Table
 
 Requests = Mapping[str, Request]
-# What each deed may write of a slot's line on the board, whatever the strategy.
-_LINE: dict[Deed, tuple[str, ...]] = {
+# What each action may write of a slot's line on the slot table, whatever the strategy.
+_LINE: dict[Action, tuple[str, ...]] = {
     "claim": ("length", "table"),
     "prefill": ("length", "table", "window", "proposals", "proposed"),
     "verify": ("table", "picks", "final"),
@@ -40,7 +40,7 @@ _LINE: dict[Deed, tuple[str, ...]] = {
     "release": NAMES,
     "restore": ("length", "table", "window", "proposals", "proposed"),
 }
-BOARD: Table = {deed: dict.fromkeys(names, "slot") for deed, names in _LINE.items()}
+SLOT_TABLE: Table = {action: dict.fromkeys(names, "slot") for action, names in _LINE.items()}
 Wants = list[tuple[str, int]]
 
 
@@ -80,10 +80,10 @@ def _grown(memory: Memory, worst: Wants, exact: Wants) -> dict[str, list[int]]:
         return memory.pages.grown(exact)
 
 
-def touches(
+def writes_of(
     event: Event, live: Requests, saved: Mapping[str, int], preempted: Mapping[str, int], num_steps: int,
     memory: Memory, *, overlap: bool = False,
-) -> list[Touch]:
+) -> list[RequestWrites]:
     """What `event` does to whom.
 
     saved, preempted  the lengths of states that are kept aside, by name
@@ -91,36 +91,37 @@ def touches(
     """
     slots, pages = memory.slots, memory.pages
 
-    def touch(deed: Deed, name: str, lists: Mapping[str, list[int]], count: int, row: int = -1) -> Touch:
+    def of(action: Action, name: str, lists: Mapping[str, list[int]], count: int, row: int = -1) -> RequestWrites:
         written = frozenset(pages.covering(lists[name], live[name].length.exact, count))
-        return Touch(deed, slots.of(name), row, written)
+        return RequestWrites(action, slots.of(name), row, written)
 
     match event:
         case Admit():
-            return [Touch("claim", slots.first())]
+            return [RequestWrites("claim", slots.first())]
         case Forward():
             worst, exact = (forward_wants(event.rows, live, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
             return [
-                touch(row.kind, row.request, lists, width_of(row, live[row.request]), number)
+                of(row.kind, row.request, lists, width_of(row, live[row.request]), number)
                 for number, row in enumerate(event.rows)
             ]
         case Draft():
             worst, exact = (draft_wants(event.requests, live, num_steps, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
-            return [touch("draft", name, lists, max(0, num_steps - 1)) for name in event.requests]
+            return [of("draft", name, lists, max(0, num_steps - 1)) for name in event.requests]
         case Commit():
             lists = pages.owned()
-            return [touch("commit", name, lists, 1 + live[name].drafts) for name in event.requests]
+            return [of("commit", name, lists, 1 + live[name].drafts) for name in event.requests]
         case Finish() | Abort() | Preempt():
             owner = event.request
             if owner not in slots.owned():
                 return []
-            return [Touch("release", slots.of(owner), owned=frozenset(pages.of(owner)))]
+            return [RequestWrites("release", slots.of(owner), owned=frozenset(pages.of(owner)))]
         case Load() | Resume():
             kept = saved[event.name] if isinstance(event, Load) else preempted[event.request]
             slot = slots.of(event.request) if isinstance(event, Load) else slots.first()
             grown = pages.grown([(event.request, kept)])[event.request]
-            return [Touch("claim", slot), Touch("restore", slot, written=frozenset(pages.covering(grown, 0, kept)))]
+            filled = frozenset(pages.covering(grown, 0, kept))
+            return [RequestWrites("claim", slot), RequestWrites("restore", slot, written=filled)]
         case _:
             return []

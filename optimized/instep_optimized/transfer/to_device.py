@@ -1,6 +1,6 @@
 """Whole numbers on their way from the host to the device: sent together, and nobody waits for them.
 
-Leaves out: what they mean to whom. The way back is `arriving.py`.
+Leaves out: what they mean to whom. The way back is `to_host.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Windows between their verify and their commit: what is kept of them on the board, and what a commit answers.
+"""Windows between their verify and their commit: what is kept of them on the slot table, and what a commit answers.
 
 Leaves out: which units of state memory move (`commit/`). Chains only.
 """
@@ -12,17 +12,17 @@ import torch
 from instep_reference.contract.engine import Committed, Path
 from instep_reference.contract.errors import Unsupported
 
-from .memory.board import Board
-from .ops.base import Acceptance, Ops
+from ..memory.slot_table import SlotTable
+from ..ops.base import Acceptance, Ops
 
 
 def keep_window(
-    ops: Ops, board: Board, slots: torch.Tensor, picks: torch.Tensor, final: torch.Tensor, width: int
+    ops: Ops, slot_table: SlotTable, slots: torch.Tensor, picks: torch.Tensor, final: torch.Tensor, width: int
 ) -> None:
-    """picks [B * width] and final [B * width, D] of verified windows onto the board; ops and views only."""
+    """picks [B * width] and final [B * width, D] of verified windows onto the slot table; ops and views only."""
     count = len(slots)
-    ops.store_rows(rows=picks.view(count, width), pool=board.picks[:, None, :width], locations=slots)
-    ops.store_rows(rows=final.view(count, width, -1), pool=board.final[:, None, :width], locations=slots)
+    ops.store_rows(rows=picks.view(count, width), pool=slot_table.picks[:, None, :width], locations=slots)
+    ops.store_rows(rows=final.view(count, width, -1), pool=slot_table.final[:, None, :width], locations=slots)
 
 
 def forced_paths(accepted: Sequence[Path] | None, requests: int) -> list[list[int]]:
@@ -35,9 +35,9 @@ def forced_paths(accepted: Sequence[Path] | None, requests: int) -> list[list[in
     return [[len(path.nodes), path.bonus] for path in accepted]
 
 
-def answered(landed: Acceptance) -> Committed:
+def answered(acceptance: Acceptance) -> Committed:
     """What a caller is told; a body's answers are nobody else's already."""
-    return Committed(**{name: x for name, x in landed._asdict().items() if name != "tokens"})
+    return Committed(**{name: x for name, x in acceptance._asdict().items() if name != "tokens"})
 
 
 def nothing(device: torch.device) -> Committed:
