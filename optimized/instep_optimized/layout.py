@@ -103,7 +103,7 @@ class Part:
     read    where the memory before the first row stands
     fresh   [B] bool: nothing came before; `read` must not be read, zeros are meant
     store   where the memory after the last row goes; None: nowhere
-    each    where the memory after every row t goes (column t); None: nowhere
+    per_row where the memory after every row t goes (column t); None: nowhere
     ring    of "window" parts of the delta rule: kept tokens to run again first, and where these rows are kept
     settled where the memory goes that is run again, before row 0; None: nowhere
 

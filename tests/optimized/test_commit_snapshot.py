@@ -13,7 +13,7 @@ import torch
 from instep_optimized import commit as strategies
 from instep_optimized.batch import Batch
 from instep_optimized.commit.base import AcceptedWindows, RequestWrites, Table, changes
-from instep_optimized.commit.pair import Commit
+from instep_optimized.commit.pair import CommitPair
 from instep_optimized.commit.snapshot import Snapshot
 from instep_optimized.commit.windows import Windows
 from instep_optimized.layout import StateLayout
@@ -44,7 +44,7 @@ def memory(layout: StateLayout = "VK") -> Memory:
     return Memory(wanted, CAPACITY, guarded=True, poison=math.nan, device=torch.device("cpu"))
 
 
-def made(subject: Memory, width: int) -> Commit:
+def made(subject: Memory, width: int) -> CommitPair:
     return strategies.make(CONFIG, sizes(), subject, width, *PAIR)
 
 

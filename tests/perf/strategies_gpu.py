@@ -52,7 +52,7 @@ class Course:
     """One strategy with a batch of windows, and what its rows consume in every layer."""
 
     memory: Memory
-    commit: strategies.Commit
+    commit: strategies.CommitPair
     who: Who
     lens: torch.Tensor
     inputs: list[GdnInputs]

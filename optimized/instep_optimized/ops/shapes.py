@@ -1,4 +1,4 @@
-"""What shapes an op is due to be given and to give: `base.py`'s docstrings as sums over axes.
+"""The shapes that an op must be given, and those that it must give back: `base.py`'s docstrings as code.
 
 Leaves out: indices and memory (`contracts.py`), and dtypes, which an op set declares by place.
 """

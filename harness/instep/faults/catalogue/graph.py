@@ -13,7 +13,7 @@ from ..base import Edit, Fault, Wrap
 RUNNER, ENGINE = "instep_optimized/graphs/runner.py", "instep_optimized/engine.py"
 ROUND, MOVE = "instep_optimized/round.py", "instep_optimized/ops/plain/move.py"
 # What the device knows of a request, and what a graph is given, belong to no layer.
-BOARD = Place("trunk", STAGE_LEVEL, "length")
+SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")
 KEY = "(kind, self._round.num_steps)"
 LABELS = Setting(ops="ledger", graphs=True)
 
@@ -23,14 +23,14 @@ FAULTS: tuple[Fault, ...] = (
         "Padding rows are not refreshed: who stood there last is served again, and another owns the slot by now.",
         "rtp-llm 1181",
         (Edit(RUNNER, "    own[len(given) :].fill_(value)\n", ""),),
-        "graphs", LABELS, 13, BOARD,
+        "graphs", LABELS, 13, SLOT_TABLE,
         "changed in window slot 5, which this event may not write", ("bytes",),
     ),
     Fault(
         "pad-sentinel-slot-zero", "pad-sentinel", "Padding rows name slot 0 instead of no slot.",
         "vllm-ascend 7506",
         (Edit(ROUND, "IDLE = Inputs(-1, -1, 0, 0, -1)", "IDLE = Inputs(0, -1, 0, 0, -1)"),),
-        "graphs", LABELS, 0, BOARD,
+        "graphs", LABELS, 0, SLOT_TABLE,
         "window slot 0 is new and not poison", ("poison", "bytes"),
     ),
     Fault(
@@ -72,7 +72,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 44868",
         (Edit(RUNNER, "    own[: len(given)].copy_(given, non_blocking=True)\n",
               "    own[: len(given)].copy_(given if given.dim() == 1 else own[: len(given)])\n"),),
-        "graphs", LABELS, 5, BOARD,
+        "graphs", LABELS, 5, SLOT_TABLE,
         "forced of row 0 is [-1, -1] in the graph's buffer", ("graphs", "labels", "identity"),
     ),
     Fault(
@@ -89,7 +89,7 @@ FAULTS: tuple[Fault, ...] = (
         "graph-key-kind", "graph-key-collision", "Graphs are kept by kind alone, whatever the step count.",
         "LightLLM 1338",
         (Edit(ENGINE, KEY, "(kind, 0)"),),
-        "graphs", LABELS, 5, BOARD,
+        "graphs", LABELS, 5, SLOT_TABLE,
         "the graph ('draft', 0) was replayed", ("graphs", "serves"),
     ),
     Fault(
@@ -97,7 +97,7 @@ FAULTS: tuple[Fault, ...] = (
         "Verify graphs are kept by kind alone: a narrow window is replayed in a wide one's layout.",
         "LightLLM 1338",
         (Edit(ENGINE, KEY, "(kind, self._round.num_steps * (kind != \"verify\"))"),),
-        "graphs", LABELS, 9, BOARD,
+        "graphs", LABELS, 9, SLOT_TABLE,
         "the graph ('verify', 0) was replayed", ("graphs", "identity", "labels"),
     ),
     Fault(
@@ -105,7 +105,7 @@ FAULTS: tuple[Fault, ...] = (
         "Graphs are kept by the layout of their inputs: a decode is served by the graph of a draft.",
         "LightLLM 1338",
         (Edit(ENGINE, KEY, "(body.width, body.choices)"),),
-        "graphs", LABELS, 5, BOARD,
+        "graphs", LABELS, 5, SLOT_TABLE,
         "the graph (1, 2) was replayed", ("graphs", "identity", "labels"),
     ),
 )

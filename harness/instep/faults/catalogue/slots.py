@@ -13,7 +13,7 @@ from ..base import Edit, Fault
 SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/commit/columns.py"
 RERUN, BUDGET = "instep_optimized/commit/rerun.py", "instep_optimized/memory/budget.py"
 CONV, STATE, MIXED, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "mixed", "core"))
-BOARD = Place("trunk", STAGE_LEVEL, "length")  # what the device knows of a request: of no layer
+SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")  # what the device knows of a request: of no layer
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -68,7 +68,7 @@ FAULTS: tuple[Fault, ...] = (
         "pool-initial-steps", "pool-initial-steps", "Pools are as wide as the first step count needs, not the widest.",
         "sglang 23331",
         (Edit("instep_optimized/build.py", "max(candidates) + 1", "candidates[1] + 1"),),
-        "wider", Setting(ops="ledger"), 0, BOARD,
+        "wider", Setting(ops="ledger"), 0, SLOT_TABLE,
         "window has 2 places; 4 are needed", ("capacity",),
     ),
     Fault(
