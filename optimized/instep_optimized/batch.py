@@ -1,4 +1,4 @@
-"""The rows of a launch as device tensors, packed in batch order; lengths and pages are looked up on the device.
+"""The rows of a launch as device tensors, packed in batch order. Lengths and pages are looked up on the device.
 
 Leaves out: which memory an op reads or writes for them (`commit/`), and the model (`model/`).
 """
@@ -18,7 +18,7 @@ from .ops.base import Ops, RowPlacement
 from .transfer.to_device import sent
 
 Kind = Literal["prefill", "verify", "decode", "draft"]
-COLUMNS = 5  # whole numbers per request of a packed launch
+COLUMNS = 5  # whole numbers that the host sends per request (`_columns`)
 FORWARD_KINDS: tuple[Kind, ...] = ("prefill", "verify", "decode")
 
 
@@ -26,8 +26,8 @@ FORWARD_KINDS: tuple[Kind, ...] = ("prefill", "verify", "decode")
 class Who:
     """The requests of a launch, [B] int64 each on the device, in batch order.
 
-    slots  their slots, -1: an idle row that pads a bucket;  rows: their batch rows in the verify
-    begin  first packed row;  count: how many
+    slots  the slot of each, -1: an idle row that pads a bucket;  rows: its row in the batch of the verify
+    begin  its first packed row;  count: how many packed rows it has
     """
 
     slots: torch.Tensor
@@ -38,7 +38,7 @@ class Who:
 
 @dataclass(frozen=True)
 class Span:
-    """One request's rows of a launch, as the host plans them. row: its number in the batch, of a verify window."""
+    """One request's rows of a launch, as the host plans them. row: of a verify window, its number in the batch."""
 
     request: str
     kind: Kind
@@ -49,7 +49,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Group:
-    """The requests of one kind, whose state memory moves the same way; all [B] on the device, in batch order."""
+    """The requests of one kind: their state memory moves in the same way. All [B] on the device, in batch order."""
 
     kind: Kind
     begin: torch.Tensor
@@ -64,7 +64,7 @@ class Group:
         self, read: Address, *, store: Address | None = None, per_row: Address | None = None, ring: Ring | None = None,
         settled: Address | None = None,
     ) -> Part:
-        """These rows with the memory that a strategy chose for them."""
+        """These rows, with the addresses that a strategy chose for them."""
         form: Literal["chunk", "window"] = "chunk" if self.kind == "prefill" else "window"
         return Part(form, self.begin, self.count, self.most, read, self.fresh, store, per_row, ring, settled)
 
@@ -73,7 +73,7 @@ class Group:
 class Batch:
     """A packed launch of N rows for B requests. Names as in `Pages`, `RowPlacement` and `Part`.
 
-    tokens, positions, locations [N];  slots, begin, count, before, last [B];  table: the slot table's own; all int64
+    tokens, positions, locations [N];  slots, begin, count, before, last [B];  table: pages of all slots; all int64
     """
 
     tokens: torch.Tensor
@@ -96,9 +96,9 @@ class Batch:
 def windows(
     ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, kind: Kind, width: int, shift: int = 0
 ) -> Batch:
-    """Requests with `width` packed rows each, of which the first `who.count` are theirs: ops and views only.
+    """A launch of `width` packed rows per request, of which the first `who.count` are used. Ops and views only.
 
-    shift: how far behind the committed tokens the first row stands.
+    shift: the first row stands at position length + shift of its request.
     """
     placed = _placed(ops, memory, who, tokens, shift)
     group = Group(
@@ -108,7 +108,7 @@ def windows(
 
 
 def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) -> Batch:
-    """Pack spans in their order; kinds may be mixed as they come."""
+    """Pack spans in their order; kinds may be mixed in any order."""
     begins = begins_of(spans)
     kinds = [kind for kind in FORWARD_KINDS if any(span.kind == kind for span in spans)]
     mine = [[(begin, span) for begin, span in zip(begins, spans, strict=True) if span.kind == kind] for kind in kinds]

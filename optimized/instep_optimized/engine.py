@@ -32,7 +32,7 @@ from . import mixed
 from .adaptive import Controller
 from .build import built
 from .commit import write_set
-from .commit.accepted import answered, forced_paths, nothing
+from .commit.accepted import answered, forced_paths
 from .commit.base import changes
 from .graphs import Runner
 from .graphs.capture import prepared
@@ -134,7 +134,7 @@ class OptimizedEngine:
     def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
         verified = self._named(requests)
         if not verified:
-            return nothing(self._device)
+            return _nothing(self._device)
         self._catch_up()
         at, forced = self._round, forced_paths(accepted, len(verified))
         answer = self._run("commit", verified, forced, [request.row for request in verified])
@@ -279,3 +279,9 @@ class OptimizedEngine:
     def _end(self, name: str) -> None:
         self._memory.release(name)
         del self._requests[name]
+
+
+def _nothing(device: torch.device) -> Committed:
+    """The answer to a commit of nobody."""
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    return Committed(none, none, none.view(0, 0), none, none, none, none)

@@ -1,6 +1,6 @@
-"""Windows between their verify and their commit: what is kept of them on the slot table, and what a commit answers.
+"""Verified windows: what the slot table keeps of them until their commit, and what the commit answers.
 
-Leaves out: which units of state memory move (`commit/`). Chains only.
+Leaves out: which units of state memory move (the strategies beside this file). Chains only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..ops.base import Acceptance, Ops
 def keep_window(
     ops: Ops, slot_table: SlotTable, slots: torch.Tensor, picks: torch.Tensor, final: torch.Tensor, width: int
 ) -> None:
-    """picks [B * width] and final [B * width, D] of verified windows onto the slot table; ops and views only."""
+    """picks [B * width] and final [B * width, D] of verified windows into the slot table; ops and views only."""
     count = len(slots)
     ops.store_rows(rows=picks.view(count, width), pool=slot_table.picks[:, None, :width], locations=slots)
     ops.store_rows(rows=final.view(count, width, -1), pool=slot_table.final[:, None, :width], locations=slots)
@@ -36,11 +36,5 @@ def forced_paths(accepted: Sequence[Path] | None, requests: int) -> list[list[in
 
 
 def answered(acceptance: Acceptance) -> Committed:
-    """What a caller is told; a body's answers are nobody else's already."""
+    """What the caller is told. The tensors are copies already, so the caller may keep them."""
     return Committed(**{name: x for name, x in acceptance._asdict().items() if name != "tokens"})
-
-
-def nothing(device: torch.device) -> Committed:
-    """The answer to a commit of nobody."""
-    none = torch.empty(0, dtype=torch.int64, device=device)
-    return Committed(none, none, none.view(0, 0), none, none, none, none)

@@ -1,4 +1,4 @@
-"""A commit strategy as the engine and the trunk have it: a keeper of states and a keeper of conv windows.
+"""The two commit strategies of an engine as one value: the one for states and the one for conv windows.
 
 Leaves out: what either does.
 """
@@ -18,7 +18,7 @@ from .base import PAGES, AcceptedWindows, BoundStrategy, CommitStrategy, Table, 
 
 @dataclass(frozen=True)
 class BoundPair:
-    """Both keepers' sides of one forward."""
+    """Both strategies, bound to one forward."""
 
     of_conv: BoundStrategy
     of_state: BoundStrategy
@@ -39,14 +39,14 @@ class BoundPair:
 
 @dataclass(frozen=True)
 class CommitPair:
-    """One strategy for one window width."""
+    """Both strategies, for one window width."""
 
     of_conv: CommitStrategy
     of_state: CommitStrategy
 
     @property
     def may(self) -> Table:
-        """What an event may change: both keepers' tables, and the KV pages that every strategy has."""
+        """What an event may change: both tables, and the KV pages that every strategy has."""
         return merged(PAGES, self.of_conv.may, self.of_state.may)
 
     def bind(self, ops: Ops, batch: Batch) -> BoundPair:
