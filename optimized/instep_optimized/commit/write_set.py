@@ -1,6 +1,6 @@
-"""What an event will need and write, in units of the pools, said before it runs.
+"""The write set of an event: the units of the pools that it will need and may write, known before it runs.
 
-Leaves out: the running. Positions that an event asks pages for are worst cases; pages are never trimmed.
+Leaves out: running the event. Pages are asked for the worst case of positions, and are never trimmed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..request import Request
 from .base import Action, RequestWrites, Table
 
 Requests = Mapping[str, Request]
-# What each action may write of a slot's line on the slot table, whatever the strategy.
+# What each action may write of a slot's line in the slot table, whatever the strategy.
 _LINE: dict[Action, tuple[str, ...]] = {
     "claim": ("length", "table"),
     "prefill": ("length", "table", "window", "proposals", "proposed"),
@@ -59,7 +59,7 @@ def check_tokens(rows: Sequence[Row], requests: Requests, capacity: Capacity) ->
 
 
 def forward_wants(rows: Sequence[Row], requests: Requests, *, exact: bool = False) -> Wants:
-    """(request, positions) that a forward needs pages for: in the worst case, or by exact lengths."""
+    """(request, positions) that a forward needs pages for: in the worst case, or for the exact lengths."""
     return [(row.request, _length(requests[row.request], exact) + width_of(row, requests[row.request])) for row in rows]
 
 
@@ -73,7 +73,7 @@ def _length(request: Request, exact: bool) -> int:
 
 
 def _grown(memory: Memory, worst: Wants, exact: Wants) -> dict[str, list[int]]:
-    """The page lists after an event, which asks by exact lengths where there is no room for the worst case."""
+    """The page lists after an event. Without room for the worst case, the event asks for the exact lengths."""
     try:
         return memory.pages.grown(worst)
     except OutOfCapacity:
@@ -84,10 +84,10 @@ def writes_of(
     event: Event, live: Requests, saved: Mapping[str, int], preempted: Mapping[str, int], num_steps: int,
     memory: Memory, *, overlap: bool = False,
 ) -> list[RequestWrites]:
-    """What `event` does to whom.
+    """What `event` does to each request, and the units that it may write.
 
     saved, preempted  the lengths of states that are kept aside, by name
-    overlap           pages are asked for the worst case; without it the event waits for exact lengths first
+    overlap           pages are asked for the worst case; without overlap the event waits for exact lengths first
     """
     slots, pages = memory.slots, memory.pages
 

@@ -74,7 +74,7 @@ def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
 
 
 def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
-    """One line per slot, as `Board` says."""
+    """One line per slot, as `SlotTable` says."""
     widest, drafts, whole, hidden = sizes.widest, max(1, config.mtp_layers), torch.int64, sizes.types.hidden
     lines: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict(
         length=((1,), whole), table=((sizes.capacity.request_pages,), whole), window=((widest,), whole),

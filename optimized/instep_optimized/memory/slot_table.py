@@ -14,7 +14,7 @@ import torch
 from ..transfer.to_device import sent
 from .pool import Pool
 
-LAYER = 0  # a slot table has one line per slot, whatever the model
+LAYER = 0  # of its pools: the slot table has one line per slot, whatever the number of layers
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class SlotTable:
         return cls(**{**units, "length": units["length"][:, 0]})
 
     def enter(self, slot: int, length: int, pages: list[int]) -> None:
-        """A request takes the slot: how long it is, and where its KV stands."""
+        """Write the line of a request that takes the slot: its length and its KV pages."""
         self.length[slot].fill_(length)  # an assignment of a number waits for the device
         self.table[slot].fill_(-1)
         self.map([(slot, number, page) for number, page in enumerate(pages)])
 
     def map(self, entries: list[tuple[int, int, int]]) -> None:
-        """(slot, its n-th page, page): written without waiting for the device."""
+        """Write entries (slot, n, page): `page` is the slot's n-th page. Nothing waits for the device."""
         if entries:
             slot, number, page = sent([[entry[axis] for entry in entries] for axis in range(3)], self.table.device)
             self.table.index_put_((slot, number), page)
