@@ -50,8 +50,8 @@ SLOWER_FORWARD = (
     ),
 )
 ONE_TOKEN_LESS = Edit(
-    "instep_optimized/commit/snapshot.py", "landing.rows, landing.nodes",
-    "landing.rows, (landing.nodes - 1).clamp_min(0)",
+    "instep_optimized/commit/snapshot.py", "accepted.rows, accepted.nodes",
+    "accepted.rows, (accepted.nodes - 1).clamp_min(0)",
 )
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from instep_optimized import load
-from instep_optimized.interpreter import wanted_on
 from instep_optimized.kernels import runtime
+from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import InstepError
 
 

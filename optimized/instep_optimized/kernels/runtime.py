@@ -1,7 +1,7 @@
 """How kernels run: interpreted or native, decided before Triton is first imported, and one launcher with fixed options.
 
-Leaves out: the kernels. No other file asks for a version or passes launch options, and none but `interpreter.py` sets
-the variable.
+Leaves out: the kernels. No other file asks for a version or passes launch options. Only `ops/interpreter.py` sets the
+variable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from instep_reference.contract.errors import Unsupported
 
-from ..interpreter import VARIABLE
+from ..ops.interpreter import VARIABLE
 
 _WITNESS = "triton.language.standard"  # its functions were decorated when Triton was imported, one way or the other
 
