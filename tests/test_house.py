@@ -32,7 +32,9 @@ ALLOWED = {
     "instep": ("instep", "instep_optimized", "instep_reference"),
 }
 # Modules that may bring an engine into being; every other harness module is handed one.
-BUILDS_ENGINES = {"instep.rig.sides", "instep.rig.alone", "instep.rig.large", "instep.rig.stored"}
+BUILDS_ENGINES = {
+    "instep.replay.participants", "instep.replay.single", "instep.replay.large_model", "instep.replay.stored",
+}
 ENGINE_MODULES = ("instep_optimized.engine", "instep_reference.engine", "instep_reference.ledger")
 # Nothing in the contract computes: these are the only torch names it may use.
 CONTRACT_TORCH_NAMES = {"Tensor", "dtype", "device", "float32", "float16", "bfloat16", "float64", "isfinite"}

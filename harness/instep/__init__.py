@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .rig.rig import Outcome, Rig
+    from .replay.replay import Outcome, Replay
     from .trace.file import Trace, read
     from .verdict import Comparison, Exit, Tier, Verdict
 
-__all__ = ["Comparison", "Exit", "Outcome", "Rig", "Tier", "Trace", "Verdict", "read"]
+__all__ = ["Comparison", "Exit", "Outcome", "Replay", "Tier", "Trace", "Verdict", "read"]
 
 _HOMES = {
     "Comparison": "verdict", "Exit": "verdict", "Tier": "verdict", "Verdict": "verdict",
-    "Outcome": "rig.rig", "Rig": "rig.rig", "Trace": "trace.file", "read": "trace.file",
+    "Outcome": "replay.replay", "Replay": "replay.replay", "Trace": "trace.file", "read": "trace.file",
 }
 
 

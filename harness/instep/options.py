@@ -1,13 +1,13 @@
 """The options that say how a subject is set up, by name, with a sentence each: for every command and the plugin.
 
-Leaves out: what they mean (`instep.rig.setting`), and torch: pytest reads this file in every session.
+Leaves out: what they mean (`instep.replay.setting`), and torch: pytest reads this file in every session.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Field of `instep.rig.setting.Setting` -> its type, and what `--help` says of it.
+# Field of `instep.replay.setting.Setting` -> its type, and what `--help` says of it.
 OPTIONS: Mapping[str, tuple[type[str] | type[bool], str]] = {
     "ops": (str, "Op set, engine or module:attribute."),
     "device": (str, "cpu or cuda."),

@@ -4,7 +4,7 @@
     side = player.serve(event)
 
 Without observers `serve` does `event.on(engine)` and asks the engine nothing else, so what is timed is the engine.
-Leaves out: which event is legal (`trace/legal.py`), and the observers that there are (`observe/`).
+Leaves out: which event is legal (`trace/event_rules.py`), and the observers that there are (`observe/`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Side:
     """What one engine said to one event, and what its observers saw; what nobody looked at is empty.
 
     answer          as the engine gave it, or on the host (`OnHost`)
-    places          named tensors, rows packed in batch order (`Tape`)
+    places          named tensors, rows packed in batch order (`Activations`)
     before, after   request -> logical state of every live request (`States`)
-    wish            `next_num_steps()` (`States`)
+    wanted_num_steps  `next_num_steps()` (`States`)
     """
 
     name: str
@@ -35,7 +35,7 @@ class Side:
     places: Places = field(default_factory=dict)
     before: Mapping[str, RequestState] = field(default_factory=dict)
     after: Mapping[str, RequestState] = field(default_factory=dict)
-    wish: int = 0
+    wanted_num_steps: int = 0
 
 
 class Observer:

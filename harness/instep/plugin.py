@@ -4,7 +4,7 @@
 
 An option is written with `=`. pytest looks for the root folder, and for its configuration, before it knows the options
 of a plugin: it takes a value after a blank for a path to test. Every option is an ini option, too (`instep_traces`).
-Leaves out: running it (`instep.rig`). Loads neither torch nor triton nor numpy where no trace is collected: pytest
+Leaves out: running it (`instep.replay`). Loads neither torch nor triton nor numpy where no trace is collected: pytest
 imports this file in every session of everybody who has instep installed.
 """
 
@@ -21,7 +21,7 @@ import pytest
 from .options import OPTIONS
 
 if TYPE_CHECKING:
-    from .rig.rig import Outcome
+    from .replay.replay import Outcome
     from .trace.file import Trace
     from .trace.header import Part
 
@@ -181,16 +181,16 @@ class TraceItem(pytest.Item):
         return trace.header.replay if self.name == PLAN else (Part(self.name),)
 
     def _outcome(self, trace: Trace, part: Part) -> Outcome:
-        from .rig.rig import Rig
-        from .rig.setting import Setting, device_here
+        from .replay.replay import Replay
+        from .replay.setting import Setting, device_here
         from .verdict import tiers_of
 
         typed = {name: _given(self.config, name) for name in ONE_VALUE}
         named = {name: value for name, value in typed.items() if value not in (None, "")}
         device_here(named.get("device", "cpu"))
         setting = Setting.of(**{"ops": part.ops, "strategy": part.strategy, "conv": part.conv, **named})
-        rig = Rig(trace, setting, checkpoint=_checkpoint(self.config))
-        return rig.run(until=part.until, tiers=tiers_of(_given(self.config, "tiers")))
+        replay = Replay(trace, setting, checkpoint=_checkpoint(self.config))
+        return replay.run(until=part.until, tiers=tiers_of(_given(self.config, "tiers")))
 
 
 def _given(config: pytest.Config, name: str) -> Any:

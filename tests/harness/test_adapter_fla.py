@@ -22,8 +22,8 @@ import torch
 
 from instep.adapters import find
 from instep.adapters.dense import dense
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import load
@@ -99,7 +99,7 @@ def test_every_strategy_serves_dense_states(
     strategy: str, layout: StateLayout, mine: Callable[..., Path], small: Trace
 ) -> None:
     mine()
-    verdict = Rig(small, Setting("mine:OPS", strategy=strategy, layout=layout)).run().verdict
+    verdict = Replay(small, Setting("mine:OPS", strategy=strategy, layout=layout)).run().verdict
     assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
 
 
@@ -117,17 +117,17 @@ def test_dense_states_without_the_word_that_rings_keep_inputs_are_refused(
     mine: Callable[..., Path], small: Trace
 ) -> None:
     mine(', keeps="inputs"', "")
-    said = Rig(small, Setting("mine:OPS", strategy="snapshot")).run().verdict
+    said = Replay(small, Setting("mine:OPS", strategy="snapshot")).run().verdict
     assert said.exit is Exit.AGREED, said.findings[:1]
     with pytest.raises(Unsupported, match='declare keeps="inputs" in its op set'):
-        Rig(small, Setting("mine:OPS", strategy="rerun")).run()
+        Replay(small, Setting("mine:OPS", strategy="rerun")).run()
 
 
 def test_a_kernel_that_loses_what_is_run_again_is_found(mine: Callable[..., Path], small: Trace) -> None:
     """`dense` hands kept tokens over as sequences of their own, asked by their keys."""
     first = "    q, k = (x.repeat_interleave"
     mine(first, f"    if q is k:\n        return v, state\n{first}")
-    verdict = Rig(small, Setting("mine:OPS", strategy="rerun")).run().verdict
+    verdict = Replay(small, Setting("mine:OPS", strategy="rerun")).run().verdict
     assert verdict.exit is Exit.DIVERGED
     found = verdict.findings[0]
     assert (found.kind, found.place.component) == ("commit", "state") and "accepted" in found.diagnosis, found
@@ -163,8 +163,8 @@ def test_flas_recurrent_kernel_keeps_to_the_contract(case: Case) -> None:
 
 @needs_fla
 @pytest.mark.parametrize("case", [case for case in GDN if "chunk" in case.name or "mixed" in case.name], ids=str)
-def test_flas_chunked_kernels_keep_to_the_contract(case: Case, mended: ModuleType) -> None:
-    ops = replace(PLAIN, gdn=dense(window=mended.RECURRENT, chunk=mended.CHUNKED), keeps="inputs")
+def test_flas_chunked_kernels_keep_to_the_contract(case: Case, patched: ModuleType) -> None:
+    ops = replace(PLAIN, gdn=dense(window=patched.RECURRENT, chunk=patched.CHUNKED), keeps="inputs")
     served = serve(ops, case)
     assert agree(case, serve(PLAIN, case), served) == []
 
@@ -173,7 +173,7 @@ def test_flas_chunked_kernels_keep_to_the_contract(case: Case, mended: ModuleTyp
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_fla_computes_the_model_under_every_strategy(strategy: str, small: Trace) -> None:
-    verdict = Rig(small, Setting("fla", strategy=strategy)).run().verdict
+    verdict = Replay(small, Setting("fla", strategy=strategy)).run().verdict
     assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
 
 
@@ -186,7 +186,7 @@ def test_fla_refuses_what_it_would_narrow() -> None:
 
 
 @pytest.fixture
-def mended(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def patched(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The adapter, with FLA's chunked kernels mended for the interpreter: nothing to tune, indices with methods."""
     from triton.runtime.autotuner import Autotuner
 

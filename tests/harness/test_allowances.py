@@ -14,12 +14,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from instep.checks.propagated import Propagated
-from instep.observe.moment import Moment
+from instep.observe.context import EventContext
 from instep.observe.reorder import FUNCTIONS, REDUCTIONS, Reordered
-from instep.rig.lockstep import Lockstep
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
-from instep.rig.sides import seat
+from instep.replay.lockstep import Lockstep
+from instep.replay.participants import participants_of
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit, Tier
 from instep_reference import trunk
@@ -48,7 +48,8 @@ EXACT = {
 )
 def test_another_order_of_summation_passes_with_room(form, strategy):
     """On the trained model up to the first commit; hundreds of small random ones: `instep calibrate`."""
-    outcome = Rig(read(TRACE), Setting(f"instep.calibrate.honest:{form}_7", strategy=strategy)).run(until=5)
+    setting = Setting(f"instep.calibrate.correct_variants:{form}_7", strategy=strategy)
+    outcome = Replay(read(TRACE), setting).run(until=5)
     assert outcome.verdict.exit == Exit.AGREED
     for tier in (Tier.DERIVED, Tier.PROPAGATED):
         assert max(one.headroom for one in outcome.verdict.compared if one.tier is tier) < 0.7
@@ -63,26 +64,27 @@ def test_another_order_of_summation_passes_with_room(form, strategy):
     ],
 )
 def test_a_small_slip_is_found_where_it_is_made(slip, component):
-    findings = Rig(read(TRACE), Setting(f"support.slips:{slip}", strategy="snapshot")).run(until=6).verdict.findings
+    setting = Setting(f"support.injected_errors:{slip}", strategy="snapshot")
+    findings = Replay(read(TRACE), setting).run(until=6).verdict.findings
     derived = [finding for finding in findings if finding.tier is Tier.DERIVED]
     assert derived and findings[0].place.component == derived[0].place.component == component
 
 
 def test_an_unlucky_draw_of_the_whole_run_is_drawn_again_and_an_error_is_not_excused(tmp_path):
     trace = recorded(tmp_path)
-    lockstep = Lockstep(trace, seat(Rig(trace, Setting("plain")).plan))
-    moment = next(m for m in (lockstep.step() for _ in trace.events) if isinstance(m.event, Commit))
-    again = moment.redrawn(1)
-    assert again.places.keys() == moment.rounded.places.keys()
-    assert not torch.equal(again.places[HIDDEN], moment.rounded.places[HIDDEN])
-    lucky = replace(moment, rounded=moment.truth)  # a draw without any error
+    lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("plain")).plan))
+    context = next(m for m in (lockstep.step() for _ in trace.events) if isinstance(m.event, Commit))
+    again = context.resampled(1)
+    assert again.places.keys() == context.rounded.places.keys()
+    assert not torch.equal(again.places[HIDDEN], context.rounded.places[HIDDEN])
+    lucky = replace(context, rounded=context.truth)  # a draw without any error
 
-    def disagreeing(part: float, moment: Moment) -> set[Place]:
-        rows = {**moment.subject.places, HIDDEN: moment.subject.places[HIDDEN] * (1 + part)}
-        off = replace(moment, subject=replace(moment.subject, places=rows))
+    def disagreeing(part: float, context: EventContext) -> set[Place]:
+        rows = {**context.subject.places, HIDDEN: context.subject.places[HIDDEN] * (1 + part)}
+        off = replace(context, subject=replace(context.subject, places=rows))
         return {one.place for one in Propagated()(off) if not one.agrees}
 
-    assert disagreeing(1e-6, replace(lucky, redrawn=None)) == {HIDDEN}
+    assert disagreeing(1e-6, replace(lucky, resampled=None)) == {HIDDEN}
     assert disagreeing(1e-6, lucky) == set()
     assert disagreeing(2e-5, lucky) == disagreeing(1e-2, lucky) == {HIDDEN}
 

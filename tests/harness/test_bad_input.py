@@ -1,6 +1,6 @@
 """Bad input through the command line: exit code 2, one clear line, no traceback, nothing written half.
 
-Leaves out: which rule of the file or the law found it (`test_trace.py`, `test_legal.py`).
+Leaves out: which rule of the file or the rules found it (`test_trace.py`, `test_event_rules.py`).
 """
 
 from __future__ import annotations

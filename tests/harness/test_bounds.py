@@ -1,4 +1,4 @@
-"""An engine's own table of what it may change is bounded by the law; what it declares as scratch is listed.
+"""An engine's own table of what it may change is bounded by the rules; what it declares as scratch is listed.
 
 Leaves out: writes inside the table (`tails`), and the strategies' tables one by one (`tests/optimized`).
 """
@@ -10,14 +10,14 @@ from itertools import product
 import pytest
 
 from instep.observe.memory import positions_of
+from instep.replay.lockstep import Lockstep
+from instep.replay.participants import participants_of
+from instep.replay.replay import Outcome, Replay
+from instep.replay.setting import Setting
 from instep.report import data
-from instep.rig.lockstep import Lockstep
-from instep.rig.rig import Outcome, Rig
-from instep.rig.setting import Setting
-from instep.rig.sides import seat
 from instep.trace.bounds import bound
+from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
-from instep.trace.legal import Law
 from instep.verdict import Exit
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract import engine as e
@@ -30,7 +30,7 @@ def trace(tmp_path_factory) -> Trace:
 
 
 def replayed(trace: Trace, name: str) -> Outcome:
-    return Rig(trace, Setting(f"support.wide:{name}")).run()
+    return Replay(trace, Setting(f"support.wide:{name}")).run()
 
 
 def first_of(trace: Trace, kind: type[e.Event]) -> int:
@@ -49,10 +49,10 @@ def test_a_table_that_names_every_unit_is_a_finding_at_the_first_event(trace):
 
 def test_what_it_names_and_may_not_is_guarded_all_the_same(trace):
     """The reserved slot, and a free one: the table does not excuse the write."""
-    lockstep = Lockstep(trace, seat(Rig(trace, Setting("support.wide:EVERYTHING")).plan))
-    moments = [lockstep.step() for _ in range(first_of(trace, e.Commit) + 1)]
-    stray = {(one.region.name, one.unit) for one in moments[-1].changes.trespasses}
-    free = {2} - set(moments[-1].expected.slots_after.values())
+    lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("support.wide:EVERYTHING")).plan))
+    contexts = [lockstep.step() for _ in range(first_of(trace, e.Commit) + 1)]
+    stray = {(one.region.name, one.unit) for one in contexts[-1].changes.trespasses}
+    free = {2} - set(contexts[-1].expected.slots_after.values())
     assert stray == {("state", unit) for unit in {0} | free} and free
 
 
@@ -98,24 +98,25 @@ def test_what_is_not_declared_is_looked_at_as_a_whole_and_said_to_be(trace):
 
 
 @pytest.mark.parametrize(("strategy", "conv"), [*product(STRATEGIES, CONV_FORMS)])
-def test_the_law_is_as_wide_as_every_right_table(trace, strategy, conv):
+def test_the_rules_are_as_wide_as_every_right_table(trace, strategy, conv):
     """And every pool of every strategy says what it means."""
-    sides = seat(Rig(trace, Setting("ledger", strategy=strategy, conv=conv)).plan)
-    law, rows = Law(trace.header), 0
+    participants = participants_of(Replay(trace, Setting("ledger", strategy=strategy, conv=conv)).plan)
+    rules, rows = EventRules(trace.header), 0
     for index, event in enumerate(trace.events):
-        before = type(law.book)(law.book.capacity, law.book.num_steps, dict(law.book.live), [], dict(law.book.saved))
-        law.apply(event, trace.where(index))
+        now = rules.table
+        before = type(now)(now.capacity, now.num_steps, dict(now.live), [], dict(now.saved))
+        rules.apply(event, trace.where(index))
         rows = len(event.rows) if isinstance(event, e.Forward) else rows
-        most, table = bound(event, before, law.book, rows), sides.shown.may_change(event)
-        for region in sides.shown.regions():
+        most, table = bound(event, before, rules.table, rows), participants.shown.may_change(event)
+        for region in participants.shown.regions():
             assert region.means is not None
             assert table.get(region.name, set()) <= most.units(region), (index, event, region.name)
-        event.on(sides.subject.engine)
-    assert sum(positions_of(region) > 1 for region in sides.shown.regions()) >= 8
+        event.on(participants.subject.engine)
+    assert sum(positions_of(region) > 1 for region in participants.shown.regions()) >= 8
 
 
 def test_an_event_that_names_nobody_may_write_nothing(trace):
-    law = Law(trace.header)
+    rules = EventRules(trace.header)
     for event in (e.Idle(), e.SetNumSteps(0)):
-        most = bound(event, law.book, law.book, 3)
+        most = bound(event, rules.table, rules.table, 3)
         assert (most.slots, most.pages, most.rows) == (frozenset(), frozenset(), 0)

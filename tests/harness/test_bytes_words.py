@@ -13,44 +13,44 @@ import torch
 
 from instep.checks.bytes import Bytes, shifted
 from instep.checks.poison import poisoned
-from instep.observe.rows import Share, shares
+from instep.observe.rows import RowSpan, row_spans
 from instep.verdict import Comparison, Verdict
 from instep_reference.contract.engine import Commit, Forward, RequestState, Resume
 from instep_reference.contract.place import AFTER_LAYERS, Place
-from support import moments as m
+from support import contexts as m
 
 PICK, FINAL, CONV = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTER_LAYERS, "final"), Place(
     "trunk", 0, "conv")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def moments(tmp_path_factory) -> list[Any]:
+def contexts(tmp_path_factory) -> list[Any]:
     opened = m.checkpoint(tmp_path_factory.mktemp("bytes"))
     return m.run(opened, m.events_of(opened))
 
 
-def found(moments: list[Any], at: int, name: str, change: Any) -> Comparison:
+def found(contexts: list[Any], at: int, name: str, change: Any) -> Comparison:
     """The first finding of `bytes` alone, with another state of a request after event `at`, and none before."""
     check, verdict = Bytes(), Verdict()
-    for moment in moments[:at]:
-        assert not verdict.add(check(moment))
-    findings = verdict.add(check(m.with_state(moments[at], name, change)))
+    for context in contexts[:at]:
+        assert not verdict.add(check(context))
+    findings = verdict.add(check(m.with_state(contexts[at], name, change)))
     assert findings, "nothing was found"
     return findings[0]
 
 
-def resumed(moments: list[Any]) -> tuple[int, str]:
-    moment = next(moment for moment in moments if isinstance(moment.event, Resume))
-    return moment.index, moment.event.request
+def resumed(contexts: list[Any]) -> tuple[int, str]:
+    context = next(context for context in contexts if isinstance(context.event, Resume))
+    return context.index, context.event.request
 
 
-def committed(moments: list[Any]) -> tuple[int, Share]:
+def committed(contexts: list[Any]) -> tuple[int, RowSpan]:
     """A commit of several requests, and one that kept fewer tokens than its window had."""
-    for moment in moments:
-        if isinstance(moment.event, Commit) and len(moment.event.requests) > 1:
-            for share in shares(moment, "extend"):
-                if 1 < share.count < 4 == len(moment.expected.windows.get(share.request, (0,) * 4)):
-                    return moment.index, share
+    for context in contexts:
+        if isinstance(context.event, Commit) and len(context.event.requests) > 1:
+            for span in row_spans(context, "extend"):
+                if 1 < span.count < 4 == len(context.expected.windows.get(span.request, (0,) * 4)):
+                    return context.index, span
     raise AssertionError("the run has no such commit")
 
 
@@ -60,8 +60,8 @@ def committed(moments: list[Any]) -> tuple[int, Share]:
     (lambda s: replace(s, proposal_hidden=-s.proposal_hidden), FINAL, "bytes differ"),
     (lambda s: replace(s, conv={**s.conv, 0: -s.conv[0]}), CONV, "bytes differ"),
 ], ids=["proposal", "root", "proposed", "conv"])  # fmt: skip
-def test_what_comes_back_otherwise_is_said_to(moments, change, place, says):
-    finding = found(moments, *resumed(moments), change)
+def test_what_comes_back_otherwise_is_said_to(contexts, change, place, says):
+    finding = found(contexts, *resumed(contexts), change)
     assert finding.place == place
     assert finding.diagnosis.startswith("comes back otherwise than it was kept: ") and says in finding.diagnosis
 
@@ -70,22 +70,22 @@ def test_what_comes_back_otherwise_is_said_to(moments, change, place, says):
     (lambda s: replace(s, proposal=s.proposal + 1), PICK),
     (lambda s: replace(s, proposal_hidden=s.proposal_hidden.roll(1)), FINAL),
 ], ids=["proposal", "proposed"])
-def test_what_a_round_begins_with_is_what_the_draft_extend_gave(moments, change, place):
-    at, share = committed(moments)
-    assert found(moments, at, share.request, change).place == place
+def test_what_a_round_begins_with_is_what_the_draft_extend_gave(contexts, change, place):
+    at, span = committed(contexts)
+    assert found(contexts, at, span.request, change).place == place
 
 
-def windows(moments: list[Any], at: int, share: Share) -> dict[str, torch.Tensor]:
+def windows(contexts: list[Any], at: int, span: RowSpan) -> dict[str, torch.Tensor]:
     """Wrong conv windows of layer 0 by the sentence that they must get."""
-    verify = next(moment for moment in reversed(moments[:at]) if isinstance(moment.event, Forward))
+    verify = next(context for context in reversed(contexts[:at]) if isinstance(context.event, Forward))
     qkv = verify.subject.places[Place("trunk", 0, "qkv")]
-    rows = {s.request: qkv[s.begin : s.begin + s.count] for s in shares(verify, "trunk")}
+    rows = {s.request: qkv[s.begin : s.begin + s.count] for s in row_spans(verify, "trunk")}
     before = {name: state.conv[0] for name, state in verify.subject.before.items()}
-    other = next(name for name in rows if name != share.request)
-    mine = before[share.request]
+    other = next(name for name in rows if name != span.request)
+    mine = before[span.request]
     return {
         "was begun anew: what came before these tokens is lost":
-            shifted(torch.zeros_like(mine), rows[share.request][list(share.nodes)]),
+            shifted(torch.zeros_like(mine), rows[span.request][list(span.nodes)]),
         "is all zero": torch.zeros_like(mine),
         "holds the window from before the step": mine,
         f'holds the window of request "{other}" after 1 token': shifted(before[other], rows[other][:1]),
@@ -93,14 +93,14 @@ def windows(moments: list[Any], at: int, share: Share) -> dict[str, torch.Tensor
     }
 
 
-def test_a_conv_window_that_is_not_the_requests_is_named(moments):
-    at, share = committed(moments)
-    for sentence, window in windows(moments, at, share).items():
+def test_a_conv_window_that_is_not_the_requests_is_named(contexts):
+    at, span = committed(contexts)
+    for sentence, window in windows(contexts, at, span).items():
 
         def wrong(state: RequestState, window: torch.Tensor = window) -> RequestState:
             return replace(state, conv={**state.conv, 0: window})
 
-        finding = found(moments, at, share.request, wrong)
+        finding = found(contexts, at, span.request, wrong)
         assert finding.place == CONV and finding.diagnosis.startswith(sentence)
 
 

@@ -1,4 +1,4 @@
-"""Calibration: honest engines are honest and differ, slips are as large as they say, tables count what was seen.
+"""Calibration: correct engines are correct and differ, slips are as large as they say, tables count what was seen.
 
 Leaves out: the whole run, whose result is committed (`fixtures/results/calibration.json`).
 """
@@ -14,18 +14,18 @@ import pytest
 import torch
 
 from instep.adapters import find
-from instep.calibrate import honest
+from instep.calibrate import correct_variants
 from instep.calibrate.graded import IN_MEMORY, NUMBERS, limit, names
 from instep.calibrate.graded import STORAGES as ACTIVATIONS
+from instep.calibrate.injected_errors import SLIPS
 from instep.calibrate.scenes import scene
-from instep.calibrate.slips import SLIPS
 from instep.calibrate.tables import Calibration, Rate, by_tier
 from instep.calibrate.variants import STORAGES, STRATEGIES, Stage, Variant, variants
 from instep.checks.allowance import UNDECIDED_CAP
 from instep.checks.derived import Derived
 from instep.observe.oracle import Oracle
-from instep.rig.lockstep import Lockstep, run
-from instep.rig.setting import Setting
+from instep.replay.lockstep import Lockstep, run
+from instep.replay.setting import Setting
 from instep.verdict import Comparison, Tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
@@ -47,10 +47,10 @@ def stage():
 
 def test_every_form_sums_the_same_terms_in_its_own_order():
     seen = {}
-    for form in honest.FORMS:
+    for form in correct_variants.FORMS:
         if form == "chunked":
             continue
-        order = honest.Order(form, 4)
+        order = correct_variants.Order(form, 4)
         total, product = order.total(X), order.product(X[:, 0], WEIGHT)
         assert torch.allclose(total, X.sum(-1), rtol=1e-4, atol=1e-5)
         assert torch.allclose(product, X[:, 0] @ WEIGHT.T, rtol=1e-4, atol=1e-5)
@@ -58,21 +58,22 @@ def test_every_form_sums_the_same_terms_in_its_own_order():
     assert len(set(seen.values())) == len(seen), "no two forms give the same bits"
 
 
-def test_honest_op_sets_are_found_by_name_and_say_what_they_store():
-    assert find("instep.calibrate.honest:running_3").name == "running_3"
-    told = find("instep.calibrate.honest:running_3_narrow").rounds(torch.float32, torch.float32)
+def test_correct_op_sets_are_found_by_name_and_say_what_they_store():
+    assert find("instep.calibrate.correct_variants:running_3").name == "running_3"
+    told = find("instep.calibrate.correct_variants:running_3_narrow").rounds(torch.float32, torch.float32)
     assert told["state"] is torch.bfloat16 and told["hidden"] is torch.float32
     for wrong in ("running", "running_x", "walking_3", "running_3_wide"):
         with pytest.raises(BadInput):
-            find(f"instep.calibrate.honest:{wrong}")
+            find(f"instep.calibrate.correct_variants:{wrong}")
 
 
 def test_200_variants_are_all_different_and_meet_every_kind():
     made = list(variants(200))
     assert len({one.ops for one in made}) == len(made), "the seed is the number"
-    assert {(one.form, one.storage) for one in made} == {(f, storage) for f in honest.FORMS for storage in STORAGES}
+    forms = correct_variants.FORMS
+    assert {(one.form, one.storage) for one in made} == {(f, storage) for f in forms for storage in STORAGES}
     assert {(one.strategy, one.conv) for one in made} == set(STRATEGIES)
-    assert {(one.strategy, one.form) for one in made} >= {(s, f) for s, _ in STRATEGIES for f in honest.FORMS}
+    assert {(one.strategy, one.form) for one in made} >= {(s, f) for s, _ in STRATEGIES for f in forms}
     assert len({one.scene for one in made}) >= 24 and {one.layout for one in made} == {"VK", "KV"}
 
 
@@ -97,7 +98,7 @@ def test_a_scene_owns_what_can_go_wrong():
     ],
     ids=lambda variant: variant.form,
 )
-def test_an_honest_engine_is_left_alone(stage, variant):
+def test_a_correct_engine_is_left_alone(stage, variant):
     verdict = stage.run(variant)
     assert not verdict.findings and verdict.events == len(stage.on(1).trace.events)
     assert {one.tier for one in verdict.compared} == set(Tier)
@@ -107,10 +108,10 @@ def test_truth_runs_once_for_all_variants_of_a_scene(stage):
     on = stage.on(2)
     plan, kept = on.plan(Setting()), []
     for _ in range(2):
-        truth = stage.sides(plan, "float32").truth
+        truth = stage.participants(plan, "float32").truth
         kept.append([truth.serve(event) for event in on.trace.events[:3]])
     assert all(one is other for one, other in zip(*kept, strict=True))
-    first, other = (stage.sides(plan, storage).rounded for storage in ("float32", "bfloat16"))
+    first, other = (stage.participants(plan, storage).rounded for storage in ("float32", "bfloat16"))
     assert first is not other, "roundings are others"
 
 
@@ -128,7 +129,7 @@ def test_a_wrong_engine_is_a_false_alarm_with_a_name(stage):
 
 
 def test_a_slip_of_no_size_changes_no_bit_and_a_small_one_its_place_alone():
-    names = ("plain", "instep.calibrate.slips:qkv@0.0", "instep.calibrate.slips:qkv@0.01")
+    names = ("plain", "instep.calibrate.injected_errors:qkv@0.0", "instep.calibrate.injected_errors:qkv@0.01")
     plain, none, small = map(find, names)
     given = {"x": X[:, 0], "weight": WEIGHT, "shape": (11,)}
     place = SLIPS["qkv"].place
@@ -139,12 +140,12 @@ def test_a_slip_of_no_size_changes_no_bit_and_a_small_one_its_place_alone():
     assert torch.equal(small.linear(**given, to=elsewhere), right)
     for wrong in ("qkv", "qkv@much", "nothing@0.1"):
         with pytest.raises(BadInput):
-            find(f"instep.calibrate.slips:{wrong}")
+            find(f"instep.calibrate.injected_errors:{wrong}")
 
 
-def test_a_slip_in_memory_is_found_down_to_the_honest_error():
+def test_a_slip_in_memory_is_found_down_to_the_error_of_a_correct_engine():
     found = limit("state, part of the one before", "float32", [Stage()])
-    assert set(found.found) == set(NUMBERS) and found.honest < 2e-6
+    assert set(found.found) == set(NUMBERS) and found.correct < 2e-6
     assert found.found[Tier.DIRECTED] <= 1.0 and found.found[Tier.PROPAGATED] is None
     assert 1e-6 <= found.found[Tier.DERIVED] <= 1e-4
 
@@ -153,9 +154,10 @@ def test_a_slip_in_memory_is_found_down_to_the_honest_error():
 def test_a_slip_is_found_at_its_place(stage, name):
     """T2 at the first event in which it acts; run up to there alone."""
     on, place = stage.on(2), SLIPS[name].place
-    plan = on.plan(Setting(f"instep.calibrate.slips:{name}@0.01"))
-    sides = stage.sides(plan, "float32")
-    verdict = run(Lockstep(on.trace, sides), [Derived(Oracle(plan.checkpoint, sides.declared.rounds, torch.float32))])
+    plan = on.plan(Setting(f"instep.calibrate.injected_errors:{name}@0.01"))
+    participants = stage.participants(plan, "float32")
+    oracle = Oracle(plan.checkpoint, participants.declared.rounds, torch.float32)
+    verdict = run(Lockstep(on.trace, participants), [Derived(oracle)])
     assert verdict.findings[0].place == place and verdict.findings[0].event == 2
 
 
@@ -199,7 +201,7 @@ def test_tiers_are_summed_over_storages():
 # -- the command -------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_both_tables_and_leaves_honest_engines_alone(instep, tmp_path):
+def test_the_command_writes_both_tables_and_leaves_correct_engines_alone(instep, tmp_path):
     file = tmp_path / "calibration.json"
     ran = instep("calibrate", "--variants", "1", "--runs", "0", "--json", str(file), "--commit", "abc")
     assert ran.code == 0, ran
@@ -224,7 +226,8 @@ def test_a_slip_of_size_0_that_is_found_is_an_error(monkeypatch):
 def test_the_committed_result_is_of_enough_engines_and_called_none_wrong():
     told = json.loads((RESULTS / "calibration.json").read_text())
     assert told["variants"] == len(told["ran"]) >= 200 and told["alarms"] == []
-    assert {(one["form"], one["states"]) for one in told["ran"]} >= {(f, s) for f in honest.FORMS for _, s in STORAGES}
+    forms = correct_variants.FORMS
+    assert {(one["form"], one["states"]) for one in told["ran"]} >= {(f, s) for f in forms for _, s in STORAGES}
     for tier in Tier:
         rates = [rate for rate in told["false_alarms"] if rate["tier"] == tier.value]
         assert sum(rate["blocks"] for rate in rates) >= 1000 and all(rate["worst"] < 1 for rate in rates)

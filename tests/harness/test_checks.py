@@ -1,4 +1,4 @@
-"""Honest runs pass with room to spare, and every kind of damage is named where it was done.
+"""Correct runs pass with room to spare, and every kind of damage is named where it was done.
 
 Leaves out: states that lean towards wrong ones (`test_directed.py`), pools (`test_memory.py`).
 """
@@ -14,11 +14,11 @@ from instep.checks import for_labels, for_numbers
 from instep.checks.identity import Window, greedy
 from instep.checks.measure import Spot, measured
 from instep.observe.oracle import Oracle
-from instep.observe.rows import rows, shares
+from instep.observe.rows import row_spans, rows
 from instep.verdict import Exit, Tier
 from instep_reference.contract.engine import Admit, Commit, Committed, Draft, Forward, Idle
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
-from support import moments as m
+from support import contexts as m
 
 pytestmark = pytest.mark.slow  # whole runs in several widths
 
@@ -36,7 +36,7 @@ def events(opened):
 
 
 @pytest.fixture(scope="module")
-def honest(opened, events):
+def correct(opened, events):
     return m.run(opened, events)
 
 
@@ -49,26 +49,26 @@ def numbers(opened, activation=torch.float32, state=torch.float32):
     return for_numbers(Oracle(opened, m.declared(activation, state), torch.float32))
 
 
-def index_of(moments, kind, holds=lambda moment: True):
-    return next(moment.index for moment in moments if isinstance(moment.event, kind) and holds(moment))
+def index_of(contexts, kind, holds=lambda context: True):
+    return next(context.index for context in contexts if isinstance(context.event, kind) and holds(context))
 
 
-def commit_of(moments, accepted):
+def commit_of(contexts, accepted):
     """A commit after a window of 4, and a request of which so many drafts were accepted."""
-    for moment in moments:
-        if isinstance(moment.event, Commit):
-            for name, path in zip(moment.event.requests, moment.event.accepted, strict=True):
-                if len(path.nodes) == accepted and len(moment.expected.windows[name]) == 4:
-                    return moment.index, name
+    for context in contexts:
+        if isinstance(context.event, Commit):
+            for name, path in zip(context.event.requests, context.event.accepted, strict=True):
+                if len(path.nodes) == accepted and len(context.expected.windows[name]) == 4:
+                    return context.index, name
     raise AssertionError("the run has no such commit")
 
 
-def found(opened, moments):
+def found(opened, contexts):
     """The findings at the last event; nothing may be found before it. Checks look back one round at most."""
-    looked_at = [moment for moment in moments[:-4] if isinstance(moment.event, Admit)] + moments[-4:]
+    looked_at = [context for context in contexts[:-4] if isinstance(context.event, Admit)] + contexts[-4:]
     verdict = m.judge(looked_at, numbers(opened))
     assert verdict.exit == Exit.DIVERGED
-    assert {finding.event for finding in verdict.findings} == {moments[-1].index}
+    assert {finding.event for finding in verdict.findings} == {contexts[-1].index}
     return verdict.findings
 
 
@@ -77,7 +77,7 @@ def found(opened, moments):
     [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)],
     ids=["fp32", "bf16", "bf16-state"],
 )
-def test_an_honest_run_agrees_in_every_tier_with_room_to_spare(opened, events, activation, state):
+def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(opened, events, activation, state):
     verdict = m.judge(m.run(opened, events, activation, state), numbers(opened, activation, state))
     assert verdict.exit == Exit.AGREED
     assert {c.tier for c in verdict.compared} == set(Tier)
@@ -85,25 +85,25 @@ def test_an_honest_run_agrees_in_every_tier_with_room_to_spare(opened, events, a
     assert max(c.headroom for c in verdict.compared) < 0.9
 
 
-def test_an_honest_run_of_labels_agrees_exactly(labelled):
+def test_a_correct_run_of_labels_agrees_exactly(labelled):
     verdict = m.judge(labelled, for_labels())
     assert verdict.exit == Exit.AGREED
     assert max(c.worst for c in verdict.compared) == 0
 
 
-def test_the_run_has_what_the_checks_need(honest):
-    kinds = {type(moment.event).__name__ for moment in honest}
+def test_the_run_has_what_the_checks_need(correct):
+    kinds = {type(context.event).__name__ for context in correct}
     assert kinds >= {"Admit", "Draft", "Forward", "Commit", "SetNumSteps", "Preempt", "Resume", "Finish", "Idle"}
-    assert any(share.count > 4 for moment in honest for share in shares(moment, "trunk") if share.kind == "prefill")
-    commits = [moment.event for moment in honest if isinstance(moment.event, Commit)]
+    assert any(span.count > 4 for context in correct for span in row_spans(context, "trunk") if span.kind == "prefill")
+    commits = [context.event for context in correct if isinstance(context.event, Commit)]
     assert {len(path.nodes) for commit in commits for path in commit.accepted} >= {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("component", ["normed", "qkv", "z", "b", "mixed", "k", "log_decay", "beta", "core", "gated",
                                        "mixer", "residual", "mlp", "hidden"])  # fmt: skip
-def test_a_component_that_is_one_percent_off_is_the_first_finding(opened, honest, component):
-    at, place = index_of(honest, Forward), Place("trunk", 1, component)
-    damaged = m.spoiled(honest, at, lambda moment: m.with_rows(moment, place, lambda rows: rows * 1.01))
+def test_a_component_that_is_one_percent_off_is_the_first_finding(opened, correct, component):
+    at, place = index_of(correct, Forward), Place("trunk", 1, component)
+    damaged = m.spoiled(correct, at, lambda context: m.with_rows(context, place, lambda rows: rows * 1.01))
     first = found(opened, damaged)[0]
     assert (first.tier, first.place) == (Tier.DERIVED, place)
     assert "relative error" in first.diagnosis and "would pass at" in first.diagnosis
@@ -112,39 +112,39 @@ def test_a_component_that_is_one_percent_off_is_the_first_finding(opened, honest
 UPDATE = Place("trunk", 1, "update")
 
 
-def test_an_update_that_is_one_percent_off_is_found_where_it_is_kept(opened, honest):
+def test_an_update_that_is_one_percent_off_is_found_where_it_is_kept(opened, correct):
     """Of the rows of a window alone: no other row's update is kept by anybody."""
-    at = index_of(honest, Forward, lambda moment: UPDATE in moment.subject.places)
-    assert all(UPDATE not in moment.truth.places for moment in honest[:at])
-    damaged = m.spoiled(honest, at, lambda moment: m.with_rows(moment, UPDATE, lambda rows: rows * 1.01))
+    at = index_of(correct, Forward, lambda context: UPDATE in context.subject.places)
+    assert all(UPDATE not in context.truth.places for context in correct[:at])
+    damaged = m.spoiled(correct, at, lambda context: m.with_rows(context, UPDATE, lambda rows: rows * 1.01))
     first = found(opened, damaged)[0]
     assert (first.tier, first.place) == (Tier.DERIVED, UPDATE)
     assert "relative error" in first.diagnosis and "would pass at" in first.diagnosis
 
 
-def test_updates_that_are_due_and_not_shown_are_missing(opened, honest):
-    at = index_of(honest, Forward, lambda moment: UPDATE in moment.subject.places)
+def test_updates_that_are_due_and_not_shown_are_missing(opened, correct):
+    at = index_of(correct, Forward, lambda context: UPDATE in context.subject.places)
 
-    def without(moment):
-        places = {place: rows for place, rows in moment.subject.places.items() if place != UPDATE}
-        return replace(moment, subject=replace(moment.subject, places=places))
+    def without(context):
+        places = {place: rows for place, rows in context.subject.places.items() if place != UPDATE}
+        return replace(context, subject=replace(context.subject, places=places))
 
-    assert all(f.place == UPDATE for f in found(opened, m.spoiled(honest, at, without)))
+    assert all(f.place == UPDATE for f in found(opened, m.spoiled(correct, at, without)))
 
 
-def test_a_window_beside_a_prompt_shows_its_own_rows_updates(honest):
+def test_a_window_beside_a_prompt_shows_its_own_rows_updates(correct):
     """What a prompt's rows add is kept nowhere; in one forward with a window they are zeros on every side."""
-    mixed = [moment for moment in honest if isinstance(moment.event, Forward)
-             and {"verify", "prefill"} <= {row.kind for row in moment.event.rows}]  # fmt: skip
+    mixed = [context for context in correct if isinstance(context.event, Forward)
+             and {"verify", "prefill"} <= {row.kind for row in context.event.rows}]  # fmt: skip
     assert mixed
-    for moment in mixed:
-        for share in shares(moment, "trunk"):
-            shown = [rows(side, UPDATE, share) for side in (moment.truth, moment.subject)]
-            assert all(bool(x.any()) == (share.kind == "verify") for x in shown)
+    for context in mixed:
+        for span in row_spans(context, "trunk"):
+            shown = [rows(side, UPDATE, span) for side in (context.truth, context.subject)]
+            assert all(bool(x.any()) == (span.kind == "verify") for x in shown)
 
 
 def test_a_token_that_the_state_knows_is_judged_by_what_its_update_is_the_difference_of():
-    """v - S'k is next to nothing there: by its own size an honest last bit would be far too much."""
+    """v - S'k is next to nothing there: by its own size the last bit of a correct engine would be far too much."""
     v = torch.rand(1, 4, 16, dtype=torch.float64)
     truth, spot = 1e-9 * v, Spot("derived", Tier.DERIVED, 0, "forward", UPDATE, None, None)
     subject, exact = (truth + 1e-7 * v).float(), [truth.float().double()] * 2
@@ -153,81 +153,81 @@ def test_a_token_that_the_state_knows_is_judged_by_what_its_update_is_the_differ
     assert not measured(spot, subject + 1e-5 * v.float(), truth, exact, scale=v).agrees
 
 
-def test_four_zeroed_rows_of_one_head_are_found_in_that_head_of_that_request(opened, honest):
-    at = index_of(honest, Forward, lambda moment: any(s.count >= 5 for s in shares(moment, "trunk")))
-    share = next(s for s in shares(honest[at], "trunk") if s.count >= 5)
+def test_four_zeroed_rows_of_one_head_are_found_in_that_head_of_that_request(opened, correct):
+    at = index_of(correct, Forward, lambda context: any(s.count >= 5 for s in row_spans(context, "trunk")))
+    span = next(s for s in row_spans(correct[at], "trunk") if s.count >= 5)
 
     def zero(rows):
-        rows[share.begin : share.begin + 4, 2] = 0
+        rows[span.begin : span.begin + 4, 2] = 0
         return rows
 
     place = Place("trunk", 0, "core")
-    first = found(opened, m.spoiled(honest, at, lambda moment: m.with_rows(moment, place, zero)))[0]
-    assert (first.place, first.request, first.head) == (place, share.request, 2)
+    first = found(opened, m.spoiled(correct, at, lambda context: m.with_rows(context, place, zero)))[0]
+    assert (first.place, first.request, first.head) == (place, span.request, 2)
 
 
 @pytest.mark.parametrize("component", ["hidden", "core", "logits"])
-def test_a_nan_never_passes(opened, honest, component):
-    at = index_of(honest, Forward)
+def test_a_nan_never_passes(opened, correct, component):
+    at = index_of(correct, Forward)
     place = Place("trunk", AFTER_LAYERS if component == "logits" else 0, component)
 
     def poison(rows):
         rows.view(-1)[-1] = float("nan")
         return rows
 
-    findings = found(opened, m.spoiled(honest, at, lambda moment: m.with_rows(moment, place, poison)))
+    findings = found(opened, m.spoiled(correct, at, lambda context: m.with_rows(context, place, poison)))
     assert findings[0].place == place
     assert findings[0].diagnosis == "holds a number that is not finite"
 
 
-def test_two_swapped_requests_are_found_in_the_first_thing_they_read(opened, honest):
-    at = index_of(honest, Forward, lambda moment: len(shares(moment, "trunk")) > 1)
+def test_two_swapped_requests_are_found_in_the_first_thing_they_read(opened, correct):
+    at = index_of(correct, Forward, lambda context: len(row_spans(context, "trunk")) > 1)
     place = Place("trunk", STAGE_LEVEL, "embedding")
-    findings = found(opened, m.spoiled(honest, at, lambda moment: m.with_rows(moment, place, lambda r: r.flip(0))))
+    findings = found(opened, m.spoiled(correct, at, lambda context: m.with_rows(context, place, lambda r: r.flip(0))))
     assert findings[0].place == place
 
 
-def test_a_missing_row_and_a_missing_place_are_said(opened, honest):
-    at = index_of(honest, Forward)
-    short = m.spoiled(honest, at, lambda moment: m.with_rows(moment, FINAL, lambda rows: rows[:-1]))
-    assert any(f"has {len(honest[at].truth.places[FINAL]) - 1} rows" in f.diagnosis for f in found(opened, short))
+def test_a_missing_row_and_a_missing_place_are_said(opened, correct):
+    at = index_of(correct, Forward)
+    short = m.spoiled(correct, at, lambda context: m.with_rows(context, FINAL, lambda rows: rows[:-1]))
+    assert any(f"has {len(correct[at].truth.places[FINAL]) - 1} rows" in f.diagnosis for f in found(opened, short))
 
-    def without(moment):
-        places = {place: rows for place, rows in moment.subject.places.items() if place != FINAL}
-        return replace(moment, subject=replace(moment.subject, places=places))
+    def without(context):
+        places = {place: rows for place, rows in context.subject.places.items() if place != FINAL}
+        return replace(context, subject=replace(context.subject, places=places))
 
-    assert any(f.place == FINAL and f.elements == 0 for f in found(opened, m.spoiled(honest, at, without)))
+    assert any(f.place == FINAL and f.elements == 0 for f in found(opened, m.spoiled(correct, at, without)))
 
 
-def test_a_chain_that_reads_the_hidden_row_of_an_earlier_step_is_found_where_it_reads(opened, honest):
+def test_a_chain_that_reads_the_hidden_row_of_an_earlier_step_is_found_where_it_reads(opened, correct):
     """The draft head's own y of step 1 goes into step 2; a stale one shows in what step 2 makes of it."""
-    at = index_of(honest, Draft, lambda moment: Place("chain.2", STAGE_LEVEL, "joined") in moment.subject.places)
-    stale = honest[at].subject.places[Place("chain.1", STAGE_LEVEL, "post_normed")]
+    at = index_of(correct, Draft, lambda context: Place("chain.2", STAGE_LEVEL, "joined") in context.subject.places)
+    stale = correct[at].subject.places[Place("chain.1", STAGE_LEVEL, "post_normed")]
     place = Place("chain.2", STAGE_LEVEL, "post_normed")
-    findings = found(opened, m.spoiled(honest, at, lambda moment: m.with_rows(moment, place, lambda rows: stale)))
+    findings = found(opened, m.spoiled(correct, at, lambda context: m.with_rows(context, place, lambda rows: stale)))
     assert (findings[0].place, findings[0].tier) == (place, Tier.DERIVED)
     assert findings[0].diagnosis.startswith("reads the head's row of step 0, not of step 1; relative error")
 
 
-def test_a_conv_window_that_was_not_rolled_back_is_named_by_its_count(opened, honest):
-    at, name = commit_of(honest, 1)
-    verify = honest[at - 1]
-    share = next(s for s in shares(verify, "trunk") if s.request == name)
-    fed = verify.subject.places[Place("trunk", 1, "qkv")][share.begin : share.begin + share.count]
+def test_a_conv_window_that_was_not_rolled_back_is_named_by_its_count(opened, correct):
+    at, name = commit_of(correct, 1)
+    verify = correct[at - 1]
+    span = next(s for s in row_spans(verify, "trunk") if s.request == name)
+    fed = verify.subject.places[Place("trunk", 1, "qkv")][span.begin : span.begin + span.count]
 
     def late(state):
         window = torch.cat((verify.subject.before[name].conv[1], fed.T), 1)[:, -3:]
         return replace(state, conv={**state.conv, 1: window})
 
-    findings = found(opened, m.spoiled(honest, at, lambda moment: m.with_state(moment, name, late)))
+    findings = found(opened, m.spoiled(correct, at, lambda context: m.with_state(context, name, late)))
     assert findings[0].place == Place("trunk", 1, "conv")
-    assert findings[0].diagnosis == f"holds the window after {share.count} tokens; 2 were accepted"
+    assert findings[0].diagnosis == f"holds the window after {span.count} tokens; 2 were accepted"
 
 
 @pytest.mark.parametrize(("field", "stage"), [("keys", "trunk"), ("values", "trunk"), ("draft_keys", "extend")])
-def test_kv_entries_are_the_accepted_rows_bit_by_bit(opened, honest, field, stage):
-    at = index_of(honest, Commit)
-    name = honest[at].event.requests[0]
+def test_kv_entries_are_the_accepted_rows_bit_by_bit(opened, correct, field, stage):
+    at = index_of(correct, Commit)
+    name = correct[at].event.requests[0]
     layer = 3 if stage == "trunk" else 0
 
     def nudged(state):
@@ -235,65 +235,65 @@ def test_kv_entries_are_the_accepted_rows_bit_by_bit(opened, honest, field, stag
         cache.view(torch.int32)[-1, 0, 0] ^= 1
         return replace(state, **{field: {layer: cache}})
 
-    findings = found(opened, m.spoiled(honest, at, lambda moment: m.with_state(moment, name, nudged)))
+    findings = found(opened, m.spoiled(correct, at, lambda context: m.with_state(context, name, nudged)))
     assert findings[0].tier == Tier.BITWISE
     assert findings[0].place == Place(stage, layer, field.removeprefix("draft_"))
     assert "the first at" in findings[0].diagnosis
 
 
-def test_a_request_that_is_not_in_the_batch_keeps_its_memory(opened, honest):
-    at = index_of(honest, Idle)
-    name = next(iter(honest[at].subject.after))
+def test_a_request_that_is_not_in_the_batch_keeps_its_memory(opened, correct):
+    at = index_of(correct, Idle)
+    name = next(iter(correct[at].subject.after))
 
     def touched(state):
         return replace(state, state={**state.state, 0: -state.state[0].neg().neg()})
 
-    findings = found(opened, m.spoiled(honest, at, lambda moment: m.with_state(moment, name, touched)))
+    findings = found(opened, m.spoiled(correct, at, lambda context: m.with_state(context, name, touched)))
     assert (findings[0].tier, findings[0].place, findings[0].request) == (
         Tier.BITWISE, Place("trunk", 0, "state"), name)
 
 
 @pytest.mark.parametrize("field", ["num_correct_drafts", "accept_lens", "accept_index", "last_correct_step_indices",
                                    "bonus", "own_num_correct_drafts", "own_bonus"])  # fmt: skip
-def test_the_names_of_a_commit_imply_each_other(opened, honest, field):
-    at = index_of(honest, Commit)
+def test_the_names_of_a_commit_imply_each_other(opened, correct, field):
+    at = index_of(correct, Commit)
 
-    def other(moment):
-        answer = moment.subject.answer
+    def other(context):
+        answer = context.subject.answer
         assert isinstance(answer, Committed)
         wrong = replace(answer, **{field: getattr(answer, field) + 1})
-        return replace(moment, subject=replace(moment.subject, answer=wrong))
+        return replace(context, subject=replace(context.subject, answer=wrong))
 
-    findings = found(opened, m.spoiled(honest, at, other))
+    findings = found(opened, m.spoiled(correct, at, other))
     assert findings[0].tier == Tier.IDENTITY
     assert field.removeprefix("own_").split("_")[-1] in findings[0].diagnosis or "own" in findings[0].diagnosis
 
 
-def test_slots_lengths_and_wishes_are_what_the_trace_and_the_other_side_say(opened, honest):
-    at = index_of(honest, Commit)
-    name = honest[at].event.requests[0]
-    wrong_slot = m.spoiled(honest, at, lambda moment: replace(moment, subject_slots={**moment.subject_slots, name: 2}))
+def test_slots_lengths_and_wishes_are_what_the_trace_and_the_other_side_say(opened, correct):
+    at = index_of(correct, Commit)
+    name = correct[at].event.requests[0]
+    wrong_slot = m.spoiled(correct, at, lambda mo: replace(mo, subject_slots={**mo.subject_slots, name: 2}))
     assert "slots are" in found(opened, wrong_slot)[0].diagnosis
-    longer = m.spoiled(honest, at, lambda mo: m.with_state(mo, name, lambda s: replace(s, length=s.length + 1)))
+    longer = m.spoiled(correct, at, lambda mo: m.with_state(mo, name, lambda s: replace(s, length=s.length + 1)))
     assert any(f.diagnosis.startswith("length is") for f in found(opened, longer))
-    eager = m.spoiled(honest, at, lambda moment: replace(moment, subject=replace(moment.subject, wish=7)))
+    eager = m.spoiled(correct, at, lambda mo: replace(mo, subject=replace(mo.subject, wanted_num_steps=7)))
     assert found(opened, eager)[0].diagnosis == "next_num_steps wishes 7; expected 3"
 
 
-def test_a_flipped_choice_is_judged_by_the_margin_of_the_truth(opened, honest):
-    at = index_of(honest, Commit) - 1
+def test_a_flipped_choice_is_judged_by_the_margin_of_the_truth(opened, correct):
+    at = index_of(correct, Commit) - 1
     pick, logits = Place("trunk", AFTER_LAYERS, "pick"), Place("trunk", AFTER_LAYERS, "logits")
 
-    def flipped(moment):
-        scores = moment.subject.places[logits].clone()
+    def flipped(context):
+        scores = context.subject.places[logits].clone()
         scores[0, scores[0].argmin()] = scores[0].max() + 1
-        moment = m.with_rows(moment, logits, lambda rows: scores)
-        return m.with_rows(moment, pick, lambda rows: scores.argmax(-1))
+        context = m.with_rows(context, logits, lambda rows: scores)
+        return m.with_rows(context, pick, lambda rows: scores.argmax(-1))
 
-    findings = found(opened, m.spoiled(honest, at, flipped))
+    findings = found(opened, m.spoiled(correct, at, flipped))
     choices = [finding for finding in findings if finding.tier == Tier.DECISIONS]
     assert len(choices) == 1 and "by a margin of" in choices[0].diagnosis
-    other = m.spoiled(honest, at, lambda moment: m.with_rows(moment, pick, lambda rows: rows.roll(1) + 1))
+    other = m.spoiled(correct, at, lambda context: m.with_rows(context, pick, lambda rows: rows.roll(1) + 1))
     assert any("against its own logits" in finding.diagnosis for finding in found(opened, other))
 
 
@@ -302,13 +302,13 @@ def test_a_label_in_the_wrong_place_is_said_with_its_row_or_its_count(labelled):
     before = labelled[at - 1].subject.before[name]
     stale = m.spoiled(
         labelled, at,
-        lambda moment: m.with_state(moment, name, lambda s: replace(s, state={**s.state, 1: before.state[1]})),
+        lambda context: m.with_state(context, name, lambda s: replace(s, state={**s.state, 1: before.state[1]})),
     )  # fmt: skip
     first = m.first(m.judge(stale, for_labels()))
     assert (first.event, first.place, first.request) == (at, Place("trunk", 1, "state"), name)
     assert first.diagnosis == "holds the state from before the step; 3 were accepted"
     hidden = Place("trunk", 2, "hidden")
-    swapped = m.spoiled(labelled, at - 1, lambda moment: m.with_rows(moment, hidden, lambda rows: rows.flip(0)))
+    swapped = m.spoiled(labelled, at - 1, lambda context: m.with_rows(context, hidden, lambda rows: rows.flip(0)))
     first = m.first(m.judge(swapped, for_labels()))
     assert first.place == hidden and "row 0 is wrong" in first.diagnosis and "it holds row" in first.diagnosis
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from instep.observe.pools import Pools
-from instep.rig.rig import Rig
-from instep.rig.setting import KNOWN, Setting
+from instep.replay.replay import Replay
+from instep.replay.setting import KNOWN, Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import OptimizedEngine, Options, load
@@ -30,7 +30,7 @@ def trace(tmp_path_factory) -> Trace:
 @pytest.mark.parametrize("conv", KNOWN["conv"])
 @pytest.mark.parametrize("strategy", KNOWN["strategy"])
 def test_every_strategy_agrees_and_the_empty_window_is_not_counted(trace, strategy, conv):
-    ran = Rig(trace, Setting("plain", strategy=strategy, conv=conv, graphs=strategy == "rerun")).run().verdict
+    ran = Replay(trace, Setting("plain", strategy=strategy, conv=conv, graphs=strategy == "rerun")).run().verdict
     assert ran.exit is Exit.AGREED and ran.events == len(trace.events), ran.findings[:2]
     compared = [found for found in ran.compared if found.place.component == "conv"]
     assert all(found.elements > 0 for found in compared)
@@ -40,7 +40,7 @@ def test_every_strategy_agrees_and_the_empty_window_is_not_counted(trace, strate
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "triton"])
 def test_labels_and_kernels_agree(trace, ops):
-    ran = Rig(trace, Setting(ops, conv="widened")).run().verdict
+    ran = Replay(trace, Setting(ops, conv="widened")).run().verdict
     assert ran.exit is Exit.AGREED and ran.events == len(trace.events), ran.findings[:2]
 
 
@@ -52,7 +52,7 @@ def test_an_engine_that_keeps_inputs_all_the_same_is_found(trace, monkeypatch):
 
     right = OptimizedEngine.state
     monkeypatch.setattr(OptimizedEngine, "state", state)
-    found = Rig(trace, Setting("plain")).run().verdict.findings[0]
+    found = Replay(trace, Setting("plain")).run().verdict.findings[0]
     assert (found.check, found.place.component, found.kind) == ("bytes", "conv", "forward")
 
 

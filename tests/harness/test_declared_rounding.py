@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from instep.rig.large import outcome
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
+from instep.replay.large_model import outcome
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
 from instep.shapes.course import course
-from instep.shapes.drawn import random_checkpoint
+from instep.shapes.random_weights import random_checkpoint
 from instep.trace.file import read
 from instep.verdict import Exit, Tier, Verdict
 from support.command import Runner, complaint
@@ -26,7 +26,7 @@ NARROW = "support.narrow_products"
 
 
 def judged(name: str, trace: str = "accepted", **given: str) -> Verdict:
-    return Rig(read(FAULTS / f"{trace}.jsonl"), Setting(f"{NARROW}:{name}", **given)).run().verdict
+    return Replay(read(FAULTS / f"{trace}.jsonl"), Setting(f"{NARROW}:{name}", **given)).run().verdict
 
 
 @pytest.mark.slow

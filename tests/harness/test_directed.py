@@ -1,4 +1,4 @@
-"""Every wrong state of the bank is found in its block and called by its name, in every width; honest ones lean nowhere.
+"""Every wrong state of the bank is found in its block and called by its name, in every width; right ones lean nowhere.
 
 Leaves out: whole runs (`test_checks.py`).
 """
@@ -20,7 +20,7 @@ from instep.observe.reorder import up_or_down
 from instep.verdict import Tier, Verdict
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place
-from support import moments as m
+from support import contexts as m
 
 HV, K, V = 4, 8, 20  # V is no multiple of the 8 columns of a block
 WIDTHS = pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def scene(count=3, window=5, seed=0, verb="accepted", key_dim=K):
 
 
 def stored(state, width, noise, seed=1):
-    """As an honest engine of this width would hold it."""
+    """As a correct engine of this width would hold it."""
     g = torch.Generator().manual_seed(seed)
     return (state * (1 + noise * torch.randn(state.shape, generator=g, dtype=torch.float64))).to(width)
 
@@ -56,7 +56,7 @@ def looked(found, of, width, noise):
 
 @WIDTHS
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_an_honest_state_leans_nowhere(width, noise, count):
+def test_a_correct_state_leans_nowhere(width, noise, count):
     for seed in range(5):
         of = scene(count, seed=seed)
         result = looked(stored(of.right, width, noise), of, width, noise)
@@ -190,7 +190,7 @@ def flipped_tie():
     """One head remembers one key, whose last two values lie between two numbers of bf16, the last one on the tie.
 
     Returns the scene; yardsticks, which all round the two in the same way, up and down, so that hardly any error is
-    left; draws that do not; and an honest state in which the tie fell the other way.
+    left; draws that do not; and a correct state in which the tie fell the other way.
     """
     of, g = scene(seed=3, key_dim=64), torch.Generator().manual_seed(0)
     k, v, base, beta = of.k.clone(), of.v.to(torch.bfloat16).double(), of.base.clone(), of.beta.clone()
@@ -212,7 +212,7 @@ def flipped_tie():
 
 
 def test_a_rounding_that_fell_otherwise_is_no_wrong_state():
-    """One unit in the last place of one value, along the key that the head remembers: honest, and in few dimensions."""
+    """One unit in the last place of one value, along the key that the head remembers: correct, in few dimensions."""
     of, yardsticks, again, found = flipped_tie()
     alone = look(found, of, yardsticks)
     assert alone.worst > PROJECTION_LIMIT, "its yardsticks share the rounding, and cannot see how far it may fall"
@@ -280,23 +280,23 @@ def run(tmp_path_factory):
 
 def spoil(run, accepted, state_of):
     """The commit of a request of which so many drafts were accepted, with another state in layer 1."""
-    opened, moments = run
+    opened, contexts = run
     at, name = next(
-        (moment.index, name)
-        for moment in moments
-        if isinstance(moment.event, Commit)
-        for name, path in zip(moment.event.requests, moment.event.accepted, strict=True)
-        if len(path.nodes) == accepted and len(moment.expected.windows[name]) == 4
+        (context.index, name)
+        for context in contexts
+        if isinstance(context.event, Commit)
+        for name, path in zip(context.event.requests, context.event.accepted, strict=True)
+        if len(path.nodes) == accepted and len(context.expected.windows[name]) == 4
     )
-    moment = m.with_state(
-        moments[at], name, lambda s: replace(s, state={**s.state, 1: state_of(moments[at], name, s.state[1])}))
+    context = m.with_state(
+        contexts[at], name, lambda s: replace(s, state={**s.state, 1: state_of(contexts[at], name, s.state[1])}))
     check, verdict = Directed(Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)), Verdict()
-    for before in moments[:at]:
+    for before in contexts[:at]:
         assert not verdict.add(check(before))
-    (finding,) = verdict.add(check(moment))
+    (finding,) = verdict.add(check(context))
     assert (finding.event, finding.kind, finding.tier) == (at, "commit", Tier.DIRECTED)
     assert (finding.place, finding.request) == (Place("trunk", 1, "state"), name)
-    assert finding.slot == moments[at].expected.slots_after[name]
+    assert finding.slot == contexts[at].expected.slots_after[name]
     return finding
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from instep.trace.event_rules import EventRules, verified
 from instep.trace.file import Trace, read
-from instep.trace.legal import Law, verified
-from instep.trace.policy import Arrival, Deed, Steps, read_policy, read_prompts
+from instep.trace.policy import Arrival, ScheduledAction, Steps, read_policy, read_prompts
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from support.traces import PROMPTS, ROOM, policy, recorded
@@ -26,12 +26,12 @@ def of(trace: Trace, kind: type) -> list:
 
 
 def ended(trace: Trace) -> dict[str, tuple[int, ...]]:
-    """What every request said, by the law."""
-    law = Law(trace.header)
+    """What every request said, by the rules."""
+    rules = EventRules(trace.header)
     for event in trace.events:
-        law.apply(event)
-    assert not law.book.live
-    return {standing.request: standing.said for standing in law.book.ended}
+        rules.apply(event)
+    assert not rules.table.live
+    return {standing.request: standing.said for standing in rules.table.ended}
 
 
 def test_a_recorded_trace_is_legal_and_complete(trace):
@@ -101,9 +101,9 @@ def test_the_controller_is_followed_with_its_lag(tmp_path):
     assert counts[0] != counts[2]
 
 
-def test_a_moment_that_never_comes_is_an_error(tmp_path):
+def test_an_action_that_is_never_due_is_an_error(tmp_path):
     with pytest.raises(BadInput, match='found abort "nobody", never possible from round 1 on'):
-        recorded(tmp_path, policy(deeds=(Deed(1, "abort", "nobody"),)))
+        recorded(tmp_path, policy(deeds=(ScheduledAction(1, "abort", "nobody"),)))
     assert not list(tmp_path.glob("small*"))
 
 

@@ -15,8 +15,8 @@ import pytest
 from instep.generate.arms import arms, hardest_first, mixed, parted
 from instep.generate.decode import Ask
 from instep.generate.forced import Extent, play, trace_of
-from instep.rig.setting import Setting
-from instep.shapes.drawn import random_checkpoint
+from instep.replay.setting import Setting
+from instep.shapes.random_weights import random_checkpoint
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import SetNumSteps
 from instep_reference.contract.errors import BadInput

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from instep.whole import ReaderGone, write_whole
+from instep.atomic_write import ReaderGone, write_atomically
 from support.process import start
 from support.traces import policy, recorded
 
@@ -69,7 +69,7 @@ def test_a_pipe_that_is_a_results_place_and_nobody_reads_to_the_end(tmp_path):
     reader = threading.Thread(target=read_a_little, daemon=True)
     reader.start()
     with pytest.raises(ReaderGone):
-        write_whole({pipe: bytes(10**6)})
+        write_atomically({pipe: bytes(10**6)})
     reader.join(timeout=10)
 
 
@@ -96,7 +96,7 @@ def test_a_harness_that_fails_never_ends_with_a_verdict(instep, trace, monkeypat
     def broken(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("instep.rig.rig.run", broken)
+    monkeypatch.setattr("instep.replay.replay.run", broken)
     monkeypatch.setenv("INSTEP_TRACEBACK", asked)
     ran = instep("replay", trace, "--ops", "ledger")
     assert ran.code == 4 and "the harness itself failed" in ran.err and type(error).__name__ in ran.err, ran

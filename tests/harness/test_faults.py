@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from instep.faults import FAMILIES, TRACES, by_id, plant, told
+from instep.faults import FAMILIES, TRACES, by_id, plant, render
 from instep.faults.arms import Arm, Said, both, replayed, spoken
 from instep.faults.base import Edit, Fault, speaking
 from instep.faults.campaign import campaign
 from instep.faults.harmless import HARMLESS, Harmless
 from instep.faults.judge import Judged, Result, hear, judge
 from instep.faults.matrix import Mark, Matrix
-from instep.faults.picture import drawn
-from instep.rig.rig import served
-from instep.rig.setting import Setting
+from instep.faults.picture import picture_of
+from instep.replay.replay import served
+from instep.replay.setting import Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
@@ -75,7 +75,7 @@ def ran() -> Result:
 def test_a_planted_fault_is_found_named_and_located(ran: Result, name: str) -> None:
     one = next(one for one in ran.judged if one.fault.id == name)
     assert not one.void and one.control.clean, one.void
-    assert one.found and one.named and one.located, list(told.surprises(one))
+    assert one.found and one.named and one.located, list(render.surprises(one))
     assert one.arm.served != one.control.served == served(), "the planted source must have served"
 
 
@@ -99,17 +99,17 @@ def test_what_cannot_matter_is_not_reported(one: Harmless, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_what_is_told_is_what_was_judged(ran: Result) -> None:
     console = Console(width=120, record=True, file=StringIO())
-    told.show(ran, console)
+    render.show(ran, console)
     shown = console.export_text()
     assert f"{len(FEW)} of {len(FEW)} faults found" in shown and "1 void" in shown
     assert all(name in shown for name in FEW)
-    data = json.loads(json.dumps(told.of(ran, "abc").data()))
+    data = json.loads(json.dumps(render.of(ran, "abc").data()))
     assert (data["faults"], data["found"], data["located"], data["void"]) == (len(FEW) + 1, len(FEW), len(FEW), 1)
     assert data["commit"] == "abc" and data["machine"]["torch"] and data["exit"] == Exit.INCONCLUSIVE
     matrix = Matrix.of(ran)
     rows = [row for rows in matrix.families.values() for row in rows]
     assert len(rows) == len(ran.judged) and all(Mark.MEANT in row.marks for row in rows[: len(FEW)])
-    picture = drawn(matrix)
+    picture = picture_of(matrix)
     assert picture.startswith("<svg") and picture.count('class="meant"') >= 4 * len(FEW)  # three signs, and a check
 
 
@@ -151,12 +151,12 @@ def test_a_fault_that_is_missed_or_lies_elsewhere_is_a_failure(arm: Arm, says: s
 def test_a_wrong_name_is_told_but_required_of_nobody() -> None:
     one = judged(diverged(finding(diagnosis="differs")))
     assert one.found and not one.named and result(one).exit is Exit.AGREED
-    assert any("not named 'holds the state after 2'" in line for line in told.surprises(one))
+    assert any("not named 'holds the state after 2'" in line for line in render.surprises(one))
 
 
 def test_where_only_the_size_of_an_error_is_said_nothing_is_named() -> None:
     one = judged(diverged(finding()), fault=replace(FAULT, says=""))
-    assert one.found and one.located and not one.named and not list(told.surprises(one))
+    assert one.found and one.located and not one.named and not list(render.surprises(one))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_what_proves_nothing_is_void(arm: Arm, control: Arm, why: str) -> None:
     assert why in one.void and not (one.found or one.named or one.located)
     ended = result(one)
     assert ended.exit is Exit.INCONCLUSIVE and not ended.failures
-    assert any(f"void: {why}" in line for line in told.surprises(one))
+    assert any(f"void: {why}" in line for line in render.surprises(one))
 
 
 def test_a_single_byte_or_call_makes_a_fault_fire() -> None:

@@ -15,7 +15,7 @@ from instep.faults.plant import planted, run
 from instep.fuzz import machine
 from instep.fuzz.campaign import Result, Settings, campaign, place
 from instep.fuzz.example import Example
-from instep.rig.setting import Setting
+from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit
 from support import subjects

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from instep.fuzz.coverage import Coverage
+from instep.trace.event_rules import EventRules
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
-from instep.trace.legal import Law
 from instep_reference.contract import engine as e
 
 HEADER = Header(
@@ -22,12 +22,12 @@ ALWAYS = {"slots in no order"}  # of this room
 
 def met(*events: e.AnyEvent) -> set[str]:
     """What the last of these events met."""
-    law, coverage, known = Law(HEADER), Coverage(), {}
+    rules, coverage, known = EventRules(HEADER), Coverage(), {}
     for event in events:
-        before = replace(law.book, live=dict(law.book.live))
-        law.apply(event)
+        before = replace(rules.table, live=dict(rules.table.live))
+        rules.apply(event)
         known = dict(coverage.counts())
-        coverage.note(before, event, law.book)
+        coverage.note(before, event, rules.table)
     return {name for name, count in coverage.counts().items() if count > known[name]} - ALWAYS
 
 

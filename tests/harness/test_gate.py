@@ -18,7 +18,7 @@ from rich.console import Console
 
 from instep.faults.base import Edit
 from instep.faults.plant import planted
-from instep.perf import told
+from instep.perf import render
 from instep.perf.arm import Source
 from instep.perf.clock import CLOCKS
 from instep.perf.gate import ARMS, ORDERS, gate, judge
@@ -94,7 +94,7 @@ def test_twice_the_time_is_found(model: Path, tmp_path: Path) -> None:
     assert report.says("verify") is Say.SLOWER
     assert report.served["before"]["instep_optimized"] != report.served["after"]["instep_optimized"]
     assert "verify: SLOWER by" in text(report)
-    found = told.of(report).data()
+    found = render.of(report).data()
     assert (found["exit"], found["says"]["verify"]) == (1, "slower")
 
 
@@ -105,7 +105,7 @@ def test_a_wrong_arm_is_refused_and_nothing_is_timed(model: Path, tmp_path: Path
     assert report.judged == []
     assert "accepted" in report.refused and "DIVERGED" in report.refused
     assert "ms" not in text(report).split()
-    assert told.of(report).data()["judged"] == []
+    assert render.of(report).data()["judged"] == []
 
 
 @pytest.mark.slow
@@ -210,5 +210,5 @@ def test_arms_that_cannot_be_set_up_so_are_bad_input(instep: Runner, option: str
 def text(report: Report) -> str:
     console = Console(width=150)
     with console.capture() as captured:
-        told.show(report, console)
+        render.show(report, console)
     return captured.get()

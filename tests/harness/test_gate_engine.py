@@ -13,9 +13,9 @@ import pytest
 from instep.perf.cases import Walk
 from instep.perf.course import Course, lay
 from instep.perf.worker import Worker
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
-from instep.rig.sides import bare
+from instep.replay.participants import bare
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
 from instep.verdict import Exit
 from instep_optimized import load
 from support.checkpoints import write
@@ -46,7 +46,7 @@ def test_the_engine_that_is_timed_has_nothing_around_it(model: Path, course: Cou
 def test_what_is_checked_is_set_up_as_what_is_timed(model: Path, course: Course) -> None:
     worker = Worker()
     worker.build(str(course.trace.path), str(model), SETTING.data())
-    assert worker.rig.plan.setting == SETTING.recorded(course.trace.header.recording)
+    assert worker.replay.plan.setting == SETTING.recorded(course.trace.header.recording)
     assert worker.check()["exit"] == Exit.AGREED
 
 
@@ -62,7 +62,7 @@ class Recorder:
 
 
 def test_a_lap_asks_an_engine_for_nothing_but_events(model: Path, course: Course) -> None:
-    recorder = Recorder(bare(Rig(course.trace, SETTING, checkpoint=model).plan))
+    recorder = Recorder(bare(Replay(course.trace, SETTING, checkpoint=model).plan))
     walk = Walk(recorder, course)  # type: ignore[arg-type]
     recorder.asked.clear()
 

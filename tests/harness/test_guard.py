@@ -11,10 +11,10 @@ import pytest
 
 from instep.cli import main
 from instep.fuzz.campaign import Settings, campaign
+from instep.replay.replay import Outcome, Replay
+from instep.replay.setting import Setting
 from instep.report import data
 from instep.report.words import divergence
-from instep.rig.rig import Outcome, Rig
-from instep.rig.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from support import fallen
@@ -27,7 +27,7 @@ def trace(tmp_path_factory) -> Trace:
 
 
 def replayed(trace: Trace, name: str) -> Outcome:
-    return Rig(trace, Setting(f"support.fallen:{name}")).run()
+    return Replay(trace, Setting(f"support.fallen:{name}")).run()
 
 
 @pytest.mark.parametrize("method", fallen.METHODS)
@@ -66,7 +66,7 @@ def test_an_answer_of_another_kind_is_its_finding(trace, method, says):
     ("SCRATCH_NONE", "regions: 'state': scratch gave None; the contract asks for a set of units"),
 ])  # fmt: skip
 def test_a_region_that_is_none_is_its_finding(trace, name, says):
-    first = Rig(trace, Setting(f"support.wide:{name}")).run().verdict.findings[0]
+    first = Replay(trace, Setting(f"support.wide:{name}")).run().verdict.findings[0]
     assert first.check == "interface" and first.diagnosis.startswith(says), first.diagnosis
 
 
@@ -105,14 +105,14 @@ def test_its_traceback_is_told_everywhere(trace, tmp_path, monkeypatch):
     assert "support/fallen.py line" in told and "in _in_the_target" in told and line in told
     assert "lockstep.py" not in told
     monkeypatch.setenv("INSTEP_TRACEBACK", "1")
-    assert "rig/sides.py" in divergence(outcome) and line in divergence(outcome)
+    assert "replay/participants.py" in divergence(outcome) and line in divergence(outcome)
     data.of([outcome]).write(tmp_path / "result.json")
     found = json.loads((tmp_path / "result.json").read_text())["runs"][0]["findings"][0]["raised"]
     assert found["error"] == "IndexError" and found["line"] > 0 and line in found["traceback"]
 
 
 def test_what_raises_outside_of_ops_stands_behind_the_last_place(trace):
-    outcome = Rig(trace, Setting("support.subjects:refusing")).run()
+    outcome = Replay(trace, Setting("support.subjects:refusing")).run()
     first = outcome.verdict.findings[0]
     assert first.diagnosis == "raised IndexError (row 3 of 2); the event is legal and the reference served it"
     assert first.raised is not None and first.raised.file.endswith("support/subjects.py")

@@ -1,4 +1,4 @@
-"""Hints: a moment of a right run is spoiled in one way, and the hint says in which.
+"""Hints: a context of a right run is spoiled in one way, and the hint says in which.
 
 Leaves out: finding it, and wrong states that follow from a wrong step, which T2d names.
 """
@@ -13,61 +13,62 @@ import pytest
 import torch
 
 from instep.localise.hints import hints
-from instep.observe.moment import Moment
-from instep.observe.rows import shares
+from instep.observe.context import EventContext
+from instep.observe.rows import row_spans
 from instep.verdict import Comparison, Tier
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.place import Place
-from support import moments as m
+from support import contexts as m
 
 Z, CORE = Place("trunk", 0, "z"), Place("trunk", 0, "core")
 
 
 @pytest.fixture(scope="module")
-def moments(tmp_path_factory) -> Sequence[Moment]:
+def contexts(tmp_path_factory) -> Sequence[EventContext]:
     opened = m.checkpoint(tmp_path_factory.mktemp("hints"))
     return m.run(opened, m.events_of(opened)[:12])
 
 
 @pytest.fixture(scope="module")
-def packed(moments) -> Moment:
+def packed(contexts) -> EventContext:
     """A forward in which two requests have rows, and one of them several."""
     return next(
-        moment for moment in moments
-        if isinstance(moment.event, Forward) and len(shares(moment, "trunk")) > 1
-        and max(share.count for share in shares(moment, "trunk")) > 3
+        context for context in contexts
+        if isinstance(context.event, Forward) and len(row_spans(context, "trunk")) > 1
+        and max(span.count for span in row_spans(context, "trunk")) > 3
     )
 
 
 @pytest.fixture(scope="module")
-def commit(moments) -> Moment:
-    return next(m for m in moments if isinstance(m.event, Commit) and len(m.event.requests) > 1)
+def commit(contexts) -> EventContext:
+    return next(m for m in contexts if isinstance(m.event, Commit) and len(m.event.requests) > 1)
 
 
-def finding(moment: Moment, place: Place, request: str | None) -> Comparison:
+def finding(context: EventContext, place: Place, request: str | None) -> Comparison:
     return Comparison(
-        "derived", Tier.DERIVED, moment.index, moment.kind, place, elements=1, worst=1.0, allowed=0.0, request=request,
+        "derived", Tier.DERIVED, context.index, context.kind, place, elements=1, worst=1.0, allowed=0.0,
+        request=request,
     )
 
 
-def of_rows(moment: Moment, change: Callable[[torch.Tensor], torch.Tensor], place: Place = Z) -> tuple[str, ...]:
+def of_rows(context: EventContext, change: Callable[[torch.Tensor], torch.Tensor], place: Place = Z) -> tuple[str, ...]:
     """The hints about the request with most rows, after its rows were changed."""
-    mine = max(shares(moment, "trunk"), key=lambda share: share.count)
+    mine = max(row_spans(context, "trunk"), key=lambda span: span.count)
 
     def changed(rows: torch.Tensor) -> torch.Tensor:
         end = mine.begin + mine.count
         return torch.cat((rows[: mine.begin], change(rows)[mine.begin : end], rows[end:]))
 
-    return hints(m.with_rows(moment, place, changed), finding(moment, place, mine.request))
+    return hints(m.with_rows(context, place, changed), finding(context, place, mine.request))
 
 
-def of_memory(moment: Moment, field: str, change: Callable[[Any], torch.Tensor]) -> tuple[str, ...]:
-    assert isinstance(moment.event, Commit)
-    name = moment.event.requests[0]
-    spoiled = m.with_state(moment, name, lambda state: replace(state, **{
+def of_memory(context: EventContext, field: str, change: Callable[[Any], torch.Tensor]) -> tuple[str, ...]:
+    assert isinstance(context.event, Commit)
+    name = context.event.requests[0]
+    spoiled = m.with_state(context, name, lambda state: replace(state, **{
         field: {**getattr(state, field), 0: change(getattr(state, field)[0])}
     }))
-    return hints(spoiled, finding(moment, Place("trunk", 0, field), name))
+    return hints(spoiled, finding(context, Place("trunk", 0, field), name))
 
 
 @pytest.mark.parametrize(("change", "hint"), [
@@ -84,8 +85,8 @@ def test_what_rows_look_like(packed, change, hint):
 
 
 def test_a_row_of_another_request_is_named(packed):
-    mine = max(shares(packed, "trunk"), key=lambda share: share.count)
-    other = next(share for share in shares(packed, "trunk") if share.request != mine.request)
+    mine = max(row_spans(packed, "trunk"), key=lambda span: span.count)
+    other = next(span for span in row_spans(packed, "trunk") if span.request != mine.request)
 
     def change(z: torch.Tensor) -> torch.Tensor:
         changed = z.clone()
@@ -125,12 +126,12 @@ def test_whose_memory_it_is_and_from_when(commit):
 def test_labels_are_compared_exactly(tmp_path):
     opened = m.checkpoint(tmp_path)
     labels = m.run_labels(opened, m.events_of(opened)[:6])
-    moment = next(each for each in labels if isinstance(each.event, Forward) and len(each.subject.places[Z]) > 3)
-    assert of_rows(moment, lambda z: z.roll(1, 0)) == ("each row equals the one before it", "row 0 equals row 4")
-    assert of_rows(moment, lambda z: z + 1) == ()
+    context = next(each for each in labels if isinstance(each.event, Forward) and len(each.subject.places[Z]) > 3)
+    assert of_rows(context, lambda z: z.roll(1, 0)) == ("each row equals the one before it", "row 0 equals row 4")
+    assert of_rows(context, lambda z: z + 1) == ()
 
 
-def test_a_moment_that_is_missing_or_another_ones_gives_no_hint(packed):
+def test_a_context_that_is_missing_or_another_ones_gives_no_hint(packed):
     found = finding(packed, Z, None)
     assert hints(None, found) == () and hints(packed, replace(found, event=packed.index + 1)) == ()
     assert hints(packed, replace(found, place=Place("chain.7", 0, "query"))) == ()

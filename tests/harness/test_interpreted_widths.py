@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
 from instep.trace.file import Trace, read
 from instep.verdict import Exit
 from support.command import Runner
@@ -27,12 +27,12 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.mark.parametrize("ops", ["triton", "invariant"])
 def test_interpreted_kernels_agree_in_bfloat16(ops: str) -> None:
-    verdict = Rig(read(SHORT), Setting(ops, dtype="bfloat16")).run().verdict
+    verdict = Replay(read(SHORT), Setting(ops, dtype="bfloat16")).run().verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
 
 
 def test_interpreted_kernels_agree_in_float16(half: Trace) -> None:
-    verdict = Rig(half, Setting("triton", dtype="float16")).run(until=6).verdict
+    verdict = Replay(half, Setting("triton", dtype="float16")).run(until=6).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
 
 

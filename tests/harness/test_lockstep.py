@@ -12,12 +12,12 @@ import pytest
 
 from instep.checks.base import exact
 from instep.checks.identity import LENGTH
+from instep.observe.context import EventContext
 from instep.observe.memory import Watch
-from instep.observe.moment import Moment
-from instep.rig.lockstep import Lockstep
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
-from instep.rig.sides import seat
+from instep.replay.lockstep import Lockstep
+from instep.replay.participants import participants_of
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_reference.contract import engine as e
@@ -32,7 +32,7 @@ def trace(tmp_path_factory) -> Trace:
 
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_a_right_engine_agrees_on_every_event(trace, ops):
-    outcome = Rig(trace, Setting(ops)).run()
+    outcome = Replay(trace, Setting(ops)).run()
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
     assert outcome.verdict.events == outcome.of == len(trace.events)
     assert outcome.verdict.elements > 0 and outcome.calls["gdn"] > 0
@@ -40,12 +40,12 @@ def test_a_right_engine_agrees_on_every_event(trace, ops):
 
 
 def test_every_tier_of_numbers_is_used(trace):
-    tiers = {compared.tier for compared in Rig(trace, Setting("plain")).run().verdict.compared}
+    tiers = {compared.tier for compared in Replay(trace, Setting("plain")).run().verdict.compared}
     assert tiers == set(Tier)
 
 
 def test_a_wrong_op_is_found_at_its_first_event_layer_and_place(trace):
-    verdict = Rig(trace, Setting("support.subjects:LOUDER")).run().verdict
+    verdict = Replay(trace, Setting("support.subjects:LOUDER")).run().verdict
     first = verdict.findings[0]
     event = next(i for i, event in enumerate(trace.events) if isinstance(event, e.Forward))
     assert verdict.exit is Exit.DIVERGED
@@ -54,20 +54,20 @@ def test_a_wrong_op_is_found_at_its_first_event_layer_and_place(trace):
 
 
 def test_a_subject_that_raises_is_a_divergence_with_the_last_place_it_reached(trace):
-    verdict = Rig(trace, Setting("support.subjects:refusing")).run().verdict
+    verdict = Replay(trace, Setting("support.subjects:refusing")).run().verdict
     first = verdict.findings[0]
     assert verdict.exit is Exit.DIVERGED
     assert first.kind == "commit" and "raised IndexError (row 3 of 2)" in first.diagnosis
 
 
 def test_until_and_layers_bound_what_is_judged(trace):
-    rig = Rig(trace, Setting("plain"))
-    assert rig.run(until=4).verdict.events == 5
-    layers = {compared.place.layer for compared in rig.run(until=4, layers=[1]).verdict.compared}
+    replay = Replay(trace, Setting("plain"))
+    assert replay.run(until=4).verdict.events == 5
+    layers = {compared.place.layer for compared in replay.run(until=4, layers=[1]).verdict.compared}
     assert layers == {1}
     for layer in (2, 77, -1):
         with pytest.raises(BadInput, match=f"--layer: found {layer}, expected a layer of the model, 0 to 1"):
-            rig.run(until=4, layers=[layer])
+            replay.run(until=4, layers=[layer])
 
 
 def test_a_fault_of_the_harness_is_not_the_subjects(trace, monkeypatch):
@@ -79,56 +79,56 @@ def test_a_fault_of_the_harness_is_not_the_subjects(trace, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(Watch, name, fallen)
             with pytest.raises(ZeroDivisionError, match="of the harness"):
-                Rig(trace, Setting("ledger")).run(until=2)
+                Replay(trace, Setting("ledger")).run(until=2)
 
 
 def test_a_wrong_owner_is_told_whatever_layer_is_judged(trace):
     class Wrong:
         name, tier = "identity", Tier.IDENTITY
 
-        def __call__(self, moment):
-            yield exact(self, moment, LENGTH, 3, 4, "length is {}")
+        def __call__(self, context):
+            yield exact(self, context, LENGTH, 3, 4, "length is {}")
 
-    first = Rig(trace, Setting("ledger"), checks=lambda plan: (Wrong(),)).run(layers=[1]).verdict.findings[0]
+    first = Replay(trace, Setting("ledger"), checks=lambda plan: (Wrong(),)).run(layers=[1]).verdict.findings[0]
     assert first.diagnosis == "length is 3; expected 4"
 
 
 def test_no_checks_is_no_pass(trace):
-    assert Rig(trace, Setting("ledger"), checks=lambda plan: ()).run().verdict.exit is Exit.INCONCLUSIVE
+    assert Replay(trace, Setting("ledger"), checks=lambda plan: ()).run().verdict.exit is Exit.INCONCLUSIVE
 
 
-def test_the_moment_tells_what_the_trace_alone_expects(trace):
-    lockstep = Lockstep(trace, seat(Rig(trace, Setting("ledger")).plan))
-    moments: list[Moment] = [lockstep.step() for _ in trace.events]
-    for moment in moments:
-        assert moment.subject_slots == moment.expected.slots_after
-        assert {name: tuple(pages) for name, pages in moment.subject_pages.items() if pages} == {
-            name: pages for name, pages in moment.expected.pages_after.items() if pages
+def test_the_context_holds_what_the_trace_alone_expects(trace):
+    lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("ledger")).plan))
+    contexts: list[EventContext] = [lockstep.step() for _ in trace.events]
+    for context in contexts:
+        assert context.subject_slots == context.expected.slots_after
+        assert {name: tuple(pages) for name, pages in context.subject_pages.items() if pages} == {
+            name: pages for name, pages in context.expected.pages_after.items() if pages
         }
-        if isinstance(moment.event, e.Commit):
-            assert all(name in moment.expected.windows for name in moment.event.requests)
-    assert moments[-1].expected.slots_after == {}
-    assert all(one.subject.after is other.subject.before for one, other in pairwise(moments))
+        if isinstance(context.event, e.Commit):
+            assert all(name in context.expected.windows for name in context.event.requests)
+    assert contexts[-1].expected.slots_after == {}
+    assert all(one.subject.after is other.subject.before for one, other in pairwise(contexts))
 
 
 def test_asking_changes_nothing(trace):
     """Watched or not, with or without checks between the events, the subject ends with the same bytes."""
-    plan, ends = Rig(trace, Setting("plain")).plan, []
+    plan, ends = Replay(trace, Setting("plain")).plan, []
     for watched in (True, False):
-        sides = seat(plan)
-        lockstep = Lockstep(trace, sides)
+        participants = participants_of(plan)
+        lockstep = Lockstep(trace, participants)
         for event in trace.events[:12]:
             if watched:
                 lockstep.step()
             else:
-                event.on(sides.subject.engine)
-        ends.append([region.units.clone() for region in sides.shown.regions()])
+                event.on(participants.subject.engine)
+        ends.append([region.units.clone() for region in participants.shown.regions()])
     for one, other in zip(*ends, strict=True):
         assert one.contiguous().view(-1).numpy().tobytes() == other.contiguous().view(-1).numpy().tobytes()
 
 
 def test_history_is_read_off_the_trace(trace):
-    history = Rig(trace, Setting("ledger")).run().history
+    history = Replay(trace, Setting("ledger")).run().history
     assert [count for _, count in history.steps] == [1, 3, 0, 3]
     assert {text.request for text in history.texts} == {"a", "b", "c", "d"}
     assert 0 < history.mean_accepted_drafts < 3
@@ -146,13 +146,13 @@ def test_an_unknown_subject_is_bad_input_that_lists_the_known_ones(trace, ops, c
     (tmp_path / "leaves_at_import.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(BadInput, match=complaint) as refused:
-        Rig(trace, Setting(ops)).run()
+        Replay(trace, Setting(ops)).run()
     assert "ledger, plain, triton" in str(refused.value)
 
 
 def test_a_reference_that_chooses_otherwise_than_when_it_was_recorded_is_told(trace):
     name, said = next((name, said) for name, said in trace.recorded.items() if name.startswith("own."))
     changed = replace(trace, recorded={**trace.recorded, name: said + 1})
-    first = Rig(changed, Setting("plain")).run().verdict.findings[0]
+    first = Replay(changed, Setting("plain")).run().verdict.findings[0]
     assert first.check == "remembered" and first.event == int(name.partition(".")[2])
     assert "the reference itself chooses otherwise" in first.diagnosis

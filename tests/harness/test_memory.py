@@ -13,7 +13,8 @@ from instep.trace.bounds import Bound
 from instep_reference.contract.engine import Idle, Region
 
 UNITS, GAP = 5, 3
-EVERYTHING = Bound(frozenset(range(UNITS)), frozenset(range(UNITS)), UNITS)  # the law, where the table is the question
+# What the event rules allow, where the engine's table is the question.
+EVERYTHING = Bound(frozenset(range(UNITS)), frozenset(range(UNITS)), UNITS)
 
 
 class Pools:

@@ -14,7 +14,7 @@ import torch
 
 from instep.budget import PAGE_SIZE, need, needs, spelled, weights_bytes
 from instep.shapes import shape
-from instep.shapes.drawn import random_checkpoint
+from instep.shapes.random_weights import random_checkpoint
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract.config import ModelConfig

@@ -13,11 +13,11 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from instep.rig.rig import Outcome, Rig
-from instep.rig.setting import Setting
+from instep.replay.replay import Outcome, Replay
+from instep.replay.setting import Setting
+from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
-from instep.trace.legal import Law
 from instep.verdict import Exit, Tier
 from instep_optimized.layout import StateLayout
 from instep_reference.contract.checkpoint import Checkpoint
@@ -82,7 +82,7 @@ def agrees(outcome: Outcome) -> None:
 @given(num_steps=st.sampled_from(CANDIDATES), order=ORDERS)
 @example(num_steps=3, order=(3, 0, 5, 1, 4, 2))
 def test_labels_agree_in_any_order(model: Path, num_steps: int, order: Sequence[int]) -> None:
-    agrees(Rig(trace(model, crowd(num_steps, order)), Setting("ledger"), checkpoint=model).run())
+    agrees(Replay(trace(model, crowd(num_steps, order)), Setting("ledger"), checkpoint=model).run())
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_numbers_agree_in_any_order(
     model: Path, num_steps: int, order: Sequence[int], dtype: str, layout: StateLayout
 ) -> None:
     setting = Setting("plain", dtype=dtype, layout=layout)
-    agrees(Rig(trace(model, crowd(num_steps, order)), setting, checkpoint=model).run())
+    agrees(Replay(trace(model, crowd(num_steps, order)), setting, checkpoint=model).run())
 
 
 @pytest.mark.skipif(ON_GPU, reason="native kernels serve the whole crowd (below)")
 def test_interpreted_kernels_agree_on_a_chunk_a_window_and_a_decode_row(model: Path) -> None:
-    agrees(Rig(trace(model, trio(1, (1, 0, 2))), Setting("triton", layout="KV"), checkpoint=model).run())
+    agrees(Replay(trace(model, trio(1, (1, 0, 2))), Setting("triton", layout="KV"), checkpoint=model).run())
 
 
 @pytest.mark.gpu
@@ -112,7 +112,7 @@ def test_interpreted_kernels_agree_on_a_chunk_a_window_and_a_decode_row(model: P
 def test_native_kernels_agree_on_the_crowd(model: Path, num_steps: int, dtype: str) -> None:
     for order in ((0, 1, 2, 3, 4, 5), (3, 0, 5, 1, 4, 2)):
         setting = Setting("triton", device="cuda", dtype=dtype)
-        agrees(Rig(trace(model, crowd(num_steps, order)), setting, checkpoint=model).run())
+        agrees(Replay(trace(model, crowd(num_steps, order)), setting, checkpoint=model).run())
 
 
 @pytest.mark.parametrize(("num_steps", "where"), list(zip(CANDIDATES, WHERE, strict=True)))
@@ -120,7 +120,7 @@ def test_a_chunk_as_wide_as_a_window_agrees_as_the_prefill_that_it_is(
     model: Path, num_steps: int, where: str
 ) -> None:
     told = trace(model, beside_windows(num_steps, where, small=False))
-    outcome = Rig(told, Setting("plain"), checkpoint=model).run()
+    outcome = Replay(told, Setting("plain"), checkpoint=model).run()
     agrees(outcome)
     mixed = max(number for number, event in enumerate(told.events) if isinstance(event, Forward))
     tiers = {c.tier for c in outcome.verdict.compared if c.request == "chunk" and c.event == mixed}
@@ -133,7 +133,7 @@ def test_a_chunk_as_wide_as_a_window_agrees_as_the_prefill_that_it_is(
 @pytest.mark.parametrize(("dtype", "layout"), [("float32", "KV"), ("bfloat16", "VK")])
 def test_a_prompt_split_at_any_edge_stays_within_its_tier(model: Path, dtype: str, layout: StateLayout) -> None:
     told = trace(model, split_everywhere(rounds=False), LONG_ROOM)
-    outcome = Rig(told, Setting("plain", dtype=dtype, layout=layout), checkpoint=model).run()
+    outcome = Replay(told, Setting("plain", dtype=dtype, layout=layout), checkpoint=model).run()
     agrees(outcome)
     states = [c for c in outcome.verdict.compared if c.tier is Tier.DIRECTED]
     assert {c.request for c in states} >= {"split at 1", "split at 63", "split at 64", "split at 65", "split at 67"}
@@ -142,7 +142,7 @@ def test_a_prompt_split_at_any_edge_stays_within_its_tier(model: Path, dtype: st
 
 
 def test_labels_agree_on_a_prompt_split_at_any_edge(model: Path) -> None:
-    agrees(Rig(trace(model, split_everywhere(), LONG_ROOM), Setting("ledger"), checkpoint=model).run())
+    agrees(Replay(trace(model, split_everywhere(), LONG_ROOM), Setting("ledger"), checkpoint=model).run())
 
 
 @pytest.mark.gpu
@@ -150,23 +150,23 @@ def test_labels_agree_on_a_prompt_split_at_any_edge(model: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_native_kernels_agree_on_a_prompt_split_at_any_edge(model: Path, dtype: str) -> None:
     told = trace(model, split_everywhere(), LONG_ROOM)
-    agrees(Rig(told, Setting("triton", device="cuda", dtype=dtype), checkpoint=model).run())
+    agrees(Replay(told, Setting("triton", device="cuda", dtype=dtype), checkpoint=model).run())
 
 
 # ---- step counts change, requests come
 
 
 def test_labels_agree_while_step_counts_change_and_requests_come(model: Path) -> None:
-    agrees(Rig(trace(model, comings()), Setting("ledger"), checkpoint=model).run())
+    agrees(Replay(trace(model, comings()), Setting("ledger"), checkpoint=model).run())
 
 
-def test_every_story_is_legal(model: Path) -> None:
-    """What both test files tell is what the law lets a driver do."""
+def test_every_sequence_is_legal(model: Path) -> None:
+    """What both test files tell is what the rules let a driver do."""
     stories = [(prompts_in_chunks(small=False), ROOM), (split_everywhere(), LONG_ROOM), (trio(3, (2, 0, 1)), ROOM),
                *((beside_windows(n, where, False), ROOM) for n in CANDIDATES for where in WHERE)]
     for events, room in stories:
         told = trace(model, events, room)
-        law = Law(told.header)
+        rules = EventRules(told.header)
         for event in told.events:
-            law.apply(event)
-        assert law.book.live
+            rules.apply(event)
+        assert rules.table.live

@@ -14,13 +14,13 @@ from instep.checks.derived import Derived
 from instep.checks.directed import Directed
 from instep.checks.scene import add, step
 from instep.observe.oracle import Oracle
-from instep.observe.piece import Piece
+from instep.observe.recomputation import Recomputation
 from instep.observe.rows import rows
 from instep_reference import trunk
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.place import STAGE_LEVEL, Place
 from instep_reference.weights import Weights
-from support import moments as m
+from support import contexts as m
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -37,31 +37,31 @@ def oracle_of(opened):
     return Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)
 
 
-def states_at(oracle, moment):
+def states_at(oracle, context):
     return {
-        piece.request: piece for piece in oracle.at(moment)
-        if isinstance(piece, Piece) and piece.layer == LAYER and piece.writes_state
+        piece.request: piece for piece in oracle.at(context)
+        if isinstance(piece, Recomputation) and piece.layer == LAYER and piece.writes_state
     }
 
 
 @pytest.fixture(scope="module")
 def two_commits(run):
     """A commit, a request, and its pieces in the commit before (of 3 tokens or more) and in this one."""
-    opened, moments = run
+    opened, contexts = run
     oracle, last = oracle_of(opened), {}
-    for moment in moments:
-        for name, piece in states_at(oracle, moment).items():
+    for context in contexts:
+        for name, piece in states_at(oracle, context).items():
             earlier = last.get(name)
-            both = earlier is not None and {piece.share.kind, earlier.share.kind} == {"commit"}
+            both = earlier is not None and {piece.span.kind, earlier.span.kind} == {"commit"}
             if both and earlier.folding.count >= 3:
-                return moment.index, name, earlier, piece
+                return context.index, name, earlier, piece
             last[name] = piece
     raise AssertionError("the run has no such commits")
 
 
 def folded(state, piece, count):
     """The first `count` accepted tokens of a piece, folded in one by one."""
-    tokens = [piece.folding.tokens.of(name)[list(piece.share.nodes)] for name in ("k", "v", "log_decay", "beta")]
+    tokens = [piece.folding.tokens.of(name)[list(piece.span.nodes)] for name in ("k", "v", "log_decay", "beta")]
     tokens[0] = tokens[0].repeat_interleave(tokens[1].shape[1] // tokens[0].shape[1], dim=1)
     for t in range(count):
         state = step(state, *(token[t] for token in tokens))
@@ -69,12 +69,12 @@ def folded(state, piece, count):
 
 
 def directed(run, at, name, state):
-    opened, moments = run
+    opened, contexts = run
     check = Directed(oracle_of(opened))
-    for before in moments[:at]:
+    for before in contexts[:at]:
         list(check(before))
-    moment = m.with_state(moments[at], name, lambda s: replace(s, state={**s.state, LAYER: state.float()}))
-    return next(said.diagnosis for said in check(moment) if not said.agrees)
+    context = m.with_state(contexts[at], name, lambda s: replace(s, state={**s.state, LAYER: state.float()}))
+    return next(said.diagnosis for said in check(context) if not said.agrees)
 
 
 def test_the_step_before_counted_twice_is_named(run, two_commits):
@@ -95,7 +95,7 @@ def test_a_step_before_of_which_some_tokens_are_lost_is_named(run, two_commits, 
 
 def run_again(piece, updates):
     """The accepted tokens of a piece run again on the state before them, with these updates."""
-    nodes, tokens = list(piece.share.nodes), piece.folding.tokens
+    nodes, tokens = list(piece.span.nodes), piece.folding.tokens
     k = tokens.of("k")[nodes].repeat_interleave(updates.shape[1] // tokens.of("k").shape[1], dim=1)
     state = piece.folding.base
     for token in zip(k, tokens.of("log_decay")[nodes], updates, strict=True):
@@ -105,8 +105,8 @@ def run_again(piece, updates):
 
 def test_the_updates_of_the_step_before_in_the_ring_are_named(run, two_commits):
     at, name, earlier, piece = two_commits
-    updates = piece.folding.tokens.of("update")[list(piece.share.nodes)].clone()
-    older = earlier.folding.tokens.of("update")[list(earlier.share.nodes)]
+    updates = piece.folding.tokens.of("update")[list(piece.span.nodes)].clone()
+    older = earlier.folding.tokens.of("update")[list(earlier.span.nodes)]
     many = min(len(updates), len(older))
     updates[:many] = older[:many]
     assert directed(run, at, name, run_again(piece, updates)).startswith("adds the updates of the previous step")
@@ -114,51 +114,52 @@ def test_the_updates_of_the_step_before_in_the_ring_are_named(run, two_commits):
 
 def test_the_updates_of_another_request_in_the_ring_are_named(run):
     """As a ring that is addressed by batch row and not by slot would hold them."""
-    opened, moments = run
+    opened, contexts = run
     oracle = oracle_of(opened)
-    for moment in moments:
-        pieces = states_at(oracle, moment)
-        if isinstance(moment.event, Commit) and len(pieces) > 1:
+    for context in contexts:
+        pieces = states_at(oracle, context)
+        if isinstance(context.event, Commit) and len(pieces) > 1:
             break
     else:
         raise AssertionError("the run has no commit of two")
     (name, piece), (other, theirs) = list(pieces.items())[:2]
-    updates = piece.folding.tokens.of("update")[list(piece.share.nodes)].clone()
+    updates = piece.folding.tokens.of("update")[list(piece.span.nodes)].clone()
     many = min(len(updates), len(theirs.folding.tokens.of("update")))
     updates[:many] = theirs.folding.tokens.of("update")[:many]
-    said = directed(run, moment.index, name, run_again(piece, updates))
+    said = directed(run, context.index, name, run_again(piece, updates))
     assert said.startswith(f'adds the updates of request "{other}"')
 
 
 def test_a_layer_that_was_begun_anew_is_named_in_its_places(run):
     """Conv and state of a second chunk at zero: q, k and v are wrong, too, so no wrong state has these tokens."""
-    opened, moments = run
+    opened, contexts = run
     oracle = oracle_of(opened)
-    for moment in moments:
-        pieces = [p for p in oracle.at(moment) if isinstance(p, Piece) and p.share.kind == "prefill" and p.wrongs]
+    for context in contexts:
+        pieces = [p for p in oracle.at(context) if isinstance(p, Recomputation)]
+        pieces = [p for p in pieces if p.span.kind == "prefill" and p.wrongs]
         piece = next((p for p in pieces if (p.stage, p.layer) == ("trunk", LAYER)), None)
-        if isinstance(moment.event, Forward) and piece is not None:
+        if isinstance(context.event, Forward) and piece is not None:
             break
     else:
         raise AssertionError("the run has no second chunk")
-    share, shown = piece.share, {}
-    hidden = rows(moment.subject, Place("trunk", LAYER - 1, "hidden"), share).double()
+    span, shown = piece.span, {}
+    hidden = rows(context.subject, Place("trunk", LAYER - 1, "hidden"), span).double()
     empty = trunk.empty_memory(opened.config, "gdn", torch.float64, torch.device("cpu"))
-    positions = share.start + torch.arange(share.count)
+    positions = span.start + torch.arange(span.count)
     weights = Weights.of(opened, torch.float64)
     trunk.layer(opened.config, weights.layers[LAYER], LAYER, "trunk", hidden, empty, positions,
                 lambda place, tensor: shown.setdefault(place, tensor))  # fmt: skip
-    wrong = moment
+    wrong = context
     for component in ("mixed", "core"):
         place = Place("trunk", LAYER, component)
 
         def put(tensor, place=place):
-            tensor[share.begin : share.begin + share.count] = shown[place].to(tensor)
+            tensor[span.begin : span.begin + span.count] = shown[place].to(tensor)
             return tensor
 
         wrong = m.with_rows(wrong, place, put)
     check = Derived(oracle_of(opened))
-    for before in moments[: moment.index]:
+    for before in contexts[: context.index]:
         list(check(before))
     said = {found.place.component: found.diagnosis for found in check(wrong) if not found.agrees}
     for component in ("mixed", "core"):
@@ -167,14 +168,14 @@ def test_a_layer_that_was_begun_anew_is_named_in_its_places(run):
 
 def judged(run, change):
     """What T2 says of one commit in which a state was changed."""
-    opened, moments = run
-    at = next(moment.index for moment in moments if isinstance(moment.event, Commit))
-    name, check = moments[at].event.requests[0], Derived(oracle_of(opened))
-    for before in moments[:at]:
+    opened, contexts = run
+    at = next(context.index for context in contexts if isinstance(context.event, Commit))
+    name, check = contexts[at].event.requests[0], Derived(oracle_of(opened))
+    for before in contexts[:at]:
         list(check(before))
-    moment = m.with_state(
-        moments[at], name, lambda s: replace(s, state={**s.state, LAYER: change(s.state[LAYER])}))
-    (found,) = [found for found in check(moment) if not found.agrees]
+    context = m.with_state(
+        contexts[at], name, lambda s: replace(s, state={**s.state, LAYER: change(s.state[LAYER])}))
+    (found,) = [found for found in check(context) if not found.agrees]
     assert found.place == Place("trunk", LAYER, "state")
     return found.diagnosis
 
@@ -203,14 +204,14 @@ def test_numbers_of_16_bits_that_are_not_the_truths_rounding_are_not_called_so(r
 def test_rows_that_are_16_bits_by_construction_are_not_called_stored_so(tmp_path):
     """v is a part of the conv output, which bf16 activations store in 16 bits: another row of it is no rounding."""
     opened = m.checkpoint(tmp_path, dtype=torch.bfloat16)
-    moments = m.run(opened, m.events_of(opened)[:4], torch.bfloat16)
+    contexts = m.run(opened, m.events_of(opened)[:4], torch.bfloat16)
     check = Derived(Oracle(opened, m.declared(torch.bfloat16, torch.float32), torch.float32))
-    at = next(moment.index for moment in moments if isinstance(moment.event, Forward))
-    for before in moments[:at]:
+    at = next(context.index for context in contexts if isinstance(context.event, Forward))
+    for before in contexts[:at]:
         list(check(before))
     for component in ("v", "mixed", "embedding"):
         layer = STAGE_LEVEL if component == "embedding" else LAYER
-        wrong = m.with_rows(moments[at], Place("trunk", layer, component), lambda x: (1.0625 * x).bfloat16().to(x))
+        wrong = m.with_rows(contexts[at], Place("trunk", layer, component), lambda x: (1.0625 * x).bfloat16().to(x))
         said = [found.diagnosis for found in check(wrong) if not found.agrees and found.place.component == component]
         assert said and not any("as if stored" in one for one in said), component
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit
 from instep_optimized import commit
@@ -62,11 +62,11 @@ def trace(tmp_path_factory, monkeypatch) -> Trace:
 
 
 def found(trace: Trace, ops: str) -> list[Comparison]:
-    return Rig(trace, Setting(ops, strategy="put_by")).run().verdict.findings
+    return Replay(trace, Setting(ops, strategy="put_by")).run().verdict.findings
 
 
 def test_it_agrees_and_its_positions_are_looked_at(trace):
-    verdict = Rig(trace, Setting("plain", strategy="put_by")).run().verdict
+    verdict = Replay(trace, Setting("plain", strategy="put_by")).run().verdict
     assert verdict.exit is Exit.AGREED and not [one for one in verdict.skipped if one.check == "tails"]
 
 

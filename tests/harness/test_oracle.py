@@ -1,4 +1,4 @@
-"""The oracle restarts one piece on the subject's bits, with rows and counts from the trace, and keeps itself honest.
+"""The oracle restarts one piece on the subject's bits, with rows and counts from the trace, and keeps itself correct.
 
 Leaves out: what is made of its answers (`test_checks.py`, `test_directed.py`).
 """
@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from instep.observe.oracle import Oracle
-from instep.observe.piece import Piece
+from instep.observe.recomputation import Recomputation
 from instep.observe.reorder import by_a_unit, up_or_down
-from instep.observe.rows import paths, rows, shares
+from instep.observe.rows import paths, row_spans, rows
 from instep.observe.updates import due
 from instep.verdict import Skipped
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Row
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
-from support import moments as m
+from support import contexts as m
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pieces(run):
     oracle = oracle_of(run[0])
-    return [(moment, [r for r in oracle.at(moment) if isinstance(r, Piece)]) for moment in run[1]]
+    return [(context, [r for r in oracle.at(context) if isinstance(r, Recomputation)]) for context in run[1]]
 
 
 def oracle_of(opened):
@@ -39,35 +39,35 @@ def oracle_of(opened):
 
 def test_every_place_of_the_subject_is_computed_again(pieces):
     """All but the picks, which are choices, and judged as such."""
-    for moment, found in pieces:
-        covered = {place for piece in found for place in piece.truth.places if due(moment, place, piece.share)}
-        assert covered == {place for place in moment.subject.places if place.component != "pick"}
+    for context, found in pieces:
+        covered = {place for piece in found for place in piece.truth.places if due(context, place, piece.span)}
+        assert covered == {place for place in context.subject.places if place.component != "pick"}
 
 
 def test_the_truth_is_fp64_and_stands_where_the_free_running_truth_does(pieces):
-    for moment, found in pieces:
+    for context, found in pieces:
         for piece in found:
             for place, tensor in piece.truth.places.items():
                 assert tensor.dtype == torch.float64
-                if due(moment, place, piece.share):
-                    right = rows(moment.truth, place, piece.share)
+                if due(context, place, piece.span):
+                    right = rows(context.truth, place, piece.span)
                     torch.testing.assert_close(tensor, right, rtol=1e-3, atol=1e-4)
 
 
 def test_states_are_restarted_for_prefill_decode_and_commit_and_never_for_a_verify(pieces):
-    written = {piece.share.kind for _, found in pieces for piece in found if piece.writes_state}
+    written = {piece.span.kind for _, found in pieces for piece in found if piece.writes_state}
     assert written == {"prefill", "decode", "commit"}
-    for moment, found in pieces:
+    for context, found in pieces:
         for piece in found:
             if piece.writes_state:
-                right = moment.truth.after[piece.request].state[piece.layer]
+                right = context.truth.after[piece.request].state[piece.layer]
                 torch.testing.assert_close(piece.truth.state, right, rtol=1e-3, atol=1e-5)
                 assert len(piece.yardsticks.state) >= 4
 
 
 def test_prefill_has_a_chunked_yardstick_beside_the_recurrent_ones(pieces):
     chunk = next(
-        piece for _, found in pieces for piece in found if piece.share.kind == "prefill" and piece.folding)
+        piece for _, found in pieces for piece in found if piece.span.kind == "prefill" and piece.folding)
     drawn = {place.component: len(tensor) for place, tensor in chunk.yardsticks.places.items()}
     assert drawn.pop("core") == len(chunk.yardsticks.state) == drawn["gated"] + 2
     assert len(set(drawn.values())) == 1
@@ -78,35 +78,35 @@ def test_prefill_has_a_chunked_yardstick_beside_the_recurrent_ones(pieces):
 
 
 def test_few_rows_are_drawn_more_often_than_many(pieces):
-    found = [piece for _, several in pieces for piece in several if piece.share.kind != "commit"]
-    assert {len(next(iter(p.yardsticks.places.values()))) for p in found if p.share.count == 1} == {16}
+    found = [piece for _, several in pieces for piece in several if piece.span.kind != "commit"]
+    assert {len(next(iter(p.yardsticks.places.values()))) for p in found if p.span.count == 1} == {16}
     assert all(not p.truth.places.keys() ^ p.yardsticks.places.keys() for p in found)
 
 
 def test_a_lie_about_the_past_is_carried_on_and_not_blamed_again(run):
     """From the subject's own wrong bits the restart goes on, so later events are judged for themselves."""
-    opened, moments = run
-    at = next(x.index for x in moments if isinstance(x.event, Commit)) - 1
-    name = moments[at].event.rows[0].request
-    moment = moments[at]
-    before = dict(moment.subject.before)
+    opened, contexts = run
+    at = next(x.index for x in contexts if isinstance(x.event, Commit)) - 1
+    name = contexts[at].event.rows[0].request
+    context = contexts[at]
+    before = dict(context.subject.before)
     before[name] = replace(before[name], state={**before[name].state, 0: before[name].state[0] + 1})
-    wrong = replace(moment, subject=replace(moment.subject, before=before))
+    wrong = replace(context, subject=replace(context.subject, before=before))
     oracle, other = oracle_of(opened), oracle_of(opened)
-    for admitted in moments[:at]:
+    for admitted in contexts[:at]:
         if isinstance(admitted.event, Admit):
             oracle.at(admitted), other.at(admitted)
     place = Place("trunk", 0, "core")
-    said = [next(r for r in o.at(x) if isinstance(r, Piece) and place in r.truth.places).truth.places[place]
-            for o, x in ((oracle, moment), (other, wrong))]  # fmt: skip
+    said = [next(r for r in o.at(x) if isinstance(r, Recomputation) and place in r.truth.places).truth.places[place]
+            for o, x in ((oracle, context), (other, wrong))]  # fmt: skip
     assert not torch.allclose(*said, rtol=0.1)
 
 
 def test_it_answers_twice_without_forgetting_the_window(run):
-    opened, moments = run
+    opened, contexts = run
     oracle = oracle_of(opened)
-    for moment in moments:
-        assert oracle.at(moment) is oracle.at(moment)
+    for context in contexts:
+        assert oracle.at(context) is oracle.at(context)
     assert not oracle.flights
 
 
@@ -117,31 +117,31 @@ def test_trees_are_skipped_with_a_reason_whoever_drafts_after_them(run):
     prompts = {"a": m.PROMPTS["one"], "b": m.PROMPTS["short"]}
     admitted = [Admit(name, prompt) for name, prompt in prompts.items()]
     begun = [Forward((Row(name, "prefill", len(prompt), 9),)) for name, prompt in prompts.items()]
-    moments = m.run(opened, [*admitted, *begun, *drafts, Forward((Row("a", "verify"), Row("b", "verify")))])
+    contexts = m.run(opened, [*admitted, *begun, *drafts, Forward((Row("a", "verify"), Row("b", "verify")))])
     oracle = oracle_of(opened)
-    *_, tree, chain, verified = (oracle.at(moment) for moment in moments)
+    *_, tree, chain, verified = (oracle.at(context) for context in contexts)
     (skipped,) = tree
     assert isinstance(skipped, Skipped) and skipped.reason == "the drafts form trees"
-    assert chain and all(isinstance(one, Piece) and one.request == "b" for one in chain)
+    assert chain and all(isinstance(one, Recomputation) and one.request == "b" for one in chain)
     skipped, *others = verified
     assert isinstance(skipped, Skipped) and skipped.reason == 'the window of request "a" is a tree'
-    assert others and all(isinstance(one, Piece) and one.request == "b" for one in others)
+    assert others and all(isinstance(one, Recomputation) and one.request == "b" for one in others)
 
 
 def test_rows_are_shared_out_by_the_trace_alone(run):
-    _, moments = run
-    for moment in moments:
-        stages = {place.stage for place in moment.truth.places}
+    _, contexts = run
+    for context in contexts:
+        stages = {place.stage for place in context.truth.places}
         for stage in stages:
-            packed = shares(moment, stage)
-            assert sum(s.count for s in packed) == len(moment.truth.places[Place(stage, STAGE_LEVEL, "embedding")])
-            assert sum(s.asked for s in packed) == len(moment.truth.places.get(
+            packed = row_spans(context, stage)
+            assert sum(s.count for s in packed) == len(context.truth.places[Place(stage, STAGE_LEVEL, "embedding")])
+            assert sum(s.logit_rows for s in packed) == len(context.truth.places.get(
                 Place(stage, AFTER_LAYERS, "logits"), torch.zeros(0)))
-        if isinstance(moment.event, Forward):
-            assert [s.request for s in shares(moment, "trunk")] == [row.request for row in moment.event.rows]
-        if isinstance(moment.event, Commit):
-            free = replace(moment, event=Commit(moment.event.requests))
-            assert paths(free, free.event) == list(moment.event.accepted)
+        if isinstance(context.event, Forward):
+            assert [s.request for s in row_spans(context, "trunk")] == [row.request for row in context.event.rows]
+        if isinstance(context.event, Commit):
+            free = replace(context, event=Commit(context.event.requests))
+            assert paths(free, free.event) == list(context.event.accepted)
 
 
 def test_a_rounding_by_chance_falls_to_a_neighbour_and_on_average_nowhere():

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from instep.atomic_write import writable, write_atomically
 from instep.trace.file import beside, read, replaceable
-from instep.whole import writable, write_whole
 from instep_reference.contract.errors import BadInput
 from support.command import complaint
 from support.process import start
@@ -49,7 +49,7 @@ def test_a_full_device_refuses_and_stays_a_device(instep, tmp_path):
 def test_a_device_takes_more_than_one_content(tmp_path):
     node, file = device(tmp_path, 3), tmp_path / "file"
     writable(node, node)
-    write_whole({node: b"nothing", file: b"something"})
+    write_atomically({node: b"nothing", file: b"something"})
     assert stat.S_ISCHR(node.stat().st_mode) and file.read_bytes() == b"something"
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_replaced_when_a_device_refuses(tmp_path):
     node, file = device(tmp_path, 7), tmp_path / "file"
     file.write_bytes(b"before")
     with pytest.raises(BadInput, match="No space left"):
-        write_whole({file: b"after", node: b"x"})
+        write_atomically({file: b"after", node: b"x"})
     assert file.read_bytes() == b"before"
 
 
@@ -67,7 +67,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
     heard: list[bytes] = []
     reader = threading.Thread(target=lambda: heard.append(pipe.read_bytes()), daemon=True)
     reader.start()
-    write_whole({pipe: b"content"})
+    write_atomically({pipe: b"content"})
     reader.join(timeout=10)
     assert heard == [b"content"] and pipe.is_fifo()
 
@@ -82,7 +82,7 @@ def test_a_link_is_followed_and_stays_a_link(tmp_path, target_is_there):
         before = target.stat().st_ino
     middle.symlink_to(Path("elsewhere") / "target")
     link.symlink_to("middle")
-    write_whole({link: b"after"})
+    write_atomically({link: b"after"})
     assert link.is_symlink() and middle.is_symlink() and not target.is_symlink() and target.read_bytes() == b"after"
     assert not target_is_there or target.stat().st_ino != before, "the target is replaced in one step"
     assert [entry.name for entry in folder.iterdir()] == ["target"]
@@ -114,7 +114,7 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_a_new_one_has_the_usual(tmp_
     secret.chmod(0o640)
     usual = os.umask(0o027)
     try:
-        write_whole({secret: b"after", new: b"after"})
+        write_atomically({secret: b"after", new: b"after"})
     finally:
         os.umask(usual)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o640 and stat.S_IMODE(new.stat().st_mode) == 0o640

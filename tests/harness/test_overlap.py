@@ -1,4 +1,4 @@
-"""Rounds that overlap: the law predicts the pages of the worst case, asking changes nothing, requests end a round late.
+"""Rounds that overlap: pages of the worst case are predicted, asking changes nothing, requests end a round late.
 
 Leaves out: the engine's own end of it (`tests/optimized/test_engine_rounds.py`).
 """
@@ -10,12 +10,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from instep.rig.lockstep import Lockstep
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
-from instep.rig.sides import bare, seat
+from instep.replay.lockstep import Lockstep
+from instep.replay.participants import bare, participants_of
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
-from instep.trace.legal import Law
 from instep.trace.policy import Arrival, Steps
 from instep.verdict import Exit
 from instep_optimized.transfer.to_host import Length
@@ -37,36 +37,36 @@ def trace(tmp_path_factory) -> Trace:
 
 @pytest.mark.parametrize("strategy", ["snapshot", "columns", "rerun", "lazy_rerun"])
 def test_pages_of_the_worst_case_are_predicted(trace, strategy):
-    outcome = Rig(trace, Setting("ledger", strategy=strategy, overlap=True)).run()
+    outcome = Replay(trace, Setting("ledger", strategy=strategy, overlap=True)).run()
     assert outcome.verdict.exit is Exit.AGREED and outcome.verdict.events == len(trace.events)
 
 
 def test_the_prediction_differs_from_that_of_waiting_rounds(trace):
     """Or nothing above would show anything: some event leaves more pages than exact lengths need."""
-    waiting, overlapping = Law(trace.header), Law(trace.header, overlap=True)
+    waiting, overlapping = EventRules(trace.header), EventRules(trace.header, overlap=True)
     more = 0
     for event in trace.events:
         waiting.apply(event)
         overlapping.apply(event)
-        pages = [sum(len(one.pages) for one in law.book.live.values()) for law in (waiting, overlapping)]
+        pages = [sum(len(one.pages) for one in rules.table.live.values()) for rules in (waiting, overlapping)]
         assert pages[0] <= pages[1]
         more += pages[0] < pages[1]
     assert more
 
 
-def test_a_law_of_waiting_rounds_sees_that_they_overlap(trace):
-    sides = replace(seat(Rig(trace, Setting("ledger", overlap=True)).plan), overlap=False)
-    lockstep, off = Lockstep(trace, sides), []
+def test_rules_of_waiting_rounds_see_that_they_overlap(trace):
+    participants = replace(participants_of(Replay(trace, Setting("ledger", overlap=True)).plan), overlap=False)
+    lockstep, off = Lockstep(trace, participants), []
     while lockstep.next < len(trace.events):
-        moment = lockstep.step()
-        pages = {name: tuple(pages) for name, pages in moment.subject_pages.items()}
-        off += [moment.index] * (pages != {n: p for n, p in moment.expected.pages_after.items() if p or n in pages})
+        context = lockstep.step()
+        pages = {name: tuple(pages) for name, pages in context.subject_pages.items()}
+        off += [context.index] * (pages != {n: p for n, p in context.expected.pages_after.items() if p or n in pages})
     assert off
 
 
 def test_asking_changes_no_page(trace):
     """One engine is asked for everything after every event, its twin for nothing."""
-    plan = Rig(trace, Setting("plain", overlap=True)).plan
+    plan = Replay(trace, Setting("plain", overlap=True)).plan
     asked, left_alone = bare(plan), bare(plan)
     for event in trace.events:
         asked.may_change(event)
@@ -90,33 +90,33 @@ def test_an_exact_length_is_not_taken_in_by_asking():
 
 
 def test_what_fits_by_exact_lengths_alone_is_legal_and_served(tmp_path):
-    """The worst case has no room: both the law and the engine go by exact lengths."""
+    """The worst case has no room: both the rules and the engine go by exact lengths."""
     loose = recorded(tmp_path / "loose", ROUNDS)
-    law, most = Law(loose.header), 0
+    rules, most = EventRules(loose.header), 0
     for event in loose.events:
-        law.apply(event)
-        most = max(most, sum(len(one.pages) for one in law.book.live.values()))
+        rules.apply(event)
+        most = max(most, sum(len(one.pages) for one in rules.table.live.values()))
     room = msgspec.structs.replace(ROUNDS.capacity, pages=tuple(range(most, 0, -1)))
     tight = recorded(tmp_path / "tight", msgspec.structs.replace(ROUNDS, capacity=room))
-    assert Rig(tight, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
+    assert Replay(tight, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
 
 
 def test_a_request_near_its_most_positions_goes_by_exact_lengths(tmp_path):
     """The worst case of the last round is more than a request may have; its exact length is not."""
     rejected = msgspec.structs.replace(ROUNDS, accept=(0,))
-    law = Law((loose := recorded(tmp_path / "loose", rejected)).header, overlap=True)
+    rules = EventRules((loose := recorded(tmp_path / "loose", rejected)).header, overlap=True)
     longest, most = 0, 0
     for event in loose.events:
         if isinstance(event, Draft):
-            worst = law.book.positions(dict.fromkeys(event.requests, law.book.num_steps))
+            worst = rules.table.positions(dict.fromkeys(event.requests, rules.table.num_steps))
             most = max(most, *worst.values())
-        law.apply(event)
-        longest = max(longest, *(one.length + len(one.window) for one in law.book.live.values()), 0)
+        rules.apply(event)
+        longest = max(longest, *(one.length + len(one.window) for one in rules.table.live.values()), 0)
     assert longest < most  # or nothing below would show anything
     room = msgspec.structs.replace(rejected.capacity, max_positions=longest)
     tight = recorded(tmp_path / "tight", msgspec.structs.replace(rejected, capacity=room))
     assert tight.events == loose.events
-    assert Rig(tight, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
+    assert Replay(tight, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
 
 
 def test_a_request_ends_one_round_late_and_says_so(instep, tmp_path):
@@ -144,4 +144,4 @@ def test_a_request_ends_one_round_late_and_says_so(instep, tmp_path):
 
 def test_somebody_elses_engine_decides_about_its_rounds(trace):
     with pytest.raises(BadInput, match=r"--overlap: found support\.subjects:right"):
-        seat(Rig(trace, Setting("support.subjects:right", overlap=True)).plan)
+        participants_of(Replay(trace, Setting("support.subjects:right", overlap=True)).plan)

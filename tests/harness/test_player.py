@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.observe.onlookers import LastStates, OnHost, States, Within
+from instep.observe.observers import LastStates, OnHost, States, Within
 from instep.player import Observer, Player, Side
 from instep_reference.contract.engine import (
     Abort,
@@ -181,7 +181,8 @@ def test_states_follow_the_requests_that_are_there() -> None:
     engine: Any = Stateful()
     player = Player("p", engine, [States(engine)])
     first, second, third = (player.serve(event) for event in (Admit("a", (1,)), Preempt("a"), Abort("a")))
-    assert (dict(first.before), {n: s.length for n, s in first.after.items()}, first.wish) == ({}, {"a": 1}, 7)
+    assert (dict(first.before), {n: s.length for n, s in first.after.items()}) == ({}, {"a": 1})
+    assert first.wanted_num_steps == 7
     assert second.before == first.after and second.after["a"].length == 2, "a preempted request is asked for, too"
     assert third.before == second.after and not third.after and engine.asked == 2
 

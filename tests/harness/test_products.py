@@ -16,9 +16,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from instep.observe.products import MULTIPLY, Operands, in_chunks, launched, to_bits
-from instep.rig.declared import NOTHING, declared
-from instep.rig.guard import SubjectFailed
-from instep.rig.variant import swapped
+from instep.replay.declared import NOTHING, declared
+from instep.replay.guard import SubjectFailed
+from instep.replay.variant import swapped
 from instep_optimized import load
 from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint
@@ -27,7 +27,7 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import FORMATS, FORMS, Product, checked
 from instep_reference.engine import ReferenceEngine
 from instep_reference.weights import MoeWeights, Weights
-from support import moments as m
+from support import contexts as m
 from support.checkpoints import write
 from support.narrow_products import cut
 

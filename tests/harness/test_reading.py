@@ -15,16 +15,16 @@ import pytest
 
 from instep.checks import allowance, for_labels, for_numbers
 from instep.faults import FAMILIES
-from instep.localise import ladder, locate
+from instep.localise import confirm, locate
 from instep.observe.oracle import Oracle
-from instep.observe.piece import DRAWS, FEWEST_DRAWS
+from instep.observe.recomputation import DRAWS, FEWEST_DRAWS
+from instep.replay.recorded_choices import RecordedChoices
+from instep.replay.replay import Outcome, Replay
+from instep.replay.setting import Setting
+from instep.replay.variant import Variant, patch_of
 from instep.report import data
 from instep.report.data import FINDINGS
 from instep.report.words import divergence
-from instep.rig.remembered import Remembered
-from instep.rig.rig import Outcome, Rig
-from instep.rig.setting import Setting
-from instep.rig.variant import Variant, graft_of
 from instep.streams.run import streamed
 from instep.streams.stream import Stream
 from instep.trace.file import Trace, read
@@ -40,14 +40,14 @@ def ragged() -> Trace:
 
 
 @pytest.fixture(scope="module")
-def rig(ragged: Trace) -> Rig:
-    return Rig(ragged, Setting(OPS, strategy=STRATEGY))
+def replay(ragged: Trace) -> Replay:
+    return Replay(ragged, Setting(OPS, strategy=STRATEGY))
 
 
 @pytest.fixture(scope="module")
-def outcome(rig: Rig) -> Outcome:
-    found = rig.run()
-    return replace(found, located=locate(rig, found))
+def outcome(replay: Replay) -> Outcome:
+    found = replay.run()
+    return replace(found, located=locate(replay, found))
 
 
 @pytest.mark.slow
@@ -69,10 +69,10 @@ def test_the_data_stand_in_the_result_file(outcome: Outcome, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_is_done_by_hand_comes_out_as_told(rig: Rig, outcome: Outcome) -> None:
+def test_what_is_done_by_hand_comes_out_as_told(replay: Replay, outcome: Outcome) -> None:
     assert outcome.located is not None and outcome.located.options == ("--swap move=plain",)
-    grafted = rig.run(until=6, judged_from=3, layers=[0], variant=Variant(graft=(graft_of("trunk.0.conv@5"),)))
-    first, other = grafted.verdict.findings[0], next(f for f in outcome.verdict.findings if f.place.layer == 1)
+    patched = replay.run(until=6, judged_from=3, layers=[0], variant=Variant(patch=(patch_of("trunk.0.conv@5"),)))
+    first, other = patched.verdict.findings[0], next(f for f in outcome.verdict.findings if f.place.layer == 1)
     assert (first.place.component, first.diagnosis) == ("state", "holds the state after 2 tokens; 3 were accepted")
     assert other.diagnosis == outcome.verdict.findings[0].diagnosis
     for typed in ("--swap move=plain", "--graft trunk.0.conv@5 --layer 0", "--until 5 --layer 1"):
@@ -92,7 +92,7 @@ def test_the_table_names_every_check_in_order_with_its_tier() -> None:
         for name, check in by_name.items()
     ]
     assert all(compares.strip() for _, _, _, compares, _ in table())
-    assert all(f"`{name}`" in PAGE for name in (Remembered.name, Stream.name, "serves", "undecidable", "ties"))
+    assert all(f"`{name}`" in PAGE for name in (RecordedChoices.name, Stream.name, "serves", "undecidable", "ties"))
 
 
 def test_the_faults_of_a_check_are_those_that_it_is_meant_to_see() -> None:
@@ -111,18 +111,18 @@ def test_the_numbers_are_the_constants() -> None:
     for told in (
         f"{FEWEST_DRAWS} to {DRAWS} times", f"{allowance.YARDSTICK_FACTOR:g} times the largest draw's",
         f"{allowance.ULPS:g} ulp of the stored dtype", f"per head and {allowance.COLUMNS} columns of V",
-        f"at most 1/{1 / allowance.PROJECTION_ERROR:g}", f"{allowance.DRAWN_MORE} of them before anything",
+        f"at most 1/{1 / allowance.PROJECTION_ERROR:g}", f"{allowance.MORE_DRAWS} of them before anything",
         f"drawn up to {allowance.REDRAWS} times more", f"over {allowance.TIES_CAP:.0%} of all choices",
-        f"and over {allowance.TIES_ALWAYS}, they are", f"up to {ladder.BEYOND} events on",
+        f"and over {allowance.TIES_ALWAYS}, they are", f"up to {confirm.BEYOND} events on",
         f"the first {FINDINGS} are written out",
     ):
         assert told in flowing
     assert (allowance.PROJECTION_LIMIT, allowance.UNDECIDED_CAP, allowance.MARGIN_ERRORS) == (0.5, 0.5, 2.0)
-    assert {"contracts", "capacity", "hostreads"} <= set(ladder.DIRECT)
+    assert {"contracts", "capacity", "hostreads"} <= set(confirm.DIRECT)
 
 
 def test_the_rungs_are_told_in_the_ladders_own_words() -> None:
-    source = Path(ladder.__file__).read_text()
+    source = Path(confirm.__file__).read_text()
     for words in (
         "a graph fault: run eagerly, ", "seen in the call itself", "caused by ", "caused here",
         ": with the reference's ", " instead, all that follows in the event agrees", ", in what is read from memory",

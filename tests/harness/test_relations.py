@@ -19,15 +19,24 @@ from instep.checks.judge import Ties
 from instep.faults import by_id
 from instep.relations import NAMES, Held, held, relations, worst
 from instep.relations.case import Case
-from instep.relations.courses import long_request
+from instep.relations.long_runs import long_request
 from instep.relations.pairwise import PAIRWISE
-from instep.relations.retold import alone, as_traced, chunked, decoded, exact_windows, lives, rejected, rescheduled
 from instep.relations.rewritten import REWRITTEN
-from instep.relations.within import Yardstick
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
+from instep.relations.timeline import (
+    alone,
+    as_traced,
+    chunked,
+    decoded,
+    exact_windows,
+    rejected,
+    rescheduled,
+    timelines_of,
+)
+from instep.relations.tolerance import Yardstick
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
-from instep.trace.legal import Law
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
 from instep_optimized import OptimizedEngine
@@ -49,7 +58,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 def case(trace: Trace, ops: str, *, bitwise: bool = False, tokens: int = 64, **plan: Any) -> Case:
-    return Case.of(trace, Rig(trace, Setting(ops, **plan)).plan, bitwise=bitwise, tokens=tokens)
+    return Case.of(trace, Replay(trace, Setting(ops, **plan)).plan, bitwise=bitwise, tokens=tokens)
 
 
 def hold(name: str, trace: Trace, ops: str, **given: Any) -> Held:
@@ -247,7 +256,7 @@ def test_a_course_that_breaks_off_is_a_finding(trace: Trace) -> None:
 
 def test_rows_that_are_not_shown_are_a_finding(trace: Trace) -> None:
     told = case(trace, "plain", tokens=128)
-    told.told("a long request", lambda: long_request(told)).rows.clear()
+    told.recorded("a long request", lambda: long_request(told)).rows.clear()
     (found,) = held(told, relations(["drift"]))
     assert found.verdict.exit is Exit.DIVERGED
     assert found.verdict.findings[0].diagnosis.startswith("a long request: 0 of ")
@@ -269,7 +278,7 @@ def test_ties_are_capped(trace: Trace) -> None:
 
 def test_where_nothing_is_computed_nothing_agrees(trace: Trace) -> None:
     assert not isinstance(trace.events[0], Forward)
-    admissions = Case.of(trace, Rig(trace, Setting("plain")).plan, until=0)
+    admissions = Case.of(trace, Replay(trace, Setting("plain")).plan, until=0)
     (found,) = held(admissions, relations(["unseen"]))
     assert found.verdict.elements and found.verdict.exit is Exit.INCONCLUSIVE
 
@@ -288,33 +297,33 @@ def test_bitwise_holds_what_an_op_set_s_name_does_not_promise(trace: Trace) -> N
 # ---- what is told again
 
 
-@pytest.mark.parametrize("manner", [
-    lambda life: life, decoded, rejected((1, 3), 64), rescheduled((0, 1, 3, 1), 64), exact_windows, chunked(()),
+@pytest.mark.parametrize("rewrite", [
+    lambda timeline: timeline, decoded, rejected((1, 3), 64), rescheduled((0, 1, 3, 1), 64), exact_windows, chunked(()),
     chunked((1, 2, 3)),
 ], ids=["as it was", "decoded", "rejected", "rescheduled", "exact windows", "whole", "small chunks"])  # fmt: skip
-def test_a_course_told_otherwise_is_legal_and_says_the_same(trace: Trace, manner: Any) -> None:
+def test_a_course_told_otherwise_is_legal_and_says_the_same(trace: Trace, rewrite: Any) -> None:
     said = {}
-    for told in (alone(trace), alone(trace, manner)):
-        law, texts = Law(told.header), {}
+    for told in (alone(trace), alone(trace, rewrite)):
+        rules, texts = EventRules(told.header), {}
         for event in told.events:
-            law.apply(event)
-        texts = {ended.request: ended.said for ended in law.book.ended}
+            rules.apply(event)
+        texts = {ended.request: ended.said for ended in rules.table.ended}
         for name, text in texts.items():
             shorter = min(len(text), len(said.setdefault(name, text)))
             assert text[:shorter] == said[name][:shorter] and (shorter > 1 or name == "d")
 
 
 def test_every_request_has_a_course_of_its_own(trace: Trace) -> None:
-    told = {life.request: life for life in lives(trace)}
+    told = {timeline.request: timeline for timeline in timelines_of(trace)}
     assert set(told) == {"a", "b", "c", "d"}
     loads = [index for index, event in enumerate(trace.events) if isinstance(event, Load)]
-    assert loads and [beat.origins[-1] for beat in told["d"].beats].count(loads[0]) >= 1, "what led to the saved state"
+    assert loads and [step.origins[-1] for step in told["d"].steps].count(loads[0]) >= 1, "what led to the saved state"
     assert not any(isinstance(event, Load) for event in alone(trace).events)
-    rounds = [beat for life in told.values() for beat in life.beats if beat.kind == "round"]
-    assert {beat.accepted for beat in rounds} >= {0, 1}
+    rounds = [step for timeline in told.values() for step in timeline.steps if step.kind == "round"]
+    assert {step.accepted for step in rounds} >= {0, 1}
     assert all(
-        isinstance(trace.events[one], kind) for beat in rounds for one, kind in
-        zip(beat.origins, (Draft, Forward, Commit), strict=True) if not isinstance(trace.events[one], Load)
+        isinstance(trace.events[one], kind) for step in rounds for one, kind in
+        zip(step.origins, (Draft, Forward, Commit), strict=True) if not isinstance(trace.events[one], Load)
     )
     assert as_traced(trace).events == trace.events
 

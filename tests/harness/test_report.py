@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from instep.replay.declared import Declared
+from instep.replay.history import History, Text
+from instep.replay.setting import Setting
+from instep.replay.variant import AS_IS, Variant, patch_of
 from instep.report import data
 from instep.report.terminal import short, show, tiers
 from instep.report.words import divergence, spelled
-from instep.rig.declared import Declared
-from instep.rig.history import History, Text
-from instep.rig.setting import Setting
-from instep.rig.variant import AS_IS, Variant, graft_of
 from instep.verdict import Comparison, Exit, Located, Tier, Verdict
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
@@ -115,8 +115,8 @@ def test_the_command_repeats_what_is_not_usual():
 
 
 def test_what_was_otherwise_is_told_and_repeated():
-    grafts = tuple(map(graft_of, ("trunk.0.core@2", "trunk.3.state@41", "trunk.0.core@42")))
-    told = outcome(comparison(worst=1.0), variant=Variant({"gdn": "plain"}, grafts))
+    patches = tuple(map(patch_of, ("trunk.0.core@2", "trunk.3.state@41", "trunk.0.core@42")))
+    told = outcome(comparison(worst=1.0), variant=Variant({"gdn": "plain"}, patches))
     message = divergence(told)
     assert message.startswith("DIVERGED  tiny-hybrid, optimized[triton, gdn=plain, trunk.0.core@2 grafted, trunk.3.")
     assert message.endswith(  # behind event 41 its memory is replaced; what is put at 42 changed nothing

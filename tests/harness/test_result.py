@@ -15,9 +15,9 @@ import pytest
 
 import instep
 from instep.cli.progress import progress
+from instep.replay.setting import Setting
 from instep.report.command import command, typed
 from instep.report.result import SCHEMA, Result
-from instep.rig.setting import Setting
 
 HEAD = ["schema", "exit", "command", "date", "commit", "machine"]
 
@@ -51,7 +51,7 @@ def test_every_command_that_writes_a_result_writes_it_so(instep, tmp_path):
 
 
 def test_json_is_written_in_one_place():
-    """`write_whole` is for what is no result: traces, pictures, trails."""
+    """`write_atomically` is for what is no result: traces, pictures, trails."""
     root = Path(instep.__file__).parent
     writers = {
         str(path.relative_to(root)) for path in root.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from instep.shapes import NAMES, cut, shape, sized_like
-from instep.shapes.drawn import random_checkpoint
+from instep.shapes.random_weights import random_checkpoint
 from instep_reference import trunk
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place

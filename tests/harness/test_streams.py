@@ -13,13 +13,13 @@ import torch
 from typer.testing import CliRunner
 
 from instep.cli import app
-from instep.rig.setting import Setting
+from instep.replay.setting import Setting
 from instep.streams.checkpoint import before_silu, config, stream_checkpoint
 from instep.streams.relabel import relabelled
 from instep.streams.run import LEVELS, streamed
 from instep.streams.stamps import MOST_POSITIONS, Stamp, code, decoded, vocabulary
+from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read
-from instep.trace.legal import verified
 from instep.verdict import Exit
 from instep_optimized.commit import STRATEGIES
 from instep_reference.contract import engine as e

@@ -18,10 +18,10 @@ from instep.checks import structure
 from instep.faults import by_id
 from instep.faults.base import Wrap
 from instep.observe import calls
-from instep.rig.lockstep import Lockstep
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
-from instep.rig.sides import seat
+from instep.replay.lockstep import Lockstep
+from instep.replay.participants import participants_of
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival, Policy, Steps
 from instep.verdict import Comparison, Exit, Verdict
@@ -50,7 +50,7 @@ def trace(tmp_path_factory) -> Trace:
 
 
 def replayed(trace: Trace, ops: str = "ledger", **how: Any) -> Verdict:
-    return Rig(trace, Setting(ops, **how)).run().verdict
+    return Replay(trace, Setting(ops, **how)).run().verdict
 
 
 def found(trace: Trace, check: str, ops: str = "ledger", **how: Any) -> list[Comparison]:
@@ -154,9 +154,9 @@ def test_what_a_rule_said_before_it_fell_over_is_kept(trace, monkeypatch):
         raise IndexError("row 3 of 2")
 
     monkeypatch.setattr(calls, "before", falling)
-    sides = seat(Rig(trace, Setting("ledger")).plan)
-    lockstep = Lockstep(trace, sides)
-    broken = next(moment.noted.broken for moment in (lockstep.step() for _ in trace.events) if moment.noted.broken)
+    participants = participants_of(Replay(trace, Setting("ledger")).plan)
+    lockstep = Lockstep(trace, participants)
+    broken = next(context.log.broken for context in (lockstep.step() for _ in trace.events) if context.log.broken)
     assert [one.clause for one in broken[:2]] == [
         "a clause that was broken", "was called so that it cannot be judged (row 3 of 2)",
     ]
@@ -293,8 +293,8 @@ def test_a_read_between_ops_is_named(trace, plant):
 def test_a_read_inside_an_op_that_says_it_can_be_captured_is_named(trace):
     first = found(trace, "hostreads", "support.wrong_ops:WAITING")[0]
     assert "(op gated_norm; support.wrong_ops._waiting line" in first.diagnosis
-    honest = Rig(trace, Setting("support.wrong_ops:HONEST")).run(until=first.event).verdict
-    assert honest.exit is Exit.AGREED
+    correct = Replay(trace, Setting("support.wrong_ops:CORRECT")).run(until=first.event).verdict
+    assert correct.exit is Exit.AGREED
     claims = found(trace, "hostreads", "support.wrong_ops:CLAIMS")[0]
     assert "instep_optimized.ops.plain" in claims.diagnosis, "the module that an op stands in exempts nobody"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit, Tier, tiers_of
 from instep_reference.contract.errors import BadInput
@@ -34,11 +34,11 @@ def test_names_are_read_with_commas_and_repeated() -> None:
 
 
 def test_a_numeric_finding_does_not_hide_the_rest() -> None:
-    rig = Rig(read(TRACE), Setting(LOUDER))
-    whole = rig.run()
+    replay = Replay(read(TRACE), Setting(LOUDER))
+    whole = replay.run()
     assert whole.verdict.exit is Exit.DIVERGED and whole.verdict.events < whole.of
     assert {found.tier for found in whole.verdict.findings} <= {Tier.DERIVED, Tier.PROPAGATED, Tier.DIRECTED}
-    exact = rig.run(tiers={Tier.IDENTITY, Tier.BITWISE, Tier.DIRECTED})
+    exact = replay.run(tiers={Tier.IDENTITY, Tier.BITWISE, Tier.DIRECTED})
     assert exact.verdict.exit is Exit.AGREED and exact.verdict.events == exact.of
     assert {compared.tier for compared in exact.verdict.compared} == {Tier.IDENTITY, Tier.BITWISE, Tier.DIRECTED}
     assert exact.left_out == (Tier.DERIVED, Tier.PROPAGATED, Tier.DECISIONS)
@@ -46,20 +46,20 @@ def test_a_numeric_finding_does_not_hide_the_rest() -> None:
 
 def test_what_stands_behind_a_numeric_finding_is_found() -> None:
     """Two faults: every gated norm is too loud, and one commit leaves the state where it was."""
-    rig = Rig(read(TRACE), Setting(STALE, strategy="snapshot"))
-    assert rig.run().verdict.findings[0].place.component == "gated"
-    found = rig.run(tiers=[Tier.DIRECTED]).verdict.findings[0]
+    replay = Replay(read(TRACE), Setting(STALE, strategy="snapshot"))
+    assert replay.run().verdict.findings[0].place.component == "gated"
+    found = replay.run(tiers=[Tier.DIRECTED]).verdict.findings[0]
     assert (found.kind, found.place.component) == ("commit", "state"), found
 
 
 def test_an_exception_is_a_finding_whatever_was_asked() -> None:
-    found = Rig(read(TRACE), Setting("support.subjects:refusing")).run(tiers=[Tier.DECISIONS]).verdict.findings[0]
+    found = Replay(read(TRACE), Setting("support.subjects:refusing")).run(tiers=[Tier.DECISIONS]).verdict.findings[0]
     assert found.check == "serves"
 
 
 @pytest.mark.parametrize("tier", list(Tier))
 def test_every_tier_stands_alone(tier: Tier) -> None:
-    verdict = Rig(read(TRACE), Setting("plain")).run(tiers=[tier]).verdict
+    verdict = Replay(read(TRACE), Setting("plain")).run(tiers=[tier]).verdict
     assert verdict.exit is Exit.AGREED and {compared.tier for compared in verdict.compared} == {tier}
 
 
@@ -88,9 +88,9 @@ def test_the_ladder_climbs_with_the_same_tiers() -> None:
     """Without them another tier's finding would stay, and nothing would be confirmed."""
     from instep.localise import locate
 
-    rig = Rig(read(TRACE), Setting(STALE, strategy="snapshot"))
-    outcome = rig.run(tiers=[Tier.DIRECTED])
-    assert locate(rig, outcome).cause != "unconfirmed"
+    replay = Replay(read(TRACE), Setting(STALE, strategy="snapshot"))
+    outcome = replay.run(tiers=[Tier.DIRECTED])
+    assert locate(replay, outcome).cause != "unconfirmed"
 
 
 def test_an_unknown_tier_is_refused_in_a_line(instep: Runner) -> None:

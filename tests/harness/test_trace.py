@@ -1,6 +1,6 @@
 """A trace comes back as it was written; whatever was done to it in between is found and named.
 
-Leaves out: whether its events are legal (`test_legal.py`).
+Leaves out: whether its events are legal (`test_event_rules.py`).
 """
 
 from __future__ import annotations

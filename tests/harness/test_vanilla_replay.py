@@ -9,11 +9,11 @@ import pytest
 
 from instep.cli.record import make
 from instep.faults.base import Wrap
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.header import Part, Recording
-from instep.trace.policy import Arrival, Deed, Steps
+from instep.trace.policy import Arrival, ScheduledAction, Steps
 from instep.verdict import Exit
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.checkpoints import write
@@ -26,7 +26,8 @@ VANILLA = "instep_optimized/draft/vanilla.py"
 POLICY = policy(
     arrivals=(Arrival("a", "more", chunks=(7, 12, 1), max_new=9), Arrival("b", "one", max_new=8),
               Arrival("c", "few", arrive=1, chunks=(3,), max_new=6)),
-    steps=(Steps(2, 3), Steps(4, 0), Steps(5, 3)), deeds=(Deed(3, "preempt", "b"), Deed(4, "resume", "b")),
+    steps=(Steps(2, 3), Steps(4, 0), Steps(5, 3)),
+    deeds=(ScheduledAction(3, "preempt", "b"), ScheduledAction(4, "resume", "b")),
     replay=(Part("ledger"), Part("plain")),
 )  # fmt: skip
 
@@ -41,7 +42,7 @@ def trace(tmp_path_factory) -> Trace:
 
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_every_mtp_layer_is_compared(trace, ops):
-    verdict = Rig(trace, Setting(ops)).run().verdict
+    verdict = Replay(trace, Setting(ops)).run().verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     numbers = {"derived", "propagated", "decisions", "bytes", "identity"}
     checks = {"ledger": {"labels", "bytes", "identity"}, "plain": numbers}[ops]
@@ -71,7 +72,7 @@ def test_fuzzed_from_the_command_line(trace, instep, tmp_path):
 def test_a_layer_that_reads_the_wrong_rows_is_found_where_it_reads_them(trace, ops, plant):
     """The second layer reads the target's rows, not those of the first layer."""
     plant(Wrap(VANILLA, "Vanilla.extend", "from dataclasses import replace\nself = replace(self, chained=False)"))
-    first = Rig(trace, Setting(ops)).run().verdict.findings[0]
+    first = Replay(trace, Setting(ops)).run().verdict.findings[0]
     assert first.place.stage == "extend.1", first
     assert first.place == Place("extend.1", STAGE_LEVEL, "post_normed")
     assert ops == "ledger" or "reads the target's rows" in first.diagnosis
@@ -82,6 +83,6 @@ def test_drafts_that_are_not_the_layers_own_are_found(trace, ops, plant):
     """The second and the third proposal change places on the way out: nothing else in the event would show it."""
     crossed = "if num_steps >= 3:\n    result = (*result[:-2], result[-1], result[-2])"
     plant(Wrap(VANILLA, "Vanilla.draft", result=crossed))
-    first = Rig(trace, Setting(ops)).run().verdict.findings[0]
+    first = Replay(trace, Setting(ops)).run().verdict.findings[0]
     assert first.kind == "draft" and "own draft 2 is" in first.diagnosis
     assert first.place == Place("extend.1", AFTER_LAYERS, "pick")

@@ -1,6 +1,6 @@
 """This trace again, but ...: an op from another set, the reference's tensor in a place or in memory, no graphs.
 
-Leaves out: which variant is tried when (`test_ladder.py`).
+Leaves out: which variant is tried when (`test_confirm.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from instep.rig.grafting import Grafting
-from instep.rig.lockstep import Lockstep
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
-from instep.rig.sides import seat
-from instep.rig.variant import AS_IS, Graft, Variant, graft_of, place_of, spelled, swaps_of
+from instep.replay.lockstep import Lockstep
+from instep.replay.participants import participants_of
+from instep.replay.patching import Patching
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.replay.variant import AS_IS, Patch, Variant, patch_of, place_of, spelled, swaps_of
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit, Tier
 from instep_reference.contract import engine as e
@@ -46,8 +46,8 @@ PLACES = {
 def test_a_place_is_read_as_it_is_spelled():
     for text, place in PLACES.items():
         assert place_of(text) == place and spelled(place) == text
-    assert graft_of("trunk.2.core@17") == Graft(PLACES["trunk.2.core"], 17)
-    assert str(graft_of("chain.3.pick@4")) == "chain.3.pick@4"
+    assert patch_of("trunk.2.core@17") == Patch(PLACES["trunk.2.core"], 17)
+    assert str(patch_of("chain.3.pick@4")) == "chain.3.pick@4"
     assert swaps_of(["gdn=plain", "conv=support.subjects:LOUDER"]) == {"gdn": "plain", "conv": LOUDER}
 
 
@@ -57,7 +57,7 @@ def test_a_place_is_read_as_it_is_spelled():
 ])
 def test_a_place_that_is_none_is_bad_input(text):
     with pytest.raises(BadInput, match="--graft"):
-        graft_of(text)
+        patch_of(text)
 
 
 @pytest.mark.parametrize("text", ["gdn", "gdn=", "=plain", ""])
@@ -72,18 +72,18 @@ def test_a_swap_that_is_none_is_bad_input(text):
 ])
 def test_an_op_or_a_set_that_is_not_there_is_bad_input(trace, swap, says):
     with pytest.raises(BadInput, match=says):
-        Rig(trace, Setting("plain")).run(until=2, variant=Variant(swap=swap))
+        Replay(trace, Setting("plain")).run(until=2, variant=Variant(swap=swap))
 
 
 @pytest.mark.parametrize(("ops", "other"), [("ledger", "plain"), ("plain", "ledger")])
 def test_labels_and_numbers_do_not_mix(trace, ops, other):
     with pytest.raises(BadInput, match=r"--swap: found gdn=.*which moves"):
-        Rig(trace, Setting(ops)).run(until=2, variant=Variant(swap={"gdn": other}))
+        Replay(trace, Setting(ops)).run(until=2, variant=Variant(swap={"gdn": other}))
 
 
 def test_a_swapped_op_serves(trace):
-    wrong = Rig(trace, Setting("plain")).run(until=2, variant=Variant(swap={"gated_norm": LOUDER})).verdict
-    right = Rig(trace, Setting(LOUDER)).run(until=2, variant=Variant(swap={"gated_norm": "plain"})).verdict
+    wrong = Replay(trace, Setting("plain")).run(until=2, variant=Variant(swap={"gated_norm": LOUDER})).verdict
+    right = Replay(trace, Setting(LOUDER)).run(until=2, variant=Variant(swap={"gated_norm": "plain"})).verdict
     assert wrong.findings[0].place == Place("trunk", 0, "gated") and right.exit is Exit.AGREED
 
 
@@ -91,47 +91,47 @@ def test_a_swapped_op_serves(trace):
 def test_a_right_engine_agrees_with_the_reference_put_into_any_place(trace, ops):
     """Every place of two events, and all memory after them: what follows is held to the very bits that were put."""
     forward, draft = first(trace, e.Forward), first(trace, e.Draft)
-    seen = Rig(trace, Setting(ops)).run(until=draft).last
+    seen = Replay(trace, Setting(ops)).run(until=draft).last
     assert seen is not None
     places = [place for place in seen.truth.places if place.component not in ("logits", "pick")]
     memory = [Place("trunk", 0, "conv"), Place("trunk", 0, "state"), Place("trunk", 1, "keys"),
               Place("extend", 0, "values")]  # fmt: skip
-    grafts = [*(Graft(place, draft) for place in places), *(Graft(place, forward) for place in memory)]
-    grafts += [Graft(Place("trunk", 0, name), forward) for name in ("z", "k", "core", "hidden")]
-    verdict = Rig(trace, Setting(ops)).run(until=draft + 3, variant=Variant(graft=tuple(grafts))).verdict
+    patches = [*(Patch(place, draft) for place in places), *(Patch(place, forward) for place in memory)]
+    patches += [Patch(Place("trunk", 0, name), forward) for name in ("z", "k", "core", "hidden")]
+    verdict = Replay(trace, Setting(ops)).run(until=draft + 3, variant=Variant(patch=tuple(patches))).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
 
 
 def test_an_update_that_is_wrong_in_the_ring_is_found_there_and_healed_there(trace):
     """A step before the state is: at the window that keeps it. The state that is made of it is right again, too."""
-    rig, update = Rig(trace, Setting("support.wrong_ops:UPDATES_LOUDER")), Place("trunk", 0, "update")
-    first = rig.run().verdict.findings[0]
+    replay, update = Replay(trace, Setting("support.wrong_ops:UPDATES_LOUDER")), Place("trunk", 0, "update")
+    first = replay.run().verdict.findings[0]
     assert (first.place, first.tier) == (update, Tier.DERIVED)
     assert isinstance(trace.events[first.event + 1], e.Commit)
-    healed = rig.run(until=first.event + 1, variant=Variant(graft=(Graft(update, first.event),)))
+    healed = replay.run(until=first.event + 1, variant=Variant(patch=(Patch(update, first.event),)))
     assert healed.verdict.exit is Exit.AGREED, healed.verdict.findings[:1]
 
 
-def test_a_graft_heals_its_event_and_no_other(trace):
-    rig = Rig(trace, Setting(LOUDER))
-    at = rig.run().verdict.findings[0]
-    healed = rig.run(variant=Variant(graft=(Graft(at.place, at.event),))).verdict.findings[0]
+def test_a_patch_heals_its_event_and_no_other(trace):
+    replay = Replay(trace, Setting(LOUDER))
+    at = replay.run().verdict.findings[0]
+    healed = replay.run(variant=Variant(patch=(Patch(at.place, at.event),))).verdict.findings[0]
     assert healed.place == at.place and healed.event > at.event
 
 
 def test_what_stands_in_memory_is_replaced_after_the_event(trace):
     """The commit of a move that moves nothing: with the reference's memory the next events agree."""
-    rig = Rig(trace, Setting("support.wrong_ops:UNMOVED", strategy="snapshot"))
-    found = rig.run().verdict.findings
-    grafts = tuple(Graft(place, found[0].event) for place in dict.fromkeys(f.place for f in found))
-    assert {graft.place.component for graft in grafts} == {"conv", "state"} and found[0].kind == "commit"
-    assert rig.run(until=found[0].event + 2, variant=Variant(graft=grafts)).verdict.exit is Exit.AGREED
-    assert rig.run(until=found[0].event + 2, variant=Variant(graft=grafts[:1])).verdict.exit is Exit.DIVERGED
+    replay = Replay(trace, Setting("support.wrong_ops:UNMOVED", strategy="snapshot"))
+    found = replay.run().verdict.findings
+    patches = tuple(Patch(place, found[0].event) for place in dict.fromkeys(f.place for f in found))
+    assert {patch.place.component for patch in patches} == {"conv", "state"} and found[0].kind == "commit"
+    assert replay.run(until=found[0].event + 2, variant=Variant(patch=patches)).verdict.exit is Exit.AGREED
+    assert replay.run(until=found[0].event + 2, variant=Variant(patch=patches[:1])).verdict.exit is Exit.DIVERGED
 
 
 def test_a_place_that_the_event_has_not_is_bad_input(trace):
     with pytest.raises(BadInput, match=r"trunk\.0\.core@0, where the event, admit, has no such place"):
-        Rig(trace, Setting("plain")).run(until=1, variant=Variant(graft=(Graft(Place("trunk", 0, "core"), 0),)))
+        Replay(trace, Setting("plain")).run(until=1, variant=Variant(patch=(Patch(Place("trunk", 0, "core"), 0),)))
 
 
 @pytest.mark.parametrize(("typed", "says"), [
@@ -141,41 +141,41 @@ def test_a_place_that_the_event_has_not_is_bad_input(trace):
     ("chain.1.0.conv@3", "one of trunk.0.conv"), ("chain.1.0.keys@3", "one of trunk.1.keys"),
     ("trunk.state@3", "one of trunk.0.state"),
 ])
-def test_a_graft_that_puts_nothing_anywhere_is_bad_input(trace, typed, says):
+def test_a_patch_that_puts_nothing_anywhere_is_bad_input(trace, typed, says):
     with pytest.raises(BadInput, match=rf"--graft: found {typed}, expected {says}"):
-        Rig(trace, Setting("plain")).run(until=6, variant=Variant(graft=(graft_of(typed),)))
+        Replay(trace, Setting("plain")).run(until=6, variant=Variant(patch=(patch_of(typed),)))
 
 
 def test_without_until_the_last_event_is_the_end(trace):
     end = len(trace.events) - 1
     for typed in (f"trunk.0.core@{end + 1}", f"trunk.0.state@{end}", "trunk.0.core@99999"):
         with pytest.raises(BadInput, match="--graft"):
-            Rig(trace, Setting("plain")).run(variant=Variant(graft=(graft_of(typed),)))
+            Replay(trace, Setting("plain")).run(variant=Variant(patch=(patch_of(typed),)))
 
 
 def test_memory_that_nobody_can_write_is_bad_input(trace):
     """While every request is within its round."""
     for verify in (number for number, event in enumerate(trace.events) if isinstance(event, e.Forward)
                    and any(row.kind == "verify" for row in event.rows)):  # fmt: skip
-        variant = Variant(graft=(graft_of(f"trunk.0.state@{verify}"),))
-        lockstep = Lockstep(trace, seat(Rig(trace, Setting("ledger")).plan, variant))
+        variant = Variant(patch=(patch_of(f"trunk.0.state@{verify}"),))
+        lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("ledger")).plan, variant))
         for _ in range(verify + 1):
             lockstep.step()
-        if not lockstep.mended():
+        if not lockstep.patched():
             with pytest.raises(BadInput, match=rf"trunk\.0\.state@{verify}, when every request is within a round"):
                 lockstep.step()
             return
     raise AssertionError("no event of this trace has every request within a round")
 
 
-def test_a_finding_is_dropped_only_where_its_memory_is_mended():
+def test_a_finding_is_dropped_only_where_its_memory_is_patched():
     place = Place("trunk", 0, "state")
-    grafting = Grafting([Graft(place, 5)])
+    patching = Patching([Patch(place, 5)])
     found = Comparison("bytes", Tier.BITWISE, 5, "forward", place, elements=1, worst=1.0, allowed=0.0, request="a")
-    assert grafting.replaces(found, ["b", "a"])
-    assert not grafting.replaces(found, ["b"]), "within a round, or preempted"
-    assert not grafting.replaces(replace(found, request=None), ["a"]), "memory of nobody"
-    assert not grafting.replaces(replace(found, event=6), ["a"])
+    assert patching.replaces(found, ["b", "a"])
+    assert not patching.replaces(found, ["b"]), "within a round, or preempted"
+    assert not patching.replaces(replace(found, request=None), ["a"]), "memory of nobody"
+    assert not patching.replaces(replace(found, event=6), ["a"])
 
 
 def test_an_op_is_swapped_once():
@@ -184,15 +184,15 @@ def test_an_op_is_swapped_once():
 
 
 def test_somebody_elses_engine_has_nothing_to_swap_and_no_memory_to_write(trace):
-    rig, forward = Rig(trace, Setting("support.subjects:refusing")), first(trace, e.Forward)
-    for variant in (Variant(swap={"gdn": "plain"}), Variant(graft=(Graft(Place("trunk", 0, "state"), forward),))):
+    replay, forward = Replay(trace, Setting("support.subjects:refusing")), first(trace, e.Forward)
+    for variant in (Variant(swap={"gdn": "plain"}), Variant(patch=(Patch(Place("trunk", 0, "state"), forward),))):
         with pytest.raises(BadInput, match="refusing"):
-            rig.run(until=forward + 1, variant=variant)
+            replay.run(until=forward + 1, variant=variant)
 
 
 def test_eagerly_nothing_is_held_in_graphs_and_further_options_reach_the_engine(trace):
-    rig, only_plain = Rig(trace, Setting("ledger", graphs=True)), Variant(eager=True, options={"guarded": False})
-    held, eager = rig.run(until=2), rig.run(until=2, variant=only_plain)
+    replay, only_plain = Replay(trace, Setting("ledger", graphs=True)), Variant(eager=True, options={"guarded": False})
+    held, eager = replay.run(until=2), replay.run(until=2, variant=only_plain)
     assert sum(held.calls.values()) > sum(eager.calls.values()), "capturing runs every body once more"
     assert held.last is not None and any(region.gaps is not None for region in held.last.regions())
     assert eager.last is not None and all(region.gaps is None for region in eager.last.regions())
@@ -200,4 +200,4 @@ def test_eagerly_nothing_is_held_in_graphs_and_further_options_reach_the_engine(
 
 def test_the_default_changes_nothing():
     assert Variant() == AS_IS and not AS_IS.without_graphs
-    assert replace(AS_IS, eager=True).without_graphs and Variant(graft=(graft_of("trunk.0.z@1"),)).without_graphs
+    assert replace(AS_IS, eager=True).without_graphs and Variant(patch=(patch_of("trunk.0.z@1"),)).without_graphs

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from instep.checks import structure
-from instep.observe import notes
+from instep.observe import instrumentation
 from instep.observe.digests import bits
-from instep.rig.lockstep import Lockstep
-from instep.rig.rig import Rig
-from instep.rig.setting import Setting
-from instep.rig.sides import bare, seat
+from instep.replay.lockstep import Lockstep
+from instep.replay.participants import bare, participants_of
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from support.traces import recorded
 
@@ -35,17 +35,17 @@ def trace(tmp_path_factory) -> Trace:
 ], ids=str)  # fmt: skip
 def test_watched_judged_and_digested_or_left_alone(trace, ops, how):
     """Answers, pools with their red zones after every event, and the states at the end."""
-    plan = Rig(trace, Setting(ops, **how)).plan
-    sides = seat(plan)
-    lockstep, checks = Lockstep(trace, sides), structure()
+    plan = Replay(trace, Setting(ops, **how)).plan
+    participants = participants_of(plan)
+    lockstep, checks = Lockstep(trace, participants), structure()
     alone = bare(plan)
     for event in trace.events:
-        moment = lockstep.step()
-        assert all(result.agrees for check in checks for result in check(moment) if hasattr(result, "agrees"))
+        context = lockstep.step()
+        assert all(result.agrees for check in checks for result in check(context) if hasattr(result, "agrees"))
         told = event.on(alone)
-        assert same(moment.subject.answer, told), moment.kind
-        assert same(sides.shown.regions(), alone.regions()), moment.kind
-    assert alone.next_num_steps() == moment.subject.wish
+        assert same(context.subject.answer, told), context.kind
+        assert same(participants.shown.regions(), alone.regions()), context.kind
+    assert alone.next_num_steps() == context.subject.wanted_num_steps
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -54,12 +54,13 @@ def test_with_contracts_or_without(trace, graphs, monkeypatch):
     arms = []
     for judged in (True, False):
         if not judged:
-            monkeypatch.setattr(notes.Notes, "wrapper", lambda self, name, op: op)
-        sides = seat(Rig(trace, Setting("plain", graphs=graphs)).plan)
-        lockstep = Lockstep(trace, sides)
-        moments = [lockstep.step() for _ in trace.events[:14]]
-        assert any(moment.noted.calls for moment in moments) == judged
-        arms.append([(m.subject.answer, m.subject.places, m.subject.after) for m in moments] + [sides.shown.regions()])
+            monkeypatch.setattr(instrumentation.Instrumentation, "wrapper", lambda self, name, op: op)
+        participants = participants_of(Replay(trace, Setting("plain", graphs=graphs)).plan)
+        lockstep = Lockstep(trace, participants)
+        contexts = [lockstep.step() for _ in trace.events[:14]]
+        assert any(context.log.calls for context in contexts) == judged
+        seen = [(m.subject.answer, m.subject.places, m.subject.after) for m in contexts]
+        arms.append([*seen, participants.shown.regions()])
     assert same(*arms)
 
 

@@ -21,18 +21,18 @@ from typing import Any
 
 import msgspec
 
+from instep.atomic_write import write_atomically
 from instep.generate.arms import ADAPTIVE, arms, hardest_first, mixed, parted
 from instep.generate.decode import Ask, Decoded
 from instep.generate.forced import Extent, Played, play
 from instep.generate.reread import Reader
 from instep.generate.words import prompts_from, stop_of, words_of
+from instep.replay.setting import Setting
 from instep.report.command import typed
 from instep.report.machine import machine
-from instep.rig.setting import Setting
 from instep.shapes import NAMES, shape
-from instep.shapes.drawn import random_checkpoint
+from instep.shapes.random_weights import random_checkpoint
 from instep.verdict import Exit
-from instep.whole import write_whole
 from instep_reference.contract.checkpoint import Checkpoint
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "tiny"
@@ -44,7 +44,7 @@ EXACT = "invariant"  # the op set with which all arms must agree to the bit
 
 def main(argv: list[str], config: Any = None) -> int:
     """`config`: of the large model, instead of the shape's."""
-    told = _told(argv)
+    told = _parsed(argv)
     decoded = decoded_arms(told)
     apart, read = parted(decoded), {name: Reader(one).verdict() for name, one in decoded.items()}
     wrong = [name for name, verdict in read.items() if verdict.exit is not Exit.AGREED]
@@ -69,7 +69,7 @@ def main(argv: list[str], config: Any = None) -> int:
     }
     print(report(result))
     if told.out is not None:
-        write_whole({told.out: msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n"})
+        write_atomically({told.out: msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n"})
     return int(result["exit"])
 
 
@@ -134,7 +134,7 @@ def _effect(played: Mapping[str, Played]) -> dict[str, dict[str, float]]:
     }
 
 
-def _told(argv: list[str]) -> argparse.Namespace:
+def _parsed(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit")

@@ -20,18 +20,18 @@ from typing import Any
 import msgspec
 import torch
 
-from instep.observe.moment import Moment
+from instep.atomic_write import write_atomically
+from instep.observe.context import EventContext
+from instep.replay.large_model import outcome
+from instep.replay.replay import Outcome
+from instep.replay.setting import Setting
 from instep.report import data
 from instep.report.machine import installed
 from instep.report.words import where
-from instep.rig.large import outcome
-from instep.rig.rig import Outcome
-from instep.rig.setting import Setting
 from instep.shapes import shape
 from instep.shapes.course import course
-from instep.shapes.drawn import random_checkpoint
+from instep.shapes.random_weights import random_checkpoint
 from instep.verdict import Comparison, Tier
-from instep.whole import write_whole
 from instep_reference.contract.config import ModelConfig
 
 SHAPES = ("qwen3.5-9b", "qwen3.5-27b")
@@ -51,15 +51,15 @@ class Kept:
     def __init__(self) -> None:
         self.states: States = {}
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison]:
-        for request, state in moment.subject.after.items():
+    def __call__(self, context: EventContext) -> Iterator[Comparison]:
+        for request, state in context.subject.after.items():
             if state.length:
-                self.states[moment.index, request] = state.state[0]
+                self.states[context.index, request] = state.state[0]
         return iter(())
 
 
 def main(argv: list[str]) -> int:
-    told = _told(argv)
+    told = _parsed(argv)
     ran: list[tuple[Outcome, States]] = []
     for name in told.shape or SHAPES:
         checkpoint = random_checkpoint(_config(name, told), device=told.device)
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
             "float32_products": os.environ.get("TRITON_F32_DEFAULT", "tf32"),
             "apart": list(filter(None, apart)),
         }
-        write_whole({told.out: msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n"})
+        write_atomically({told.out: msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n"})
     return int(data.worst(outcomes))
 
 
@@ -128,7 +128,7 @@ def _config(name: str, told: argparse.Namespace) -> ModelConfig:
     return narrow(name, layers=told.layers, vocab=64)
 
 
-def _told(argv: list[str]) -> argparse.Namespace:
+def _parsed(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit")

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import torch
 
+from instep.replay.replay import Outcome
+from instep.replay.setting import Setting
 from instep.report import data
 from instep.report.words import where
-from instep.rig.rig import Outcome
-from instep.rig.setting import Setting
 from instep.shapes import NAMES
 from instep.shapes.run import LAYERS, shaped
 
 
 def main(argv: list[str]) -> int:
-    told = _told(argv)
+    told = _parsed(argv)
     outcomes = []
     for name in told.shape or NAMES:
         for strategy in told.strategy or [None]:
@@ -59,7 +59,7 @@ def ran(name: str, setting: Setting, layers: int, vocab: int | None) -> Outcome:
     return found
 
 
-def _told(argv: list[str]) -> argparse.Namespace:
+def _parsed(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit")

@@ -12,8 +12,8 @@ from instep.perf.cases import CASES, Shown, Walk
 from instep.perf.clock import Clock
 from instep.perf.course import Course
 from instep.perf.yardstick import Yardstick
-from instep.rig.rig import Rig
-from instep.rig.sides import seat
+from instep.replay.participants import participants_of
+from instep.replay.replay import Replay
 from instep.verdict import Exit
 from instep_reference.contract.place import unseen
 
@@ -24,8 +24,8 @@ TIMED_ROUNDS = 30
 
 @pytest.mark.parametrize("case", CASES)
 def test_speed_of(case: str, course: Course, benchmark: BenchmarkFixture) -> None:
-    plan = Rig(course.trace).plan
-    engine = seat(plan).subject.engine
+    plan = Replay(course.trace).plan
+    engine = participants_of(plan).subject.engine
     engine.watch(unseen)
     walk, yardstick = Walk(engine, course), Yardstick(plan, course)
     assert yardstick.judge(walk.show()).exit is Exit.AGREED
@@ -46,8 +46,8 @@ def test_speed_of(case: str, course: Course, benchmark: BenchmarkFixture) -> Non
 
 
 def test_a_walk_times_only_the_case_and_ends_where_it_would_have(course: Course) -> None:
-    plan = Rig(course.trace).plan
-    walk, yardstick = Walk(seat(plan).subject.engine, course), Yardstick(plan, course)
+    plan = Replay(course.trace).plan
+    walk, yardstick = Walk(participants_of(plan).subject.engine, course), Yardstick(plan, course)
     spent = walk.laps(2, Clock("cpu"))
     assert set(spent) == set(CASES)
     assert all(reading.wall > 0 and reading.cpu > 0 for reading in spent.values())
@@ -57,8 +57,8 @@ def test_a_walk_times_only_the_case_and_ends_where_it_would_have(course: Course)
 
 
 def test_the_yardstick_refuses_other_states_and_another_acceptance(course: Course) -> None:
-    plan = Rig(course.trace).plan
-    walk, yardstick = Walk(seat(plan).subject.engine, course), Yardstick(plan, course)
+    plan = Replay(course.trace).plan
+    walk, yardstick = Walk(participants_of(plan).subject.engine, course), Yardstick(plan, course)
     shown = walk.show()
     request, state = next(iter(shown.states.items()))
     layer = next(iter(state.state))

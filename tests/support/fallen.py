@@ -1,6 +1,6 @@
 """Engines and op sets that raise, or answer with something else than they were asked for, one question each.
 
-Leaves out: what is wrong with numbers (`slips.py`). Found by the harness as `support.fallen:NAME`.
+Leaves out: what is wrong with numbers (`injected_errors.py`). Found by the harness as `support.fallen:NAME`.
 """
 
 from __future__ import annotations

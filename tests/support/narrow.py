@@ -1,6 +1,6 @@
 """Shapes of real models made narrow enough for a CPU: the layers and ratios stay.
 
-Leaves out: weights (`instep.shapes.drawn`).
+Leaves out: weights (`instep.shapes.random_weights`).
 """
 
 from __future__ import annotations

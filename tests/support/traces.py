@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from instep.cli.record import make
 from instep.trace.file import CHECKSUMS, Trace, beside
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
-from instep.trace.policy import Arrival, Deed, Policy, Steps
+from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps
 from instep_reference.contract import engine as e
 from support.checkpoints import write as write_checkpoint
 
@@ -64,8 +64,9 @@ def policy(**changes: Any) -> Policy:
         ),
         steps=(Steps(2, 3), Steps(5, 0), Steps(7, 3)),
         deeds=(
-            Deed(1, "save", "a", name="start"), Deed(3, "preempt", "b"), Deed(5, "resume", "b"), Deed(4, "idle"),
-            Deed(6, "load", "d", name="start"), Deed(6, "abort", "c", when="verified"),
+            ScheduledAction(1, "save", "a", name="start"), ScheduledAction(3, "preempt", "b"),
+            ScheduledAction(5, "resume", "b"), ScheduledAction(4, "idle"),
+            ScheduledAction(6, "load", "d", name="start"), ScheduledAction(6, "abort", "c", when="verified"),
         ),
         accept=(0, 3, 1, 2),
     )

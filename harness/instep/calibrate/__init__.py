@@ -14,14 +14,14 @@ from .variants import Stage, variants
 
 __all__ = ["SIZES", "Calibration", "calibrate", "names"]
 
-Told = Callable[[str, int, int], None]  # what is done, how many of how many
+Advance = Callable[[str, int, int], None]  # what is done, how many of how many
 
 
 def calibrate(
     count: int, *, device: str = "cpu", op_sets: Iterable[str] = (), seconds: float | None = None, runs: int = RUNS,
-    told: Told = lambda what, done, of: None,
+    advance: Advance = lambda what, done, of: None,
 ) -> Calibration:
-    """So many honest variants, then graded slips in so many runs each; where both are asked for, each ends with its
+    """So many correct variants, then graded slips in so many runs each; where both are asked for, each ends with its
     half of `seconds`."""
     result, stage = Calibration(device), Stage(device)
     parts, begun = 2 if count and runs else 1, time.perf_counter()
@@ -34,12 +34,12 @@ def calibrate(
             break
         result.add(variant, stage.run(variant))
         result.pairs = stage.pairs
-        told("honest variants", len(result.ran), count)
+        advance("honest variants", len(result.ran), count)
     result.seconds["variants"] = time.perf_counter() - begun
     begun = time.perf_counter()
     for limit in limits(device, runs) if runs else ():
         result.limits.append(limit)
-        told("graded slips", len(result.limits), 2 * len(names()))
+        advance("graded slips", len(result.limits), 2 * len(names()))
         if late(begun):
             break
     result.seconds["limits"] = time.perf_counter() - begun

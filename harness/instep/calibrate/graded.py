@@ -1,7 +1,8 @@
-"""Graded slips: how small an error each tier still finds, place by place, beside the error that is honest there.
+"""Graded slips: how small an error each tier still finds, place by place, beside the error of a correct engine there.
 
-Leaves out: what slips there are in ops (`slips.py`). A slip in memory is made after the first commit that accepts a
-draft, in the state that the checks are shown; one in an op acts from the start, and everything behind it follows.
+Leaves out: what slips there are in ops (`injected_errors.py`). A slip in memory is made after the first commit that
+accepts a draft, in the state that the checks are shown; one in an op acts from the start, and everything behind it
+follows.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from ..checks.decisions import Decisions
 from ..checks.derived import Derived
 from ..checks.directed import Directed
 from ..checks.propagated import Propagated
-from ..observe.moment import Moment
+from ..observe.context import EventContext
 from ..observe.oracle import Oracle
-from ..observe.piece import Piece
-from ..rig.lockstep import Lockstep
-from ..rig.setting import Setting
-from ..rig.sides import Plan
+from ..observe.recomputation import Recomputation
+from ..replay.lockstep import Lockstep
+from ..replay.participants import Plan
+from ..replay.setting import Setting
 from ..verdict import Comparison, Skipped, Tier
+from .injected_errors import SLIPS
 from .scenes import Scene
-from .slips import SLIPS
 from .variants import Stage
 
 SIZES = tuple(10.0**-decade for decade in range(9))
@@ -69,12 +70,12 @@ IN_MEMORY: dict[str, Mix] = {
 
 @dataclass(frozen=True)
 class Limit:
-    """What is found of a slip. honest: the largest relative error at that place of an engine that is right;
+    """What is found of a slip. correct: the largest relative error at that place of an engine that is right;
     found: tier -> the smallest size from which on it is found in every run, None where none is."""
 
     slip: str
     storage: str
-    honest: float
+    correct: float
     found: Mapping[Tier, float | None]
     runs: int
     tried: int
@@ -100,7 +101,7 @@ def limit(name: str, storage: str, stages: Sequence[Stage]) -> Limit:
     if wrong := next((one for one in none if not one.agrees), None):
         said = f"{wrong.check} finds a slip of size 0 at {wrong.place}: {wrong.diagnosis}"
         raise RuntimeError(f"{name}, {storage}: {said}")
-    honest = max(one.worst for one in none if one.tier is Tier.DERIVED and one.place == place)
+    correct = max(one.worst for one in none if one.tier is Tier.DERIVED and one.place == place)
     found: dict[Tier, float | None] = dict.fromkeys(NUMBERS)
     lost: set[Tier] = set()
     quiet = tried = 0
@@ -114,59 +115,59 @@ def limit(name: str, storage: str, stages: Sequence[Stage]) -> Limit:
                 lost.add(tier)
         if quiet == QUIET:
             break
-    return Limit(name, storage, honest, found, len(stages), tried)
+    return Limit(name, storage, correct, found, len(stages), tried)
 
 
 def _trial(stage: Stage, name: str, storage: str, run: int) -> Callable[[float], Sequence[Comparison]]:
     """size -> what the checks of numbers say on that scene."""
     scene = stage.on(run)
 
-    def ran(ops: str) -> tuple[list[Comparison], Moment, Sequence[Piece | Skipped], Oracle]:
+    def ran(ops: str) -> tuple[list[Comparison], EventContext, Sequence[Recomputation | Skipped], Oracle]:
         return _to_the_commit(stage, scene, scene.plan(Setting(ops, stage.device, storage)))
 
     if name in SLIPS:
-        return lambda size: ran(f"instep.calibrate.slips:{name}@{size!r}")[0]
-    _, moment, pieces, rest = ran("plain")
-    return lambda size: _judged(_disturbed(moment, IN_MEMORY[name], size), _checks(_Known(pieces, rest)))
+        return lambda size: ran(f"instep.calibrate.injected_errors:{name}@{size!r}")[0]
+    _, context, pieces, rest = ran("plain")
+    return lambda size: _judged(_disturbed(context, IN_MEMORY[name], size), _checks(_Known(pieces, rest)))
 
 
 def _to_the_commit(
     stage: Stage, scene: Scene, plan: Plan
-) -> tuple[list[Comparison], Moment, Sequence[Piece | Skipped], Oracle]:
-    """Everything that is said up to the first commit that accepts a draft, that moment, and the oracle's pieces."""
-    sides = stage.sides(plan, plan.setting.dtype)
-    lockstep, said = Lockstep(scene.trace, sides), list[Comparison]()
-    oracle = Oracle(plan.checkpoint, sides.declared.rounds, plan.setting.state, sides.declared.products)
+) -> tuple[list[Comparison], EventContext, Sequence[Recomputation | Skipped], Oracle]:
+    """Everything that is said up to the first commit that accepts a draft, that context, and the oracle's pieces."""
+    participants = stage.participants(plan, plan.setting.dtype)
+    lockstep, said = Lockstep(scene.trace, participants), list[Comparison]()
+    oracle = Oracle(plan.checkpoint, participants.declared.rounds, plan.setting.state, participants.declared.products)
     checks = _checks(oracle)
     while True:
-        moment = lockstep.step()
-        said += _judged(moment, checks)
-        if isinstance(moment.event, Commit) and any(path.nodes for path in moment.event.accepted or ()):
-            return said, moment, oracle.at(moment), oracle
+        context = lockstep.step()
+        said += _judged(context, checks)
+        if isinstance(context.event, Commit) and any(path.nodes for path in context.event.accepted or ()):
+            return said, context, oracle.at(context), oracle
 
 
 def _checks(oracle: Oracle) -> tuple[Check, ...]:
     return Directed(oracle), Derived(oracle), Propagated(), Decisions()
 
 
-def _judged(moment: Moment, checks: Sequence[Check]) -> list[Comparison]:
-    return [one for check in checks for one in check(moment) if isinstance(one, Comparison)]
+def _judged(context: EventContext, checks: Sequence[Check]) -> list[Comparison]:
+    return [one for check in checks for one in check(context) if isinstance(one, Comparison)]
 
 
-def _disturbed(moment: Moment, mix: Mix, size: float) -> Moment:
+def _disturbed(context: EventContext, mix: Mix, size: float) -> EventContext:
     """The state of the first request that had a draft accepted, in the first layer."""
-    assert isinstance(moment.event, Commit) and moment.event.accepted is not None
-    name = next(n for n, p in zip(moment.event.requests, moment.event.accepted, strict=True) if p.nodes)
-    after, before = moment.subject.after[name], moment.subject.before[name]
+    assert isinstance(context.event, Commit) and context.event.accepted is not None
+    name = next(n for n, p in zip(context.event.requests, context.event.accepted, strict=True) if p.nodes)
+    after, before = context.subject.after[name], context.subject.before[name]
     wrong = replace(after, state={**after.state, 0: mix(after.state[0], before.state[0], size)})
-    return replace(moment, subject=replace(moment.subject, after={**moment.subject.after, name: wrong}))
+    return replace(context, subject=replace(context.subject, after={**context.subject.after, name: wrong}))
 
 
 class _Known(Oracle):
-    """Answers for one moment, whatever stands in the states after it: pieces begin at what was before."""
+    """Answers for one context, whatever stands in the states after it: pieces begin at what was before."""
 
-    def __init__(self, pieces: Sequence[Piece | Skipped], of: Oracle) -> None:
+    def __init__(self, pieces: Sequence[Recomputation | Skipped], of: Oracle) -> None:
         self.pieces, self.runner, self.config, self.rounds = list(pieces), of.runner, of.config, of.rounds
 
-    def at(self, moment: Moment) -> list[Piece | Skipped]:
+    def at(self, context: EventContext) -> list[Recomputation | Skipped]:
         return self.pieces

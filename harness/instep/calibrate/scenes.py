@@ -13,12 +13,12 @@ import torch
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 
-from ..rig.alone import header_of
-from ..rig.large import ledger
-from ..rig.setting import Setting
-from ..rig.sides import Plan
+from ..replay.large_model import ledger
+from ..replay.participants import Plan
+from ..replay.setting import Setting
+from ..replay.single import header_of
 from ..shapes import shape
-from ..shapes.drawn import random_checkpoint
+from ..shapes.random_weights import random_checkpoint
 from ..trace.drive import drive
 from ..trace.file import Trace
 from ..trace.header import Room

@@ -1,4 +1,4 @@
-"""The two tables: how often an honest engine is called wrong, and how small an error is still found.
+"""The two tables: how often a correct engine is called wrong, and how small an error is still found.
 
 Blocks are taken as independent. Those of one engine share its order of sums, so a rate's bound is a guide, no proof.
 Leaves out: running (`variants.py`, `graded.py`), and showing them (`report` of the command).
@@ -20,7 +20,7 @@ POISSON_95 = (3.0, 4.74, 6.30, 7.75, 9.15)
 
 @dataclass(frozen=True)
 class Rate:
-    """What a tier said of honest engines.
+    """What a tier said of correct engines.
 
     alarms     blocks' comparisons that failed; a run ends at its first
     worst      the largest part of an allowance that was used; by: the form of the engine that used it
@@ -118,6 +118,6 @@ def _rate(rate: Rate) -> dict[str, object]:
 
 def _limit(limit: Limit) -> dict[str, object]:
     return {
-        "place": limit.slip, "storage": limit.storage, "honest": limit.honest, "runs": limit.runs,
+        "place": limit.slip, "storage": limit.storage, "honest": limit.correct, "runs": limit.runs,
         "sizes": limit.tried, "found": {tier.value: size for tier, size in limit.found.items()},
     }

@@ -1,4 +1,4 @@
-"""Honest variants: engines that are right, no two alike, and how much of every allowance they use.
+"""Correct variants: engines that are right, no two alike, and how much of every allowance they use.
 
 Leaves out: engines that are a little wrong (`graded.py`). Consecutive variants share a scene, so its truth is run once.
 """
@@ -13,17 +13,17 @@ from instep_reference.contract.engine import Event
 
 from ..checks.directed import Directed
 from ..player import Player, Side
-from ..rig.lockstep import Lockstep
-from ..rig.lockstep import run as run_all
-from ..rig.participant import Participant
-from ..rig.rig import checks_for
-from ..rig.setting import Setting
-from ..rig.sides import Plan, Sides, seat
+from ..replay.lockstep import Lockstep
+from ..replay.lockstep import run as run_all
+from ..replay.participant import Participant
+from ..replay.participants import Participants, Plan, participants_of
+from ..replay.replay import checks_for
+from ..replay.setting import Setting
 from ..verdict import Verdict
-from .honest import FORMS, NARROW
+from .correct_variants import FORMS, NARROW
 from .scenes import Scene, scene
 
-HONEST = "instep.calibrate.honest:"
+CORRECT = "instep.calibrate.correct_variants:"
 A_SCENE = 8  # consecutive variants with the same scene
 # Activations and states; where both are fp32, every sum is.
 STORAGES: tuple[tuple[str, str], ...] = (
@@ -39,7 +39,7 @@ LAYOUTS: tuple[StateLayout, ...] = ("VK", "KV")
 
 @dataclass(frozen=True)
 class Variant:
-    """form        how sums are formed: one of `honest.FORMS`, or the name of an op set that does it its own way
+    """form        how sums are formed: one of `correct_variants.FORMS`, or the name of an op set with its own way
     storage     dtype of activations, of states
     scene       model, chunk sizes, accepted counts
     """
@@ -56,7 +56,7 @@ class Variant:
     def ops(self) -> str:
         if self.form not in FORMS:
             return self.form
-        return f"{HONEST}{self.form}_{self.number}" + f"_{NARROW}" * (self.storage[1] == "bfloat16")
+        return f"{CORRECT}{self.form}_{self.number}" + f"_{NARROW}" * (self.storage[1] == "bfloat16")
 
     def plan(self, on: Scene, device: str) -> Plan:
         return on.plan(Setting(
@@ -92,9 +92,9 @@ class Stage:
         """Every check over the whole scene, up to the first that fails: which none should."""
         scene = self.on(variant.scene)
         plan = variant.plan(scene, self.device)
-        sides = self.sides(plan, "/".join(variant.storage))
-        checks = checks_for(plan, sides)
-        verdict = run_all(Lockstep(scene.trace, sides), checks)
+        participants = self.participants(plan, "/".join(variant.storage))
+        checks = checks_for(plan, participants)
+        verdict = run_all(Lockstep(scene.trace, participants), checks)
         self.pairs += sum(check.pairs for check in checks if isinstance(check, Directed))
         return verdict
 
@@ -103,15 +103,15 @@ class Stage:
             self._scene, self._kept = (number, scene(number)), {}
         return self._scene[1]
 
-    def sides(self, plan: Plan, storage: str) -> Sides:
+    def participants(self, plan: Plan, storage: str) -> Participants:
         """All sides of a plan; truth and the rounded run answer from memory where they have run before."""
-        sides = seat(plan)
-        rounded = sides.rounded
-        assert rounded is not None, "honest op sets compute"
-        draw = sides.rounded_draw
+        participants = participants_of(plan)
+        rounded = participants.rounded
+        assert rounded is not None, "correct op sets compute"
+        draw = participants.rounded_draw
         assert draw is not None, "what has a rounded run can draw it again"
         return replace(
-            sides, truth=self._again("truth", lambda: sides.truth),
+            participants, truth=self._again("truth", lambda: participants.truth),
             rounded=self._again(storage, lambda: rounded),
             rounded_draw=lambda number: self._again(f"{storage} {number}", lambda: draw(number)),
         )
@@ -129,7 +129,7 @@ class Kept(Participant):
 
     def __init__(self, fresh: Participant) -> None:
         Player.__init__(self, fresh.name, fresh.engine, fresh.observers)
-        self.tape, self.states, self.arithmetic = fresh.tape, fresh.states, fresh.arithmetic
+        self.activations, self.states, self.arithmetic = fresh.activations, fresh.states, fresh.arithmetic
         self.kept: list[Side] = []
         self.at = 0
 

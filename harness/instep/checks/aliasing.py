@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..observe.moment import Moment
+from ..observe.context import EventContext
 from ..observe.pools import Pools
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, said_of
@@ -26,31 +26,31 @@ class Aliasing:
     def __init__(self) -> None:
         self.known: tuple[object, ...] | None = None
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        configs = moment.noted.configs
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        configs = context.log.configs
         changed = [_sentence(c.what, c.while_, field, *pair) for c in configs for field, pair in c.changed.items()]
         if configs:
-            yield said_of(self, moment, NOWHERE, sum(config.fields for config in configs), changed)
-        yield from self._pools(moment)
-        answered = moment.noted.answered
+            yield said_of(self, context, NOWHERE, sum(config.fields for config in configs), changed)
+        yield from self._pools(context)
+        answered = context.log.answered
         if answered is not None and answered.tensors:
             said = [f"the answer is a view on {region}: the next event writes into it" for region in answered.pooled]
-            yield said_of(self, moment, NOWHERE, answered.tensors, said)
+            yield said_of(self, context, NOWHERE, answered.tensors, said)
         if answered is not None and answered.changed:
             names = ", ".join(answered.changed)
             said = [f"the answer to an event before changed while this one ran: {names}"]
-            yield said_of(self, moment, NOWHERE, 1, said)
+            yield said_of(self, context, NOWHERE, 1, said)
 
-    def _pools(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        regions = moment.regions()
+    def _pools(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        regions = context.regions()
         if not regions and self.known is None:
             self.known = ()
-            yield Skipped(self.name, moment.index, "this engine shows no memory: whether pools overlap is not known")
+            yield Skipped(self.name, context.index, "this engine shows no memory: whether pools overlap is not known")
         addresses = tuple((region.units.data_ptr(), region.units.shape, region.units.stride()) for region in regions)
         if regions and addresses != self.known:
             self.known = addresses
             units = sum(len(region.units) for region in regions)
-            yield said_of(self, moment, NOWHERE, units, Pools(regions).overlaps())
+            yield said_of(self, context, NOWHERE, units, Pools(regions).overlaps())
 
 
 def _sentence(what: str, while_: str, field: str, was: str, now: str) -> str:

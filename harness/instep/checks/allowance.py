@@ -27,7 +27,7 @@ SCALE_FLOOR = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
 SMALLEST_BLOCK = 32
 
 # T3. How often the rounded run is drawn again before an error counts: of 8 draws the largest is exceeded 3 times by one
-# honest error in 1100, even where all of it hangs on one number; of one draw by one in 5.
+# error of a correct engine in 1100, even where all of it hangs on one number; of one draw by one in 5.
 # A draw that is 3 * 100 times too small is no luck (1 in 500, at the worst): such an error is called wrong at once.
 REDRAWS, LUCK = 7, 100.0
 
@@ -39,30 +39,32 @@ TRUTH_ERROR = 1e-12
 COLUMNS = 8
 
 # T2d. The projection of the error on (wrong - right): 0 is right, 1 is wrong, and half way decides.
-# A whole wrong state projects to 1.00; what honest engines come to is measured (`fixtures/results/calibration.json`).
+# A whole wrong state projects to 1.00; what correct engines come to is measured (`fixtures/results/calibration.json`).
 PROJECTION_LIMIT = 0.5
 
 # T2d. The largest standard error of a projection at which it decides: the limit then stands 8 of them from 0.
-# An honest projection is a sum of many roundings, each times what it moves the state along that direction. A draw in
-# which roundings fall by chance (`up_or_down`) gives each a deviation that is no smaller than the error which rounding
-# to nearest makes, so by Hoeffding's bound (signs fall evenly) an honest one passes t deviations of such draws with
-# a chance under exp(-t^2 / 2): 1e-14 at 8. The deviation itself is measured from 128 draws before anything is called
-# wrong. For a pair of a block and a wrong state that suits a mistake best, whose deviation is too large to decide but
-# by luck is measured as small enough, the chance is 7.5e-13 (of 16 draws alone it would be 4e-7). A long run of a model
-# of 9B judges some 4e7 pairs, of which 1 in 100 lies so near to this limit (measured): 3e-7 false alarms in a run.
+# A correct engine's projection is a sum of many roundings, each times what it moves the state along that direction. A
+# draw in which roundings fall by chance (`up_or_down`) gives each a deviation that is no smaller than the error which
+# rounding to nearest makes, so by Hoeffding's bound (signs fall evenly) a correct one passes t deviations of such draws
+# with a chance under exp(-t^2 / 2): 1e-14 at 8. The deviation itself is measured from 128 draws before anything is
+# called wrong. For a pair of a block and a wrong state that suits a mistake best, whose deviation is too large to
+# decide but by luck is measured as small enough, the chance is 7.5e-13 (of 16 draws alone it would be 4e-7). A long run
+# of a model of 9B judges some 4e7 pairs, of which 1 in 100 lies so near to this limit (measured): 3e-7 false alarms in
+# a run.
 PROJECTION_ERROR = 1 / 16
 
-# T2d. Where operands of products may be cut off (tf32; `observe/products.py`) honest errors have a mean, and yardsticks
-# that cut show it. A wrong state is decided only while the limit stands 8 standard errors beyond this many times the
-# mean: once for a kernel that cuts as the yardstick does, twice for one whose formula meets other operands on its way.
+# T2d. Where operands of products may be cut off (tf32; `observe/products.py`) errors of correct engines have a mean,
+# and yardsticks that cut show it. A wrong state is decided only while the limit stands 8 standard errors beyond this
+# many times the mean: once for a kernel that cuts as the yardstick does, twice for one whose formula meets other
+# operands on its way.
 LEANING = 2.0
 
-# T2d. Honest states drawn to measure that error where yardsticks share their roundings; and before anything is wrong.
-SHAKEN, DRAWN_MORE = 16, 128
+# T2d. Correct states drawn to measure that error where yardsticks share their roundings; and before anything is wrong.
+DITHERED, MORE_DRAWS = 16, 128
 
 # T2d. At most this part of an event's pairs of block and wrong state may be undecidable: above it nobody looked. A
 # state stored in bf16 cannot tell a decay of 0.9999 from 1 (three of the bank's states: dropped, doubled, stale gate).
-# A chosen bound; the part that honest engines leave undecided is measured, too.
+# A chosen bound; the part that correct engines leave undecided is measured, too.
 UNDECIDED_CAP = 0.5
 
 # T2, T2d. A tensor is named after a wrong one that it stands nearer to than this part of the way from the right one.

@@ -1,4 +1,4 @@
-"""What a check is: it looks at one moment and says what it compared.
+"""What a check is: it looks at one context and says what it compared.
 
 Leaves out: relations, which vary a whole run, and the fold over results (`verdict.py`).
 """
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ..observe.moment import Moment
+from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
 
 # Where findings stand that belong to no layer: owners, slots and pages, configurations, graphs, host reads.
@@ -21,8 +21,8 @@ LISTED = 8  # numbers of units that are written out
 class Check(Protocol):
     """Yields one `Comparison` per named thing, and `Skipped` with a reason for what it left out.
 
-    A check may remember earlier moments of the same run (what was verified, before it is committed), so one
-    value serves one run, and sees every moment of it, in order.
+    A check may remember earlier contexts of the same run (what was verified, before it is committed), so one
+    value serves one run, and sees every event context of it, in order.
     """
 
     @property
@@ -31,29 +31,30 @@ class Check(Protocol):
     @property
     def tier(self) -> Tier: ...
 
-    def __call__(self, moment: Moment) -> Iterable[Comparison | Skipped]: ...
+    def __call__(self, context: EventContext) -> Iterable[Comparison | Skipped]: ...
 
 
 def exact(
-    check: Check, moment: Moment, place: Place, found: object, right: object, says: str, request: str | None = None
+    check: Check, context: EventContext, place: Place, found: object, right: object, says: str,
+    request: str | None = None,
 ) -> Comparison:
     """Two plain values that must be equal; `says` is the sentence about the found one ("length is {}")."""
     wrong = found != right
     return Comparison(
-        check.name, check.tier, moment.index, moment.kind, place,
+        check.name, check.tier, context.index, context.kind, place,
         elements=max(len(right), 1) if isinstance(right, Sized) else 1, worst=float(wrong), allowed=0.0,
-        request=request, slot=slot_of(moment, request),
+        request=request, slot=slot_of(context, request),
         diagnosis=f"{says.format(found)}; expected {right}" if wrong else "",
     )  # fmt: skip
 
 
 def said_of(
-    check: Check, moment: Moment, place: Place, elements: int, said: Sequence[str], request: str | None = None
+    check: Check, context: EventContext, place: Place, elements: int, said: Sequence[str], request: str | None = None
 ) -> Comparison:
     """Sentences about what is wrong in `elements` things that were looked at; none: all of them are right."""
     return Comparison(
-        check.name, check.tier, moment.index, moment.kind, place, elements=elements, worst=float(len(said)),
-        allowed=0.0, request=request, slot=slot_of(moment, request), diagnosis="; ".join(said),
+        check.name, check.tier, context.index, context.kind, place, elements=elements, worst=float(len(said)),
+        allowed=0.0, request=request, slot=slot_of(context, request), diagnosis="; ".join(said),
     )  # fmt: skip
 
 
@@ -77,9 +78,9 @@ def held(what: str, count: int, right: int, verb: str) -> str:
     return f"holds the {what} {after}; {right} {'was' if right == 1 else 'were'} {verb}"
 
 
-def slot_of(moment: Moment, request: str | None) -> int | None:
+def slot_of(context: EventContext, request: str | None) -> int | None:
     """The slot that the trace gives a request, after the event or, when it has left, before."""
-    expected = moment.expected
+    expected = context.expected
     return None if request is None else expected.slots_after.get(request, expected.slots_before.get(request))
 
 

@@ -1,20 +1,20 @@
-"""T0: the engine's own table of what it may change is no wider than the law, and what is scratch is nobody's.
+"""T0: the engine's own table of what it may change is no wider than the rules, and what is scratch is nobody's.
 
-Leaves out: the bytes (`bytes.py`), which are guarded wherever table and law do not both allow a write.
+Leaves out: the bytes (`bytes.py`), which are guarded wherever the table and the rules do not both allow a write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..observe.context import EventContext
+from ..observe.event_log import Room
 from ..observe.memory import Wider
-from ..observe.moment import Moment
-from ..observe.noted import Room
 from ..observe.pools import stands
 from ..verdict import Comparison, Skipped, Tier
 from .base import listed, said_of
 
-LAW = {
+RULES = {
     "slot": "of the requests that it names", "page": "on which the positions stand that it writes",
     "row": "of its batch",
 }  # fmt: skip
@@ -29,29 +29,29 @@ class Bounds:
     def __init__(self) -> None:
         self.said = False
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        changes = moment.changes
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        changes = context.changes
         if not changes.regions:
             if not self.said:
-                yield Skipped(self.name, moment.index, "this engine shows no memory: its table is about nothing")
+                yield Skipped(self.name, context.index, "this engine shows no memory: its table is about nothing")
             self.said = True
             return
         for wider in changes.wider:
-            yield said_of(self, moment, stands(wider.region).place, len(wider.units), [_sentence(moment.kind, wider)])
+            yield said_of(self, context, stands(wider.region).place, len(wider.units), [_sentence(context.kind, wider)])
         if not changes.wider:
-            yield said_of(self, moment, stands(changes.regions[0]).place, len(changes.regions), [])
+            yield said_of(self, context, stands(changes.regions[0]).place, len(changes.regions), [])
         for region in changes.regions:
-            owned = _handed_out(moment.noted.room, region.by) & region.scratch if moment.noted.room else set()
+            owned = _handed_out(context.log.room, region.by) & region.scratch if context.log.room else set()
             whole = region.by == "row" and len(region.scratch) == len(region.units)
             if region.scratch:
                 said = [f"{region.name} declares {listed(region.by, owned)} as scratch, which the trace gives to "
                         f"requests"] if owned and not whole else []  # fmt: skip
-                yield said_of(self, moment, stands(region).place, len(region.scratch), said)
+                yield said_of(self, context, stands(region).place, len(region.scratch), said)
 
 
 def _sentence(kind: str, wider: Wider) -> str:
     region = wider.region
-    allowed = f"{listed(region.by, wider.allowed)}, {LAW[region.by]}" if wider.allowed else "nothing there"
+    allowed = f"{listed(region.by, wider.allowed)}, {RULES[region.by]}" if wider.allowed else "nothing there"
     return (f"the engine's table lets this {kind} write {region.name} {listed(region.by, wider.units)}; the law "
             f"allows {allowed}")  # fmt: skip
 

@@ -1,7 +1,7 @@
 """T1: what is moved or left alone keeps its bits: pools, red zones, conv windows, KV entries, idle requests.
 
-Leaves out: what is computed (T2). Rows that are moved are the subject's own, from its tape; which rows, slots
-and positions they are comes from the trace.
+Leaves out: what is computed (T2). Rows that are moved are the subject's own, from its recorded activations; which rows,
+slots and positions they are comes from the trace.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from instep_reference.contract.engine import Abort, Commit, Forward, Load, Preempt, RequestState, Resume, Save
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 
+from ..observe.context import EventContext
 from ..observe.memory import Trespass, bits
-from ..observe.moment import Moment
 from ..observe.pools import stands
-from ..observe.rows import Share, rows, shares
+from ..observe.rows import RowSpan, row_spans, rows
 from ..verdict import Comparison, Skipped, Tier
 from .base import counted, exact, held, slot_of
 
@@ -54,153 +54,154 @@ class Bytes:
         self.parked: dict[str, RequestState] = {}
         self.saved: dict[str, RequestState] = {}
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        yield from self._pools(moment)
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        yield from self._pools(context)
         busy: set[str] = set()
-        if isinstance(moment.event, Forward):
-            busy = {row.request for row in moment.event.rows}
-            self.round = {share.request: _flight(moment, share) for share in shares(moment, "trunk")}
-            for share in shares(moment, "trunk"):
-                yield from self._ran(moment, share)
-        elif isinstance(moment.event, Commit):
-            busy = set(moment.event.requests)
-            for share in shares(moment, "extend"):
-                if share.request in self.verified:
-                    flight = self.verified.pop(share.request)
-                    yield from self._taken_in(moment, share, flight, list(share.nodes))
-        elif isinstance(moment.event, Load | Resume):
-            busy = {moment.event.request}
-        yield from self._kept_aside(moment)
-        for name in moment.subject.before.keys() & moment.subject.after.keys() - busy - self.verified.keys():
-            yield from self._unchanged(moment, name, moment.subject.before[name])
+        if isinstance(context.event, Forward):
+            busy = {row.request for row in context.event.rows}
+            self.round = {span.request: _flight(context, span) for span in row_spans(context, "trunk")}
+            for span in row_spans(context, "trunk"):
+                yield from self._ran(context, span)
+        elif isinstance(context.event, Commit):
+            busy = set(context.event.requests)
+            for span in row_spans(context, "extend"):
+                if span.request in self.verified:
+                    flight = self.verified.pop(span.request)
+                    yield from self._taken_in(context, span, flight, list(span.nodes))
+        elif isinstance(context.event, Load | Resume):
+            busy = {context.event.request}
+        yield from self._kept_aside(context)
+        for name in context.subject.before.keys() & context.subject.after.keys() - busy - self.verified.keys():
+            yield from self._unchanged(context, name, context.subject.before[name])
 
-    def _pools(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        changes = moment.changes
+    def _pools(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        changes = context.changes
         if not changes.bytes:
-            yield Skipped(self.name, moment.index, "no pool bytes were watched: this engine does not show its memory")
+            yield Skipped(self.name, context.index, "no pool bytes were watched: this engine does not show its memory")
             return
         for trespass in changes.trespasses:
-            yield self._trespass(moment, trespass)
+            yield self._trespass(context, trespass)
         if not changes.trespasses:
             yield Comparison(
-                self.name, self.tier, moment.index, moment.kind, Place("trunk", STAGE_LEVEL, "state"),
+                self.name, self.tier, context.index, context.kind, Place("trunk", STAGE_LEVEL, "state"),
                 elements=changes.bytes, blocks=changes.units, worst=0.0, allowed=0.0,
             )  # fmt: skip
 
-    def _trespass(self, moment: Moment, trespass: Trespass) -> Comparison:
+    def _trespass(self, context: EventContext, trespass: Trespass) -> Comparison:
         region, unit = trespass.region, trespass.unit
-        place, request, slot = stands(region, unit, moment.expected.slots_after)
+        place, request, slot = stands(region, unit, context.expected.slots_after)
         where = "the red zone beside " if trespass.gap else ""
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, place, elements=trespass.bytes,
+            self.name, self.tier, context.index, context.kind, place, elements=trespass.bytes,
             worst=float(trespass.bytes), allowed=0.0, request=request, slot=slot,
             diagnosis=f"{counted(trespass.bytes, 'byte')} changed in {where}{region.name} {region.by} {unit}, which "
             f"this event may not write",
         )  # fmt: skip
 
-    def _ran(self, moment: Moment, share: Share) -> Iterator[Comparison | Skipped]:
-        flight = self.round[share.request]
-        if share.kind == "verify":
-            self.verified[share.request] = flight
-            yield from self._in_flight(moment, share, flight.before)
+    def _ran(self, context: EventContext, span: RowSpan) -> Iterator[Comparison | Skipped]:
+        flight = self.round[span.request]
+        if span.kind == "verify":
+            self.verified[span.request] = flight
+            yield from self._in_flight(context, span, flight.before)
         else:
-            yield from self._taken_in(moment, share, flight, list(range(share.count)))
+            yield from self._taken_in(context, span, flight, list(range(span.count)))
 
-    def _in_flight(self, moment: Moment, share: Share, before: RequestState) -> Iterator[Comparison]:
+    def _in_flight(self, context: EventContext, span: RowSpan, before: RequestState) -> Iterator[Comparison]:
         """A verified window, not committed: KV and draft KV up to the length are untouched."""
-        after = moment.subject.after[share.request]
+        after = context.subject.after[span.request]
         for field, stage, _, component in CACHES:
             for layer, cache in getattr(before, field).items():
                 found = getattr(after, field).get(layer)
                 place = Place(_stage(stage, layer), layer, component)
-                yield self._same(moment, place, share.request, found, cache)
+                yield self._same(context, place, span.request, found, cache)
 
     def _taken_in(
-        self, moment: Moment, share: Share, flight: Verified, nodes: list[int]
+        self, context: EventContext, span: RowSpan, flight: Verified, nodes: list[int]
     ) -> Iterator[Comparison | Skipped]:
         """The rows at `nodes`, and no others, stand behind what was there before."""
-        before, after = flight.before, moment.subject.after[share.request]
+        before, after = flight.before, context.subject.after[span.request]
         for layer, window in before.conv.items():
             found = after.conv.get(layer)
             if not window.numel() and found is not None and found.shape == window.shape:
-                yield Skipped(self.name, moment.index, "a conv of width 1 keeps no inputs: no window is compared")
+                yield Skipped(self.name, context.index, "a conv of width 1 keeps no inputs: no window is compared")
                 continue
             fed = flight.rows.get(Place("trunk", layer, "qkv"))
             if fed is not None and len(fed) > max(nodes):
-                start = window if share.start else torch.zeros_like(window)
-                yield self._window(moment, share, layer, start, fed, nodes)
-        extend = next((other for other in shares(moment, "extend") if other.request == share.request), None)
+                start = window if span.start else torch.zeros_like(window)
+                yield self._window(context, span, layer, start, fed, nodes)
+        extend = next((other for other in row_spans(context, "extend") if other.request == span.request), None)
         for field, stage, source, component in CACHES:
             for layer, cache in getattr(before, field).items():
                 place = Place(_stage(stage, layer), layer, source)
-                drafted = None if extend is None else rows(moment.subject, place, extend)
+                drafted = None if extend is None else rows(context.subject, place, extend)
                 row = drafted if stage == "extend" else _picked(flight.rows.get(place), nodes)
                 if row is not None:
-                    right = torch.cat((cache[: share.start], row.to(cache.dtype)))
+                    right = torch.cat((cache[: span.start], row.to(cache.dtype)))
                     found = getattr(after, field).get(layer)
-                    yield self._same(moment, place._replace(component=component), share.request, found, right)
+                    yield self._same(context, place._replace(component=component), span.request, found, right)
         if extend is not None:
-            yield from self._proposed(moment, extend, after)
+            yield from self._proposed(context, extend, after)
 
-    def _proposed(self, moment: Moment, extend: Share, after: RequestState) -> Iterator[Comparison]:
+    def _proposed(self, context: EventContext, extend: RowSpan, after: RequestState) -> Iterator[Comparison]:
         """What the next round begins with: draft 1, and the head's row behind it, as the draft extend gave them."""
-        y, pick = (rows(moment.subject, place, extend) for place in (PROPOSED, PROPOSAL))
-        if extend.asked and moment.expected.roots_after[extend.request] is not None:
+        y, pick = (rows(context.subject, place, extend) for place in (PROPOSED, PROPOSAL))
+        if extend.logit_rows and context.expected.roots_after[extend.request] is not None:
             if y is not None and len(y) == extend.count:
-                yield self._same(moment, PROPOSED, extend.request, after.proposal_hidden, y[-1])
+                yield self._same(context, PROPOSED, extend.request, after.proposal_hidden, y[-1])
             if pick is not None and len(pick) == 1:
-                yield exact(self, moment, PROPOSAL, after.proposal, int(pick[0]), "draft 1 is {}", extend.request)
+                yield exact(self, context, PROPOSAL, after.proposal, int(pick[0]), "draft 1 is {}", extend.request)
 
     def _window(
-        self, moment: Moment, share: Share, layer: int, before: torch.Tensor, fed: torch.Tensor, nodes: list[int]
+        self, context: EventContext, span: RowSpan, layer: int, before: torch.Tensor, fed: torch.Tensor,
+        nodes: list[int],
     ) -> Comparison:
         """A conv window [C, W-1] after the rows `nodes` of fed [n, C] came in; a wrong count of rows is named."""
         right = shifted(before, fed[nodes])
-        found = moment.subject.after[share.request].conv.get(layer)
-        result = self._same(moment, Place("trunk", layer, "conv"), share.request, found, right)
+        found = context.subject.after[span.request].conv.get(layer)
+        result = self._same(context, Place("trunk", layer, "conv"), span.request, found, right)
         if result.agrees or found is None or found.shape != right.shape:
             return result
-        verb = "accepted" if share.kind == "commit" else "given"
-        others = {name: flight for name, flight in self.round.items() if name != share.request}
+        verb = "accepted" if span.kind == "commit" else "given"
+        others = {name: flight for name, flight in self.round.items() if name != span.request}
         for said, wrong in wrong_windows(before, fed, nodes, verb, others, layer):
             if torch.equal(bits(wrong), bits(found)):
                 return replace(result, diagnosis=said)
         return result
 
-    def _kept_aside(self, moment: Moment) -> Iterator[Comparison]:
+    def _kept_aside(self, context: EventContext) -> Iterator[Comparison]:
         """What is preempted or saved comes back bit by bit."""
-        event, before = moment.event, moment.subject.before
+        event, before = context.event, context.subject.before
         if isinstance(event, Preempt) and event.request in before:
             self.parked[event.request] = before[event.request]
         elif isinstance(event, Save) and event.request in before:
             self.saved[event.name] = before[event.request]
         elif isinstance(event, Resume) and event.request in self.parked:
-            yield from self._came_back(moment, event.request, self.parked.pop(event.request))
+            yield from self._came_back(context, event.request, self.parked.pop(event.request))
         elif isinstance(event, Load) and event.name in self.saved:
-            yield from self._came_back(moment, event.request, self.saved[event.name])
+            yield from self._came_back(context, event.request, self.saved[event.name])
         elif isinstance(event, Abort):
             self.verified.pop(event.request, None)
 
-    def _came_back(self, moment: Moment, name: str, kept: RequestState) -> Iterator[Comparison]:
-        for result in self._unchanged(moment, name, kept):
+    def _came_back(self, context: EventContext, name: str, kept: RequestState) -> Iterator[Comparison]:
+        for result in self._unchanged(context, name, kept):
             said = result.diagnosis and f"comes back otherwise than it was kept: {result.diagnosis}"
             yield replace(result, diagnosis=said)
 
-    def _unchanged(self, moment: Moment, name: str, before: RequestState) -> Iterator[Comparison]:
-        after = moment.subject.after.get(name)
+    def _unchanged(self, context: EventContext, name: str, before: RequestState) -> Iterator[Comparison]:
+        after = context.subject.after.get(name)
         found = {} if after is None else dict(after.parts())
         for place, right in before.parts():
             if right.numel():
-                yield self._same(moment, place, name, found.get(place), right)
+                yield self._same(context, place, name, found.get(place), right)
         if before.proposal_hidden is not None:
             proposed = None if after is None else after.proposal_hidden
-            yield self._same(moment, PROPOSED, name, proposed, before.proposal_hidden)
+            yield self._same(context, PROPOSED, name, proposed, before.proposal_hidden)
         if after is not None:
-            yield exact(self, moment, PROPOSAL, after.proposal, before.proposal, "draft 1 is {}", name)
-            yield exact(self, moment, ROOT, after.root, before.root, "root is {}", name)
+            yield exact(self, context, PROPOSAL, after.proposal, before.proposal, "draft 1 is {}", name)
+            yield exact(self, context, ROOT, after.root, before.root, "root is {}", name)
 
     def _same(
-        self, moment: Moment, place: Place, request: str, found: torch.Tensor | None, right: torch.Tensor
+        self, context: EventContext, place: Place, request: str, found: torch.Tensor | None, right: torch.Tensor
     ) -> Comparison:
         elements, wrong, said = right.numel(), 0, ""
         if found is None or found.shape != right.shape:
@@ -211,8 +212,8 @@ class Bytes:
             first = tuple(off.nonzero()[0].tolist())
             said = f"{wrong} of {elements * right.element_size()} bytes differ, the first at {first}"
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, place, elements=elements, worst=float(wrong),
-            allowed=0.0, request=request, slot=slot_of(moment, request), diagnosis=said,
+            self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
+            allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said,
         )  # fmt: skip
 
 
@@ -220,10 +221,10 @@ def _stage(family: str, layer: int) -> str:
     return draft_stage(layer) if family == "extend" else family
 
 
-def _flight(moment: Moment, share: Share) -> Verified:
+def _flight(context: EventContext, span: RowSpan) -> Verified:
     """What this request brought into a forward, and its rows there."""
-    kept = {place: rows(moment.subject, place, share) for place in moment.subject.places if place.stage == "trunk"}
-    before = moment.subject.before[share.request]
+    kept = {place: rows(context.subject, place, span) for place in context.subject.places if place.stage == "trunk"}
+    before = context.subject.before[span.request]
     return Verified(before, {place: row.clone() for place, row in kept.items() if row is not None})
 
 

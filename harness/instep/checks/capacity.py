@@ -13,8 +13,8 @@ import torch
 from instep_reference.contract.engine import Region
 from instep_reference.contract.meaning import Positions
 
-from ..observe.moment import Moment
-from ..observe.noted import Noted, Room
+from ..observe.context import EventContext
+from ..observe.event_log import EventLog, Room
 from ..observe.pools import stands
 from ..verdict import Comparison, Skipped, Tier
 
@@ -30,32 +30,32 @@ class Capacity:
     def __init__(self) -> None:
         self.known: tuple[object, ...] | None = None
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        room, regions = moment.noted.room, [region for region in moment.regions() if region.units.numel()]
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        room, regions = context.log.room, [region for region in context.regions() if region.units.numel()]
         if room is None or not regions:
             if self.known is None:
-                yield Skipped(self.name, moment.index, "this engine shows no memory")
+                yield Skipped(self.name, context.index, "this engine shows no memory")
             self.known = ()
             return
         shapes = tuple((region.name, region.layer, region.units.shape, region.units.stride()) for region in regions)
-        windows = [window.shape[1] for state in moment.subject.after.values() for window in state.conv.values()]
+        windows = [window.shape[1] for state in context.subject.after.values() for window in state.conv.values()]
         if (shapes, bool(windows)) == self.known:
             return
         self.known = shapes, bool(windows)
-        yield from judged(regions, moment.noted, moment.index, moment.kind, windows)
-        if not moment.noted.guarded:
-            yield Skipped(self.name, moment.index, "pools are packed: there are no red zones to look for")
+        yield from judged(regions, context.log, context.index, context.kind, windows)
+        if not context.log.guarded:
+            yield Skipped(self.name, context.index, "pools are packed: there are no red zones to look for")
 
 
 def judged(
-    regions: Sequence[Region], noted: Noted, event: int, kind: str, windows: Sequence[int] = ()
+    regions: Sequence[Region], log: EventLog, event: int, kind: str, windows: Sequence[int] = ()
 ) -> Iterator[Comparison]:
     """Every pool by itself; also of an event that the subject did not survive. windows: W-1, if something tells it."""
-    assert noted.room is not None
+    assert log.room is not None
     for region in regions:
         if region.red:
             continue
-        needs = [*_needs(region, noted.room, max(windows, default=0)), *(_guards(region) if noted.guarded else ())]
+        needs = [*_needs(region, log.room, max(windows, default=0)), *(_guards(region) if log.guarded else ())]
         short = [f"{region.name} has {has} {what}; {needed} are needed{why}" for what, has, needed, why in needs
                  if has < needed]  # fmt: skip
         yield Comparison(

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from instep_reference.contract.engine import Commit, Draft, Forward
 from instep_reference.contract.place import Place
 
-from ..observe.moment import Moment
-from ..observe.noted import Noted, Served
-from ..observe.rows import Share, shares
+from ..observe.context import EventContext
+from ..observe.event_log import EventLog, Served
+from ..observe.rows import RowSpan, row_spans
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, counted, op_at, slot_of
 
@@ -29,74 +29,74 @@ class Contracts:
     def __init__(self) -> None:
         self.said = False
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        noted = moment.noted
-        if not noted.ops:
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        log = context.log
+        if not log.ops:
             if not self.said:
-                yield Skipped(self.name, moment.index, "nobody sees the op calls of somebody else's engine")
+                yield Skipped(self.name, context.index, "nobody sees the op calls of somebody else's engine")
             self.said = True
             return
-        runs = isinstance(moment.event, Draft | Forward | Commit)
-        if not noted.calls:
-            if runs and noted.replays:
-                yield Skipped(self.name, moment.index, "op calls inside a CUDA graph are not judged; without --graphs "
+        runs = isinstance(context.event, Draft | Forward | Commit)
+        if not log.calls:
+            if runs and log.replays:
+                yield Skipped(self.name, context.index, "op calls inside a CUDA graph are not judged; without --graphs "
                               "they are")  # fmt: skip
             elif runs:
-                yield self._comparison(moment, NOWHERE, 0, "no op was called, nor a graph replayed", None)
+                yield self._comparison(context, NOWHERE, 0, "no op was called, nor a graph replayed", None)
             return
-        yield from broken(noted, moment.index, moment.kind)
-        if not noted.broken:
-            yield self._comparison(moment, NOWHERE, noted.tensors, "", None, noted.calls)
-        if not noted.captured:  # the calls before a capture are of nobody's rows
-            yield from self._served(moment)
+        yield from broken(log, context.index, context.kind)
+        if not log.broken:
+            yield self._comparison(context, NOWHERE, log.tensors, "", None, log.calls)
+        if not log.captured:  # the calls before a capture are of nobody's rows
+            yield from self._served(context)
         elif runs:
-            yield Skipped(self.name, moment.index, "a graph was captured here: who served which row is not judged")
+            yield Skipped(self.name, context.index, "a graph was captured here: who served which row is not judged")
 
-    def _served(self, moment: Moment) -> Iterator[Comparison]:
+    def _served(self, context: EventContext) -> Iterator[Comparison]:
         """Rows by op and place, against the rows that the trace has there."""
         found: dict[tuple[str, Place], list[Served]] = {}
-        for served in moment.noted.served:
+        for served in context.log.served:
             found.setdefault((served.op, served.place), []).append(served)
-        for place in moment.truth.places:
+        for place in context.truth.places:
             op = "attend" if place.component == "attended" else RECURRENT.get(place.component)
             if op is None or (op != "attend" and place.stage != "trunk"):
                 continue
-            due = _due(moment, place)
+            due = _due(context, place)
             if due:
                 rows = sorted(found.get((op, place), []), key=lambda served: served.begin)
-                yield from self._matched(moment, op, place, due, rows)
+                yield from self._matched(context, op, place, due, rows)
 
     def _matched(
-        self, moment: Moment, op: str, place: Place, due: list[tuple[Share, Served]], rows: list[Served]
+        self, context: EventContext, op: str, place: Place, due: list[tuple[RowSpan, Served]], rows: list[Served]
     ) -> Iterator[Comparison]:
         right = [(served.form, served.units, served.count, served.before) for _, served in due]
         given = [(served.form, served.units, served.count, served.before) for served in rows]
         total = sum(served.count for _, served in due)
         if right == given:
-            yield self._comparison(moment, place, total, "", None, len(due))
+            yield self._comparison(context, place, total, "", None, len(due))
             return
-        for number, (share, served) in enumerate(due):
+        for number, (span, served) in enumerate(due):
             if number >= len(rows) or given[number] != right[number]:
-                said = _mismatch(share, served, rows[number] if number < len(rows) else None)
-                yield self._comparison(moment, place, total, f"{op_at(op, place)}: {said}", share.request)
+                said = _mismatch(span, served, rows[number] if number < len(rows) else None)
+                yield self._comparison(context, place, total, f"{op_at(op, place)}: {said}", span.request)
                 return
         more = f"rows are served that the trace does not have: {rows[len(due)].count} of unit {rows[len(due)].units}"
-        yield self._comparison(moment, place, total, f"{op_at(op, place)}: {more}", None)
+        yield self._comparison(context, place, total, f"{op_at(op, place)}: {more}", None)
 
     def _comparison(
-        self, moment: Moment, place: Place, elements: int, said: str, request: str | None, blocks: int = 1
+        self, context: EventContext, place: Place, elements: int, said: str, request: str | None, blocks: int = 1
     ) -> Comparison:
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, place, elements=elements, worst=float(bool(said)),
-            allowed=0.0, blocks=blocks, request=request, slot=slot_of(moment, request), diagnosis=said,
+            self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(bool(said)),
+            allowed=0.0, blocks=blocks, request=request, slot=slot_of(context, request), diagnosis=said,
         )  # fmt: skip
 
 
-def broken(noted: Noted, event: int, kind: str) -> list[Comparison]:
+def broken(log: EventLog, event: int, kind: str) -> list[Comparison]:
     """Every clause that was broken, once; also of an event that the subject did not survive."""
     found = []
-    for clause in dict.fromkeys(noted.broken):
-        times = noted.broken.count(clause)
+    for clause in dict.fromkeys(log.broken):
+        times = log.broken.count(clause)
         said = f"{op_at(clause.op, clause.place)}: {clause.clause}" + (f" ({times} times)" if times > 1 else "")
         place = clause.place or NOWHERE
         found.append(Comparison(
@@ -106,31 +106,31 @@ def broken(noted: Noted, event: int, kind: str) -> list[Comparison]:
     return found
 
 
-def _due(moment: Moment, place: Place) -> list[tuple[Share, Served]]:
+def _due(context: EventContext, place: Place) -> list[tuple[RowSpan, Served]]:
     """What the trace says about the rows of a place: whose they are, and how they are to be served."""
     found = []
     stage, _, step = place.stage.partition(".")
-    for share in shares(moment, place.stage):
-        slot, pages = moment.expected.slots_after.get(share.request), moment.expected.pages_after.get(share.request)
+    for span in row_spans(context, place.stage):
+        slot, pages = context.expected.slots_after.get(span.request), context.expected.pages_after.get(span.request)
         if slot is None or pages is None:
             continue
         if place.component == "attended":
             shift = int(step) - 1 if stage == "chain" else 0
-            served = Served("attend", place, "pages", tuple(pages), share.begin, share.count, share.start + shift)
+            served = Served("attend", place, "pages", tuple(pages), span.begin, span.count, span.start + shift)
         else:
-            form = "chunk" if share.kind == "prefill" else "window"
-            served = Served(RECURRENT[place.component], place, form, (slot,), share.begin, share.count)
-        found.append((share, served))
+            form = "chunk" if span.kind == "prefill" else "window"
+            served = Served(RECURRENT[place.component], place, form, (slot,), span.begin, span.count)
+        found.append((span, served))
     return found
 
 
-def _mismatch(share: Share, right: Served, found: Served | None) -> str:
+def _mismatch(span: RowSpan, right: Served, found: Served | None) -> str:
     """The first thing that is otherwise, in words."""
-    whose = f'the {counted(share.count, "row")} of request "{share.request}" ({share.kind})'
+    whose = f'the {counted(span.count, "row")} of request "{span.request}" ({span.kind})'
     if found is None:
         return f"{whose} are served by nobody"
     if found.form != right.form:
-        return f"{whose} are served as a {found.form}; {share.kind} rows are a {right.form}"
+        return f"{whose} are served as a {found.form}; {span.kind} rows are a {right.form}"
     if found.units != right.units:
         what = "pages" if right.form == "pages" else "slot"
         return f"{whose} are served with {what} {_units(found)}; the trace has them in {what} {_units(right)}"

@@ -12,8 +12,8 @@ import torch
 from instep_reference.contract.engine import Commit, Committed
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ..observe.moment import Moment
-from ..observe.rows import Share, parted, rows, shares
+from ..observe.context import EventContext
+from ..observe.rows import RowSpan, parted, row_spans, rows
 from ..verdict import Comparison, Skipped, Tier
 from .base import exact, slot_of
 from .judge import Ties, chosen
@@ -31,56 +31,56 @@ class Decisions:
         self.noise: Mapping[tuple[str, bool], float] = {}  # what the rounded run is off by in this event
         self.tied: set[str] = set()  # requests with a tie within the window in flight
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        self.noise = carried(moment)
-        for place in moment.truth.places:
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        self.noise = carried(context)
+        for place in context.truth.places:
             if place.component == "pick":
-                yield from self._picks(moment, place)
-        if isinstance(moment.event, Commit):
-            yield from self._accepted(moment, moment.event)
-        yield from self.ties.too_many("ties", moment.index, moment.kind, Place("trunk", AFTER_LAYERS, "pick"))
+                yield from self._picks(context, place)
+        if isinstance(context.event, Commit):
+            yield from self._accepted(context, context.event)
+        yield from self.ties.too_many("ties", context.index, context.kind, Place("trunk", AFTER_LAYERS, "pick"))
 
-    def _picks(self, moment: Moment, place: Place) -> Iterator[Comparison | Skipped]:
-        for share in shares(moment, place.stage):
-            if share.asked and parted(moment, place.stage, share):
-                yield Skipped(self.name, moment.index, f"{place} of {share.request}: the drafts differ")
-            elif share.asked:
-                yield self._chosen(moment, place, share)
+    def _picks(self, context: EventContext, place: Place) -> Iterator[Comparison | Skipped]:
+        for span in row_spans(context, place.stage):
+            if span.logit_rows and parted(context, place.stage, span):
+                yield Skipped(self.name, context.index, f"{place} of {span.request}: the drafts differ")
+            elif span.logit_rows:
+                yield self._chosen(context, place, span)
 
-    def _chosen(self, moment: Moment, place: Place, share: Share) -> Comparison:
+    def _chosen(self, context: EventContext, place: Place, span: RowSpan) -> Comparison:
         """Margins in units of what the logits may be off by; 1 is the limit."""
-        own, right = rows(moment.subject, place, share), rows(moment.truth, place, share)
-        logits = rows(moment.truth, place._replace(component="logits"), share)
-        seen = rows(moment.subject, place._replace(component="logits"), share)
+        own, right = rows(context.subject, place, span), rows(context.truth, place, span)
+        logits = rows(context.truth, place._replace(component="logits"), span)
+        seen = rows(context.subject, place._replace(component="logits"), span)
         assert right is not None and logits is not None, "the truth has every place"
         if own is None or own.shape != right.shape or seen is None:
-            return exact(self, moment, place, 0 if own is None else own.shape[0], right.shape[0], "has {} choices")
+            return exact(self, context, place, 0 if own is None else own.shape[0], right.shape[0], "has {} choices")
         own, largest = own.to(right.device), seen.to(right.device).argmax(-1)
         if not torch.equal(own, largest):
             says = "chose {} against its own logits"
-            return exact(self, moment, place, own.tolist(), largest.tolist(), says, share.request)
-        choices = chosen(logits, right, own, self.noise[family(place, share)], seen.dtype)
+            return exact(self, context, place, own.tolist(), largest.tolist(), says, span.request)
+        choices = chosen(logits, right, own, self.noise[family(place, span)], seen.dtype)
         self.ties.add(choices)
-        if choices.ties and share.kind == "verify":
-            self.tied.add(share.request)
+        if choices.ties and span.kind == "verify":
+            self.tied.add(span.request)
         row, margin = choices.row, float(choices.margin[choices.row])
         said = f"row {row} chose {int(own[row])}, the truth {int(right[row])} by a margin of {margin:.3g}"
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, place, elements=share.asked, blocks=share.asked,
-            undecided=choices.ties, worst=choices.worst, allowed=1.0, request=share.request,
-            slot=slot_of(moment, share.request), diagnosis=said if choices.differs.any() else "",
+            self.name, self.tier, context.index, context.kind, place, elements=span.logit_rows, blocks=span.logit_rows,
+            undecided=choices.ties, worst=choices.worst, allowed=1.0, request=span.request,
+            slot=slot_of(context, span.request), diagnosis=said if choices.differs.any() else "",
         )  # fmt: skip
 
-    def _accepted(self, moment: Moment, event: Commit) -> Iterator[Comparison | Skipped]:
-        ours, right = moment.subject.answer, moment.truth.answer
+    def _accepted(self, context: EventContext, event: Commit) -> Iterator[Comparison | Skipped]:
+        ours, right = context.subject.answer, context.truth.answer
         assert isinstance(ours, Committed) and isinstance(right, Committed)
         place = Place("trunk", AFTER_LAYERS, "pick")
         for row, name in enumerate(event.requests):
             if name in self.tied:
-                yield Skipped(self.name, moment.index, f'own acceptance of "{name}": a choice in its window was a tie')
+                yield Skipped(self.name, context.index, f'own acceptance of "{name}": a choice in its window was a tie')
                 continue
             found, expected = (
                 (int(side.own_num_correct_drafts[row]), int(side.own_bonus[row])) for side in (ours, right)
             )
-            yield exact(self, moment, place, found, expected, "own (accepted drafts, bonus) are {}", name)
+            yield exact(self, context, place, found, expected, "own (accepted drafts, bonus) are {}", name)
         self.tied = set()

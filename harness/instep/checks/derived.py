@@ -13,9 +13,9 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from ..observe.moment import Moment
+from ..observe.context import EventContext
 from ..observe.oracle import Oracle
-from ..observe.piece import Piece
+from ..observe.recomputation import Recomputation
 from ..observe.rows import rows
 from ..observe.updates import UPDATE, due
 from ..verdict import Comparison, Skipped, Tier
@@ -35,26 +35,26 @@ class Derived:
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        for piece in self.oracle.at(moment):
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        for piece in self.oracle.at(context):
             if isinstance(piece, Skipped):
                 yield piece
             else:
-                yield from self._places(moment, piece)
+                yield from self._places(context, piece)
                 if piece.writes_state:
-                    yield from self._state(moment, piece)
+                    yield from self._state(context, piece)
 
-    def _places(self, moment: Moment, piece: Piece) -> Iterator[Comparison]:
+    def _places(self, context: EventContext, piece: Recomputation) -> Iterator[Comparison]:
         for place, truth in piece.truth.places.items():
-            if not due(moment, place, piece.share):
+            if not due(context, place, piece.span):
                 continue
-            found, scale = rows(moment.subject, place, piece.share), _scale(piece, place)
-            drawn = piece.yardsticks.places[place]
-            result = measured(self._spot(moment, piece, place.component), found, truth, drawn, scale=scale)
-            yield result if result.agrees or found is None else self._named(moment, result, piece, found, truth)
+            found, scale = rows(context.subject, place, piece.span), _scale(piece, place)
+            sampled = piece.yardsticks.places[place]
+            result = measured(self._spot(context, piece, place.component), found, truth, sampled, scale=scale)
+            yield result if result.agrees or found is None else self._named(context, result, piece, found, truth)
 
     def _named(
-        self, moment: Moment, result: Comparison, piece: Piece, found: torch.Tensor, truth: torch.Tensor
+        self, context: EventContext, result: Comparison, piece: Recomputation, found: torch.Tensor, truth: torch.Tensor
     ) -> Comparison:
         """The known mistake whose result stands near what was found, before the bare size of the error."""
         for sentence, work in piece.wrongs if found.shape == truth.shape else ():
@@ -62,26 +62,26 @@ class Derived:
             if _stands_for(found, wrong, truth):
                 return replace(result, diagnosis=f"{sentence}; {result.diagnosis}")
         if result.place.component == UPDATE and piece.folding is not None and found.shape == truth.shape:
-            pieces = [other for other in self.oracle.at(moment) if isinstance(other, Piece)]
+            pieces = [other for other in self.oracle.at(context) if isinstance(other, Recomputation)]
             for sentence, updates in wrong_updates(scene_of(piece, pieces)):
                 if _stands_for(found, updates, truth):
                     return replace(result, diagnosis=f"{sentence}; {result.diagnosis}")
         return _narrowed(result, found, truth, piece.yardsticks.places[result.place])
 
-    def _state(self, moment: Moment, piece: Piece) -> Iterator[Comparison]:
-        truth, drawn = piece.truth.state, piece.yardsticks.state
-        if truth is not None and drawn is not None:
-            found, stored = moment.subject.after[piece.request].state.get(piece.layer), self.oracle.rounds.get("state")
-            result = measured(self._spot(moment, piece, "state"), found, truth, drawn, stored=stored)
+    def _state(self, context: EventContext, piece: Recomputation) -> Iterator[Comparison]:
+        truth, sampled = piece.truth.state, piece.yardsticks.state
+        if truth is not None and sampled is not None:
+            found, stored = context.subject.after[piece.request].state.get(piece.layer), self.oracle.rounds.get("state")
+            result = measured(self._spot(context, piece, "state"), found, truth, sampled, stored=stored)
             if found is not None and stored is not None and found.dtype != stored and found.shape == truth.shape:
                 said = "; ".join(filter(None, (f"is {found.dtype}, {stored} is declared", result.diagnosis)))
                 result = replace(result, worst=math.inf, diagnosis=said)
-            yield result if result.agrees or found is None else _narrowed(result, found, truth, drawn)
+            yield result if result.agrees or found is None else _narrowed(result, found, truth, sampled)
 
-    def _spot(self, moment: Moment, piece: Piece, component: str) -> Spot:
-        slot = slot_of(moment, piece.request)
+    def _spot(self, context: EventContext, piece: Recomputation, component: str) -> Spot:
+        slot = slot_of(context, piece.request)
         place = piece.place(component)
-        return Spot(self.name, self.tier, moment.index, moment.kind, place, piece.request, slot)
+        return Spot(self.name, self.tier, context.index, context.kind, place, piece.request, slot)
 
 
 def _stands_for(found: torch.Tensor, wrong: torch.Tensor, truth: torch.Tensor) -> bool:
@@ -90,7 +90,7 @@ def _stands_for(found: torch.Tensor, wrong: torch.Tensor, truth: torch.Tensor) -
     return bool(away <= NEAR * torch.linalg.vector_norm(truth - wrong))
 
 
-def _scale(piece: Piece, place: Place) -> torch.Tensor | None:
+def _scale(piece: Recomputation, place: Place) -> torch.Tensor | None:
     """An update beta (v - S'k) is a difference, and next to nothing for a token that S knows: beta (|v| + |S'k|)."""
     if place.component != UPDATE:
         return None
@@ -98,7 +98,7 @@ def _scale(piece: Piece, place: Place) -> torch.Tensor | None:
     return written.abs() + (written - piece.truth.places[place]).abs()
 
 
-def _narrowed(result: Comparison, found: torch.Tensor, truth: torch.Tensor, drawn: torch.Tensor) -> Comparison:
+def _narrowed(result: Comparison, found: torch.Tensor, truth: torch.Tensor, sampled: torch.Tensor) -> Comparison:
     """Whether what is wrong is the truth rounded to a narrower dtype.
 
     Numbers of a narrower dtype alone prove nothing: zeros are such numbers, and so is a copy of a row that is stored
@@ -107,13 +107,13 @@ def _narrowed(result: Comparison, found: torch.Tensor, truth: torch.Tensor, draw
     """
     if found.shape != truth.shape:
         return result
-    found, drawn = found.to(truth.device), drawn.to(truth)
-    honest = (drawn - truth).abs().amax() if drawn.numel() else truth.new_zeros(())
+    found, sampled = found.to(truth.device), sampled.to(truth)
+    correct = (sampled - truth).abs().amax() if sampled.numel() else truth.new_zeros(())
     for narrow in (torch.bfloat16, torch.float16):
         if torch.finfo(narrow).bits >= torch.finfo(found.dtype).bits or not _holds(narrow, found):
             continue
-        near = (found.to(truth) - truth).abs() <= torch.finfo(narrow).eps * truth.abs() + honest
-        if near.all() and not _holds(narrow, truth) and not _holds(narrow, drawn):
+        near = (found.to(truth) - truth).abs() <= torch.finfo(narrow).eps * truth.abs() + correct
+        if near.all() and not _holds(narrow, truth) and not _holds(narrow, sampled):
             said = f"as if stored in {str(narrow).removeprefix('torch.')}; {result.diagnosis}"
             return replace(result, diagnosis=said)
     return result

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from ..observe.moment import Moment
+from ..observe.context import EventContext
 from ..observe.oracle import Oracle, handed_over
-from ..observe.piece import Piece
+from ..observe.recomputation import Recomputation
 from ..verdict import Comparison, Skipped, Tier
-from .allowance import COLUMNS, DRAWN_MORE, LEANING, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, SHAKEN, UNDECIDED_CAP
+from .allowance import COLUMNS, DITHERED, LEANING, MORE_DRAWS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
 from .base import slot_of
 from .hypotheses import wrong_states
 from .scene import Scene, Wrong
@@ -35,36 +35,38 @@ class Directed:
         self.oracle = oracle
         self.pairs = 0  # of a block and a wrong state, so far
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        pieces = [piece for piece in self.oracle.at(moment) if isinstance(piece, Piece) and piece.writes_state]
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        pieces = [piece for piece in self.oracle.at(context) if isinstance(piece, Recomputation) and piece.writes_state]
         undecided = pairs = 0
         for piece in pieces:
-            found = moment.subject.after[piece.request].state.get(piece.layer)
-            right, drawn = piece.truth.state, piece.yardsticks.state
-            if found is None or right is None or drawn is None or found.shape != right.shape:
+            found = context.subject.after[piece.request].state.get(piece.layer)
+            right, sampled = piece.truth.state, piece.yardsticks.state
+            if found is None or right is None or sampled is None or found.shape != right.shape:
                 continue  # T2 reports it
-            looked = look(found.to(right.device), scene_of(piece, pieces), drawn, _again(piece), narrow=piece.narrow,
-                          leaning=drawn[1::2] if piece.leans else None)  # fmt: skip
+            looked = look(found.to(right.device), scene_of(piece, pieces), sampled, _again(piece), narrow=piece.narrow,
+                          leaning=sampled[1::2] if piece.leans else None)  # fmt: skip
             undecided, pairs = undecided + looked.undecided, pairs + looked.pairs
             self.pairs += looked.pairs
             if looked.blocks:
-                yield self._comparison(moment, piece, found, looked)
+                yield self._comparison(context, piece, found, looked)
             else:
                 where = f"{piece.place('state')} of {piece.request}"
-                yield Skipped(self.name, moment.index, f"{where}: no wrong state can be told from the right one")
+                yield Skipped(self.name, context.index, f"{where}: no wrong state can be told from the right one")
         if undecided > UNDECIDED_CAP * pairs:
             yield Comparison(
-                "undecidable", self.tier, moment.index, moment.kind, pieces[-1].place("state"), elements=pairs,
+                "undecidable", self.tier, context.index, context.kind, pieces[-1].place("state"), elements=pairs,
                 worst=undecided / pairs, allowed=UNDECIDED_CAP, undecided=undecided,
                 diagnosis=f"{undecided} of {pairs} wrong states could not be told from the right one",
             )  # fmt: skip
 
-    def _comparison(self, moment: Moment, piece: Piece, found: torch.Tensor, looked: Looked) -> Comparison:
+    def _comparison(
+        self, context: EventContext, piece: Recomputation, found: torch.Tensor, looked: Looked
+    ) -> Comparison:
         begin, compared = looked.group * COLUMNS, looked.blocks * COLUMNS * found.shape[1]
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, piece.place("state"),
+            self.name, self.tier, context.index, context.kind, piece.place("state"),
             elements=min(compared, found.numel()), blocks=looked.blocks, undecided=looked.undecided,
-            worst=looked.worst, allowed=PROJECTION_LIMIT, request=piece.request, slot=slot_of(moment, piece.request),
+            worst=looked.worst, allowed=PROJECTION_LIMIT, request=piece.request, slot=slot_of(context, piece.request),
             head=looked.head, columns=(begin, min(begin + COLUMNS, found.shape[2]) - 1), diagnosis=looked.diagnosis,
         )  # fmt: skip
 
@@ -86,7 +88,7 @@ class Looked:
     diagnosis: str
 
 
-Draw = Callable[[int], torch.Tensor]  # so many further honest states [draws, HV, K, V]
+Draw = Callable[[int], torch.Tensor]  # so many further correct states [draws, HV, K, V]
 
 
 def look(
@@ -98,7 +100,7 @@ def look(
         alpha_h = <x - o, o_h - o> / |o_h - o|^2         0: right; 1: wrong in the way of h
 
     Its standard error is that of an error of the yardstick's size in no particular direction, or, when larger, the
-    root mean square of honest projections: those of the yardsticks, or, where they share their roundings (`narrow`),
+    root mean square of correct projections: those of the yardsticks, or, where they share their roundings (`narrow`),
     of draws that do not. Before anything is called wrong, more are drawn.
     leaning: those of the yardsticks whose operands are cut off. Their error has a mean, which is no standard error: the
     limit must stand LEANING times that mean further away.
@@ -110,23 +112,23 @@ def look(
     error = grouped(found.to(right.dtype) - right)
     length = towards.square().sum(-1)
     alpha = (error * towards).sum(-1) / length
-    drawn = _spread(yardsticks - right, right, torch.finfo(found.dtype).eps) / length.sqrt()
-    honest = yardsticks if again is None or not narrow else again(SHAKEN)
-    squares, draws, differs = _leaning(honest - right, towards) / length.square(), len(honest), length > 0
+    sampled = _spread(yardsticks - right, right, torch.finfo(found.dtype).eps) / length.sqrt()
+    correct = yardsticks if again is None or not narrow else again(DITHERED)
+    squares, draws, differs = _leaning(correct - right, towards) / length.square(), len(correct), length > 0
     most: torch.Tensor | float = PROJECTION_ERROR
     if leaning is not None:
         mean = torch.einsum("gbn,hgbn->hgb", grouped(leaning.mean(0) - right), towards) / length
         most = PROJECTION_ERROR * (1 - LEANING * mean.abs() / PROJECTION_LIMIT)
     while True:
-        decides = differs & (torch.maximum(drawn, (squares / draws).sqrt()) <= most)
+        decides = differs & (torch.maximum(sampled, (squares / draws).sqrt()) <= most)
         largest = torch.where(decides, alpha, -torch.inf).amax(0)  # [HV, groups]
         largest = torch.where(error.isfinite().all(-1), largest, torch.nan)  # wrong whatever can be decided
         leans = ~(largest <= PROJECTION_LIMIT)
-        if again is None or draws >= DRAWN_MORE or not leans.any():
+        if again is None or draws >= MORE_DRAWS or not leans.any():
             break
-        while draws < DRAWN_MORE:
-            squares = squares + _leaning(again(SHAKEN) - right, towards) / length.square()
-            draws += SHAKEN
+        while draws < MORE_DRAWS:
+            squares = squares + _leaning(again(DITHERED) - right, towards) / length.square()
+            draws += DITHERED
     counts = int((decides.any(0) | leans).sum()), int(differs.sum()), int((differs & ~decides).sum())
     if not leans.any():
         worst, head, group = _worst(largest)
@@ -147,7 +149,7 @@ def grouped(state: torch.Tensor) -> torch.Tensor:
     return tiles.movedim(-2, -3).reshape(*state.shape[:-2], -1, key_dim * COLUMNS)
 
 
-def scene_of(piece: Piece, pieces: Sequence[Piece]) -> Scene:
+def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
     """What may have gone wrong here: this request's tokens, and what the others hold in the same layer."""
     folding = piece.folding
     assert folding is not None
@@ -157,40 +159,40 @@ def scene_of(piece: Piece, pieces: Sequence[Piece]) -> Scene:
             continue
         if other.truth.state is not None:
             others.append((f'of request "{other.request}"', other.truth.state))
-        if other.share.kind in WINDOWS:
+        if other.span.kind in WINDOWS:
             theirs.append((f'of request "{other.request}"', other.folding.tokens.of("update")))
-    past, handed, older = folding.past, list[tuple[str, torch.Tensor]](), None
-    if past is not None:
-        handed = [(says, state()) for says, state in handed_over(folding.base, past)]
-        older = past.tokens.of("update") if past.tokens is not None and past.verb == "accepted" else None
+    previous, handed, older = folding.previous, list[tuple[str, torch.Tensor]](), None
+    if previous is not None:
+        handed = [(says, state()) for says, state in handed_over(folding.base, previous)]
+        older = previous.tokens.of("update") if previous.tokens is not None and previous.verb == "accepted" else None
     k, v, log_decay, beta = (folding.tokens.of(name) for name in ("k", "v", "log_decay", "beta"))
     return Scene(
         folding.base, k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, folding.count,
-        "accepted" if piece.share.kind in WINDOWS else "given", None if past is None else past.base, others, handed,
-        theirs, older,
+        "accepted" if piece.span.kind in WINDOWS else "given", None if previous is None else previous.base, others,
+        handed, theirs, older,
     )  # fmt: skip
 
 
-def _again(piece: Piece) -> Draw | None:
-    shaken = piece.shaken
+def _again(piece: Recomputation) -> Draw | None:
+    dithered = piece.dithered
 
     def draw(draws: int) -> torch.Tensor:
-        assert shaken is not None
-        state = shaken(draws).state
+        assert dithered is not None
+        state = dithered(draws).state
         assert state is not None, "a piece that writes a state leaves it"
         return state
 
-    return None if shaken is None else draw
+    return None if dithered is None else draw
 
 
-def _leaning(honest: torch.Tensor, towards: torch.Tensor) -> torch.Tensor:
-    """The squares of <r - o, o_h - o>, summed over draws.  honest [draws, HV, K, V]  ->  [hypotheses, HV, groups]"""
-    return torch.einsum("dgbn,hgbn->dhgb", grouped(honest), towards).square().sum(0)
+def _leaning(correct: torch.Tensor, towards: torch.Tensor) -> torch.Tensor:
+    """The squares of <r - o, o_h - o>, summed over draws.  correct [draws, HV, K, V]  ->  [hypotheses, HV, groups]"""
+    return torch.einsum("dgbn,hgbn->dhgb", grouped(correct), towards).square().sum(0)
 
 
-def _spread(honest: torch.Tensor, right: torch.Tensor, eps: float) -> torch.Tensor:
-    """One standard deviation of an honest error along any one direction, per block [HV, groups]."""
-    noise: torch.Tensor = torch.linalg.vector_norm(grouped(honest), dim=-1).amax(0)
+def _spread(correct: torch.Tensor, right: torch.Tensor, eps: float) -> torch.Tensor:
+    """One standard deviation of a correct engine's error along any one direction, per block [HV, groups]."""
+    noise: torch.Tensor = torch.linalg.vector_norm(grouped(correct), dim=-1).amax(0)
     grain: torch.Tensor = torch.linalg.vector_norm(grouped(right), dim=-1) * (eps / 2)
     columns = (right.shape[-1] - COLUMNS * torch.arange(noise.shape[-1], device=noise.device)).clamp(max=COLUMNS)
     return (noise + grain) / (right.shape[-2] * columns).sqrt()

@@ -11,8 +11,8 @@ from typing import Any
 
 from instep_reference.contract.engine import Commit, Draft, Event, Forward
 
-from ..observe.moment import Moment
-from ..observe.noted import Replay
+from ..observe.context import EventContext
+from ..observe.event_log import GraphReplay
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, said_of
 
@@ -28,34 +28,34 @@ class Graphs:
         self.buffers: dict[tuple[Any, int], tuple[int, ...]] = {}
         self.said = False
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        yield from self._pools(moment)
-        if not moment.noted.graphs:
-            if not (moment.noted.ops or self.said):
-                yield Skipped(self.name, moment.index, "nobody sees whether somebody else's engine is held in graphs")
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        yield from self._pools(context)
+        if not context.log.graphs:
+            if not (context.log.ops or self.said):
+                yield Skipped(self.name, context.index, "nobody sees whether somebody else's engine is held in graphs")
             self.said = True
             return
-        key, requests = due(moment.event, moment.expected.num_steps)
-        replays = moment.noted.replays
-        yield said_of(self, moment, NOWHERE, 1, [*_which(key, requests, replays)])
+        key, requests = due(context.event, context.expected.num_steps)
+        replays = context.log.replays
+        yield said_of(self, context, NOWHERE, 1, [*_which(key, requests, replays)])
         for replay in replays:
-            said = [*_inputs(replay), *_slots(moment, replay, requests)]
+            said = [*_inputs(replay), *_slots(context, replay, requests)]
             elements = sum(len(own) for _, own, _ in replay.inputs.values())
-            yield said_of(self, moment, NOWHERE, elements, said)
+            yield said_of(self, context, NOWHERE, elements, said)
             were = self.buffers.setdefault((replay.key, replay.bucket), replay.addresses)
             moved = sum(was != now for was, now in zip(were, replay.addresses, strict=True))
-            yield said_of(self, moment, NOWHERE, len(were), [
+            yield said_of(self, context, NOWHERE, len(were), [
                 f"{moved} of {len(were)} buffers of the graph {replay.key} for {replay.bucket} requests moved"
             ] if moved else [])  # fmt: skip
 
-    def _pools(self, moment: Moment) -> Iterator[Comparison]:
+    def _pools(self, context: EventContext) -> Iterator[Comparison]:
         """What a graph or a view holds on to is where it was."""
-        now = {(region.name, region.layer): region.units.data_ptr() for region in moment.regions()}
+        now = {(region.name, region.layer): region.units.data_ptr() for region in context.regions()}
         moved = [f"{name} (layer {layer}) moved" for (name, layer), address in now.items()
                  if self.pools.get((name, layer), address) != address]  # fmt: skip
         self.pools |= now
         if now:
-            yield said_of(self, moment, NOWHERE, len(now), moved)
+            yield said_of(self, context, NOWHERE, len(now), moved)
 
 
 def due(event: Event, num_steps: int) -> tuple[tuple[str, int] | None, tuple[str, ...]]:
@@ -71,7 +71,7 @@ def due(event: Event, num_steps: int) -> tuple[tuple[str, int] | None, tuple[str
     return None, ()
 
 
-def _which(key: tuple[str, int] | None, requests: tuple[str, ...], replays: tuple[Replay, ...]) -> Iterator[str]:
+def _which(key: tuple[str, int] | None, requests: tuple[str, ...], replays: tuple[GraphReplay, ...]) -> Iterator[str]:
     if key is None:
         for replay in replays:
             yield f"the graph {replay.key} was replayed; nothing of this event is held in one"
@@ -88,7 +88,7 @@ def _which(key: tuple[str, int] | None, requests: tuple[str, ...], replays: tupl
             yield f"the bucket is for {replay.bucket} requests; for {len(requests)} it is the one for {right}"
 
 
-def _inputs(replay: Replay) -> Iterator[str]:
+def _inputs(replay: GraphReplay) -> Iterator[str]:
     """Every row of a graph's own buffers says what the host said, or that it is idle."""
     for name, (given, own, idle) in replay.inputs.items():
         stale = [row for row in range(len(given)) if own[row] != given[row]]
@@ -105,12 +105,12 @@ def _idle(value: Any, idle: Any) -> bool:
     return all(one == idle for one in value) if isinstance(value, list) else bool(value == idle)
 
 
-def _slots(moment: Moment, replay: Replay, requests: tuple[str, ...]) -> Iterator[str]:
+def _slots(context: EventContext, replay: GraphReplay, requests: tuple[str, ...]) -> Iterator[str]:
     """The slots of the batch are those that the trace gives its requests."""
     if "slots" not in replay.inputs:
         return
     found = replay.inputs["slots"][1][: len(requests)]
-    right = [moment.expected.slots_after.get(name) for name in requests]
+    right = [context.expected.slots_after.get(name) for name in requests]
     for name, slot, due_slot in zip(requests, found, right, strict=False):
         if slot != due_slot:
             yield f'the graph serves request "{name}" in slot {slot}; the trace has it in slot {due_slot}'

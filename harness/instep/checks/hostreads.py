@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from ..observe.moment import Moment
+from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, counted, said_of
 
@@ -35,15 +35,15 @@ class HostReads:
     def __init__(self) -> None:
         self.said = False
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        noted = moment.noted
-        if not (noted.trapped and noted.ops):
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        log = context.log
+        if not (log.trapped and log.ops):
             if not self.said:
-                yield Skipped(self.name, moment.index, "what somebody else's engine reads on the host is not watched")
+                yield Skipped(self.name, context.index, "what somebody else's engine reads on the host is not watched")
             self.said = True
             return
-        allowed = ALLOWED.get(moment.kind, {})
-        reads = Counter(read for read in noted.reads if not read.reader.startswith(WATCHING))
+        allowed = ALLOWED.get(context.kind, {})
+        reads = Counter(read for read in log.reads if not read.reader.startswith(WATCHING))
         of_module: Counter[str] = Counter()
         said = []
         for read, times in reads.items():
@@ -53,4 +53,4 @@ class HostReads:
                 where = f"op {read.op}" if read.op else "between ops"
                 limit = f", {allowed[module]} allowed" if module else ""
                 said.append(f"the host reads the device {counted(times, 'time')} ({where}; {read.reader}{limit})")
-        yield said_of(self, moment, NOWHERE, noted.calls + 1, said)
+        yield said_of(self, context, NOWHERE, log.calls + 1, said)

@@ -93,7 +93,7 @@ class Ties:
         self.ties += choices.ties
 
     def too_many(self, check: str, event: int, kind: str, place: Place) -> Iterator[Comparison]:
-        """A finding once there are more of them than honest rounding leaves."""
+        """A finding once there are more of them than correct rounding leaves."""
         cap = max(TIES_ALWAYS, TIES_CAP * self.made)
         if self.ties > cap:
             yield Comparison(

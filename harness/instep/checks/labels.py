@@ -15,8 +15,8 @@ from instep_reference.contract.engine import Forward, RequestState
 from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D
 from instep_reference.contract.place import Place
 
-from ..observe.moment import Moment
-from ..observe.rows import shares, whose
+from ..observe.context import EventContext
+from ..observe.rows import row_spans, whose
 from ..verdict import Comparison, Tier
 from .base import held, slot_of
 
@@ -32,39 +32,39 @@ class Labels:
     def __init__(self) -> None:
         self.flights: dict[tuple[str, int], list[int]] = {}  # what a state is after 0, 1, .. tokens of a window
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison]:
-        for place, truth in moment.truth.places.items():
+    def __call__(self, context: EventContext) -> Iterator[Comparison]:
+        for place, truth in context.truth.places.items():
             if truth.numel():
-                yield self._rows(moment, place, truth)
-        if isinstance(moment.event, Forward):
-            self._remember(moment)
-        for name, state in moment.truth.after.items():
-            yield from self._memory(moment, name, state, name in moment.expected.flying)
+                yield self._rows(context, place, truth)
+        if isinstance(context.event, Forward):
+            self._remember(context)
+        for name, state in context.truth.after.items():
+            yield from self._memory(context, name, state, name in context.expected.flying)
 
-    def _rows(self, moment: Moment, place: Place, truth: torch.Tensor) -> Comparison:
-        found = moment.subject.places.get(place)
+    def _rows(self, context: EventContext, place: Place, truth: torch.Tensor) -> Comparison:
+        found = context.subject.places.get(place)
         wrong = _differing(found, truth)
         request, said = None, ""
         if wrong.any():
             row = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
-            request = whose(moment, place, row)
+            request = whose(context, place, row)
             missing = found is None or found.shape != truth.shape
             said = "has no such rows" if found is None or missing else _row_sentence(found, truth, row)
-        return self._comparison(moment, place, truth.numel(), int(wrong.sum()), request, said)
+        return self._comparison(context, place, truth.numel(), int(wrong.sum()), request, said)
 
-    def _memory(self, moment: Moment, name: str, truth: RequestState, in_flight: bool) -> Iterator[Comparison]:
-        subject = moment.subject.after.get(name)
+    def _memory(self, context: EventContext, name: str, truth: RequestState, in_flight: bool) -> Iterator[Comparison]:
+        subject = context.subject.after.get(name)
         seen = {} if subject is None else dict(subject.parts())
         for place, right in truth.parts():
             if not right.numel() or (in_flight and place.component in ("conv", "state")):
                 continue
             found = seen.get(place)
             wrong = _differing(found, right)
-            said = self._diagnosis(moment, name, place, found, right, wrong) if wrong.any() else ""
-            yield self._comparison(moment, place, right.numel(), int(wrong.sum()), name, said)
+            said = self._diagnosis(context, name, place, found, right, wrong) if wrong.any() else ""
+            yield self._comparison(context, place, right.numel(), int(wrong.sum()), name, said)
 
     def _diagnosis(
-        self, moment: Moment, name: str, place: Place, found: torch.Tensor | None, right: torch.Tensor,
+        self, context: EventContext, name: str, place: Place, found: torch.Tensor | None, right: torch.Tensor,
         wrong: torch.Tensor,
     ) -> str:
         """What stands there instead, as far as labels say it."""
@@ -78,34 +78,34 @@ class Labels:
         if first in chain:
             taken = chain.index(int(right.flatten()[0]) & MASK)
             return held("state", chain.index(first), taken, "accepted")
-        for other, state in moment.truth.after.items():
+        for other, state in context.truth.after.items():
             its = dict(state.parts()).get(place)
             if other != name and its is not None and its.shape == found.shape and torch.equal(its, found.cpu()):
                 return f'holds what belongs to request "{other}"'
         return "holds labels that nobody should hold here" if found.any() else "is empty"
 
-    def _remember(self, moment: Moment) -> None:
+    def _remember(self, context: EventContext) -> None:
         """Fold the truth's labels of a window, token by token, to name a wrong count at the commit."""
         self.flights = {}
-        for share in shares(moment, "trunk"):
-            for layer, state in moment.truth.before[share.request].state.items():
-                if share.kind != "verify":
+        for span in row_spans(context, "trunk"):
+            for layer, state in context.truth.before[span.request].state.items():
+                if span.kind != "verify":
                     continue
                 chain = [int(state.flatten()[0]) & MASK]
-                for row in range(share.begin, share.begin + share.count):
+                for row in range(span.begin, span.begin + span.count):
                     parts = [
-                        int(moment.truth.places[Place("trunk", layer, part)][row].flatten()[0]) & MASK
+                        int(context.truth.places[Place("trunk", layer, part)][row].flatten()[0]) & MASK
                         for part in ("k", "v", "log_decay", "beta")
                     ]
                     chain.append(folded(layer, chain[-1], *parts))
-                self.flights[share.request, layer] = chain
+                self.flights[span.request, layer] = chain
 
     def _comparison(
-        self, moment: Moment, place: Place, elements: int, wrong: int, request: str | None, said: str
+        self, context: EventContext, place: Place, elements: int, wrong: int, request: str | None, said: str
     ) -> Comparison:
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, place, elements=elements, worst=float(wrong), allowed=0.0,
-            request=request, slot=slot_of(moment, request), diagnosis=said,
+            self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
+            allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said,
         )  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from instep_reference.contract.engine import Abort, Finish, Preempt
 
+from ..observe.context import EventContext
 from ..observe.memory import Looked
-from ..observe.moment import Moment
 from ..observe.pools import stands
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, counted, said_of
@@ -27,29 +27,30 @@ class Leaks:
         self.pages: dict[str, tuple[int, ...]] = {}
         self.said = False
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        if moment.noted.poison is None and not self.said:
-            yield Skipped(self.name, moment.index, "this engine does not poison what is given back: who owns it is "
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        if context.log.poison is None and not self.said:
+            yield Skipped(self.name, context.index, "this engine does not poison what is given back: who owns it is "
                           "compared, not what stands there")  # fmt: skip
         self.said = True
-        if isinstance(moment.event, Finish | Abort | Preempt) and moment.event.request in moment.expected.slots_before:
-            name = moment.event.request
-            slot, pages = moment.expected.slots_before[name], self.pages.get(name, ())
-            yield self._owners(moment, name, slot, pages)
-            for looked in moment.changes.looked:
+        event, slots = context.event, context.expected.slots_before
+        if isinstance(event, Finish | Abort | Preempt) and event.request in slots:
+            name = event.request
+            slot, pages = context.expected.slots_before[name], self.pages.get(name, ())
+            yield self._owners(context, name, slot, pages)
+            for looked in context.changes.looked:
                 if looked.poison is not None and looked.region.by != "row":
-                    yield from self._left(moment, looked, name, (slot,) if looked.region.by == "slot" else pages)
-            if not moment.expected.slots_after:
-                yield self._last(moment)
-        self.pages = dict(moment.expected.pages_after)
+                    yield from self._left(context, looked, name, (slot,) if looked.region.by == "slot" else pages)
+            if not context.expected.slots_after:
+                yield self._last(context)
+        self.pages = dict(context.expected.pages_after)
 
-    def _owners(self, moment: Moment, name: str, slot: int, pages: tuple[int, ...]) -> Comparison:
-        said = [f'slot {slot} is owned by "{other}"' for other, its in moment.subject_slots.items() if its == slot]
-        for other, its in moment.subject_pages.items():
+    def _owners(self, context: EventContext, name: str, slot: int, pages: tuple[int, ...]) -> Comparison:
+        said = [f'slot {slot} is owned by "{other}"' for other, its in context.subject_slots.items() if its == slot]
+        for other, its in context.subject_pages.items():
             said += [f'page {page} is owned by "{other}"' for page in pages if page in its]
-        return said_of(self, moment, NOWHERE, 1 + len(pages), said, name)
+        return said_of(self, context, NOWHERE, 1 + len(pages), said, name)
 
-    def _left(self, moment: Moment, looked: Looked, name: str, units: tuple[int, ...]) -> Iterator[Comparison]:
+    def _left(self, context: EventContext, looked: Looked, name: str, units: tuple[int, ...]) -> Iterator[Comparison]:
         region, positions = looked.region, looked.after.shape[1]
         if not units:
             return
@@ -59,10 +60,10 @@ class Leaks:
             if left:
                 where = f"{counted(left, 'position')} of {region.name}" if positions > 1 else region.name
                 said.append(f'{where} {region.by} {unit} still hold what request "{name}" left there')
-        yield said_of(self, moment, stands(region).place, len(units) * positions, said, name)
+        yield said_of(self, context, stands(region).place, len(units) * positions, said, name)
 
-    def _last(self, moment: Moment) -> Comparison:
+    def _last(self, context: EventContext) -> Comparison:
         """The trace has nobody any more."""
-        slots = [f'slot {slot} is owned by "{name}"' for name, slot in moment.subject_slots.items()]
-        pages = [f'pages {pages} are owned by "{name}"' for name, pages in moment.subject_pages.items() if pages]
-        return said_of(self, moment, NOWHERE, 1, slots + pages)
+        slots = [f'slot {slot} is owned by "{name}"' for name, slot in context.subject_slots.items()]
+        pages = [f'pages {pages} are owned by "{name}"' for name, pages in context.subject_pages.items() if pages]
+        return said_of(self, context, NOWHERE, 1, slots + pages)

@@ -59,9 +59,9 @@ def measured(
     x, o = blocks(spot.place.component, subject), blocks(spot.place.component, truth)
     floor = None if scale is None else blocks(spot.place.component, scale)
     error = relative_error(x, o, floor)  # [2, blocks]: norm, largest element
-    drawn = yardsticks if isinstance(yardsticks, torch.Tensor) else torch.stack(list(yardsticks))
-    honest = blocks(spot.place.component, drawn, many=True)
-    yardstick = relative_error(honest, o, floor).amax(1).clamp_min(noise_floor)
+    sampled = yardsticks if isinstance(yardsticks, torch.Tensor) else torch.stack(list(yardsticks))
+    correct = blocks(spot.place.component, sampled, many=True)
+    yardstick = relative_error(correct, o, floor).amax(1).clamp_min(noise_floor)
     limit = factor * allowed(yardstick, subject.dtype if stored is None else stored)
     limit = torch.where(limit.isfinite(), limit, 0.0)  # a yardstick that overflows allows nothing
     parts = torch.where(error == 0, 0.0, error / limit)

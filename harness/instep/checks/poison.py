@@ -13,8 +13,8 @@ import torch
 
 from instep_reference.contract.place import Place
 
+from ..observe.context import EventContext
 from ..observe.memory import Looked, bits, pattern
-from ..observe.moment import Moment
 from ..observe.pools import stands
 from ..observe.rows import whose
 from ..verdict import Comparison, Skipped, Tier
@@ -33,42 +33,42 @@ class Poison:
         self.begun = False
         self.held: dict[str, set[int]] = {"slot": set(), "page": set()}
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
-        poison = moment.noted.poison
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        poison = context.log.poison
         if poison is None:
             if not self.begun:
-                yield Skipped(self.name, moment.index, "this engine does not poison what nobody owns")
+                yield Skipped(self.name, context.index, "this engine does not poison what nobody owns")
             self.begun = True
             return
         if not self.begun:
-            for looked in moment.changes.looked:
-                yield from self._untouched(moment, looked)
+            for looked in context.changes.looked:
+                yield from self._untouched(context, looked)
         self.begun = True
-        held, before = owned(moment), self.held
+        held, before = owned(context), self.held
         self.held = held
-        for looked in moment.changes.looked:
+        for looked in context.changes.looked:
             if looked.poison is not None and looked.region.by in held:
                 busy = held[looked.region.by] | before[looked.region.by] | looked.region.scratch
-                yield from self._free(moment, looked, busy)
-        yield from self._visible(moment, poison)
+                yield from self._free(context, looked, busy)
+        yield from self._visible(context, poison)
 
-    def _untouched(self, moment: Moment, looked: Looked) -> Iterator[Comparison]:
+    def _untouched(self, context: EventContext, looked: Looked) -> Iterator[Comparison]:
         """Before the first event: new units are poison, and all red zones are one pattern."""
         if looked.gap:
             said = "the red zones are not alike: somebody wrote there while the engine was made"
-            yield self._comparison(moment, looked, (looked.before != looked.before[0, 0]), said)
+            yield self._comparison(context, looked, (looked.before != looked.before[0, 0]), said)
         elif looked.poison is not None:
-            yield self._comparison(moment, looked, looked.spoiled(looked.before), "is new and not poison")
+            yield self._comparison(context, looked, looked.spoiled(looked.before), "is new and not poison")
 
-    def _free(self, moment: Moment, looked: Looked, busy: set[int]) -> Iterator[Comparison]:
+    def _free(self, context: EventContext, looked: Looked, busy: set[int]) -> Iterator[Comparison]:
         wrong = looked.spoiled()
         taken = [unit for unit in busy if unit < len(wrong)]
         wrong[taken] = False
         if len(taken) < len(wrong):
-            yield self._comparison(moment, looked, wrong, "is free and not poison", len(taken))
+            yield self._comparison(context, looked, wrong, "is free and not poison", len(taken))
 
     def _comparison(
-        self, moment: Moment, looked: Looked, wrong: torch.Tensor, says: str, busy: int = 0
+        self, context: EventContext, looked: Looked, wrong: torch.Tensor, says: str, busy: int = 0
     ) -> Comparison:
         units, region = wrong.any(1).nonzero()[:, 0].tolist(), looked.region
         first = units[0] if units else None
@@ -76,23 +76,23 @@ class Poison:
         where = f"{region.name} {region.by} {first} {says}" if not looked.gap else f"{region.name}: {says}"
         more = f"; so are {counted(len(units) - 1, region.by)} more" if len(units) > 1 else ""
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, place,
+            self.name, self.tier, context.index, context.kind, place,
             elements=wrong.numel() - busy * wrong.shape[1], blocks=len(wrong) - busy,
             worst=float(wrong.sum()), allowed=0.0, slot=slot,
             diagnosis=where + more if units else "",
         )  # fmt: skip
 
-    def _visible(self, moment: Moment, poison: float) -> Iterator[Comparison]:
+    def _visible(self, context: EventContext, poison: float) -> Iterator[Comparison]:
         """What the subject shows of live requests, and what its ops gave."""
-        for name, state in moment.subject.after.items():
+        for name, state in context.subject.after.items():
             for place, tensor in state.parts():
-                if name not in moment.expected.flying or place.component not in IN_FLIGHT:
-                    yield from self._seen(moment, place, tensor, poison, name)
-        for place, tensor in moment.subject.places.items():
-            yield from self._seen(moment, place, tensor, poison, None)
+                if name not in context.expected.flying or place.component not in IN_FLIGHT:
+                    yield from self._seen(context, place, tensor, poison, name)
+        for place, tensor in context.subject.places.items():
+            yield from self._seen(context, place, tensor, poison, None)
 
     def _seen(
-        self, moment: Moment, place: Place, tensor: torch.Tensor, poison: float, request: str | None
+        self, context: EventContext, place: Place, tensor: torch.Tensor, poison: float, request: str | None
     ) -> Iterator[Comparison]:
         if not tensor.numel():
             return
@@ -101,12 +101,12 @@ class Poison:
         count = int(wrong.sum())
         if count:
             first = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
-            request = request or whose(moment, place, first)
+            request = request or whose(context, place, first)
             what = f"poison ({poison:g})" if wrong is own else "not a number, and not the poison's own bits"
             said = f"{count} of {tensor.numel()} elements are {what}, the first in row {first}"
         yield Comparison(
-            self.name, self.tier, moment.index, moment.kind, place, elements=tensor.numel(), worst=float(count),
-            allowed=0.0, request=request, slot=slot_of(moment, request), diagnosis=said,
+            self.name, self.tier, context.index, context.kind, place, elements=tensor.numel(), worst=float(count),
+            allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said,
         )  # fmt: skip
 
 
@@ -116,9 +116,9 @@ def poisoned(tensor: torch.Tensor, poison: float) -> torch.Tensor:
     return bits(tensor) == bits(own)
 
 
-def owned(moment: Moment) -> dict[str, set[int]]:
+def owned(context: EventContext) -> dict[str, set[int]]:
     """What a unit is counted by -> the units that the trace gives somebody after the event."""
-    expected = moment.expected
+    expected = context.expected
     pages = {page for each in expected.pages_after.values() for page in each}
     return {"slot": set(expected.slots_after.values()), "page": pages}
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from instep_reference.contract.engine import Commit, Draft, Forward, Region
 from instep_reference.contract.meaning import Positions
 
+from ..observe.context import EventContext
 from ..observe.memory import Looked
-from ..observe.moment import Moment
 from ..observe.pools import stands
-from ..observe.rows import Share, shares
+from ..observe.rows import RowSpan, row_spans
 from ..verdict import Comparison, Skipped, Tier
 
 Writes = dict[int, set[int] | None]  # unit -> positions; None: one of them, and the engine knows which
@@ -30,30 +30,30 @@ class Tails:
     def __init__(self) -> None:
         self.said = False
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison | Skipped]:
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         if not self.said:
-            yield from self._undeclared(moment)
+            yield from self._undeclared(context)
         self.said = True
-        if not isinstance(moment.event, Draft | Forward | Commit):
+        if not isinstance(context.event, Draft | Forward | Commit):
             return
-        for looked in moment.changes.looked:
+        for looked in context.changes.looked:
             along = None if looked.region.means is None else looked.region.means.positions
             if along is not None and looked.after.shape[1] > 1 and not looked.gap:
-                yield self._judged(moment, looked, along)
+                yield self._judged(context, looked, along)
 
-    def _undeclared(self, moment: Moment) -> Iterator[Skipped]:
-        regions = moment.changes.regions
+    def _undeclared(self, context: EventContext) -> Iterator[Skipped]:
+        regions = context.changes.regions
         unknown = dict.fromkeys(region.name for region in regions if region.means is None)
         if not regions:
-            yield Skipped(self.name, moment.index, "this engine shows no memory")
+            yield Skipped(self.name, context.index, "this engine shows no memory")
         elif unknown:
-            yield Skipped(self.name, moment.index, f"{', '.join(unknown)}: the engine does not declare what stands in "
+            yield Skipped(self.name, context.index, f"{', '.join(unknown)}: the engine does not declare what stands in "
                           "there (`Region.means`); every unit is looked at as a whole")  # fmt: skip
 
-    def _judged(self, moment: Moment, looked: Looked, along: Positions) -> Comparison:
+    def _judged(self, context: EventContext, looked: Looked, along: Positions) -> Comparison:
         region, changed = looked.region, looked.changed()
         said, first = [], None
-        writes = _writes(moment, region, along)
+        writes = _writes(context, region, along)
         for unit in changed.any(1).nonzero()[:, 0].tolist():
             positions = set(changed[unit].nonzero()[:, 0].tolist())
             allowed = writes.get(unit, set())
@@ -63,80 +63,80 @@ class Tails:
                 right = "one position" if allowed is None else _spelled(allowed) if allowed else "nothing"
                 said.append(f"{region.name} {region.by} {unit} changed at {_spelled(strays)}, where this event does "
                             f"not write (there it writes {right})")  # fmt: skip
-        place, request, slot = stands(region, first, moment.expected.slots_after)
+        place, request, slot = stands(region, first, context.expected.slots_after)
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, place, elements=changed.numel(), blocks=len(changed),
+            self.name, self.tier, context.index, context.kind, place, elements=changed.numel(), blocks=len(changed),
             worst=float(len(said)), allowed=0.0, request=request, slot=slot, diagnosis="; ".join(said),
         )
 
 
-def _writes(moment: Moment, region: Region, along: Positions) -> Writes:
+def _writes(context: EventContext, region: Region, along: Positions) -> Writes:
     """The positions of a region that the event writes, by what a position is."""
     count = region.units.shape[1]
-    trunk = list(enumerate(shares(moment, "trunk")))
-    verified = [(number, share) for number, share in trunk if share.kind == "verify"]
+    trunk = list(enumerate(row_spans(context, "trunk")))
+    verified = [(number, span) for number, span in trunk if span.kind == "verify"]
     match along.what:
         case "token":
             draft = region.means is not None and region.means.draft
-            return _paged(moment, ("extend", *_chain(moment)) if draft else ("trunk",), count)
+            return _paged(context, ("extend", *_chain(context)) if draft else ("trunk",), count)
         case "choice":
-            return _chosen(moment)
+            return _chosen(context)
         case "page":
-            return _mapped(moment)
+            return _mapped(context)
         case "entry":
-            return _by_unit(moment, region, (
-                (number, share, [(share.start + row) % count for row in range(share.count)])
-                for number, share in verified
+            return _by_unit(context, region, (
+                (number, span, [(span.start + row) % count for row in range(span.count)])
+                for number, span in verified
             ))
-    nodes = _by_unit(moment, region, ((number, share, range(share.count)) for number, share in verified))
+    nodes = _by_unit(context, region, ((number, span, range(span.count)) for number, span in verified))
     if along.what != "column" or region.by == "row":
         return nodes
     # A decode and a chunk write the column that they read.
-    marked: Writes = {moment.expected.slots_after[share.request]: None for _, share in trunk}
+    marked: Writes = {context.expected.slots_after[span.request]: None for _, span in trunk}
     return marked | nodes
 
 
-def _chosen(moment: Moment) -> Writes:
+def _chosen(context: EventContext) -> Writes:
     """Roots in position 0, drafts behind them."""
-    slots = moment.expected.slots_after
-    if isinstance(moment.event, Draft):
-        return {slots[name]: set(range(1, moment.expected.num_steps + 1)) for name in moment.event.requests}
-    return {slots[share.request]: {0} for share in shares(moment, "extend") if share.asked}
+    slots = context.expected.slots_after
+    if isinstance(context.event, Draft):
+        return {slots[name]: set(range(1, context.expected.num_steps + 1)) for name in context.event.requests}
+    return {slots[span.request]: {0} for span in row_spans(context, "extend") if span.logit_rows}
 
 
-def _mapped(moment: Moment) -> Writes:
+def _mapped(context: EventContext) -> Writes:
     """Pages that a request has now and had not before."""
-    before, slots = moment.expected.pages_before, moment.expected.slots_after
+    before, slots = context.expected.pages_before, context.expected.slots_after
     return {
         slots[name]: set(range(len(before.get(name, ())), len(pages)))
-        for name, pages in moment.expected.pages_after.items()
+        for name, pages in context.expected.pages_after.items()
     }
 
 
-def _chain(moment: Moment) -> list[str]:
-    return [f"chain.{step}" for step in range(1, moment.expected.num_steps)]
+def _chain(context: EventContext) -> list[str]:
+    return [f"chain.{step}" for step in range(1, context.expected.num_steps)]
 
 
-def _paged(moment: Moment, stages: Iterable[str], size: int) -> Writes:
+def _paged(context: EventContext, stages: Iterable[str], size: int) -> Writes:
     """Rows of these stages stand at consecutive positions of their requests' pages."""
     found: dict[int, set[int]] = {}
     for stage in stages:
         name, _, step = stage.partition(".")
         shift = int(step) - 1 if name == "chain" else 0
-        for share in shares(moment, stage):
-            pages = moment.expected.pages_after.get(share.request, ())
-            for at in range(share.start + shift, share.start + shift + share.count):
+        for span in row_spans(context, stage):
+            pages = context.expected.pages_after.get(span.request, ())
+            for at in range(span.start + shift, span.start + shift + span.count):
                 if at // size < len(pages):
                     found.setdefault(pages[at // size], set()).add(at % size)
     return {**found}
 
 
-def _by_unit(moment: Moment, region: Region, parts: Iterable[tuple[int, Share, Iterable[int]]]) -> Writes:
+def _by_unit(context: EventContext, region: Region, parts: Iterable[tuple[int, RowSpan, Iterable[int]]]) -> Writes:
     """Batch rows with their positions, as rows or as the slots of their requests."""
-    slots = moment.expected.slots_after
+    slots = context.expected.slots_after
     return {
-        number if region.by == "row" else slots[share.request]: set(positions)
-        for number, share, positions in parts if region.by == "row" or share.request in slots
+        number if region.by == "row" else slots[span.request]: set(positions)
+        for number, span, positions in parts if region.by == "row" or span.request in slots
     }
 
 

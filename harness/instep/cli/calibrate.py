@@ -1,4 +1,4 @@
-"""`instep calibrate`: are honest engines left alone, and how small an error is found?
+"""`instep calibrate`: are correct engines left alone, and how small an error is found?
 
 Leaves out: the runs (`instep.calibrate`).
 """
@@ -30,7 +30,7 @@ def calibrate(
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
-    """Run both tables; exit 0: no honest engine was called wrong, 1: one was, 3: nothing was compared.
+    """Run both tables; exit 0: no correct engine was called wrong, 1: one was, 3: nothing was compared.
 
     The bound of a rate takes blocks as independent; those of one engine are not quite, so it is a guide, no proof.
     """
@@ -39,10 +39,10 @@ def calibrate(
     from instep_reference.contract.errors import BadInput
 
     from .. import calibrate as calibration
+    from ..atomic_write import writable
     from ..report import tables
     from ..report.result import Result
     from ..verdict import Exit
-    from ..whole import writable
     from .progress import progress
 
     if not variants and not runs:
@@ -53,9 +53,9 @@ def calibrate(
     if json is not None:
         writable(json)
     shown = Console()
-    with progress("calibrate") as told:
+    with progress("calibrate") as advance:
         result = calibration.calibrate(
-            variants, device=device, op_sets=given.several("ops"), seconds=seconds, runs=runs, told=told
+            variants, device=device, op_sets=given.several("ops"), seconds=seconds, runs=runs, advance=advance
         )
     code = Exit.DIVERGED if result.alarms else Exit.AGREED if result.ran or result.limits else Exit.INCONCLUSIVE
     if json is not None:
@@ -94,5 +94,5 @@ def _limits(result: Calibration) -> Table:
     made = table("the smallest slip that is found in every run", {"place": "word", "activations": "word", **numbers})
     for limit in result.limits:
         sizes = ("" if limit.found[tier] is None else f"{limit.found[tier]:.0e}" for tier in tiers)
-        made.add_row(limit.slip, limit.storage, f"{limit.honest:.1e}", *sizes)
+        made.add_row(limit.slip, limit.storage, f"{limit.correct:.1e}", *sizes)
     return made

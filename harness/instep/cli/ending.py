@@ -31,7 +31,7 @@ class Command(TyperCommand):
     """
 
     def invoke(self, ctx: Any) -> Any:
-        from ..whole import is_stdout
+        from ..atomic_write import is_stdout
 
         if not any(isinstance(value, str | Path) and is_stdout(Path(value)) for value in ctx.params.values()):
             return self._invoked(ctx)
@@ -81,7 +81,7 @@ def leave(outputs: Outputs, code: int, error: BaseException | None) -> NoReturn:
     """End the process. error: what the command raised, None when it came to its end."""
     from instep_reference.contract.errors import BadInput
 
-    from ..whole import ReaderGone
+    from ..atomic_write import ReaderGone
 
     refused = _flushed()
     gone = outputs.reader_gone()
@@ -102,7 +102,7 @@ def report(error: BaseException) -> int:
     """One line on stderr, after the traceback if it was asked for; the exit code."""
     from instep_reference.contract.errors import InstepError
 
-    guard = sys.modules.get("instep.rig.guard")  # not loaded: then no subject was called yet
+    guard = sys.modules.get("instep.replay.guard")  # not loaded: then no subject was called yet
     if guard is not None and isinstance(error, guard.SubjectFailed):
         return _subject_failed(error)
     said, asked = " ".join(str(error).split()), bool(os.environ.get("INSTEP_TRACEBACK"))
@@ -118,8 +118,8 @@ def report(error: BaseException) -> int:
 
 def _subject_failed(error: Any) -> int:
     """The engine under test raised where no event is told apart: its finding all the same."""
+    from ..replay.failures import failure
     from ..report.words import trace
-    from ..rig.failures import failure
 
     found = failure(0, "", error)
     print("\n".join([f"DIVERGED  {found.diagnosis}", *trace(found.raised)]), flush=True)

@@ -38,10 +38,10 @@ def faults(
 
     from rich.console import Console
 
-    from ..faults import told
+    from ..atomic_write import writable, write_atomically
+    from ..faults import render
     from ..faults.matrix import Matrix
-    from ..faults.picture import drawn
-    from ..whole import writable, write_whole
+    from ..faults.picture import picture_of
 
     for file, other in ((json, picture), (picture, json)):
         if file is not None:
@@ -53,11 +53,11 @@ def faults(
     _traces_here()
     chosen = [replace(fault, how=replace(fault.how, **given.named)) for fault in chosen]
     result = _run(chosen, jobs or os.cpu_count() or 1, not no_text)
-    told.show(result, Console())
+    render.show(result, Console())
     if json is not None:
-        told.of(result, commit).write(json)
+        render.of(result, commit).write(json)
     if picture is not None:
-        write_whole({picture: drawn(Matrix.of(result)).encode()})
+        write_atomically({picture: picture_of(Matrix.of(result)).encode()})
     raise typer.Exit(int(result.exit))
 
 

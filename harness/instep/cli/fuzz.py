@@ -42,17 +42,17 @@ def fuzz(
     from rich.console import Console
 
     from ..fuzz.campaign import Settings
-    from ..fuzz.draw import DRAWN
+    from ..fuzz.draw import SAMPLED
     from ..verdict import Exit
 
     names = given.several("ops", "ledger", "plain")
-    drawn = [name for name in DRAWN if name not in given.named]
+    sampled = [name for name in SAMPLED if name not in given.named]
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     count = examples or (ENDLESS if minutes is not None else EXAMPLES)
     seconds = None if minutes is None else 60 * minutes / len(names)
     console, worst = Console(), Exit.AGREED
     for name in names:
-        result = _run(Settings(given.setting(ops=name), checkpoint, count, start, out, seconds, shrink, drawn))
+        result = _run(Settings(given.setting(ops=name), checkpoint, count, start, out, seconds, shrink, sampled))
         _show(result, console)
         worst = result.exit if worst is Exit.AGREED else worst
         if result.exit is Exit.DIVERGED:
@@ -68,9 +68,9 @@ def _run(settings: Settings) -> Result:
 
     total = None if settings.examples == ENDLESS else settings.examples
     name = f"runs of fuzz [{settings.setting.ops}], seed {settings.seed}"
-    with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, progress(name) as told:
+    with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, progress(name) as advance:
         set_hypothesis_home_dir(scratch)  # it leaves nothing in the user's folder
-        return campaign(settings, lambda examples: told(name, examples, total))
+        return campaign(settings, lambda examples: advance(name, examples, total))
 
 
 def _show(result: Result, console: Console) -> None:

@@ -34,10 +34,10 @@ def gate(
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
     from rich.console import Console
 
-    from ..perf import told
+    from ..atomic_write import writable
+    from ..perf import render
     from ..perf.gate import gate as run
     from ..perf.question import Question
-    from ..whole import writable
     from .progress import progress
 
     question = Question(
@@ -51,6 +51,6 @@ def gate(
         folder.mkdir(parents=True, exist_ok=True)
         report = run(question, folder, said)
     if json is not None:
-        told.of(report).write(json)
-    told.show(report, Console())
+        render.of(report).write(json)
+    render.show(report, Console())
     raise typer.Exit(int(report.exit))

@@ -44,14 +44,14 @@ def generate(
     from instep_reference.contract.checkpoint import Checkpoint
     from instep_reference.contract.errors import BadInput
 
+    from ..atomic_write import writable
     from ..budget import need
-    from ..generate import told
+    from ..generate import render
     from ..generate.decode import decode
     from ..generate.words import words_of
-    from ..rig.rig import must_hold
-    from ..rig.sides import candidates
+    from ..replay.participants import candidates
+    from ..replay.replay import must_hold
     from ..trace.file import beside, replaceable
-    from ..whole import writable
 
     if prompt and prompts is not None:
         raise BadInput("--prompts", found="--prompt too", expected="one of them")
@@ -74,13 +74,13 @@ def generate(
     memory = need(opened.config, setting.options(), max((*ask.header.candidates, ask.num_steps)) + 1,
                   ask.header.room().request_positions)
     console = Console()
-    told.texts(decoded, words, console)
-    told.figures(decoded, memory, verdict, console)
+    render.texts(decoded, words, console)
+    render.figures(decoded, memory, verdict, console)
     if trace is not None:
         _keep(decoded, trace)
     if json is not None:
-        told.of(decoded, memory, verdict, words).write(json)
-    raise typer.Exit(int(told.exit_of(verdict)))
+        render.of(decoded, memory, verdict, words).write(json)
+    raise typer.Exit(int(render.exit_of(verdict)))
 
 
 def _prompts(

@@ -40,12 +40,12 @@ def memory(
     from instep_optimized.options import check
     from instep_reference.contract.errors import BadInput
 
+    from ..atomic_write import writable
     from ..budget import needs, spelled, weights_bytes
     from ..report import tables
     from ..report.result import Result
     from ..shapes import sized_like
     from ..verdict import Exit
-    from ..whole import writable
 
     if not math.isfinite(gib):
         raise BadInput("--gib", found=gib, expected="a finite number")

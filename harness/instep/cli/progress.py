@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Told = Callable[[str, int, int | None], None]  # what is done now, how much of it, of how much (None: nobody knows)
+Advance = Callable[[str, int, int | None], None]  # what is done now, how much of it, of how much (None: nobody knows)
 
 
 @contextmanager
-def progress(first: str) -> Iterator[Told]:
-    """A bar that begins with these words; what it gives is told the rest."""
+def progress(first: str) -> Iterator[Advance]:
+    """A bar that begins with these words; what it gives takes the rest."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -23,8 +23,8 @@ def progress(first: str) -> Iterator[Told]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(escape(first), total=None)
 
-        def told(what: str, done: int, of: int | None) -> None:
+        def advance(what: str, done: int, of: int | None) -> None:
             bar.tasks[0].total = of  # `update` takes None for "as before"
             bar.update(task, description=escape(what), completed=done)
 
-        yield told
+        yield advance

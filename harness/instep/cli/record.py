@@ -14,7 +14,7 @@ import typer
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
-    from ..rig.setting import Setting
+    from ..replay.setting import Setting
     from ..trace.file import Trace
     from ..trace.policy import Policy
 
@@ -43,8 +43,8 @@ def record(
 
     replaceable(out)
     instead = {"num_steps": num_steps, "rounds": rounds, "seed": seed}
-    told = replace(read_policy(policy), **{name: value for name, value in instead.items() if value is not None})
-    trace = make(checkpoint, read_prompts(prompts), told, out, given.setting(dtype=dtype))
+    advance = replace(read_policy(policy), **{name: value for name, value in instead.items() if value is not None})
+    trace = make(checkpoint, read_prompts(prompts), advance, out, given.setting(dtype=dtype))
     kinds = [type(event).__name__.lower() for event in trace.events]
     print(f"{out}: {len(kinds)} events, " + ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)))
 
@@ -57,10 +57,10 @@ def make(
 
     from instep_reference.contract.checkpoint import Checkpoint
 
+    from ..replay.participants import Plan, reference
+    from ..replay.setting import Setting
+    from ..replay.single import header_of
     from ..report.machine import installed
-    from ..rig.alone import header_of
-    from ..rig.setting import Setting
-    from ..rig.sides import Plan, reference
     from ..trace.drive import drive, recorded
     from ..trace.file import write
     from ..trace.header import Model, Recording

@@ -30,22 +30,22 @@ def relations(
     from rich.console import Console
 
     from .. import relations as table
-    from ..relations import told
+    from ..atomic_write import writable
+    from ..relations import render
     from ..relations.case import Case
-    from ..rig.rig import Rig
+    from ..replay.replay import Replay
     from ..trace.file import read
-    from ..whole import writable
     from .progress import progress
 
     wanted = table.relations(name or ())
     if json is not None:
         writable(json, trace)
-    rig = Rig(read(trace), given.setting(), checkpoint=checkpoint)
-    case = Case.of(rig.trace, rig.plan, until=until, bitwise=bitwise, tokens=tokens)
+    replay = Replay(read(trace), given.setting(), checkpoint=checkpoint)
+    case = Case.of(replay.trace, replay.plan, until=until, bitwise=bitwise, tokens=tokens)
     with progress("relations") as said:
         found = table.held(case, wanted, lambda relation: said(relation.name, wanted.index(relation), len(wanted)))
-    run = told.Run(trace, checkpoint, until, case, tuple(found))
+    run = render.Run(trace, checkpoint, until, case, tuple(found))
     if json is not None:
-        told.of(run, commit).write(json)
-    told.show(run, Console())
+        render.of(run, commit).write(json)
+    render.show(run, Console())
     raise typer.Exit(int(table.worst(found)))

@@ -1,6 +1,6 @@
 """`instep replay`: a trace through both sides, everything compared after every event.
 
-Leaves out: how (`instep.rig`) and the words (`instep.report`).
+Leaves out: how (`instep.replay`) and the words (`instep.report`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
     from ..checks import Check
-    from ..rig.rig import Outcome, Rig
-    from ..rig.variant import Variant
+    from ..replay.replay import Outcome, Replay
+    from ..replay.variant import Variant
     from ..trace.file import Trace
     from ..trace.header import Part
     from ..verdict import Tier
@@ -47,18 +47,18 @@ def replay(
 
     from instep_reference.contract.errors import BadInput
 
-    from ..observe.trail import Trail
+    from ..atomic_write import writable, write_atomically
+    from ..observe.event_digests import EventDigests
+    from ..replay.replay import Replay
+    from ..replay.variant import Variant, patch_of, swaps_of
     from ..report import data, terminal
-    from ..rig.rig import Rig
-    from ..rig.variant import Variant, graft_of, swaps_of
     from ..trace.file import read
     from ..trace.header import Part
     from ..verdict import tiers_of
-    from ..whole import writable, write_whole
 
     given.setting()  # what is wrong with it is said before anything is read
     judged = tiers_of(tiers or ())
-    variant = Variant(swaps_of(swap or ()), tuple(map(graft_of, graft or ())))
+    variant = Variant(swaps_of(swap or ()), tuple(map(patch_of, graft or ())))
     for file, other in ((json, trail), (trail, json)):
         if file is not None:
             writable(file, trace, other)
@@ -67,10 +67,10 @@ def replay(
     runs = [Part(name, until) for name in named] if named else _planned(loaded, until)
     if not runs:
         raise BadInput(f"{trace.name} line 1: replay", found="no op set", expected="one, or --ops to name it")
-    trails = [Trail() for _ in runs]
+    trails = [EventDigests() for _ in runs]
     outcomes = [
         _run(
-            loaded, Rig(
+            loaded, Replay(
                 loaded, given.setting(ops=run.ops, strategy=run.strategy, conv=run.conv), checkpoint=checkpoint
             ), run.until, layer, judged, variant, ladder, () if trail is None else (kept,),
         )
@@ -78,7 +78,7 @@ def replay(
     ]
     if trail is not None:
         lines = [f"{run.ops} {line}\n" for run, kept in zip(runs, trails, strict=True) for line in kept.lines]
-        write_whole({trail: "".join(lines).encode()})
+        write_atomically({trail: "".join(lines).encode()})
     if json is not None:
         data.of(outcomes, commit).write(json)
     terminal.show(outcomes, Console())
@@ -96,21 +96,21 @@ def _planned(trace: Trace, until: int | None) -> list[Part]:
 
 
 def _run(
-    trace: Trace, rig: Rig, until: int | None, layers: list[int] | None, tiers: Collection[Tier], variant: Variant,
-    ladder: bool, also: Sequence[Check],
+    trace: Trace, replay: Replay, until: int | None, layers: list[int] | None, tiers: Collection[Tier],
+    variant: Variant, ladder: bool, also: Sequence[Check],
 ) -> Outcome:
     from ..localise import locate
-    from ..rig.variant import AS_IS
+    from ..replay.variant import AS_IS
     from .progress import progress
 
     total = len(trace.events) if until is None else min(until + 1, len(trace.events))
-    name = f"{trace.header.name} [{rig.plan.setting.ops}]"
-    with progress(name) as told:
-        outcome = rig.run(
-            until=until, layers=layers, progress=lambda index, event: told(name, index + 1, total), variant=variant,
+    name = f"{trace.header.name} [{replay.plan.setting.ops}]"
+    with progress(name) as advance:
+        outcome = replay.run(
+            until=until, layers=layers, progress=lambda index, event: advance(name, index + 1, total), variant=variant,
             also=also, tiers=tiers,
         )
         if not (ladder and outcome.verdict.findings) or variant != AS_IS:
             return outcome
-        told(f"{trace.header.name}: where it was made", 0, None)
-        return replace(outcome, located=locate(rig, outcome, layers))
+        advance(f"{trace.header.name}: where it was made", 0, None)
+        return replace(outcome, located=locate(replay, outcome, layers))

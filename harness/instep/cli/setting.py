@@ -1,6 +1,6 @@
 """The options that say how a subject is set up, given to a command.
 
-Leaves out: their names and sentences (`instep.options`), what they mean (`instep.rig.setting`), and torch.
+Leaves out: their names and sentences (`instep.options`), what they mean (`instep.replay.setting`), and torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typer
 from ..options import OPTIONS
 
 if TYPE_CHECKING:
-    from ..rig.setting import Setting
+    from ..replay.setting import Setting
 
 
 
@@ -36,7 +36,7 @@ class Given:
 
         An option that may be repeated is given in `otherwise`, one of its values at a time.
         """
-        from ..rig.setting import Setting
+        from ..replay.setting import Setting
 
         once = {name: value for name, value in self.named.items() if not isinstance(value, list)}
         return Setting.of(**{**otherwise, **once})

@@ -27,10 +27,10 @@ def shapes(
     """Run an op set at the sizes of real models, weights drawn; exit 0: all agree, 1: divergence, 3: nothing judged."""
     from rich.console import Console
 
+    from ..atomic_write import writable
     from ..report import data, terminal
     from ..shapes import NAMES
     from ..shapes.run import shaped
-    from ..whole import writable
 
     if json is not None:
         writable(json)

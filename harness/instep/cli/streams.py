@@ -34,12 +34,12 @@ def streams(
     from instep_optimized.commit import STRATEGIES
     from instep_reference.contract.errors import BadInput
 
+    from ..atomic_write import writable
+    from ..replay.replay import must_have
     from ..report import data, terminal
-    from ..rig.rig import must_have
     from ..streams.checkpoint import config
     from ..streams.run import LEVELS, streamed
     from ..trace.file import read
-    from ..whole import writable
 
     chosen = [one for one in LEVELS if level is None or one in level]
     if len(chosen) < len(set(level or LEVELS)):

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ..rig.setting import Setting
+from ..replay.setting import Setting
 from ..verdict import Exit
 from . import plant
 from .freerun import POLICY
@@ -32,9 +32,9 @@ class Arm:
     findings  of the event at which it stopped, first finding first, as a result file has them
     looked    check -> its tier, of the checks that compared something at that event
     served    package -> digest of the source that answered
-    trail     a line for every event that was served (`observe/trail.py`)
+    trail     a line for every event that was served (`observe/event_digests.py`)
     events    how many events were served; of: how many the trace has
-    cause     what the ladder says made it (`instep.localise`)
+    cause     what made it, once confirmed (`instep.localise`)
     error     the last thing it said, where there is no result
     """
 

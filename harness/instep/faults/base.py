@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from instep_reference.contract.place import Place
 
-from ..rig.setting import Setting
+from ..replay.setting import Setting
 
 
 @dataclass(frozen=True)

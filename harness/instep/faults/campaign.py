@@ -1,6 +1,6 @@
 """Plants faults one by one and runs each beside its control, several processes at a time.
 
-Leaves out: a single run (`arms.py`), what comes of it (`judge.py`), and telling it (`told.py`, `picture.py`).
+Leaves out: a single run (`arms.py`), what comes of it (`judge.py`), and telling it (`render.py`, `picture.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..rig.setting import Setting
+from ..replay.setting import Setting
 from . import plant
 from .arms import Arm, Said, both, related, replayed, spoken
 from .base import Fault, speaking

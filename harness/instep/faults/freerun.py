@@ -18,16 +18,16 @@ import msgspec
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, RequestState
 
-from ..observe.onlookers import LastStates
-from ..observe.trail import feed
-from ..rig.alone import engine, header_of
-from ..rig.rig import served
-from ..rig.setting import Setting
-from ..trace.book import Standing
+from ..observe.event_digests import feed
+from ..observe.observers import LastStates
+from ..replay.replay import served
+from ..replay.setting import Setting
+from ..replay.single import engine, header_of
 from ..trace.drive import drive
+from ..trace.event_rules import EventRules
 from ..trace.file import Trace, read
-from ..trace.legal import Law
 from ..trace.policy import Policy, read_policy
+from ..trace.request_table import Standing
 
 ENDLESS = 1000  # rounds: more than anybody needs
 POLICY = ".policy.json"  # beside every trace of a fault: what it was recorded from
@@ -49,11 +49,11 @@ def spoken(trace: Path, setting: Setting, tokens: int) -> dict[str, Any]:
             events.append(step.event)
     except Exception as broken:  # whatever it is: that it broke is what a user sees
         error = f"{type(broken).__name__}: {' '.join(str(broken).split())}"
-    law = Law(header)
+    rules = EventRules(header)
     for event in events:
-        law.apply(event)
-    standings = {one.request: one for one in (*law.book.ended, *law.book.live.values())}
-    return _told(standings, events, tokens) | {"states": last.found, "error": error, "served": served()}
+        rules.apply(event)
+    standings = {one.request: one for one in (*rules.table.ended, *rules.table.live.values())}
+    return _data(standings, events, tokens) | {"states": last.found, "error": error, "served": served()}
 
 
 def freed(policy: Policy, trace: Trace, tokens: int) -> Policy:
@@ -76,7 +76,7 @@ def _prompts(trace: Trace) -> dict[str, tuple[int, ...]]:
     return {event.request: event.prompt for event in trace.events if isinstance(event, Admit)}
 
 
-def _told(standings: Mapping[str, Standing], events: Iterable[AnyEvent], tokens: int) -> dict[str, Any]:
+def _data(standings: Mapping[str, Standing], events: Iterable[AnyEvent], tokens: int) -> dict[str, Any]:
     """drafts: how many were verified; accepted: how many of them the engine took."""
     drafts = accepted = 0
     windows: dict[str, int] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..rig.setting import Setting
+from ..replay.setting import Setting
 from .base import Edit, Wrap
 
 

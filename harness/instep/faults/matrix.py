@@ -1,6 +1,6 @@
 """The matrix fault x check: what every check did at the event at which a fault's run stopped.
 
-Leaves out: drawing it (`told.py` as text, `picture.py` as a picture).
+Leaves out: drawing it (`render.py` as text, `picture.py` as a picture).
 """
 
 from __future__ import annotations

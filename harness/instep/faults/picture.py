@@ -32,7 +32,7 @@ STYLE = """
 """
 
 
-def drawn(matrix: Matrix) -> str:
+def picture_of(matrix: Matrix) -> str:
     """The whole file."""
     rows = [row for family in matrix.families.values() for row in family]
     label = MARGIN + CHAR * max((len(row.judged.fault.id) for row in rows), default=0) + 10
@@ -44,7 +44,7 @@ def drawn(matrix: Matrix) -> str:
     height = head + ROW * len(rows) + GAP * len(matrix.families) + FOOT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}" role="img" aria-label="{_told(matrix)}">',
+        f'height="{height:.0f}" role="img" aria-label="{_label(matrix)}">',
         f"<style>{STYLE}</style>",
         *_head(matrix.columns, label, edges, head),
     ]
@@ -67,7 +67,7 @@ def drawn(matrix: Matrix) -> str:
     return "\n".join([*parts, *_legend(y + FOOT / 2), "</svg>", ""])
 
 
-def _told(matrix: Matrix) -> str:
+def _label(matrix: Matrix) -> str:
     """What the picture shows, for whoever cannot see it."""
     faults = [row.judged for family in matrix.families.values() for row in family]
     return f"{sum(one.found for one in faults)} of {len(faults)} planted faults found, by {len(matrix.columns)} checks"

@@ -21,11 +21,11 @@ from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError
 
+from ..replay.participants import Plan
+from ..replay.replay import Outcome, Replay
+from ..replay.setting import Setting
+from ..replay.single import header_of
 from ..report.machine import installed
-from ..rig.alone import header_of
-from ..rig.rig import Outcome, Rig
-from ..rig.setting import Setting
-from ..rig.sides import Plan
 from ..trace.file import read, replaceable
 from ..trace.header import Model, Part, Recording
 from ..trace.policy import Policy
@@ -49,7 +49,7 @@ Progress = Callable[[int], None]
 class Settings:
     """What is run: op set, model, how many runs, for how long (None: no clock), and where a finding goes.
 
-    setting  how the subject is set up; drawn: fields of it that every run draws anew (`draw.DRAWN`)
+    setting  how the subject is set up; sampled: fields of it that every run draws anew (`draw.SAMPLED`)
     """
 
     setting: Setting
@@ -59,14 +59,14 @@ class Settings:
     out: Path
     seconds: float | None = None
     shrink_s: float = SHRINK_S
-    drawn: Collection[str] = draw.DRAWN
+    sampled: Collection[str] = draw.SAMPLED
 
 
 @dataclass
 class Result:
     """What a campaign came to. found: the trace of the smallest failing run and what was said of it.
 
-    refused  kind of event -> how often the law refused what was drawn (no page left, mostly)
+    refused  kind of event -> how often the rules refused what was drawn (no page left, mostly)
     again    whether the sides parted again when that trace was replayed from its file
     cut      why shrinking ended before its time, "" where it did not
     """
@@ -155,7 +155,7 @@ class _Host:
         setting = self.settings.setting
         layers = self.opened.config.mtp_layers if setting.mode == "vanilla" else None
         room, steps = draw.room(choose), draw.candidates(choose, layers)
-        setting = replace(setting, **draw.strategies(choose, self.settings.drawn))
+        setting = replace(setting, **draw.strategies(choose, self.settings.sampled))
         self._go_on()
         adaptive = {"candidate_steps": sorted(steps), **HASTY}
         file = AdaptiveFile.of(adaptive, "fuzz")
@@ -182,8 +182,8 @@ class _Host:
     def serve(self, example: Example, event: Any) -> None:
         """Serve it; keep the example, and write its trace, when it is the smallest that failed."""
         self._go_on()
-        book = example.law.book
-        before = replace(book, live=dict(book.live))
+        table = example.rules.table
+        before = replace(table, live=dict(table.live))
         elements = example.elements
         try:
             example.serve(event)
@@ -201,7 +201,7 @@ class _Host:
                 self.result.events += 1
                 self.result.elements += example.elements - elements
         if self.smallest is None:
-            self.result.coverage.note(before, event, example.law.book)
+            self.result.coverage.note(before, event, example.rules.table)
 
     def refused(self, event: Any) -> None:
         self.result.refused[str(event.__struct_config__.tag)] += 1
@@ -269,7 +269,7 @@ def _again(example: Example, settings: Settings) -> tuple[Outcome, bool]:
 
     Sides that agree this time did part once: then what was found stands as it was found.
     """
-    outcome = Rig(read(place(settings)), example.setting, checkpoint=settings.checkpoint).run()
+    outcome = Replay(read(place(settings)), example.setting, checkpoint=settings.checkpoint).run()
     if outcome.verdict.exit is Exit.DIVERGED:
         return outcome, True
     return replace(outcome, verdict=example.verdict), False

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from instep_reference.contract import engine as e
 
-from ..trace.book import Book, Phase
+from ..trace.request_table import Phase, RequestTable
 
 
 @dataclass
@@ -33,9 +33,9 @@ class Past:
 class Turn:
     """One event and where everything stood around it."""
 
-    before: Book
+    before: RequestTable
     event: e.AnyEvent
-    after: Book
+    after: RequestTable
     past: Past
 
 
@@ -54,7 +54,7 @@ class Coverage:
     def begin(self) -> None:
         self._past, self._last = Past(), "start"
 
-    def note(self, before: Book, event: e.AnyEvent, after: Book) -> None:
+    def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
         turn, kind = Turn(before, event, after, self._past), str(event.__struct_config__.tag)
         self.met.update(name for name, holds in CONDITIONS.items() if holds(turn))
         self.events[kind] += 1

@@ -1,7 +1,7 @@
 """Drawing the room of a run and one event at a time: sizes around the edges at which engines go wrong.
 
-Leaves out: legality. The law says whom an event may name, and has the last word on what is drawn here, so that no
-rule about it is written a second time. Every choice is drawn: picks, roots, accepted paths and bonuses.
+Leaves out: legality. The rules say whom an event may name, and they have the last word on what is drawn here, so that
+no rule about it is written a second time. Every choice is drawn: picks, roots, accepted paths and bonuses.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from hypothesis.strategies import SearchStrategy
 
 from instep_reference.contract import engine as e
 
-from ..rig.setting import KNOWN
-from ..trace.book import Standing
+from ..replay.setting import KNOWN
+from ..trace.event_rules import EventRules
 from ..trace.header import Room
-from ..trace.legal import Law
+from ..trace.request_table import Standing
 
 T = TypeVar("T")
 
 STEPS = (1, 3, 2, 7, 4)  # candidate step counts; a failing run shrinks to the first ones
-DRAWN = ("strategy", "conv")  # a drafter hangs on the model: it is named, or the usual one
+SAMPLED = ("strategy", "conv")  # a drafter hangs on the model: it is named, or the usual one
 SLOTS = (2, 4)  # fewest and most slots
 SPREAD = 2  # slots are drawn from this many times as many, so that they are sparse
 PAGE_SIZES = (4, 16, 3)
@@ -55,74 +55,74 @@ def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
 
 def strategies(draw: Draw, fields: Collection[str]) -> dict[str, Any]:
     """How states and conv windows are committed, as keywords: those of `fields` that can be drawn."""
-    return {field: draw(st.sampled_from(list(KNOWN[field]))) for field in DRAWN if field in fields}
+    return {field: draw(st.sampled_from(list(KNOWN[field]))) for field in SAMPLED if field in fields}
 
 
-def admit(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+def admit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     """A new request, or one with the prompt of a saved state; names are used again once they are free."""
-    name = next(name for name in map(_named, range(len(law.book.live) + 1)) if name not in law.book.live)
-    kept = [standing.prompt for standing in law.book.saved.values()]
+    name = next(name for name in map(_named, range(len(rules.table.live) + 1)) if name not in rules.table.live)
+    kept = [standing.prompt for standing in rules.table.saved.values()]
     if bool(kept) and draw(st.booleans()):
         return e.Admit(name, draw(st.sampled_from(kept)))
-    return e.Admit(name, _tokens(draw, law, _size(draw, law, edges)))
+    return e.Admit(name, _tokens(draw, rules, _size(draw, rules, edges)))
 
 
-def forward(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+def forward(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     """Prefill, verify and decode rows as they come, in any order."""
-    kinds = {name: kind for kind in ("prefill", "verify", "decode") for name in law.legal().get(kind, ())}
-    return e.Forward(tuple(_row(draw, law, edges, kinds[name], name) for name in _some(draw, list(kinds))))
+    kinds = {name: kind for kind in ("prefill", "verify", "decode") for name in rules.legal().get(kind, ())}
+    return e.Forward(tuple(_row(draw, rules, edges, kinds[name], name) for name in _some(draw, list(kinds))))
 
 
-def draft(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+def draft(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     """Chains of as many drafts as the step count says."""
-    names = _some(draw, law.legal()["draft"])
-    return e.Draft(names, tuple(_tokens(draw, law, law.book.num_steps) for _ in names))
+    names = _some(draw, rules.legal()["draft"])
+    return e.Draft(names, tuple(_tokens(draw, rules, rules.table.num_steps) for _ in names))
 
 
-def commit(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+def commit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     """All that was verified, in any order; nothing accepted, everything, or as it comes."""
-    names = tuple(draw(st.permutations(law.legal()["commit"])))
+    names = tuple(draw(st.permutations(rules.legal()["commit"])))
     share = draw(st.sampled_from(("none", "ragged", "all")))
-    return e.Commit(names, tuple(_path(draw, law, law.book.live[name], share) for name in names))
+    return e.Commit(names, tuple(_path(draw, rules, rules.table.live[name], share) for name in names))
 
 
-def set_num_steps(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
-    return e.SetNumSteps(int(draw(st.sampled_from(law.legal()["set_num_steps"]))))
+def set_num_steps(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    return e.SetNumSteps(int(draw(st.sampled_from(rules.legal()["set_num_steps"]))))
 
 
-def save(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
-    return e.Save(draw(st.sampled_from(law.legal()["save"])), f"kept {len(law.book.saved)}")
+def save(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    return e.Save(draw(st.sampled_from(rules.legal()["save"])), f"kept {len(rules.table.saved)}")
 
 
-def load(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
-    name = draw(st.sampled_from(law.legal()["load"]))
-    prompt = law.book.live[name].prompt
-    fitting = [kept for kept, standing in law.book.saved.items() if standing.prompt == prompt]
+def load(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    name = draw(st.sampled_from(rules.legal()["load"]))
+    prompt = rules.table.live[name].prompt
+    fitting = [kept for kept, standing in rules.table.saved.items() if standing.prompt == prompt]
     return e.Load(name, draw(st.sampled_from(fitting)))
 
 
-def preempt(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
-    return e.Preempt(draw(st.sampled_from(law.legal()["preempt"])))
+def preempt(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    return e.Preempt(draw(st.sampled_from(rules.legal()["preempt"])))
 
 
-def resume(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
-    return e.Resume(draw(st.sampled_from(law.legal()["resume"])))
+def resume(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    return e.Resume(draw(st.sampled_from(rules.legal()["resume"])))
 
 
-def finish(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
-    return e.Finish(draw(st.sampled_from(law.legal()["finish"])))
+def finish(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    return e.Finish(draw(st.sampled_from(rules.legal()["finish"])))
 
 
-def abort(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
-    return e.Abort(draw(st.sampled_from(law.legal()["abort"])))
+def abort(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    return e.Abort(draw(st.sampled_from(rules.legal()["abort"])))
 
 
-def idle(draw: Draw, law: Law, edges: Sequence[int]) -> e.Event:
+def idle(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     return e.Idle()
 
 
-Drawer = Callable[[Draw, Law, Sequence[int]], e.Event]
-# What the scheduler does beside forwards and rounds, by the law's names.
+Drawer = Callable[[Draw, EventRules, Sequence[int]], e.Event]
+# What the scheduler does beside forwards and rounds, by the names of the event rules.
 UPKEEP: dict[str, Drawer] = {
     "load": load, "resume": resume, "save": save, "preempt": preempt, "set_num_steps": set_num_steps,
     "finish": finish, "abort": abort, "idle": idle,
@@ -148,29 +148,29 @@ def _some(draw: Draw, names: Sequence[str]) -> tuple[str, ...]:
     return order if draw(st.booleans()) else order[: draw(st.integers(1, len(order)))]
 
 
-def _size(draw: Draw, law: Law, edges: Sequence[int]) -> int:
+def _size(draw: Draw, rules: EventRules, edges: Sequence[int]) -> int:
     """A number of prompt tokens: around an edge, or any."""
-    window = law.book.num_steps + 1
+    window = rules.table.num_steps + 1
     sizes = st.one_of(st.sampled_from(sorted({*edges, window, window + 1})), st.integers(1, 12))
     return draw(st.sampled_from(LONG)) if draw(st.integers(0, 19)) == 19 else draw(sizes)
 
 
-def _tokens(draw: Draw, law: Law, count: int) -> tuple[int, ...]:
-    first, stride = draw(st.integers(0, law.vocab - 1)), draw(st.sampled_from(STRIDES))
-    return tuple((first + at * stride) % law.vocab for at in range(count))
+def _tokens(draw: Draw, rules: EventRules, count: int) -> tuple[int, ...]:
+    first, stride = draw(st.integers(0, rules.vocab - 1)), draw(st.sampled_from(STRIDES))
+    return tuple((first + at * stride) % rules.vocab for at in range(count))
 
 
-def _row(draw: Draw, law: Law, edges: Sequence[int], kind: str, name: str) -> e.Row:
-    root, unread = draw(st.integers(0, law.vocab - 1)), law.book.live[name].unread
+def _row(draw: Draw, rules: EventRules, edges: Sequence[int], kind: str, name: str) -> e.Row:
+    root, unread = draw(st.integers(0, rules.vocab - 1)), rules.table.live[name].unread
     if kind == "prefill":
         whole = draw(st.booleans())
-        tokens = unread if whole else min(_size(draw, law, edges), unread)
+        tokens = unread if whole else min(_size(draw, rules, edges), unread)
         return e.Row(name, "prefill", tokens, root if tokens == unread else None)
     return e.Row(name, "decode", root=root) if kind == "decode" else e.Row(name, "verify")
 
 
-def _path(draw: Draw, law: Law, standing: Standing, share: str) -> e.Path:
+def _path(draw: Draw, rules: EventRules, standing: Standing, share: str) -> e.Path:
     drafts = len(standing.window) - 1
     count = {"none": 0, "all": drafts}.get(share)
     count = draw(st.integers(0, drafts)) if count is None else count
-    return e.Path(tuple(range(1, count + 1)), draw(st.integers(0, law.vocab - 1)))
+    return e.Path(tuple(range(1, count + 1)), draw(st.integers(0, rules.vocab - 1)))

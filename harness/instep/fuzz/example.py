@@ -10,16 +10,16 @@ from pathlib import Path
 
 from instep_reference.contract.engine import Answer, AnyEvent
 
-from ..observe.moment import Moment
-from ..rig.guard import SubjectFailed
-from ..rig.lockstep import Lockstep, run
-from ..rig.rig import checks_for
-from ..rig.sides import Plan, seat
+from ..observe.context import EventContext
+from ..replay.guard import SubjectFailed
+from ..replay.lockstep import Lockstep, run
+from ..replay.participants import Plan, participants_of
+from ..replay.replay import checks_for
 from ..trace.drive import Step, recorded
+from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.file import write as write_trace
 from ..trace.header import Header
-from ..trace.legal import Law
 from ..verdict import Comparison, Skipped, Tier, Verdict
 
 
@@ -40,13 +40,13 @@ class Example:
         self._answers = _Answers()
         self._lockstep: Lockstep | SubjectFailed
         try:
-            sides = seat(plan)
+            participants = participants_of(plan)
         except SubjectFailed as failed:
-            self._lockstep, self.law = failed, Law(header)
+            self._lockstep, self.rules = failed, EventRules(header)
             return
-        self._checks = (self._answers, *checks_for(plan, sides))
-        self._lockstep = Lockstep(self._trace(), sides)
-        self.law = self._lockstep.law
+        self._checks = (self._answers, *checks_for(plan, participants))
+        self._lockstep = Lockstep(self._trace(), participants)
+        self.rules = self._lockstep.rules
 
     def serve(self, event: AnyEvent) -> None:
         """One more event on every side; raises `Diverged` when they disagree about it."""
@@ -82,6 +82,6 @@ class _Answers:
     def __init__(self) -> None:
         self.said: dict[int, Answer | None] = {}
 
-    def __call__(self, moment: Moment) -> Iterable[Comparison | Skipped]:
-        self.said[moment.index] = moment.truth.answer
+    def __call__(self, context: EventContext) -> Iterable[Comparison | Skipped]:
+        self.said[context.index] = context.truth.answer
         return ()

@@ -1,7 +1,7 @@
-"""The state machine: Hypothesis rules over the events, each enabled when the law allows it.
+"""The state machine: Hypothesis rules over the events, each enabled when the rules allow it.
 
 Leaves out: the events' contents (`draw.py`) and how many runs there are (`campaign.py`). A rule draws an event; when
-the law refuses it (no page is left, say) nothing happens. Some rules are a whole round, so that runs get far.
+the rules refuse it (no page is left, say) nothing happens. Some rules are a whole round, so that runs get far.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Host(Protocol):
 
 def legal(*kinds: str) -> Callable[[Any], Any]:
     """Enable a rule when one of these kinds of event or row may come next."""
-    return precondition(lambda self: self.example is not None and bool({*kinds} & self.example.law.legal().keys()))
+    return precondition(lambda self: self.example is not None and bool({*kinds} & self.example.rules.legal().keys()))
 
 
 class Machine(RuleBasedStateMachine):
@@ -111,19 +111,19 @@ class Machine(RuleBasedStateMachine):
         self._do(draw.UPKEEP[data.draw(st.sampled_from(kinds))], data)
 
     def _may(self, kind: str) -> bool:
-        return self.example is not None and kind in self.example.law.legal()
+        return self.example is not None and kind in self.example.rules.legal()
 
     def _do(self, drawer: draw.Drawer, data: Any) -> bool:
-        """Draw an event and serve it, unless the law refuses it; whether it was served."""
+        """Draw an event and serve it, unless the rules refuse it; whether it was served."""
         assert self.example is not None  # `begin` comes first
         try:
-            event = drawer(data.draw, self.example.law, self.host.edges)
+            event = drawer(data.draw, self.example.rules, self.host.edges)
         except HypothesisException:  # its own way to end an example
             raise
         except Exception as error:  # the drawer is at fault, and nobody else: no finding, and nothing to shrink
             self.host.failed(error)
         try:
-            self.example.law.check(event)
+            self.example.rules.check(event)
         except BadInput:
             self.host.refused(event)
             return False

@@ -18,15 +18,15 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import AnyEvent, Finish, RequestState
 from instep_reference.contract.errors import BadInput
 
-from ..observe.onlookers import LastStates, on_host
-from ..rig.alone import engine, header_of
-from ..rig.setting import Setting
-from ..rig.sides import candidates
-from ..trace.book import Standing
+from ..observe.observers import LastStates, on_host
+from ..replay.participants import candidates
+from ..replay.setting import Setting
+from ..replay.single import engine, header_of
 from ..trace.drive import Step, drive
+from ..trace.event_rules import EventRules
 from ..trace.header import Header, Model, Part, Recording, Room
-from ..trace.legal import Law
 from ..trace.policy import Arrival, Policy
+from ..trace.request_table import Standing
 
 PAGE_SIZE = 16
 CHUNK = 64  # tokens of a prompt that run in one step, beside the windows of others
@@ -99,10 +99,10 @@ class Decoded:
     @cached_property
     def ended(self) -> Mapping[str, Standing]:
         """Request -> how the trace leaves it, in order of the prompts."""
-        law = Law(self.ask.header)
+        rules = EventRules(self.ask.header)
         for event in self.events:
-            law.apply(event)
-        ended = {standing.request: standing for standing in law.book.ended}
+            rules.apply(event)
+        ended = {standing.request: standing for standing in rules.table.ended}
         return {name: ended[name] for name in self.ask.prompts}
 
     def said(self, request: str) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """What one model decoded, played by another: same requests, chunks, step counts and accepted counts, all forced.
 
 So a small trained model lends its accepted counts to a large one of random weights, whose time then counts. First the
-run is checked (`rig/large.py`); then it is timed, and at every finish the timed engine must hold the very bits that
-the checked one held. Leaves out: choosing anything.
+run is checked (`replay/large_model.py`); then it is timed, and at every finish the timed engine must hold the very bits
+that the checked one held. Leaves out: choosing anything.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from instep_reference.contract.engine import (
 )
 from instep_reference.contract.errors import BadInput
 
-from ..observe.moment import Moment
-from ..observe.onlookers import LastStates
+from ..observe.context import EventContext
+from ..observe.observers import LastStates
 from ..player import Observer, Player, Side
-from ..rig.alone import engine
-from ..rig.large import outcome
-from ..rig.rig import Outcome
-from ..rig.setting import Setting
+from ..replay.large_model import outcome
+from ..replay.replay import Outcome
+from ..replay.setting import Setting
+from ..replay.single import engine
 from ..trace.file import Trace
 from ..trace.header import Model
 from ..verdict import Comparison, Tier
@@ -154,11 +154,11 @@ class Witness:
         self.at = at
         self.found: dict[str, str] = {}
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison]:
-        if isinstance(moment.event, Finish):
-            self.finished(moment.event.request, moment.subject.before[moment.event.request])
-        if moment.index == self.at:
-            self.living(moment.subject.after)
+    def __call__(self, context: EventContext) -> Iterator[Comparison]:
+        if isinstance(context.event, Finish):
+            self.finished(context.event.request, context.subject.before[context.event.request])
+        if context.index == self.at:
+            self.living(context.subject.after)
         yield from ()
 
     def finished(self, name: str, state: RequestState) -> None:

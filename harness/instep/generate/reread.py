@@ -4,7 +4,7 @@ However it was drafted, batched, chunked and accepted, a request that has said i
 stands that was given prompt and text as a prompt. A wrong state on the way shows in the state at its end, as some heads
 forget slowly, and in the keys of the rows behind it for ever. Judged as T3 and T4 judge a run (`checks/`): truth is the
 reference in fp64, the yardstick is the reference in the declared width, rounded as declared and summed in any order.
-Leaves out: the moment of an error. A trace of the run, replayed, tells it.
+Leaves out: where an error was made. A trace of the run, replayed, tells it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..checks.allowance import REDRAWS, TRUTH_ERROR
 from ..checks.judge import Draw, Ties, chosen, judge
 from ..checks.measure import Spot, blocks, relative_error
 from ..checks.propagated import PROPAGATED
-from ..rig.participant import Participant
-from ..rig.sides import Plan, reference, rounded_seat
+from ..replay.participant import Participant
+from ..replay.participants import Plan, reference, rounded_participant
 from ..verdict import Comparison, Tier, Verdict
 from .decode import Decoded
 
@@ -76,7 +76,7 @@ class Reader:
         truth = self._read(standing.prompt, standing.said, None)
         draws = [self._read(standing.prompt, standing.said, 0)]
 
-        def drawn(place: Place) -> Iterator[Draw]:
+        def sampled(place: Place) -> Iterator[Draw]:
             """As many as it takes; a draw serves every place."""
             for draw in range(REDRAWS + 1):
                 if draw == len(draws):
@@ -87,12 +87,14 @@ class Reader:
         found = dict(state.parts())
         for place, right in truth.state.parts():
             spot = Spot("reread", Tier.PROPAGATED, number, "generate", place, name, None)
-            yield judge(spot, right, drawn(place), found.get(place))
+            yield judge(spot, right, sampled(place), found.get(place))
 
     def _read(self, prompt: tuple[int, ...], said: tuple[int, ...], draw: int | None) -> Read:
         """draw None: the truth; else a draw of the declared width."""
         tokens = (*prompt, *said[:-1])
-        reader = Participant("reread", self.truth) if draw is None else rounded_seat(self.plan, self.served, draw)
+        reader = Participant("reread", self.truth) if draw is None else (
+            rounded_participant(self.plan, self.served, draw)
+        )
         reader.serve(Admit("r", tokens))
         side = reader.serve(Forward((Row("r", "prefill", len(tokens), root=said[-1]),)))
         reader.serve(Finish("r"))

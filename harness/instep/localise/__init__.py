@@ -3,6 +3,6 @@
 Leaves out: finding it (`checks/`), and what else can be varied (`relations/`).
 """
 
-from .ladder import locate
+from .confirm import locate
 
 __all__ = ["locate"]

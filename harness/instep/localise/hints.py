@@ -13,33 +13,33 @@ import torch
 
 from instep_reference.contract.engine import RequestState
 
-from ..observe.moment import Moment
-from ..observe.rows import shares
+from ..observe.context import EventContext
+from ..observe.rows import row_spans
 from ..player import Side
-from ..rig.grafting import field_of
-from ..rig.variant import in_memory
+from ..replay.patching import field_of
+from ..replay.variant import in_memory
 from ..verdict import Comparison
 
 NEARER = 0.05  # of the distance to what is right
-ROUNDING = 1e-5  # of its size: what two honest runs may differ by, amplified through the layers
+ROUNDING = 1e-5  # of its size: what two correct runs may differ by, amplified through the layers
 MOST = 3  # hints to a finding
 
 
-def hints(moment: Moment | None, finding: Comparison) -> tuple[str, ...]:
+def hints(context: EventContext | None, finding: Comparison) -> tuple[str, ...]:
     """At most three sentences that go without their subject ("matches if transposed")."""
-    if moment is None or moment.index != finding.event:
+    if context is None or context.index != finding.event:
         return ()
-    reference = moment.truth if moment.rounded is None else moment.rounded
+    reference = context.truth if context.rounded is None else context.rounded
     found = _of_memory if in_memory(finding.place) else _of_rows
-    return tuple(dict.fromkeys(found(moment, reference, finding)))[:MOST]
+    return tuple(dict.fromkeys(found(context, reference, finding)))[:MOST]
 
 
-def _of_rows(moment: Moment, reference: Side, finding: Comparison) -> Iterator[str]:
+def _of_rows(context: EventContext, reference: Side, finding: Comparison) -> Iterator[str]:
     """The rows of the finding's request, or all of them, beside the right rows of the whole event."""
-    ours, right = moment.subject.places.get(finding.place), reference.places.get(finding.place)
+    ours, right = context.subject.places.get(finding.place), reference.places.get(finding.place)
     if ours is None or right is None or ours.shape != right.shape:
         return
-    owners = _owners(moment, finding)
+    owners = _owners(context, finding)
     mine = [row for row in range(len(right)) if finding.request is None or owners.get(row) == finding.request]
     wrong = [row for row in mine if _differ(ours[row], right[row])]
     if not wrong:
@@ -56,13 +56,13 @@ def _of_rows(moment: Moment, reference: Side, finding: Comparison) -> Iterator[s
             return
 
 
-def _owners(moment: Moment, finding: Comparison) -> dict[int, str]:
+def _owners(context: EventContext, finding: Comparison) -> dict[int, str]:
     """Row of the event -> whose it is."""
-    parts = ((share.request, *share.span(finding.place)) for share in shares(moment, finding.place.stage))
+    parts = ((span.request, *span.at(finding.place)) for span in row_spans(context, finding.place.stage))
     return {row: name for name, begin, count in parts for row in range(begin, begin + count)}
 
 
-def _of_memory(moment: Moment, reference: Side, finding: Comparison) -> Iterator[str]:
+def _of_memory(context: EventContext, reference: Side, finding: Comparison) -> Iterator[str]:
     """What a request holds in a layer, beside what it held, and what others hold."""
     name = finding.request
 
@@ -73,7 +73,7 @@ def _of_memory(moment: Moment, reference: Side, finding: Comparison) -> Iterator
         layers = getattr(states[request], field_of(finding.place)) if request in states else {}
         return cast(Mapping[int, torch.Tensor], layers).get(finding.place.layer)
 
-    ours, right = held(moment.subject.after, name), held(reference.after, name)
+    ours, right = held(context.subject.after, name), held(reference.after, name)
     if ours is None or right is None or ours.shape != right.shape or not _differ(ours, right):
         return
     before = held(reference.before, name)
@@ -120,7 +120,7 @@ def _without(tensor: torch.Tensor, axis: int, step: int) -> torch.Tensor:
 
 
 def _differ(ours: torch.Tensor, right: torch.Tensor) -> bool:
-    """By more than two honest runs would; labels and whole numbers at all."""
+    """By more than two correct runs would; labels and whole numbers at all."""
     if not ours.is_floating_point():
         return not torch.equal(ours, right)
     away = torch.linalg.vector_norm(ours.double() - right.double())

@@ -1,6 +1,6 @@
 """A wrapper for `around` that judges every op call of an event by its contract, and notes which rows it served.
 
-Leaves out: what the ops compute, and what is made of the notes (`checks/contracts.py`). It reads indices on the host,
+Leaves out: what the ops compute, and what is made of the log (`checks/contracts.py`). It reads indices on the host,
 so calls under a capture of CUDA graphs are counted and not judged, and while it judges no host read is noted.
 """
 
@@ -18,7 +18,7 @@ from instep_optimized.ops.contracts import after, before
 from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
 
-from .noted import Broken, FailedOp, Served
+from .event_log import Broken, FailedOp, Served
 from .pools import Pools, stands
 from .reads import Reads
 
@@ -46,7 +46,7 @@ class Calls:
         self._on = False
 
     def take(self) -> dict[str, Any]:
-        """Fields of `Noted`."""
+        """Fields of `EventLog`."""
         return {
             "calls": self._calls, "tensors": self._tensors, "captured": self._captured, "broken": tuple(self._broken),
             "served": tuple(self._served), "by": dict(self._by),

@@ -87,8 +87,8 @@ def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:
 def _weights(count: int, device: torch.device) -> torch.Tensor:
     """[count] odd numbers without a pattern: an odd factor loses no bit."""
     generator = torch.Generator().manual_seed(count)
-    drawn = torch.randint(-(2**62), 2**62, (count,), generator=generator)
-    return (drawn * 2 + 1).to(device)
+    sampled = torch.randint(-(2**62), 2**62, (count,), generator=generator)
+    return (sampled * 2 + 1).to(device)
 
 
 def _dense(units: torch.Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Bytes of the subject's pools before and after an event: which units changed that may not.
 
-What may change is what the engine's own table (`Inspectable.may_change`) and the law (`trace/bounds.py`) both allow,
+What may change is what the engine's own table (`Inspectable.may_change`) and the rules (`trace/bounds.py`) both allow,
 and scratch. Leaves out: what a change means (`checks/`). Digests say whether something changed; a shadow of the pools
 says how many bytes.
 """
@@ -34,7 +34,7 @@ class Shown(Protocol):
 
 @dataclass(frozen=True)
 class Trespass:
-    """A unit whose bytes changed although the table or the law does not allow it; gap: its red zone."""
+    """A unit whose bytes changed although the table or the rules do not allow it; gap: its red zone."""
 
     region: Region
     unit: int
@@ -44,7 +44,7 @@ class Trespass:
 
 @dataclass(frozen=True)
 class Wider:
-    """Units of a region that the engine's own table names and the law does not allow; what the law allows."""
+    """Units of a region that the engine's own table names and the rules do not allow; what the rules allow."""
 
     region: Region
     units: frozenset[int]
@@ -76,7 +76,7 @@ class Looked:
 
 @dataclass(frozen=True)
 class Changes:
-    """What was looked at (bytes, units), what trespassed, and every digest; where the table is wider than the law.
+    """What was looked at (bytes, units), what trespassed, and every digest; where the table is wider than the rules.
 
     regions  as they were before the event
     """
@@ -102,15 +102,15 @@ class Watch:
     def __init__(self, subject: Shown, poison: float | None = None) -> None:
         self.subject, self.poison = subject, poison
         self.table: dict[str, set[int]] | None = None
-        self.law = Bound()
+        self.bound = Bound()
         self.kept: list[_Kept] = []
         self.regions: list[Region] = []
         self.addresses: list[tuple[object, ...]] = []
         self.scratch: dict[tuple[str, int], frozenset[int]] = {}  # of the run so far: region and layer -> units
 
-    def before(self, event: Event, law: Bound) -> None:
+    def before(self, event: Event, bound: Bound) -> None:
         """Learn which units `event` may write. Call before the event runs."""
-        self.table, self.law = self.subject.may_change(event), law
+        self.table, self.bound = self.subject.may_change(event), bound
         self.regions = regions = self.subject.regions()
         for region in regions:
             if region.scratch:
@@ -143,7 +143,7 @@ class Watch:
             region = kept.region
             # A red zone belongs to nobody: not even a unit that may be written may write beside itself.
             free = frozenset[int]() if kept.gap else (
-                may[region.name] & self.law.units(region) | scratch[region.name, region.layer]
+                may[region.name] & self.bound.units(region) | scratch[region.name, region.layer]
             )
             guarded = len(kept.live) - sum(unit < len(kept.live) for unit in free)
             units, size = units + guarded, size + guarded * kept.live[0].numel() * kept.live.element_size()
@@ -155,7 +155,7 @@ class Watch:
     def _wider(self, may: Mapping[str, frozenset[int]]) -> Iterator[Wider]:
         """Once per name: a table speaks of all layers at a time."""
         for region in {region.name: region for region in reversed(self.regions)}.values():
-            allowed = self.law.units(region)
+            allowed = self.bound.units(region)
             more = may[region.name] - allowed - region.scratch
             if more:
                 yield Wider(region, more, allowed)

@@ -26,10 +26,22 @@ from instep_reference.norms import rms_norm
 from instep_reference.weights import DraftWeights, GdnWeights, Weights
 
 from ..verdict import Skipped
-from .moment import Moment
-from .piece import REMEMBERED, Flight, Folding, Past, Piece, Run, Runner, Work, again, fold, only
+from .context import EventContext
 from .products import NONE
-from .rows import Share, paths, rows, shares
+from .recomputation import (
+    REMEMBERED,
+    Folding,
+    PreviousStep,
+    Recomputation,
+    Run,
+    Runner,
+    WindowInFlight,
+    Work,
+    again,
+    fold,
+    only,
+)
+from .rows import RowSpan, paths, row_spans, rows
 
 
 class Oracle:
@@ -43,71 +55,71 @@ class Oracle:
         products: form of an op -> how it multiplies."""
         self.config, self.rounds = checkpoint.config, rounds
         self.runner = Runner(Weights.of(checkpoint, torch.float64), Weights.of(checkpoint, width), rounds, products)
-        self.flights: dict[str, Flight] = {}
-        self.past: dict[str, Mapping[int, Past]] = {}  # by request and layer
-        self._answered: tuple[Moment, list[Piece | Skipped]] | None = None
+        self.flights: dict[str, WindowInFlight] = {}
+        self.previous: dict[str, Mapping[int, PreviousStep]] = {}  # by request and layer
+        self._answered: tuple[EventContext, list[Recomputation | Skipped]] | None = None
 
-    def at(self, moment: Moment) -> list[Piece | Skipped]:
+    def at(self, context: EventContext) -> list[Recomputation | Skipped]:
         """Everything that this event computed, computed again; asked twice, it answers from memory."""
-        if self._answered is None or self._answered[0] is not moment:
-            self._answered = (moment, list(self._pieces(moment)))
+        if self._answered is None or self._answered[0] is not context:
+            self._answered = (context, list(self._pieces(context)))
         return self._answered[1]
 
-    def _pieces(self, moment: Moment) -> Iterator[Piece | Skipped]:
-        event = moment.event
+    def _pieces(self, context: EventContext) -> Iterator[Recomputation | Skipped]:
+        event = context.event
         if isinstance(event, Admit):
-            self.past.pop(event.request, None)
+            self.previous.pop(event.request, None)
         elif isinstance(event, Forward):
-            for share in shares(moment, "trunk"):
-                yield from self._trunk(moment, share)
-            for share in shares(moment, "extend") if self.config.mtp_layers else ():
-                yield from self._extend(moment, share)
+            for span in row_spans(context, "trunk"):
+                yield from self._trunk(context, span)
+            for span in row_spans(context, "extend") if self.config.mtp_layers else ():
+                yield from self._extend(context, span)
         elif isinstance(event, Commit):
-            for share in shares(moment, "extend"):
-                flight = self.flights.pop(share.request, None)
+            for span in row_spans(context, "extend"):
+                flight = self.flights.pop(span.request, None)
                 if flight is not None:
-                    yield from self._commit(moment, share, flight)
+                    yield from self._commit(context, span, flight)
         elif isinstance(event, Draft):
-            if any(moment.expected.is_tree(name) for name in event.requests):
-                yield Skipped("oracle", moment.index, "the drafts form trees")
+            if any(context.expected.is_tree(name) for name in event.requests):
+                yield Skipped("oracle", context.index, "the drafts form trees")
             elif self.config.mtp_layers == 1:
-                yield from self._chains(moment)
+                yield from self._chains(context)
 
     # -- the target --------------------------------------------------------------------------------------
 
-    def _trunk(self, moment: Moment, share: Share) -> Iterator[Piece | Skipped]:
-        name, side = share.request, moment.subject
+    def _trunk(self, context: EventContext, span: RowSpan) -> Iterator[Recomputation | Skipped]:
+        name, side = span.request, context.subject
         before = side.before[name]
-        if share.kind == "verify" and moment.expected.is_tree(name):
-            yield Skipped("oracle", moment.index, f'the window of request "{name}" is a tree')
+        if span.kind == "verify" and context.expected.is_tree(name):
+            yield Skipped("oracle", context.index, f'the window of request "{name}" is a tree')
             return
-        tokens = self._tokens(moment, share)
-        yield self._piece(share, "trunk", STAGE_LEVEL, lambda w, see: _embedded(w, tokens, "trunk", see))
-        layers: dict[int, Piece] = {}
+        tokens = self._tokens(context, span)
+        yield self._piece(span, "trunk", STAGE_LEVEL, lambda w, see: _embedded(w, tokens, "trunk", see))
+        layers: dict[int, Recomputation] = {}
         for layer, kind in enumerate(self.config.layer_kinds):
             place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
-            hidden = rows(side, place, share)
-            if hidden is None or hidden.shape[0] != share.count:
+            hidden = rows(side, place, span)
+            if hidden is None or hidden.shape[0] != span.count:
                 continue  # T0 has said so
-            work = self._layer(hidden, before, layer, kind == "gdn", share.start)
-            base = _base(before, layer, share.start) if kind == "gdn" else None
-            piece = self._piece(share, "trunk", layer, work, base if share.kind == "prefill" else None)
+            work = self._layer(hidden, before, layer, kind == "gdn", span.start)
+            base = _base(before, layer, span.start) if kind == "gdn" else None
+            piece = self._piece(span, "trunk", layer, work, base if span.kind == "prefill" else None)
             if base is not None:
-                shaken = self._shaken(share, to_state(hidden, before, layer, layer, share.start), base)
-                folding = self._folding(moment, piece, base, share.count)
+                dithered = self._dithered(span, to_state(hidden, before, layer, layer, span.start), base)
+                folding = self._folding(context, piece, base, span.count)
                 piece = replace(
-                    piece, folding=folding, shaken=shaken, narrow=self.runner.narrow(share.kind == "prefill"),
-                    leans=self.runner.leans(share.kind == "prefill"),
-                    wrongs=self._begun(hidden, before, layer, share.start, folding),
+                    piece, folding=folding, dithered=dithered, narrow=self.runner.narrow(span.kind == "prefill"),
+                    leans=self.runner.leans(span.kind == "prefill"),
+                    wrongs=self._begun(hidden, before, layer, span.start, folding),
                 )
             layers[layer] = piece
             yield piece
-        yield from self._answers(moment, share, "trunk", len(self.config.layer_kinds) - 1)
-        if share.kind == "verify":
-            final = rows(side, Place("trunk", AFTER_LAYERS, "final"), share)
-            self.flights[name] = Flight(before, layers, None if final is None else final.clone(), tuple(tokens))
+        yield from self._answers(context, span, "trunk", len(self.config.layer_kinds) - 1)
+        if span.kind == "verify":
+            final = rows(side, Place("trunk", AFTER_LAYERS, "final"), span)
+            self.flights[name] = WindowInFlight(before, layers, None if final is None else final.clone(), tuple(tokens))
         else:
-            self._remember(share, layers)
+            self._remember(span, layers)
 
     def _begun(
         self, hidden: torch.Tensor, before: RequestState, layer: int, start: int, folding: Folding
@@ -122,18 +134,18 @@ class Oracle:
 
         empty = self._layer(hidden, before, layer, True, 0)
         wrongs = [("was begun anew: what came before these tokens is lost", empty)]
-        if (past := folding.past) is not None:
-            wrongs.append(("lacks the tokens of the previous step", carried(lambda: past.base)))
-            wrongs += [(says, carried(state)) for says, state in handed_over(folding.base, past)]
+        if (previous := folding.previous) is not None:
+            wrongs.append(("lacks the tokens of the previous step", carried(lambda: previous.base)))
+            wrongs += [(says, carried(state)) for says, state in handed_over(folding.base, previous)]
         return tuple(wrongs)
 
-    def _remember(self, share: Share, layers: Mapping[int, Piece]) -> None:
+    def _remember(self, span: RowSpan, layers: Mapping[int, Recomputation]) -> None:
         """The step that was committed, for the next one."""
-        nodes = share.nodes or range(share.count)
-        self.past[share.request] = {
-            layer: Past(
+        nodes = span.nodes or range(span.count)
+        self.previous[span.request] = {
+            layer: PreviousStep(
                 piece.folding.base, only(piece.folding.tokens, nodes) if len(nodes) <= REMEMBERED else None,
-                "accepted" if share.kind == "commit" else "given",
+                "accepted" if span.kind == "commit" else "given",
             )
             for layer, piece in layers.items() if piece.folding is not None
         }
@@ -157,112 +169,114 @@ class Oracle:
 
         return work
 
-    def _answers(self, moment: Moment, share: Share, stage: str, last: int) -> Iterator[Piece]:
+    def _answers(self, context: EventContext, span: RowSpan, stage: str, last: int) -> Iterator[Recomputation]:
         """The final norm, and logits where they are asked for."""
-        hidden = rows(moment.subject, Place(stage, last, "hidden"), share)
-        final = rows(moment.subject, Place(stage, AFTER_LAYERS, "final"), share)
-        if hidden is None or final is None or min(len(hidden), len(final)) != share.count:
+        hidden = rows(context.subject, Place(stage, last, "hidden"), span)
+        final = rows(context.subject, Place(stage, AFTER_LAYERS, "final"), span)
+        if hidden is None or final is None or min(len(hidden), len(final)) != span.count:
             return
 
         def normed(weights: Weights, see: See) -> None:
             norm = weights.final_norm if stage == "trunk" else _draft(weights).norm
             see(Place(stage, AFTER_LAYERS, "final"), rms_norm(hidden.to(weights.embedding), norm, self.config.eps))
 
-        yield self._piece(share, stage, AFTER_LAYERS, normed)
-        if share.asked:
-            read = final[-share.asked :]
+        yield self._piece(span, stage, AFTER_LAYERS, normed)
+        if span.logit_rows:
+            read = final[-span.logit_rows :]
 
             def scored(weights: Weights, see: See) -> None:
                 trunk.logits(weights, read.to(weights.embedding), see, stage)
 
-            yield self._piece(share, stage, AFTER_LAYERS, scored)
+            yield self._piece(span, stage, AFTER_LAYERS, scored)
 
     # -- the commit --------------------------------------------------------------------------------------
 
-    def _commit(self, moment: Moment, share: Share, flight: Flight) -> Iterator[Piece | Skipped]:
+    def _commit(
+        self, context: EventContext, span: RowSpan, flight: WindowInFlight
+    ) -> Iterator[Recomputation | Skipped]:
         """The state at the accepted length, restarted from before the verify."""
-        name = share.request
+        name = span.request
         for verified in flight.layers.values():
             if verified.folding is not None:
-                folding = self._folding(moment, verified, verified.folding.base, share.count)
-                yield replace(self.runner.fold(verified, folding, share.nodes), share=share)
-        self._remember(share, flight.layers)
+                folding = self._folding(context, verified, verified.folding.base, span.count)
+                yield replace(self.runner.fold(verified, folding, span.nodes), span=span)
+        self._remember(span, flight.layers)
         if self.config.mtp_layers and flight.final is not None:
-            event = cast(Commit, moment.event)
-            path = paths(moment, event)[event.requests.index(name)]
+            event = cast(Commit, context.event)
+            path = paths(context, event)[event.requests.index(name)]
             tokens = [flight.window[node] for node in path.nodes] + [path.bonus]
-            yield from self._layers(moment, share, tokens, flight.final[list(share.nodes)], flight.before)
+            yield from self._layers(context, span, tokens, flight.final[list(span.nodes)], flight.before)
 
     # -- the draft head ----------------------------------------------------------------------------------
 
-    def _extend(self, moment: Moment, share: Share) -> Iterator[Piece | Skipped]:
-        name = share.request
-        share_of_trunk = next(other for other in shares(moment, "trunk") if other.request == name)
-        hidden = rows(moment.subject, Place("trunk", AFTER_LAYERS, "final"), share_of_trunk)
+    def _extend(self, context: EventContext, span: RowSpan) -> Iterator[Recomputation | Skipped]:
+        name = span.request
+        span_of_trunk = next(other for other in row_spans(context, "trunk") if other.request == name)
+        hidden = rows(context.subject, Place("trunk", AFTER_LAYERS, "final"), span_of_trunk)
         if hidden is None:
             return
-        root = moment.expected.roots_after[name]
-        known = (*moment.expected.prompts[name], *(() if root is None else (root,)))
-        tokens = list(known[share.start + 1 :]) if share.kind == "prefill" else [cast(int, root)]
-        bare = rows(moment.subject, Place("trunk", len(self.config.layer_kinds) - 1, "hidden"), share_of_trunk)
+        root = context.expected.roots_after[name]
+        known = (*context.expected.prompts[name], *(() if root is None else (root,)))
+        tokens = list(known[span.start + 1 :]) if span.kind == "prefill" else [cast(int, root)]
+        bare = rows(context.subject, Place("trunk", len(self.config.layer_kinds) - 1, "hidden"), span_of_trunk)
         others = [] if bare is None else [("reads the target's rows before the final norm", bare)]
         others.append(("reads the target's rows shifted by one", hidden.roll(1, 0)))
-        yield from self._layers(moment, share, tokens, hidden, moment.subject.before[name], others)
+        yield from self._layers(context, span, tokens, hidden, context.subject.before[name], others)
 
     def _layers(
-        self, moment: Moment, share: Share, following: list[int], hidden: torch.Tensor, before: RequestState,
+        self, context: EventContext, span: RowSpan, following: list[int], hidden: torch.Tensor, before: RequestState,
         others: Sequence[tuple[str, torch.Tensor]] = (),
-    ) -> Iterator[Piece]:
+    ) -> Iterator[Recomputation]:
         """Every MTP layer of a draft extend; layer i stands i tokens further on, the last of them picks of the layers
         before, and reads their rows while there is a step for it, else the target's."""
         fed, tokens = hidden, following
         for layer in range(self.config.mtp_layers):
             stage = draft_stage(layer)
-            mine = next(other for other in shares(moment, stage) if other.request == share.request)
-            mine = replace(mine, nodes=share.nodes)
+            mine = next(other for other in row_spans(context, stage) if other.request == span.request)
+            mine = replace(mine, nodes=span.nodes)
             yield from self._head(
-                moment, mine, stage, tokens[layer : layer + mine.count], fed, before, others, layer=layer
+                context, mine, stage, tokens[layer : layer + mine.count], fed, before, others, layer=layer
             )
-            y, picks = (rows(moment.subject, Place(stage, AFTER_LAYERS, name), mine) for name in ("final", "pick"))
-            if y is None or (picks is None and mine.asked):
+            y, picks = (rows(context.subject, Place(stage, AFTER_LAYERS, name), mine) for name in ("final", "pick"))
+            if y is None or (picks is None and mine.logit_rows):
                 return  # T0 has said so
             if len(tokens) == layer + mine.count and picks is not None:
                 tokens = [*tokens, *picks.tolist()]
-            chained = layer + 1 < moment.expected.num_steps
+            chained = layer + 1 < context.expected.num_steps
             fed, stale = (y, hidden) if chained else (hidden, y)
             others = [(f"reads {'the target' if chained else f'MTP layer {layer}'}'s rows", stale)]
 
-    def _chains(self, moment: Moment) -> Iterator[Piece]:
+    def _chains(self, context: EventContext) -> Iterator[Recomputation]:
         """Step i reads draft i and the head's own y of the step before."""
-        answer = moment.subject.answer
+        answer = context.subject.answer
         assert isinstance(answer, Drafted)
         for i in range(1, answer.drafts.shape[1]):
-            for row, share in enumerate(shares(moment, f"chain.{i}")):
-                before = moment.subject.before[share.request]
+            for row, span in enumerate(row_spans(context, f"chain.{i}")):
+                before = context.subject.before[span.request]
                 fed = [_one_row(before.proposal_hidden)]
-                fed += [rows(moment.subject, Place(f"chain.{j}", AFTER_LAYERS, "final"), share) for j in range(1, i)]
+                fed += [rows(context.subject, Place(f"chain.{j}", AFTER_LAYERS, "final"), span) for j in range(1, i)]
                 stale = [(f"reads the head's row of step {j}, not of step {i - 1}", y) for j, y in enumerate(fed[:-1])]
-                bare = rows(moment.subject, Place(f"chain.{i - 1}", 0, "hidden"), share)
+                bare = rows(context.subject, Place(f"chain.{i - 1}", 0, "hidden"), span)
                 others = [*stale, ("reads the head's row before its final norm", bare)]
                 if fed[-1] is not None:
                     token, known = int(answer.drafts[row, i - 1]), [(says, y) for says, y in others if y is not None]
-                    yield from self._head(moment, share, f"chain.{i}", [token], fed[-1], before, known)
+                    yield from self._head(context, span, f"chain.{i}", [token], fed[-1], before, known)
 
     def _head(
-        self, moment: Moment, share: Share, stage: str, tokens: list[int], hidden: torch.Tensor, before: RequestState,
-        others: Sequence[tuple[str, torch.Tensor]] = (), *, layer: int = 0,
-    ) -> Iterator[Piece]:
+        self, context: EventContext, span: RowSpan, stage: str, tokens: list[int], hidden: torch.Tensor,
+        before: RequestState, others: Sequence[tuple[str, torch.Tensor]] = (), *, layer: int = 0,
+    ) -> Iterator[Recomputation]:
         """Row p pairs hidden p with token p + 1; one MTP layer; the keys before are the subject's own.
 
         others: hidden rows that a known mistake would read instead, and the sentence that says so.
         """
-        side, start = moment.subject, share.start
-        if len(tokens) != share.count or hidden.shape[0] != share.count:
+        side, start = context.subject, span.start
+        if len(tokens) != span.count or hidden.shape[0] != span.count:
             return
         wrongs = tuple((says, _reading(tokens, rows, stage)) for says, rows in others)
-        yield replace(self._piece(share, stage, STAGE_LEVEL, _reading(tokens, hidden, stage)), wrongs=wrongs)
-        fused = rows(side, Place(stage, STAGE_LEVEL, "fused"), share)
-        if fused is None or fused.shape[0] != share.count:
+        yield replace(self._piece(span, stage, STAGE_LEVEL, _reading(tokens, hidden, stage)), wrongs=wrongs)
+        fused = rows(side, Place(stage, STAGE_LEVEL, "fused"), span)
+        if fused is None or fused.shape[0] != span.count:
             return
         earlier = range(1, int(stage.partition(".")[2])) if stage.startswith("chain") else ()
         scratch = [Place(f"chain.{step}", 0, component) for step in earlier for component in ("key", "value")]
@@ -270,47 +284,47 @@ class Oracle:
             return
         start += len(earlier)
         keys, values = (
-            torch.cat((cache[: share.start], *(side.places[place][share.begin, None] for place in scratch[first::2])))
+            torch.cat((cache[: span.start], *(side.places[place][span.begin, None] for place in scratch[first::2])))
             for first, cache in enumerate((before.draft_keys[layer], before.draft_values[layer]))
         )
 
         def work(weights: Weights, see: See) -> None:
             like = weights.embedding
             memory = AttentionMemory(keys.to(like), values.to(like))
-            positions = start + torch.arange(share.count, device=like.device)
+            positions = start + torch.arange(span.count, device=like.device)
             config = weights.config.drafter()
             trunk.layer(config, _draft(weights).layers[layer], layer, stage, fused.to(like), memory, positions, see)
 
-        yield self._piece(share, stage, layer, work)
-        yield from self._answers(moment, share, stage, layer)
+        yield self._piece(span, stage, layer, work)
+        yield from self._answers(context, span, stage, layer)
 
     # -- both --------------------------------------------------------------------------------------------
 
     def _piece(
-        self, share: Share, stage: str, layer: int, work: Work, base: torch.Tensor | None = None
-    ) -> Piece:
-        truth, yardsticks = self.runner(work, share.count, base)
-        return Piece(share, stage, layer, truth, yardsticks)
+        self, span: RowSpan, stage: str, layer: int, work: Work, base: torch.Tensor | None = None
+    ) -> Recomputation:
+        truth, yardsticks = self.runner(work, span.count, base)
+        return Recomputation(span, stage, layer, truth, yardsticks)
 
-    def _shaken(self, share: Share, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
-        return partial(self.runner.shaken, work, base=base if share.kind == "prefill" else None)
+    def _dithered(self, span: RowSpan, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
+        return partial(self.runner.dithered, work, base=base if span.kind == "prefill" else None)
 
-    def _folding(self, moment: Moment, piece: Piece, base: torch.Tensor, count: int) -> Folding:
+    def _folding(self, context: EventContext, piece: Recomputation, base: torch.Tensor, count: int) -> Folding:
         layer, name = piece.layer, piece.request
-        past = self.past.get(name, {}).get(layer)
+        previous = self.previous.get(name, {}).get(layer)
         others = [
             (f'of request "{other}"', state.state[layer].to(base))
-            for other, state in moment.subject.before.items()
+            for other, state in context.subject.before.items()
             if other != name and layer in state.state
         ]
-        return Folding(base, count, past, others, piece.truth)
+        return Folding(base, count, previous, others, piece.truth)
 
-    def _tokens(self, moment: Moment, share: Share) -> list[int]:
-        if share.kind == "verify":
-            return list(moment.expected.windows[share.request])
-        if share.kind == "prefill":
-            return list(moment.expected.prompts[share.request][share.start : share.start + share.count])
-        return [cast(int, moment.truth.before[share.request].root)]
+    def _tokens(self, context: EventContext, span: RowSpan) -> list[int]:
+        if span.kind == "verify":
+            return list(context.expected.windows[span.request])
+        if span.kind == "prefill":
+            return list(context.expected.prompts[span.request][span.start : span.start + span.count])
+        return [cast(int, context.truth.before[span.request].root)]
 
 
 def to_state(hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int) -> Work:
@@ -333,19 +347,19 @@ def to_state(hidden: torch.Tensor, before: RequestState, layer: int, number: int
     return work
 
 
-def handed_over(base: torch.Tensor, past: Past) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+def handed_over(base: torch.Tensor, previous: PreviousStep) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
     """What a miscounted step may have handed over instead of `base`, the state after it: a sentence, and the state."""
-    tokens = past.tokens
+    tokens = previous.tokens
     if tokens is None:
         return
     count = len(tokens.of("beta"))
     twice = "counts the tokens of the previous step twice"
     yield twice, partial(_folded, tokens, base, range(count))
-    if past.verb == "accepted":
+    if previous.verb == "accepted":
         yield twice, partial(again, tokens, base)
     for some in range(1, count):
-        said = f"{some} token{'s' * (some > 1)} of the previous step; {count} were {past.verb}"
-        yield f"was carried on from the state after {said}", partial(_folded, tokens, past.base, range(some))
+        said = f"{some} token{'s' * (some > 1)} of the previous step; {count} were {previous.verb}"
+        yield f"was carried on from the state after {said}", partial(_folded, tokens, previous.base, range(some))
 
 
 def _folded(tokens: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:

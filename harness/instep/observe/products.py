@@ -10,13 +10,13 @@ The derivation, which stands for every tier that uses a yardstick (T2, T2d, T3, 
 
     nearest, or cut    bf16 and fp16 operands are converted, to nearest. tf32 operands are often not converted at all:
                        the instruction ignores their lower 13 bits, which cuts them off (PTX ISA, `mma` with .tf32).
-                       Both are honest, so draws are of both kinds, in turn.
+                       Both are correct, so draws are of both kinds, in turn.
     3xtf32             x = hi + lo, both tf32; hi hi' + hi lo' + lo hi' is computed, and lo lo' is left out.
     by chance          for the standard error of T2d every operand falls up or down by chance, as stored numbers do.
 
 Which op computes is known from the place that was seen last: the reference shows its places in a fixed order. A form
 that is not declared is left alone, so what is said of prefill chunks grants nothing to decode and verify.
-Leaves out: what is declared, and by whom (`rig/declared.py`).
+Leaves out: what is declared, and by whom (`replay/declared.py`).
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Operands:
 
     def _rounded(self, x: torch.Tensor, format: str) -> torch.Tensor:
         if self.chance is not None:
-            drawn = torch.rand(x.shape, generator=self.chance, dtype=x.dtype, device=self.chance.device)
-            return to_bits(x, BITS[format], lambda scaled: torch.floor(scaled + drawn.to(x.device)))
+            sampled = torch.rand(x.shape, generator=self.chance, dtype=x.dtype, device=self.chance.device)
+            return to_bits(x, BITS[format], lambda scaled: torch.floor(scaled + sampled.to(x.device)))
         if format in STORED:
             return x.to(STORED[format]).to(x.dtype)
         nearest, cut = to_bits(x, BITS[format], torch.round), to_bits(x, BITS[format], torch.trunc)

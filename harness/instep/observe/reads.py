@@ -1,8 +1,8 @@
 """Who reads the device on the host while an event runs: on a CPU a trap for the calls that do it, on a GPU torch's own
 warnings.
 
-Leaves out: which reads are honest (`checks/hostreads.py`). On a GPU an event that is waited for explicitly is not seen:
-torch's debug mode does not report it.
+Leaves out: which reads are correct (`checks/hostreads.py`). On a GPU an event that is waited for explicitly is not
+seen: torch's debug mode does not report it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .noted import HostRead
+from .event_log import HostRead
 
 # Calls that give the host a value, or whose result's shape depends on one: on a GPU each of them waits.
 READS = {

@@ -1,4 +1,4 @@
-"""The arithmetic of a width as another honest implementation may do it: sums in any order, functions to 2 ulp.
+"""The arithmetic of a width as another correct implementation may do it: sums in any order, functions to 2 ulp.
 
 Monte Carlo arithmetic (Parker 1997) at the level of tensor operations: inside `Reordered` every sum is moved by a draw
 from the error that a running sum in some order makes, every inexact function by a draw from the error that vendors'
@@ -48,8 +48,8 @@ def by_a_unit(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _chance(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    drawn = torch.rand(like.shape, generator=generator, dtype=like.dtype, device=generator.device)
-    return drawn.to(like.device)
+    sampled = torch.rand(like.shape, generator=generator, dtype=like.dtype, device=generator.device)
+    return sampled.to(like.device)
 
 
 class Reordered(TorchFunctionMode):
@@ -76,8 +76,8 @@ class Reordered(TorchFunctionMode):
         return out
 
     def _evaluated(self, out: torch.Tensor) -> torch.Tensor:
-        drawn = 2 * _chance(out, self.generator) - 1
-        return out * (1 + FUNCTION_ULPS * torch.finfo(out.dtype).eps * drawn)
+        sampled = 2 * _chance(out, self.generator) - 1
+        return out * (1 + FUNCTION_ULPS * torch.finfo(out.dtype).eps * sampled)
 
     def _summed(self, out: torch.Tensor, terms: int, squares: torch.Tensor) -> torch.Tensor:
         """A sum s of n terms, by one of all running orders: its partial sums s_k are each rounded.
@@ -90,8 +90,8 @@ class Reordered(TorchFunctionMode):
             return out
         deviation = ROUNDING * torch.finfo(out.dtype).eps * (terms * (out * out / 3 + squares / 6)).sqrt()
         at = self.generator.device
-        drawn = torch.randn(out.shape, generator=self.generator, dtype=out.dtype, device=at)
-        return out + deviation * drawn.to(out.device)
+        sampled = torch.randn(out.shape, generator=self.generator, dtype=out.dtype, device=at)
+        return out + deviation * sampled.to(out.device)
 
     def _softmax(self, scores: torch.Tensor, dim: int) -> torch.Tensor:
         weights = self._evaluated((scores - scores.amax(dim, keepdim=True)).exp())

@@ -15,17 +15,17 @@ from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, 
 from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
 from ..player import Side
-from .moment import Moment
+from .context import EventContext
 
-ASKED = ("logits", "pick")  # components with rows only where an answer is asked for
+LOGIT_COMPONENTS = ("logits", "pick")  # components with rows only where an answer is asked for
 
 
 @dataclass(frozen=True)
-class Share:
+class RowSpan:
     """One request's rows of a stage: `count` from `begin`, the first of them at position `start`.
 
-    asked, asked_begin: its rows among those whose logits are asked for. nodes: of a commit, the window's nodes
-    behind the rows, root first.
+    logit_begin, logit_rows: where its rows begin among those whose logits are asked for, and how many they are.
+    nodes: of a commit, the window's nodes behind the rows, root first.
     """
 
     request: str
@@ -33,34 +33,34 @@ class Share:
     begin: int
     count: int
     start: int
-    asked_begin: int
-    asked: int
+    logit_begin: int
+    logit_rows: int
     nodes: tuple[int, ...] = ()
 
-    def span(self, place: Place) -> tuple[int, int]:
+    def at(self, place: Place) -> tuple[int, int]:
         """Where its rows of a place begin, and how many they are."""
-        if place.component in ASKED and place.layer == AFTER_LAYERS:
-            return self.asked_begin, self.asked
+        if place.component in LOGIT_COMPONENTS and place.layer == AFTER_LAYERS:
+            return self.logit_begin, self.logit_rows
         return self.begin, self.count
 
 
-def shares(moment: Moment, stage: str) -> list[Share]:
+def row_spans(context: EventContext, stage: str) -> list[RowSpan]:
     """The rows of `stage` in batch order; empty when the event has no such stage."""
-    event, family = moment.event, stage.partition(".")[0]
+    event, family = context.event, stage.partition(".")[0]
     if isinstance(event, Forward):
-        return _pack(_of_forward(moment, event, stage)) if family in ("trunk", "extend") else []
+        return _pack(_of_forward(context, event, stage)) if family in ("trunk", "extend") else []
     if isinstance(event, Commit):
-        return _pack(_of_commit(moment, event)) if family == "extend" else []
+        return _pack(_of_commit(context, event)) if family == "extend" else []
     if isinstance(event, Draft) and family == "chain":
-        return _pack([(name, "draft", 1, moment.expected.lengths_after[name], 1, ()) for name in event.requests])
+        return _pack([(name, "draft", 1, context.expected.lengths_after[name], 1, ()) for name in event.requests])
     return []
 
 
-def paths(moment: Moment, event: Commit) -> list[Path]:
+def paths(context: EventContext, event: Commit) -> list[Path]:
     """The accepted paths: the trace's, or the truth's own when the trace leaves them free."""
     if event.accepted is not None:
         return list(event.accepted)
-    answer = moment.truth.answer
+    answer = context.truth.answer
     assert isinstance(answer, Committed)
     index, bonus = answer.accept_index.tolist(), answer.bonus.tolist()
     return [
@@ -68,81 +68,81 @@ def paths(moment: Moment, event: Commit) -> list[Path]:
     ]
 
 
-def rows(side: Side, place: Place, share: Share) -> torch.Tensor | None:
+def rows(side: Side, place: Place, span: RowSpan) -> torch.Tensor | None:
     """This request's rows of a place, or None when the side has no such place; too few rows stay too few."""
     tensor = side.places.get(place)
     if tensor is None:
         return None
-    begin, count = share.span(place)
+    begin, count = span.at(place)
     return tensor[begin : begin + count]
 
 
-def whose(moment: Moment, place: Place, row: int) -> str | None:
+def whose(context: EventContext, place: Place, row: int) -> str | None:
     """The request that a row of a place belongs to; None: nobody's."""
-    for share in shares(moment, place.stage):
-        begin, count = share.span(place)
+    for span in row_spans(context, place.stage):
+        begin, count = span.at(place)
         if begin <= row < begin + count:
-            return share.request
+            return span.request
     return None
 
 
-def parted(moment: Moment, stage: str, share: Share) -> bool:
+def parted(context: EventContext, stage: str, span: RowSpan) -> bool:
     """Whether subject and truth run this step of a draft on different tokens: behind free picks, or a layer's own."""
     family, _, number = stage.partition(".")
     if family == "extend":
         picks = [Place(draft_stage(layer), AFTER_LAYERS, "pick") for layer in range(int(number or 0))]
-        said = [[side.places.get(place) for place in picks] for side in (moment.subject, moment.truth)]
+        said = [[side.places.get(place) for place in picks] for side in (context.subject, context.truth)]
         return any(
             one is not None and other is not None and not torch.equal(one, other)
             for one, other in zip(*said, strict=True)
         )
-    ours, right = moment.subject.answer, moment.truth.answer
+    ours, right = context.subject.answer, context.truth.answer
     if not (isinstance(ours, Drafted) and isinstance(right, Drafted)):
         return False
     step = int(stage.partition(".")[2])
-    return ours.drafts[share.begin, :step].tolist() != right.drafts[share.begin, :step].tolist()
+    return ours.drafts[span.begin, :step].tolist() != right.drafts[span.begin, :step].tolist()
 
 
 _Piece = tuple[str, Literal["prefill", "verify", "decode", "commit", "draft"], int, int, int, tuple[int, ...]]
 
 
-def _of_forward(moment: Moment, event: Forward, stage: str) -> list[_Piece]:
+def _of_forward(context: EventContext, event: Forward, stage: str) -> list[_Piece]:
     pieces: list[_Piece] = []
     for row in event.rows:
-        after = moment.expected.lengths_after[row.request]
+        after = context.expected.lengths_after[row.request]
         if row.kind == "verify":
-            count = len(moment.expected.windows[row.request])
+            count = len(context.expected.windows[row.request])
             if stage == "trunk":
                 pieces.append((row.request, "verify", count, after, count, ()))
             continue
-        rooted = row.kind == "decode" or moment.expected.roots_after[row.request] is not None
+        rooted = row.kind == "decode" or context.expected.roots_after[row.request] is not None
         count = row.tokens if row.kind == "prefill" else 1
-        asked = rooted or _fills(moment, row.request, stage)
-        pieces.append((row.request, row.kind, count, after - count, int(asked), ()))
+        logit_rows = rooted or _fills(context, row.request, stage)
+        pieces.append((row.request, row.kind, count, after - count, int(logit_rows), ()))
     return pieces
 
 
-def _fills(moment: Moment, request: str, stage: str) -> bool:
+def _fills(context: EventContext, request: str, stage: str) -> bool:
     """Whether an MTP layer picks inside a prompt: where the next layer, which reads one token on, would find none."""
     family, _, number = stage.partition(".")
-    layer, layers = int(number or 0), len(moment.truth.after[request].draft_keys)
-    behind = len(moment.expected.prompts[request]) - moment.expected.lengths_after[request] - 1
+    layer, layers = int(number or 0), len(context.truth.after[request].draft_keys)
+    behind = len(context.expected.prompts[request]) - context.expected.lengths_after[request] - 1
     return family == "extend" and layer + 1 < layers and behind <= layer
 
 
-def _of_commit(moment: Moment, event: Commit) -> list[_Piece]:
+def _of_commit(context: EventContext, event: Commit) -> list[_Piece]:
     pieces: list[_Piece] = []
-    for name, path in zip(event.requests, paths(moment, event), strict=True):
+    for name, path in zip(event.requests, paths(context, event), strict=True):
         nodes = (0, *path.nodes)
-        after = moment.expected.lengths_after[name]
+        after = context.expected.lengths_after[name]
         pieces.append((name, "commit", len(nodes), after - len(nodes), 1, nodes))
     return pieces
 
 
-def _pack(pieces: list[_Piece]) -> list[Share]:
-    packed: list[Share] = []
-    begin = asked_begin = 0
-    for request, kind, count, start, asked, nodes in pieces:
-        packed.append(Share(request, kind, begin, count, start, asked_begin, asked, nodes))
-        begin, asked_begin = begin + count, asked_begin + asked
+def _pack(pieces: list[_Piece]) -> list[RowSpan]:
+    packed: list[RowSpan] = []
+    begin = logit_begin = 0
+    for request, kind, count, start, logit_rows, nodes in pieces:
+        packed.append(RowSpan(request, kind, begin, count, start, logit_begin, logit_rows, nodes))
+        begin, logit_begin = begin + count, logit_begin + logit_rows
     return packed

@@ -20,11 +20,11 @@ from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
 
 from ..verdict import Skipped
-from .moment import Moment
+from .context import EventContext
 from .oracle import Oracle, to_state
-from .piece import Flight, Past, Piece, Runner
 from .products import NONE
-from .rows import Share, rows
+from .recomputation import PreviousStep, Recomputation, Runner, WindowInFlight
+from .rows import RowSpan, rows
 
 
 class StateOracle(Oracle):
@@ -40,32 +40,32 @@ class StateOracle(Oracle):
         self.gdn_layers = [n for n, kind in kinds if kind == "gdn" and (layers is None or n in layers)]
         lean = _lean(checkpoint, self.gdn_layers)
         self.runner = Runner(Weights.of(lean, torch.float64, device), Weights.of(lean, width, device), rounds, products)
-        self.flights: dict[str, Flight] = {}
-        self.past: dict[str, Mapping[int, Past]] = {}
-        self._answered: tuple[Moment, list[Piece | Skipped]] | None = None
+        self.flights: dict[str, WindowInFlight] = {}
+        self.previous: dict[str, Mapping[int, PreviousStep]] = {}
+        self._answered: tuple[EventContext, list[Recomputation | Skipped]] | None = None
 
-    def _trunk(self, moment: Moment, share: Share) -> Iterator[Piece | Skipped]:
-        name, before = share.request, moment.subject.before[share.request]
-        if share.kind == "verify" and moment.expected.is_tree(name):
-            yield Skipped("oracle", moment.index, f'the window of request "{name}" is a tree')
+    def _trunk(self, context: EventContext, span: RowSpan) -> Iterator[Recomputation | Skipped]:
+        name, before = span.request, context.subject.before[span.request]
+        if span.kind == "verify" and context.expected.is_tree(name):
+            yield Skipped("oracle", context.index, f'the window of request "{name}" is a tree')
             return
-        layers: dict[int, Piece] = {}
+        layers: dict[int, Recomputation] = {}
         for number, layer in enumerate(self.gdn_layers):
             place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
-            hidden = rows(moment.subject, place, share)
-            if hidden is None or hidden.shape[0] != share.count:
+            hidden = rows(context.subject, place, span)
+            if hidden is None or hidden.shape[0] != span.count:
                 continue  # T0 has said so
-            base = self._base(before, layer, share.start)
-            work = to_state(hidden, before, layer, number, share.start)
-            piece = self._piece(share, "trunk", layer, work, base if share.kind == "prefill" else None)
-            folding, shaken = self._folding(moment, piece, base, share.count), self._shaken(share, work, base)
-            narrow, leans = (asked(share.kind == "prefill") for asked in (self.runner.narrow, self.runner.leans))
-            layers[layer] = replace(piece, folding=folding, shaken=shaken, narrow=narrow, leans=leans)
+            base = self._base(before, layer, span.start)
+            work = to_state(hidden, before, layer, number, span.start)
+            piece = self._piece(span, "trunk", layer, work, base if span.kind == "prefill" else None)
+            folding, dithered = self._folding(context, piece, base, span.count), self._dithered(span, work, base)
+            narrow, leans = (asked(span.kind == "prefill") for asked in (self.runner.narrow, self.runner.leans))
+            layers[layer] = replace(piece, folding=folding, dithered=dithered, narrow=narrow, leans=leans)
             yield layers[layer]
-        if share.kind == "verify":
-            self.flights[name] = Flight(before, layers, None, moment.expected.windows[name])
+        if span.kind == "verify":
+            self.flights[name] = WindowInFlight(before, layers, None, context.expected.windows[name])
         else:
-            self._remember(share, layers)
+            self._remember(span, layers)
 
     def _base(self, before: RequestState, layer: int, start: int) -> torch.Tensor:
         """The state before the step; by the trace nothing came before a start of 0, whatever memory holds."""

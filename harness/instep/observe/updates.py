@@ -1,7 +1,8 @@
 """Updates of the delta rule are shown where they are kept: of the rows of a verify, by an engine whose rings keep them.
 
-Leaves out: how near they must be (`checks/derived.py`). The reference shows the update of every token; so what a moment
-has of it is cut down to what the subject is due to show. Rows of other requests in the same forward are zeros there.
+Leaves out: how near they must be (`checks/derived.py`). The reference shows the update of every token; so what a
+context has of it is cut down to what the subject is due to show. Rows of other requests in the same forward are zeros
+there.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
 
 from ..player import Side
-from .moment import Moment
-from .rows import Share, shares
+from .context import EventContext
+from .rows import RowSpan, row_spans
 
 UPDATE = "update"  # the component
 
@@ -26,28 +27,28 @@ def kept(regions: Sequence[Region]) -> bool:
     return any(region.means is not None and region.means.keeps == UPDATE for region in regions)
 
 
-def due(moment: Moment, place: Place, share: Share) -> bool:
+def due(context: EventContext, place: Place, span: RowSpan) -> bool:
     """Whether the subject has to show these rows of a place."""
-    return place.component != UPDATE or (moment.updates and share.kind == "verify")
+    return place.component != UPDATE or (context.updates and span.kind == "verify")
 
 
-def cut_down(moment: Moment) -> Moment:
-    """The moment with the updates alone that the subject is due to show, on every side."""
-    verified = [share for share in shares(moment, "trunk") if moment.updates and share.kind == "verify"]
-    rounded = None if moment.rounded is None else _side(moment.rounded, verified)
+def cut_down(context: EventContext) -> EventContext:
+    """The context with the updates alone that the subject is due to show, on every side."""
+    verified = [span for span in row_spans(context, "trunk") if context.updates and span.kind == "verify"]
+    rounded = None if context.rounded is None else _side(context.rounded, verified)
     return replace(
-        moment, subject=_side(moment.subject, verified), truth=_side(moment.truth, verified), rounded=rounded)
+        context, subject=_side(context.subject, verified), truth=_side(context.truth, verified), rounded=rounded)
 
 
-def _side(side: Side, verified: Sequence[Share]) -> Side:
+def _side(side: Side, verified: Sequence[RowSpan]) -> Side:
     places: dict[Place, torch.Tensor] = {}
     for place, tensor in side.places.items():
         if place.component != UPDATE:
             places[place] = tensor
         elif verified:
             places[place] = torch.zeros_like(tensor)
-            for share in verified:
-                rows = slice(share.begin, share.begin + share.count)
+            for span in verified:
+                rows = slice(span.begin, span.begin + span.count)
                 places[place][rows] = tensor[rows]
     return replace(side, places=places)
 

@@ -25,7 +25,7 @@ from instep_reference.contract.engine import RequestState
 from instep_reference.contract.errors import BadInput, Unsupported
 
 from ..adapters import find
-from ..rig.setting import moves_labels
+from ..replay.setting import moves_labels
 from .cases import Shown
 
 PACKAGES = {"instep_reference": "reference", "instep_optimized": "optimized", "instep": "harness"}

@@ -16,9 +16,9 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Finish, Forward
 from instep_reference.contract.errors import BadInput
 
-from ..rig.alone import header_of
-from ..rig.setting import Setting
-from ..rig.sides import Plan, reference
+from ..replay.participants import Plan, reference
+from ..replay.setting import Setting
+from ..replay.single import header_of
 from ..trace.drive import drive, recorded
 from ..trace.file import Trace, write
 from ..trace.header import Model, Room
@@ -81,10 +81,10 @@ def _prompts(directory: Path, vocab: int, batch: int) -> dict[str, tuple[int, ..
     file = directory / "prompts.json"
     stored = read_prompts(file).values() if file.is_file() else ()
     long = [prompt for prompt in stored if len(prompt) >= PROMPT_TOKENS]
-    drawn = torch.randint(vocab, (batch, PROMPT_TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
+    sampled = torch.randint(vocab, (batch, PROMPT_TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
     found = {}
     for number in range(batch):
-        tokens = tuple(drawn[number])
+        tokens = tuple(sampled[number])
         if long:
             lap, which = divmod(number, len(long))
             begin = min(lap * PROMPT_TOKENS, len(long[which]) - PROMPT_TOKENS)

@@ -1,6 +1,6 @@
 """The gate: is `after` slower than `before` by more than is allowed? Only asked of arms that passed.
 
-Leaves out: the statistics (`pairs.py`) and the words (`told.py`). Three processes take turns, one at a time, in an
+Leaves out: the statistics (`pairs.py`) and the words (`render.py`). Three processes take turns, one at a time, in an
 order that changes from pair to pair: before, after, and `again`, which is before a second time. Two processes of one
 source differ by what differs anyway (the machine, where memory came to lie); that is the A/A run, and as long as it
 does not resolve the allowed slow-down more pairs are taken, up to a limit. Only A/A decides this, so looking again
@@ -20,7 +20,7 @@ import numpy as np
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 
-from ..rig.sides import Plan
+from ..replay.participants import Plan
 from ..verdict import Exit, Verdict
 from .arm import Arm, ArmFailed, Source
 from .cases import Shown

@@ -56,9 +56,9 @@ def ratios(before: Samples, after: Samples, generator: np.random.Generator) -> t
     apart = after / before
     trials, pairs = apart.shape
     chosen = generator.integers(pairs, size=(DRAWS, pairs))
-    drawn = np.stack([np.median(apart[trial][chosen], axis=1) for trial in range(trials)])
+    sampled = np.stack([np.median(apart[trial][chosen], axis=1) for trial in range(trials)])
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(drawn, (tail, 1 - tail), axis=1)
+    low, high = np.quantile(sampled, (tail, 1 - tail), axis=1)
     return np.median(apart, axis=1), low, high
 
 

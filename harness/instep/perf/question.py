@@ -1,6 +1,6 @@
 """What a gate is asked, and what it answers.
 
-Leaves out: how the answer is found (`gate.py`), and how it is told (`told.py`).
+Leaves out: how the answer is found (`gate.py`), and how it is told (`render.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from instep_reference.contract.errors import BadInput
 
-from ..rig.setting import Setting
+from ..replay.setting import Setting
 from ..verdict import Exit
 from .cases import CASES
 from .pairs import FEWEST_PAIRS, Ratio, Say, Spread

@@ -1,7 +1,8 @@
 """One arm at work: a process that serves `build`, `check`, `show` and `time`, a JSON line for a JSON line.
 
-Leaves out: judging; who asks is `arm.py`. The engines, the rig and the reference come from whatever tree stands first
-on this process's path; this folder (`perf`) is the gate's own on both sides, so both arms are timed by the same code.
+Leaves out: judging; who asks is `arm.py`. The engines, the replay and the reference come from whatever tree stands
+first on this process's path; this folder (`perf`) is the gate's own on both sides, so both arms are timed by the same
+code.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
+from instep.replay.participants import bare
+from instep.replay.replay import Replay, served
+from instep.replay.setting import Setting
 from instep.report.words import divergence
-from instep.rig.rig import Rig, served
-from instep.rig.setting import Setting
-from instep.rig.sides import bare
 from instep.trace.file import read
 from instep.verdict import Exit
 
@@ -58,14 +59,14 @@ class Worker:
         if not setting["device"].startswith("cuda"):
             torch.set_num_threads(1)  # one thread: its computing time is the work that was done
         course = Course.of(read(Path(trace)))
-        self.rig = Rig(course.trace, Setting(**setting), checkpoint=Path(checkpoint))
+        self.replay = Replay(course.trace, Setting(**setting), checkpoint=Path(checkpoint))
         self.clock = Clock(setting["device"])
-        self.walk = Walk(bare(self.rig.plan), course)
+        self.walk = Walk(bare(self.replay.plan), course)
         return {"served": served(), "files": {name: str(sys.modules[name].__file__) for name in served()}}
 
     def check(self) -> dict[str, Any]:
-        """The course through the arm's own rig: every check, after every event."""
-        outcome = self.rig.run()
+        """The course through the arm's own replay: every check, after every event."""
+        outcome = self.replay.run()
         verdict = outcome.verdict
         message = divergence(outcome) if verdict.exit is Exit.DIVERGED else ""
         return {"exit": int(verdict.exit), "elements": verdict.elements, "message": message}

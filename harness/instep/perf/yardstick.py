@@ -16,7 +16,7 @@ from instep_reference.contract.place import STAGE_LEVEL, Place
 from ..checks.allowance import TRUTH_ERROR
 from ..checks.judge import judge
 from ..checks.measure import Spot, blocks, relative_error
-from ..rig.sides import Plan, reference, rounded_seat
+from ..replay.participants import Plan, reference, rounded_participant
 from ..verdict import Comparison, Tier, Verdict
 from .cases import Shown, Walk
 from .course import Course
@@ -28,7 +28,7 @@ class Yardstick:
     """Truth and rounded reference at the end of a course, for an op set that is set up as in `plan`."""
 
     def __init__(self, plan: Plan, course: Course) -> None:
-        rounded = rounded_seat(plan, plan.setting.subject(), 0)
+        rounded = rounded_participant(plan, plan.setting.subject(), 0)
         self.course = course
         self.truth = Walk(reference(plan, torch.float64), course).show()
         with rounded.arithmetic:

@@ -1,7 +1,7 @@
 """What a relation is: it varies a run and says what must then be equal.
 
 Leaves out: the relations themselves (`pairwise.py`, `rewritten.py`, and a file for each that has more to it); what they
-are given (`case.py`); how two runs are compared (`compare.py`, `twins.py`).
+are given (`case.py`); how two runs are compared (`compare.py`, `ab_run.py`).
 """
 
 from __future__ import annotations
@@ -45,6 +45,6 @@ def our_own(what: str) -> Callable[[Case], str | None]:
 
 
 def no_trees(case: Case) -> str | None:
-    """A window that is a tree has no course that could be told again in other steps."""
+    """A window that is a tree has no timeline that could be rewritten into other steps."""
     trees = any(isinstance(event, Draft) and event.parents is not None for event in case.trace.events)
     return "the drafts of this trace form trees" if trees else None

@@ -16,14 +16,14 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject
-from ..rig.guard import make_subject
-from ..rig.participant import Participant
-from ..rig.setting import moves_labels
-from ..rig.sides import Plan, enough_memory, reference, rounded_seat
+from ..replay.guard import make_subject
+from ..replay.participant import Participant
+from ..replay.participants import Plan, enough_memory, reference, rounded_participant
+from ..replay.setting import moves_labels
 from ..trace.file import Trace
 from ..trace.header import Header
-from .retold import Told, as_traced
-from .story import Story, Teller
+from .by_position import PositionRecord, PositionRecorder
+from .timeline import RewrittenTrace, as_traced
 
 Through = Callable[[Subject], Subject]
 
@@ -41,7 +41,7 @@ class Case:
     found: Ops | Maker
     bitwise: bool = False
     tokens: int = 2048
-    _stories: dict[str, Story] = field(default_factory=dict)
+    _records: dict[str, PositionRecord] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -81,33 +81,33 @@ class Case:
                 plan.checkpoint, found, setting.options(**options), room, num_steps=header.num_steps, adaptive=adaptive
             )
 
-    def told(
-        self, name: str, told: Callable[[], Told], through: Through = lambda engine: engine,
+    def recorded(
+        self, name: str, recorded: Callable[[], RewrittenTrace], through: Through = lambda engine: engine,
         options: Mapping[str, Any] | None = None,
-    ) -> Story:
+    ) -> PositionRecord:
         """What the subject says to these events; `through`: what stands between the events and the engine."""
-        if name not in self._stories:
-            events = told()
+        if name not in self._records:
+            events = recorded()
             engine = through(self.engine(events.header, **(options or {})))
-            self._stories[name] = Teller(name, Participant(name, engine, asked=False), events).tell()
-        return self._stories[name]
+            self._records[name] = PositionRecorder(name, Participant(name, engine, asked=False), events).run()
+        return self._records[name]
 
-    def traced(self) -> Story:
+    def traced(self) -> PositionRecord:
         """The trace as it is."""
-        return self.told("the trace", lambda: as_traced(self.trace))
+        return self.recorded("the trace", lambda: as_traced(self.trace))
 
-    def truth(self) -> Story:
+    def truth(self) -> PositionRecord:
         """The reference in fp64, on the trace."""
-        if "truth" not in self._stories:
+        if "truth" not in self._records:
             truth = Participant("truth", reference(self.plan, torch.float64), asked=False)
-            self._stories["truth"] = Teller("truth", truth, as_traced(self.trace)).tell()
-        return self._stories["truth"]
+            self._records["truth"] = PositionRecorder("truth", truth, as_traced(self.trace)).run()
+        return self._records["truth"]
 
-    def rounded(self, draw: int = 0) -> Story:
-        """A draw of the reference in the declared width (`rig/sides.py`)."""
+    def rounded(self, draw: int = 0) -> PositionRecord:
+        """A draw of the reference in the declared width (`replay/participants.py`)."""
         name = f"rounded {draw}"
-        if name not in self._stories:
-            drawn = rounded_seat(self.plan, self.found, draw, asked=False)
-            self._stories[name] = Teller(name, drawn, as_traced(self.trace)).tell()
-        return self._stories[name]
+        if name not in self._records:
+            sampled = rounded_participant(self.plan, self.found, draw, asked=False)
+            self._records[name] = PositionRecorder(name, sampled, as_traced(self.trace)).run()
+        return self._records[name]
 

@@ -1,7 +1,7 @@
-"""Two stories side by side, bit by bit.
+"""Two records side by side, bit by bit.
 
-Leaves out: making them (`story.py`), which two are compared (a relation's business), and those whose bits may differ
-(`within.py`).
+Leaves out: making them (`by_position.py`), which two are compared (a relation's business), and those whose bits may
+differ (`tolerance.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from ..observe.memory import bits
 from ..observe.pools import NO_LAYER, stands
 from ..verdict import Comparison, Skipped, Tier
-from .story import Block, Key, Stopped, Story
+from .by_position import Block, Key, PositionRecord, Stopped
 
 # Of a logical state, what belongs to no layer, and where it is made.
 SINGLE = {
@@ -27,7 +27,7 @@ SINGLE = {
 }
 
 
-def same(name: str, one: Story, other: Story) -> Iterator[Comparison | Skipped]:
+def same(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comparison | Skipped]:
     """Every place at every position, and every state at every length, that both runs have: the same bytes."""
     yield from stops(name, one, other)
     for block in one.blocks:
@@ -76,7 +76,7 @@ def _mine(block: Block, matched: Sequence[Key]) -> torch.Tensor:
     return block.rows[[row for row, key in enumerate(block.keys) if key in wanted]]
 
 
-def _theirs(block: Block, other: Story) -> tuple[tuple[Key, ...], torch.Tensor]:
+def _theirs(block: Block, other: PositionRecord) -> tuple[tuple[Key, ...], torch.Tensor]:
     """The positions that the other run has, too, and its rows there."""
     found = [(key, other.rows.get((block.request, block.place, key))) for key in block.keys]
     rows = [row for _, row in found if row is not None]
@@ -85,7 +85,7 @@ def _theirs(block: Block, other: Story) -> tuple[tuple[Key, ...], torch.Tensor]:
 
 
 def in_bytes(
-    name: str, at: Block, mine: Any, theirs: Any, keys: Sequence[Key], one: Story, other: Story
+    name: str, at: Block, mine: Any, theirs: Any, keys: Sequence[Key], one: PositionRecord, other: PositionRecord
 ) -> Comparison:
     """One comparison of two tensors, whole numbers, or nothing."""
     elements, wrong = different(mine, theirs)
@@ -95,11 +95,11 @@ def in_bytes(
     )
 
 
-def _apart(mine: Any, theirs: Any, keys: Sequence[Key], one: Story, other: Story) -> str:
+def _apart(mine: Any, theirs: Any, keys: Sequence[Key], one: PositionRecord, other: PositionRecord) -> str:
     """Where rows part: which positions, and the largest difference; of whole numbers, both."""
     between = f'"{other.name}" and "{one.name}"'
     if not (isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor) and mine.shape == theirs.shape):
-        return f"is {_told(theirs)} in {other.name}, {_told(mine)} in {one.name}"
+        return f"is {_spelled(theirs)} in {other.name}, {_spelled(mine)} in {one.name}"
     at = f"after {keys[0]} tokens"
     if mine.shape[:1] == (len(keys),) and mine.dim() > 1:
         rows = [position(key) for key, pair in zip(keys, zip(mine, theirs, strict=True), strict=True)
@@ -114,15 +114,15 @@ def position(key: Key) -> str:
     return str(key) if isinstance(key, int) else f"{key[0] + len(key) - 2}"
 
 
-def _told(value: Any) -> str:
+def _spelled(value: Any) -> str:
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
 
 
-def stops(name: str, one: Story, other: Story) -> Iterator[Comparison]:
+def stops(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comparison]:
     """Whichever of the two did not come to its end."""
-    for story in (one, other):
-        if story.stopped is not None:
-            yield unserved(name, story.stopped, story.name)
+    for record in (one, other):
+        if record.stopped is not None:
+            yield unserved(name, record.stopped, record.name)
 
 
 def unserved(relation: str, stop: Stopped, run: str = "") -> Comparison:

@@ -1,7 +1,8 @@
 """Drift: over thousands of tokens the error of every head's state against fp64 stays flat, by the op and in the layers.
 
-Leaves out: the runs (`courses.py`). The delta rule is contractive: every write along a key takes with it what had
-gathered there, errors included. So an honest error settles within a few K / beta tokens, and growth is a fault.
+Leaves out: the runs (`long_runs.py`). The delta rule is contractive: every write along a key takes with it what had
+gathered there, errors included. So a correct engine's error settles within a few K / beta tokens, and growth is a
+fault.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from instep_reference.contract.place import Place
 from ..checks.allowance import allowed
 from ..verdict import Comparison, Skipped, Tier
 from .base import Case, Relation, Results
+from .by_position import Stopped
 from .compare import unserved
-from .courses import Course, by_the_op, through_the_layers
-from .story import Stopped
+from .long_runs import LongRun, by_the_op, through_the_layers
 
 SPANS = 8  # parts of a course that are judged one by one
 
@@ -37,7 +38,7 @@ def hold(case: Case) -> Results:
         yield from judged(course)
 
 
-def judged(course: Course | Stopped) -> Results:
+def judged(course: LongRun | Stopped) -> Results:
     """Within the allowance in every span, by the largest error of the yardstick so far; and flat."""
     if isinstance(course, Stopped):
         yield unserved("drift", course)
@@ -50,7 +51,8 @@ def judged(course: Course | Stopped) -> Results:
             limit = allowed(course.yardstick[ends <= end].amax(0), course.stored)
             error = course.errors[within].amax(0)
             says = f"off by {{:.1e}} within {end} tokens of {course.what}, the yardstick by at most {{:.1e}}"
-            yield _told(course, int(within.nonzero()[-1]), error, limit, says, course.yardstick[ends <= end].amax(0))
+            yardstick = course.yardstick[ends <= end].amax(0)
+            yield _comparison(course, int(within.nonzero()[-1]), error, limit, says, yardstick)
     quarters = [(ends > course.tokens[-1] * n // 4) & (ends <= course.tokens[-1] * (n + 1) // 4) for n in range(4)]
     fewest = min(int(quarters[n].sum()) for n in (1, 3))
     if fewest < FEWEST:
@@ -61,11 +63,11 @@ def judged(course: Course | Stopped) -> Results:
         limit = GROWTH * early.clamp_min(torch.finfo(course.stored).eps)
         says = f"the error grows: {{:.1e}} in the last quarter of {course.tokens[-1]} tokens of {course.what}, " \
                "{:.1e} in the second"
-        yield _told(course, len(course.tokens) - 1, late, limit, says, early)
+        yield _comparison(course, len(course.tokens) - 1, late, limit, says, early)
 
 
-def _told(
-    course: Course, launch: int, error: torch.Tensor, limit: torch.Tensor, says: str, beside: torch.Tensor
+def _comparison(
+    course: LongRun, launch: int, error: torch.Tensor, limit: torch.Tensor, says: str, beside: torch.Tensor
 ) -> Comparison:
     """The head that stands nearest to its limit, or beyond."""
     head = int((error / limit).argmax())  # a NaN counts as the largest

@@ -5,7 +5,7 @@ Nothing is asked of either engine while it runs, since whoever asks waits. Answe
 once the last event was served; a state is read when its request ends, or then. Overlapping rounds take pages earlier,
 for the worst case, so which page is whose differs by right. Therefore the trace runs twice: in its own pages, and in
 pages that hold a whole request, where every byte of every pool must be the same.
-Leaves out: what a round may know of the round before (`trace/legal.py`).
+Leaves out: what a round may know of the round before (`trace/event_rules.py`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..adapters import Subject
-from ..observe.onlookers import on_host
+from ..observe.observers import on_host
 from ..player import Observer, Player
 from ..verdict import Comparison, Tier
 from .base import Case, Relation, Results, our_own
+from .by_position import stopped
 from .compare import different, parts, pools, unserved
-from .retold import Told, as_traced
 from .rewrites import in_one_page
-from .story import stopped
+from .timeline import RewrittenTrace, as_traced
 
 NAME = "overlapped"
 WAITING, OVERLAPPING = "waiting", "overlapping"
-WISH = Place("trunk", AFTER_LAYERS, "length")
+WANTED = Place("trunk", AFTER_LAYERS, "length")
 # Answers by the field that they stand in, and where they are made; all others at the pick.
 STAGE = {"drafts": "chain.1", "own": "trunk", "roots": "trunk"}
 
@@ -43,7 +43,7 @@ class Ran:
 
     answers: Sequence[e.Answer | None]
     states: Mapping[tuple[int, str], e.RequestState]
-    wish: int
+    wanted_num_steps: int
     pools: Sequence[e.Region]
 
 
@@ -76,73 +76,73 @@ class _Ends(Observer):
 
 
 def hold(case: Case) -> Results:
-    for told in (as_traced(case.trace), in_one_page(case.trace)):
-        alike = told.header != case.trace.header
+    for trace in (as_traced(case.trace), in_one_page(case.trace)):
+        alike = trace.header != case.trace.header
         ran: list[Ran] = []
         for name, overlap in ((WAITING, False), (OVERLAPPING, True)):
-            done = _run(name, case.engine(told.header, overlap=overlap), told)
+            done = _run(name, case.engine(trace.header, overlap=overlap), trace)
             if isinstance(done, Comparison):
                 yield done
                 return
             ran.append(done)
-        yield from compared(told, *ran, alike=alike)
+        yield from compared(trace, *ran, alike=alike)
 
 
-def compared(told: Told, waiting: Ran, overlapping: Ran, *, alike: bool) -> Iterator[Comparison]:
-    """Answers in order, then states and the wish; where both have the same pages (`alike`) every pool, too."""
+def compared(trace: RewrittenTrace, waiting: Ran, overlapping: Ran, *, alike: bool) -> Iterator[Comparison]:
+    """Answers in order, then states and the wanted step count; with the same pages on both (`alike`) every pool, too."""
     for index, (mine, theirs) in enumerate(zip(waiting.answers, overlapping.answers, strict=True)):
-        yield from _answers(told, index, mine, theirs)
+        yield from _answers(trace, index, mine, theirs)
     for (index, name), state in waiting.states.items():
         for place, one, other in parts(state, overlapping.states[index, name]):
-            yield _told(told, index, place, one, other, f"the state of {name!r} parts", name)
-    last = len(told.events) - 1
-    wishes = waiting.wish, overlapping.wish
-    yield _told(told, last, WISH, *wishes, f"next_num_steps wishes {wishes[1]}, not {wishes[0]},")
+            yield _comparison(trace, index, place, one, other, f"the state of {name!r} parts", name)
+    last = len(trace.events) - 1
+    wanted = waiting.wanted_num_steps, overlapping.wanted_num_steps
+    yield _comparison(trace, last, WANTED, *wanted, f"next_num_steps wishes {wanted[1]}, not {wanted[0]},")
     for place, left, right, says in pools(waiting.pools, overlapping.pools) if alike else ():
-        yield _told(told, last, place, left, right, says)
+        yield _comparison(trace, last, place, left, right, says)
 
 
-def _run(name: str, engine: Subject, told: Told) -> Ran | Comparison:
+def _run(name: str, engine: Subject, trace: RewrittenTrace) -> Ran | Comparison:
     """All events, one after another, and only then a look at anything."""
     ends = _Ends(engine)
     player, answers = Player(name, engine, [ends]), []
-    for index, event in enumerate(told.events):
+    for index, event in enumerate(trace.events):
         try:
             answers.append(player.serve(event).answer)
         except Unsupported:
             raise
         except Exception as error:  # whatever it is: the op set may be anybody's
-            stop = stopped(told.origins[index], event, error, None)
+            stop = stopped(trace.origins[index], event, error, None)
             return unserved(NAME, stop, name)
     ends.end()
     return Ran([on_host(answer) for answer in answers], ends.states, engine.next_num_steps(), engine.regions())
 
 
-def _answers(told: Told, index: int, mine: Any, theirs: Any) -> Iterator[Comparison]:
+def _answers(trace: RewrittenTrace, index: int, mine: Any, theirs: Any) -> Iterator[Comparison]:
     """Every field of an answer."""
     if type(mine) is not type(theirs):
-        yield _told(told, index, WISH, str(type(mine)), str(type(theirs)), "another kind of answer")
+        yield _comparison(trace, index, WANTED, str(type(mine)), str(type(theirs)), "another kind of answer")
         return
     for each in fields(mine) if mine is not None else ():
         one, other = getattr(mine, each.name), getattr(theirs, each.name)
         place = Place(STAGE.get(each.name, "trunk"), AFTER_LAYERS, "pick")
         if not isinstance(one, Mapping):
-            yield _told(told, index, place, one, other, f"the answer's {each.name} parts: {_short(other)}")
+            yield _comparison(trace, index, place, one, other, f"the answer's {each.name} parts: {_short(other)}")
             continue
         for name in {**one, **other}:
             pair = one.get(name), other.get(name)
             says = f"the answer's {each.name} of {name!r} parts: {_short(pair[1])}"
-            yield _told(told, index, place, *pair, says, name)
+            yield _comparison(trace, index, place, *pair, says, name)
 
 
-def _told(
-    told: Told, index: int, place: Place, mine: Any, theirs: Any, says: str, request: str | None = None
+def _comparison(
+    trace: RewrittenTrace, index: int, place: Place, mine: Any, theirs: Any, says: str, request: str | None = None
 ) -> Comparison:
-    index = min(index, len(told.events) - 1)
-    event = told.events[index]
+    index = min(index, len(trace.events) - 1)
+    event = trace.events[index]
     elements, wrong = different(mine, theirs)
     return Comparison(
-        NAME, Tier.BITWISE, told.origins[index], str(event.__struct_config__.tag), place, elements=elements,
+        NAME, Tier.BITWISE, trace.origins[index], str(event.__struct_config__.tag), place, elements=elements,
         worst=float(wrong), allowed=0.0, request=request,
         diagnosis=f'{says} between "{WAITING}" and "{OVERLAPPING}"' if wrong else "",
     )

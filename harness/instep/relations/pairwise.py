@@ -1,7 +1,7 @@
 """Relations of two engines that are given the same events: whatever they say and hold is the same, byte by byte.
 
 A row is the name, the claim, the two engines, and a wrong engine that the row exists for. Leaves out: how two engines
-are compared (`twins.py`), and the same tokens brought by other events (`rewritten.py`).
+are compared (`ab_run.py`), and the same tokens brought by other events (`rewritten.py`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..observe.onlookers import Watching
+from ..observe.observers import Watching
 from ..player import Player
-from ..rig.sides import seat
+from ..replay.participants import participants_of
 from ..trace.file import Trace
 from ..verdict import Tier
+from .ab_run import ABRun, Arm
 from .base import Case, Relation, Results, our_own
-from .inside import eager_graphs
-from .retold import Told, as_traced
+from .engine_changes import eager_graphs
 from .rewrites import moved
-from .twins import Arm, Twins
+from .timeline import RewrittenTrace, as_traced
 
 Arms = Callable[[Case], tuple[Arm, Arm]]
 FINITE = 12288.0  # exact in every float, and large beside whatever a model holds
@@ -32,7 +32,7 @@ def pairwise(
     """A row of the table; `pools`: every byte of every pool is compared, too."""
 
     def hold(case: Case) -> Results:
-        yield from Twins(name, *arms(case), pools=pools).run()
+        yield from ABRun(name, *arms(case), pools=pools).run()
 
     return Relation(name, says, catches, (Tier.BITWISE,), hold, lacks)
 
@@ -41,37 +41,38 @@ def with_options(*named: tuple[str, dict[str, Any]]) -> Arms:
     """Two engines that differ in fields of `Options`."""
 
     def arms(case: Case) -> tuple[Arm, Arm]:
-        told = as_traced(case.trace)
-        one, other = (Arm(name, case.engine(told.header, **options), told) for name, options in named)
+        rewritten = as_traced(case.trace)
+        one, other = (Arm(name, case.engine(rewritten.header, **options), rewritten) for name, options in named)
         return one, other
 
     return arms
 
 
-def with_events(*named: tuple[str, Callable[[Trace], Told]]) -> Arms:
+def with_events(*named: tuple[str, Callable[[Trace], RewrittenTrace]]) -> Arms:
     """Two engines, each with its own room, on events that differ in nothing else."""
 
     def arms(case: Case) -> tuple[Arm, Arm]:
-        told = [(name, tell(case.trace)) for name, tell in named]
-        one, other = (Arm(name, case.engine(its.header), its) for name, its in told)
+        rewritten = [(name, rewrite(case.trace)) for name, rewrite in named]
+        one, other = (Arm(name, case.engine(its.header), its) for name, its in rewritten)
         return one, other
 
     return arms
 
 
 def watched_and_not(case: Case) -> tuple[Arm, Arm]:
-    """One engine stands in a replay's own seat, with every probe on it; the other is left to itself."""
-    told, sides = as_traced(case.trace), seat(case.plan)
-    looked_at = Player("watched", sides.subject.engine, [Watching(sides.watch), *sides.subject.observers])
-    seen = Arm("watched", sides.shown.engine, told, watched=False, player=looked_at)
-    return seen, Arm("unwatched", case.engine(told.header), told, watched=False)
+    """One engine stands where a replay's subject does, with every probe on it; the other is left to itself."""
+    rewritten, participants = as_traced(case.trace), participants_of(case.plan)
+    subject = participants.subject
+    looked_at = Player("watched", subject.engine, [Watching(participants.watch), *subject.observers])
+    seen = Arm("watched", participants.shown.engine, rewritten, watched=False, player=looked_at)
+    return seen, Arm("unwatched", case.engine(rewritten.header), rewritten, watched=False)
 
 
 def replayed_and_eager(case: Case) -> tuple[Arm, Arm]:
     """The same buckets and padding. On a CPU the emulator records, and poisons between replays."""
-    told = as_traced(case.trace)
-    eager = eager_graphs(case.engine(told.header, graphs=False))
-    return Arm("eager", eager, told), Arm("replayed", case.engine(told.header, graphs=True), told)
+    rewritten = as_traced(case.trace)
+    eager = eager_graphs(case.engine(rewritten.header, graphs=False))
+    return Arm("eager", eager, rewritten), Arm("replayed", case.engine(rewritten.header, graphs=True), rewritten)
 
 
 PAIRWISE: tuple[Relation, ...] = (

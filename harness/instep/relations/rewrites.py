@@ -1,6 +1,6 @@
 """A whole trace with one thing about it changed: other slots, other rejected drafts, no speculation, longer pages.
 
-Leaves out: a request's own course told in other steps (`retold.py`).
+Leaves out: a request's own timeline rewritten into other steps (`timeline.py`).
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from msgspec.structs import replace as with_fields
 
 from instep_reference.contract.engine import AnyEvent, Commit, Draft
 
+from ..trace.event_rules import EventRules
 from ..trace.file import Trace
-from ..trace.legal import Law
-from .retold import Told, as_traced
+from .timeline import RewrittenTrace, as_traced
 
 
-def moved(trace: Trace) -> Told:
+def moved(trace: Trace) -> RewrittenTrace:
     """Slots and pages the other way round, one further up: the same number of each, none at its place."""
     room = trace.header.capacity
     slots, pages = (tuple(unit + 1 for unit in reversed(units)) for units in (room.slots, room.pages))
     return _roomed(trace, slots=slots, pages=pages)
 
 
-def in_one_page(trace: Trace) -> Told:
+def in_one_page(trace: Trace) -> RewrittenTrace:
     """Every request in one page, however long it becomes: which page it has then hangs on no reservation."""
-    law, longest = Law(trace.header), 0
+    rules, longest = EventRules(trace.header), 0
     for event in trace.events:
-        law.apply(event)
-        longest = max((longest, *(len(standing.prompt) + len(standing.said) for standing in law.book.live.values())))
+        rules.apply(event)
+        longest = max((longest, *(len(standing.prompt) + len(standing.said) for standing in rules.table.live.values())))
     widest = max((trace.header.num_steps, *trace.header.candidates)) + 1
     # Two windows more: one whose count is not known yet, and the next.
     return _roomed(trace, pages=trace.header.capacity.slots, page_size=longest + 2 * widest)
 
 
-def without_speculation(told: Told) -> Told:
+def without_speculation(rewritten: RewrittenTrace) -> RewrittenTrace:
     """The same events for an engine that will never draft."""
-    return replace(told, header=with_fields(told.header, num_steps=0, candidates=(0,), adaptive=None))
+    return replace(rewritten, header=with_fields(rewritten.header, num_steps=0, candidates=(0,), adaptive=None))
 
 
-def with_other_drafts(trace: Trace) -> Told:
+def with_other_drafts(trace: Trace) -> RewrittenTrace:
     """The same events, with other tokens wherever a draft was rejected."""
     return replace(as_traced(trace), events=tuple(_altered(trace)))
 
 
-def _roomed(trace: Trace, **room: Any) -> Told:
+def _roomed(trace: Trace, **room: Any) -> RewrittenTrace:
     header = with_fields(trace.header, capacity=with_fields(trace.header.capacity, **room))
     return replace(as_traced(trace), header=header)
 

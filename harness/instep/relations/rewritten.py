@@ -1,8 +1,8 @@
 """Relations of two runs that bring the same tokens by other events: whatever both compute is the same.
 
 A row is the name, the claim, the runs, when they are compared bit by bit, and a wrong engine that the row exists for.
-Where bits may differ, both are held to the allowance of two right runs (`within.py`). Leaves out: how runs are told and
-compared (`retold.py`, `compare.py`), and two engines on the same events (`pairwise.py`).
+Where bits may differ, both are held to the allowance of two right runs (`tolerance.py`). Leaves out: how runs are
+recorded and compared (`timeline.py`, `compare.py`), and two engines on the same events (`pairwise.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from instep_optimized.layout import StateLayout
 from ..adapters import Subject
 from ..verdict import Tier
 from .base import Case, Relation, Results, no_trees
+from .by_position import PositionRecord
 from .compare import same
-from .inside import WindowsOfOne
-from .retold import (
-    Manner,
+from .engine_changes import WindowsOfOne
+from .rewrites import with_other_drafts, without_speculation
+from .timeline import (
+    Rewrite,
     alone,
     chunked,
     decoded,
@@ -27,11 +29,9 @@ from .retold import (
     rejected,
     rescheduled,
 )
-from .rewrites import with_other_drafts, without_speculation
-from .story import Story
-from .within import Yardstick
+from .tolerance import Yardstick
 
-Pairs = Iterator[tuple[Story, Story]]
+Pairs = Iterator[tuple[PositionRecord, PositionRecord]]
 Exact = Callable[[Case], bool]
 LAYOUTS: Sequence[StateLayout] = ("VK", "KV")
 # Around the conv's width and the prefill kernels' 64 tokens at a time.
@@ -84,8 +84,8 @@ def nobody_drafts(case: Case) -> str | None:
 def nothing_rejected(case: Case) -> str | None:
     if reason := no_trees(case):
         return reason
-    told = with_other_drafts(case.trace).events
-    return "no draft of this trace was rejected" if told == case.trace.events else None
+    other = with_other_drafts(case.trace).events
+    return "no draft of this trace was rejected" if other == case.trace.events else None
 
 
 def no_windows_of_one(case: Case) -> str | None:
@@ -93,25 +93,25 @@ def no_windows_of_one(case: Case) -> str | None:
     return no_trees(case) or ("only our own engine serves a window of one token" if case.ops is None else None)
 
 
-# The runs. Those that several rows share are made once (`Case.told`).
+# The runs. Those that several rows share are made once (`Case.recorded`).
 
 
-def by_itself(case: Case) -> Story:
+def by_itself(case: Case) -> PositionRecord:
     """Every request alone in the engine, in the steps of the trace."""
-    return case.told("alone", lambda: alone(case.trace))
+    return case.recorded("alone", lambda: alone(case.trace))
 
 
-def token_by_token(case: Case) -> Story:
+def token_by_token(case: Case) -> PositionRecord:
     """Every request alone, decoded without drafts."""
-    return case.told("plain decoding", lambda: alone(case.trace, decoded))
+    return case.recorded("plain decoding", lambda: alone(case.trace, decoded))
 
 
-def _told(case: Case, name: str, manner: Manner) -> Story:
-    return case.told(name, lambda: alone(case.trace, manner))
+def _recorded(case: Case, name: str, rewrite: Rewrite) -> PositionRecord:
+    return case.recorded(name, lambda: alone(case.trace, rewrite))
 
 
 def _other_drafts(case: Case) -> Pairs:
-    yield case.traced(), case.told("other rejected drafts", lambda: with_other_drafts(case.trace))
+    yield case.traced(), case.recorded("other rejected drafts", lambda: with_other_drafts(case.trace))
 
 
 def _with_and_without(case: Case) -> Pairs:
@@ -120,8 +120,8 @@ def _with_and_without(case: Case) -> Pairs:
     for layout in LAYOUTS:
         options = {"layout": layout}
         yield (
-            case.told(f"speculation, {layout}", lambda: prompts, options=options),
-            case.told(f"no speculation, {layout}", lambda: without_speculation(prompts), options=options),
+            case.recorded(f"speculation, {layout}", lambda: prompts, options=options),
+            case.recorded(f"no speculation, {layout}", lambda: without_speculation(prompts), options=options),
         )
 
 
@@ -130,7 +130,7 @@ def _alone(case: Case) -> Pairs:
 
 
 def _exact_windows(case: Case) -> Pairs:
-    yield by_itself(case), _told(case, "windows without a rejected draft", exact_windows)
+    yield by_itself(case), _recorded(case, "windows without a rejected draft", exact_windows)
 
 
 def _schedules(case: Case) -> Pairs:
@@ -139,13 +139,13 @@ def _schedules(case: Case) -> Pairs:
     counts = sorted({0, *header.candidates})
     up_and_down = [*counts, *counts[-2:0:-1]]
     yield plain, by_itself(case)
-    yield plain, _told(case, "step counts in turn", rescheduled(up_and_down, header.checkpoint.vocab))
+    yield plain, _recorded(case, "step counts in turn", rescheduled(up_and_down, header.checkpoint.vocab))
 
 
 def _rejected(case: Case) -> Pairs:
     header = case.trace.header
-    manner = rejected(sorted({*header.candidates} - {0}), header.checkpoint.vocab)
-    yield token_by_token(case), _told(case, "rounds of wrong drafts", manner)
+    rewrite = rejected(sorted({*header.candidates} - {0}), header.checkpoint.vocab)
+    yield token_by_token(case), _recorded(case, "rounds of wrong drafts", rewrite)
 
 
 def _windows_of_one(case: Case) -> Pairs:
@@ -153,16 +153,16 @@ def _windows_of_one(case: Case) -> Pairs:
         windows: Subject = WindowsOfOne(engine)
         return windows
 
-    yield token_by_token(case), case.told(
+    yield token_by_token(case), case.recorded(
         "windows of one token", lambda: alone(case.trace, decoded), windowed
     )
 
 
 def _split(case: Case) -> Pairs:
-    told = _told(case, "the trace's chunks", just_begun)
-    yield told, _told(case, "whole prompts", lambda life: chunked(())(just_begun(life)))
+    recorded = _recorded(case, "the trace's chunks", just_begun)
+    yield recorded, _recorded(case, "whole prompts", lambda timeline: chunked(())(just_begun(timeline)))
     name = f"chunks of {', '.join(map(str, EDGES))}"
-    yield told, _told(case, name, lambda life: chunked(EDGES)(just_begun(life)))
+    yield recorded, _recorded(case, name, lambda timeline: chunked(EDGES)(just_begun(timeline)))
 
 
 REWRITTEN: tuple[Relation, ...] = (

@@ -1,6 +1,6 @@
 """A command as one types it: the one that was typed, and the one that shows a finding again.
 
-Leaves out: which finding, and what of the trace is needed for it (`words.py`, `relations/told.py`).
+Leaves out: which finding, and what of the trace is needed for it (`words.py`, `relations/render.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..rig.setting import Setting
+    from ..replay.setting import Setting
 
 PLACES = ("--json", "--out", "--picture", "--trail", "--trace")  # options that say where something is written
 

@@ -16,7 +16,7 @@ from .terminal import Total, tiers
 from .words import divergence, where
 
 if TYPE_CHECKING:
-    from ..rig.rig import Outcome
+    from ..replay.replay import Outcome
 
 FINDINGS = 100  # of a run that are written out, and the first of every check; the first of all is what matters
 
@@ -39,7 +39,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
     verdict, plan = outcome.verdict, outcome.plan
     return {
         "name": outcome.name, **plan.setting.data(),
-        "swap": dict(outcome.variant.swap), "graft": [str(graft) for graft in outcome.variant.graft],
+        "swap": dict(outcome.variant.swap), "graft": [str(patch) for patch in outcome.variant.patch],
         "exit": int(verdict.exit), "events": verdict.events, "of": outcome.of, "elements": verdict.elements,
         "model": plan.checkpoint.digest, "served": outcome.served, "calls": outcome.calls,
         "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},
@@ -53,7 +53,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
             for (region, layer), units in outcome.scratch.items()
         ],
         "looked": {c.check: c.tier.value for c in verdict.compared if c.event == verdict.events - 1},
-        "findings": [finding(found) for found in _told(verdict.findings)],
+        "findings": [finding(found) for found in _listed(verdict.findings)],
         "message": divergence(outcome) if verdict.findings else None,
         "located": None if outcome.located is None else _located(outcome.located),
         "history": asdict(outcome.history),
@@ -75,7 +75,7 @@ def _total(total: Total) -> dict[str, Any]:
     return {**asdict(total), "tier": total.tier.value, "headroom": headroom}
 
 
-def _told(findings: Sequence[Comparison]) -> list[Comparison]:
+def _listed(findings: Sequence[Comparison]) -> list[Comparison]:
     """In their order, the first of every check among them."""
     first = {found.check: found for found in reversed(findings)}
     return [found for number, found in enumerate(findings) if number < FINDINGS or first[found.check] is found]

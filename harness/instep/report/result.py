@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ..whole import write_whole
+from ..atomic_write import write_atomically
 from .command import typed
 from .machine import machine
 
@@ -45,4 +45,4 @@ class Result:
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        write_whole({path: msgspec.json.format(msgspec.json.encode(self.data()), indent=1) + b"\n"})
+        write_atomically({path: msgspec.json.format(msgspec.json.encode(self.data()), indent=1) + b"\n"})

@@ -23,8 +23,8 @@ from .tables import table
 from .words import declared, divergence, named, otherwise
 
 if TYPE_CHECKING:
-    from ..rig.history import History
-    from ..rig.rig import Outcome
+    from ..replay.history import History
+    from ..replay.replay import Outcome
 
 VERDICTS = {
     Exit.AGREED: ("agrees", "green"), Exit.DIVERGED: ("DIVERGED", "red"), Exit.INCONCLUSIVE: ("inconclusive", "yellow"),

@@ -17,8 +17,8 @@ from .command import command as to_type
 from .command import near
 
 if TYPE_CHECKING:
-    from ..rig.rig import Outcome
-    from ..rig.variant import Variant
+    from ..replay.replay import Outcome
+    from ..replay.variant import Variant
 
 NAMES = {
     "state": "recurrent state", "conv": "conv window", "keys": "KV keys", "values": "KV values",
@@ -104,13 +104,13 @@ def spelled(place: Place) -> str:
 def otherwise(variant: Variant) -> tuple[str, ...]:
     """gdn=triton, trunk.0.core@2 grafted"""
     swaps = [f"{op}={source}" for op, source in variant.swap.items()]
-    return (*swaps, *(f"{graft} grafted" for graft in variant.graft))
+    return (*swaps, *(f"{patch} grafted" for patch in variant.patch))
 
 
 def command(outcome: Outcome, found: Comparison) -> str:
     """What to type to see it again, and no more of it than is needed."""
-    grafts = [graft for graft in outcome.variant.graft if graft.event <= found.event]
-    until = max([found.event, *(graft.until for graft in grafts)])
+    patches = [patch for patch in outcome.variant.patch if patch.event <= found.event]
+    until = max([found.event, *(patch.until for patch in patches)])
     setting = outcome.plan.setting
     words: list[object] = [*outcome.again, near(outcome.trace), "--ops", setting.ops, "--until", until]
     if found.place.layer not in (STAGE_LEVEL, AFTER_LAYERS):
@@ -118,8 +118,8 @@ def command(outcome: Outcome, found: Comparison) -> str:
     more: list[object] = ["--tiers", named(outcome.tiers)] if outcome.left_out else []
     for op, source in outcome.variant.swap.items():
         more += ["--swap", f"{op}={source}"]
-    for graft in grafts:
-        more += ["--graft", graft]
+    for patch in patches:
+        more += ["--graft", patch]
     if outcome.elsewhere is not None:
         more += ["--checkpoint", near(outcome.elsewhere)]
     # `streams` takes every strategy where none is named.

@@ -1,6 +1,6 @@
 """Configurations in the shape of real models, by name; a file beside this one is a shape.
 
-Leaves out: weights (`drawn.py` draws them) and where the numbers are from (`README.md`).
+Leaves out: weights (`random_weights.py` draws them) and where the numbers are from (`README.md`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
 
-from ..rig.alone import header_of
-from ..rig.large import ledger
+from ..replay.large_model import ledger
+from ..replay.single import header_of
 from ..trace.drive import drive
 from ..trace.file import Trace
 from ..trace.header import Part, Room

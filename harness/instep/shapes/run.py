@@ -1,6 +1,6 @@
 """A model in the shape of a real one, its weights drawn, through a course: every check that needs no whole reference.
 
-Leaves out: the checks (`rig/large.py`) and the course itself (`course.py`).
+Leaves out: the checks (`replay/large_model.py`) and the course itself (`course.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from ..rig.large import outcome
-from ..rig.rig import Outcome, must_have
-from ..rig.setting import Setting
+from ..replay.large_model import outcome
+from ..replay.replay import Outcome, must_have
+from ..replay.setting import Setting
 from . import shape
 from .course import course
-from .drawn import random_checkpoint
+from .random_weights import random_checkpoint
 
 LAYERS = 4  # three of GDN and one of attention; the draft head comes to them
 

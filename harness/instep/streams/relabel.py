@@ -15,9 +15,9 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 
+from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Model
-from ..trace.legal import Law
 from .checkpoint import config, stream_checkpoint
 from .stamps import MOST_POSITIONS, Stamp
 
@@ -48,12 +48,12 @@ def relabelled(trace: Trace) -> Labelled:
     digest = stream_checkpoint(made).digest
     model = Model("in memory", digest, digest, made.vocab, made.mtp_layers)
     header = replace(trace.header, checkpoint=model, stop=None)
-    law, said, held = Law(header), list[e.AnyEvent](), list[Mapping[str, Held]]()
+    rules, said, held = EventRules(header), list[e.AnyEvent](), list[Mapping[str, Held]]()
     writer = _Writer(events, _prompts(events))
     for index, event in enumerate(events):
-        said.append(writer.stamped(index, event, law))
-        law.apply(said[-1], trace.where(index))
-        live = law.book.live
+        said.append(writer.stamped(index, event, rules))
+        rules.apply(said[-1], trace.where(index))
+        live = rules.table.live
         held.append({name: Held((*one.prompt, *one.said), one.length, one.window) for name, one in live.items()})
     return Labelled(Trace(trace.path, header, tuple(said), {}, ""), made, names, tuple(held))
 
@@ -83,7 +83,7 @@ class _Writer:
         self.numbers: dict[str, int] = {}
         self.admitted = 0
 
-    def stamped(self, index: int, event: e.AnyEvent, law: Law) -> e.AnyEvent:
+    def stamped(self, index: int, event: e.AnyEvent, rules: EventRules) -> e.AnyEvent:
         match event:
             case e.Admit():
                 owner = self.prompts[self.admitted]
@@ -91,20 +91,20 @@ class _Writer:
                 self.admitted += 1
                 return replace(event, prompt=tuple(_token(owner, at) for at in range(len(event.prompt))))
             case e.Draft():
-                return self._draft(index, event, law)
+                return self._draft(index, event, rules)
             case e.Forward():
-                rows = (replace(row, root=self._root(row, law)) for row in event.rows)
+                rows = (replace(row, root=self._root(row, rules)) for row in event.rows)
                 return replace(event, rows=tuple(rows))
             case e.Commit():
-                return self._commit(event, law)
+                return self._commit(event, rules)
         return event
 
-    def _draft(self, index: int, event: e.Draft, law: Law) -> e.Draft:
+    def _draft(self, index: int, event: e.Draft, rules: EventRules) -> e.Draft:
         if event.parents is not None:
             raise BadInput(f"event {index}: parents", found="a tree", expected="a chain: streams verify chains")
         picks = []
         for name, drafts in zip(event.requests, event.picks or (), strict=True):
-            begin, taken = law.book.live[name].length + 1, self._accepted(index, name)
+            begin, taken = rules.table.live[name].length + 1, self._accepted(index, name)
             picks.append(tuple(_token(self.numbers[name], begin + n, n >= taken) for n in range(len(drafts))))
         return replace(event, picks=tuple(picks))
 
@@ -117,15 +117,15 @@ class _Writer:
                 return len(event.accepted[event.requests.index(name)].nodes)
         return 0
 
-    def _root(self, row: e.Row, law: Law) -> int | None:
+    def _root(self, row: e.Row, rules: EventRules) -> int | None:
         if row.root is None:
             return None
-        return _token(self.numbers[row.request], law.book.live[row.request].length + row.tokens)
+        return _token(self.numbers[row.request], rules.table.live[row.request].length + row.tokens)
 
-    def _commit(self, event: e.Commit, law: Law) -> e.Commit:
+    def _commit(self, event: e.Commit, rules: EventRules) -> e.Commit:
         paths = []
         for name, path in zip(event.requests, event.accepted or (), strict=True):
-            at = law.book.live[name].length + 1 + len(path.nodes)
+            at = rules.table.live[name].length + 1 + len(path.nodes)
             paths.append(replace(path, bonus=_token(self.numbers[name], at)))
         return replace(event, accepted=tuple(paths))
 

@@ -16,9 +16,9 @@ from instep_optimized.ops.base import GdnInputs, Ops
 
 from ..checks.bytes import Bytes
 from ..checks.identity import Identity
-from ..rig.large import outcome
-from ..rig.rig import Outcome
-from ..rig.setting import Setting
+from ..replay.large_model import outcome
+from ..replay.replay import Outcome
+from ..replay.setting import Setting
 from ..trace.file import Trace
 from .checkpoint import stream_checkpoint
 from .relabel import relabelled

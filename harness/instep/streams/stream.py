@@ -16,8 +16,8 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import memory_place
 
 from ..checks.base import slot_of
+from ..observe.context import EventContext
 from ..observe.digests import bits
-from ..observe.moment import Moment
 from ..verdict import Comparison, Tier
 from .relabel import Held, Labelled
 from .stamps import KEYS, WIDTH, Stamp, code, decoded
@@ -33,23 +33,23 @@ class Stream:
         self.labelled, self.config, self.exact = labelled, config, exact
         self.longest: dict[str, tuple[int, ...]] = {}  # request -> all tokens that it may have taken in so far
 
-    def __call__(self, moment: Moment) -> Iterator[Comparison]:
-        held = self.labelled.held[moment.index]
+    def __call__(self, context: EventContext) -> Iterator[Comparison]:
+        held = self.labelled.held[context.index]
         for name, one in held.items():
             self.longest[name] = max((*one.tokens[: one.length], *one.window), self.longest.get(name, ()), key=len)
         for name, one in held.items():
-            state = moment.subject.after[name]
-            if name not in moment.expected.flying:
+            state = context.subject.after[name]
+            if name not in context.expected.flying:
                 for layer, found in state.conv.items():
-                    yield self._judged(moment, name, one, "conv", layer, self._window(found))
+                    yield self._judged(context, name, one, "conv", layer, self._window(found))
                 for layer, found in state.state.items():
-                    yield self._judged(moment, name, one, "state", layer, found)
+                    yield self._judged(context, name, one, "state", layer, found)
             for layer, found in state.values.items():
                 if one.length:
-                    yield self._judged(moment, name, one, "values", layer, found)
+                    yield self._judged(context, name, one, "values", layer, found)
             for layer, found in state.draft_values.items():
                 if one.length:
-                    yield self._judged(moment, name, one, "draft_values", layer, found)
+                    yield self._judged(context, name, one, "draft_values", layer, found)
 
     def _window(self, conv: torch.Tensor) -> torch.Tensor:
         """[C, W-1] -> what the delta rule would read of it as values: [W-1, HV, V]"""
@@ -57,7 +57,7 @@ class Stream:
         return values.T.reshape(-1, self.config.value_heads, self.config.value_dim)
 
     def _judged(
-        self, moment: Moment, name: str, one: Held, component: str, layer: int, found: torch.Tensor
+        self, context: EventContext, name: str, one: Held, component: str, layer: int, found: torch.Tensor
     ) -> Comparison:
         exact = self.exact and component == "state"
         kept = found.float() if exact else found.float().round() + 0.0  # without the sign of a zero
@@ -65,11 +65,11 @@ class Stream:
         wanted = right.of(one.tokens, one.length)
         alike = kept.shape == wanted.shape
         wrong = (bits(kept) != bits(wanted)).any(-1) if alike else torch.ones(1, dtype=torch.bool)
-        slot = slot_of(moment, name)
+        slot = slot_of(context, name)
         said = self._sentence(right, kept, wanted, name, one) if wrong.any() else ""
         where = f"slot {slot}" if component in ("conv", "state") else f'the cache of "{name}"'
         return Comparison(
-            self.name, self.tier, moment.index, moment.kind, memory_place(component, layer),
+            self.name, self.tier, context.index, context.kind, memory_place(component, layer),
             elements=kept.numel(), worst=float(wrong.sum()), allowed=0.0, request=name, slot=slot,
             diagnosis=said and f"{where} {said}",
         )  # fmt: skip

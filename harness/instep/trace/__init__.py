@@ -1,4 +1,4 @@
-"""Traces: the file, the law, the policy and the one scheduler.
+"""Traces: the file, the rules, the policy and the one scheduler.
 
-Leaves out: running them (`instep.rig`).
+Leaves out: running them (`instep.replay`).
 """

@@ -1,4 +1,4 @@
-"""What an event may write at most, in units of memory, by the trace alone: the law that bounds an engine's own table.
+"""What an event may write at most, in units of memory, by the trace alone: the rules that bound an engine's own table.
 
 Leaves out: what an engine says that it writes (`Inspectable.may_change`), and comparing the two (`checks/bounds.py`).
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from instep_reference.contract import engine as e
 
-from .book import Book
+from .request_table import RequestTable
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Bound:
         return {"slot": self.slots, "page": self.pages, "row": frozenset(range(self.rows))}[region.by]
 
 
-def bound(event: e.Event, before: Book, after: Book, rows: int) -> Bound:
+def bound(event: e.Event, before: RequestTable, after: RequestTable, rows: int) -> Bound:
     """From the books around the event. rows: of the forward that was served last, which a commit goes back to."""
     names = _named(event)
-    standings = [book.live[name] for book in (before, after) for name in names if name in book.live]
+    standings = [table.live[name] for table in (before, after) for name in names if name in table.live]
     slots = {standing.slot for standing in standings if standing.slot is not None}
     pages = {page for name in names for page in _pages(event, name, before, after)}
     batch = {e.Draft: len(names), e.Forward: len(names), e.Commit: rows}.get(type(event), 0)
@@ -51,7 +51,7 @@ def _named(event: e.Event) -> tuple[str, ...]:
     return (event.request,)  # type: ignore[attr-defined]
 
 
-def _pages(event: e.Event, name: str, before: Book, after: Book) -> tuple[int, ...]:
+def _pages(event: e.Event, name: str, before: RequestTable, after: RequestTable) -> tuple[int, ...]:
     """Pages of one request; what is committed already stands on those before, and stays as it is."""
     if isinstance(event, e.Finish | e.Abort | e.Preempt):
         return before.live[name].pages

@@ -1,9 +1,9 @@
 """The only scheduler: prompts and a policy become events, and one engine is asked for every free choice.
 
-A round: special moments, admissions, the step count, drafts, one forward (prefill chunks beside verify or decode
+A round: special contexts, admissions, the step count, drafts, one forward (prefill chunks beside verify or decode
 rows), commit, finishing. What comes out is complete: every choice is filled in, so that any engine can follow.
 A request that has no positions left for a window decodes without drafts, and is finished when it has none for a token.
-Leaves out: which event is legal (`legal.py`), and what the choices are (the engine's).
+Leaves out: which event is legal (`event_rules.py`), and what the choices are (the engine's).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 
 from ..player import Observer, Player
-from .book import Phase, Standing
+from .event_rules import EventRules
 from .header import Header
-from .legal import Law
-from .policy import Arrival, Deed, Policy
+from .policy import Arrival, Policy, ScheduledAction
+from .request_table import Phase, Standing
 
 
 @dataclass(frozen=True)
@@ -73,53 +73,53 @@ class _Driver:
         self, policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, player: Player
     ) -> None:
         self.policy, self.prompts, self.player = policy, prompts, player
-        self.law = Law(header, overlap=policy.overlap)
+        self.rules = EventRules(header, overlap=policy.overlap)
         self.most = header.room().request_positions
         self.queue = deque(sorted(policy.arrivals, key=lambda arrival: arrival.arrive))
         self.arrivals: dict[str, Arrival] = {}
         self.deeds = list(policy.deeds)
-        self.wishes: deque[int] = deque()
+        self.wanted: deque[int] = deque()
         self.forced = 0  # how many forced acceptances were used
         self.ending: set[str] = set()  # who has said all, as the round before has left it
         self.round = 0
 
     def run(self) -> Iterator[Step]:
-        while (self.queue or self.law.book.live) and self.round < self.policy.rounds:
-            yield from self._moments("preempt", "save", "abort", "idle")
-            yield from self._moments("resume")
+        while (self.queue or self.rules.table.live) and self.round < self.policy.rounds:
+            yield from self._contexts("preempt", "save", "abort", "idle")
+            yield from self._contexts("resume")
             yield from self._admissions()
-            yield from self._moments("load")
+            yield from self._contexts("load")
             yield from self._step_count()
             yield from self._one_round()
             yield from self._finishing()
             self.round += 1
-        for name, standing in list(self.law.book.live.items()):
+        for name, standing in list(self.rules.table.live.items()):
             yield self._do(e.Finish(name) if standing.phase is Phase.READY else e.Abort(name))
-        for deed in self.deeds:
-            never = f'{deed.do} "{deed.request}", never possible from round {deed.round} on'
+        for action in self.deeds:
+            never = f'{action.do} "{action.request}", never possible from round {action.round} on'
             raise BadInput("policy deeds", found=never, expected="a request that is there then")
 
     # the parts of a round
 
-    def _moments(self, *kinds: str, when: str = "between") -> Iterator[Step]:
+    def _contexts(self, *kinds: str, when: str = "between") -> Iterator[Step]:
         """What is due and can be done; what cannot yet is done in the first round in which it can."""
-        for deed in list(self.deeds):
-            if deed.round <= self.round and deed.do in kinds and deed.when == when and self._can(deed):
-                self.deeds.remove(deed)
-                yield self._do(_event(deed))
+        for action in list(self.deeds):
+            if action.round <= self.round and action.do in kinds and action.when == when and self._can(action):
+                self.deeds.remove(action)
+                yield self._do(_event(action))
 
-    def _can(self, deed: Deed) -> bool:
-        standing = self.law.book.live.get(deed.request)
-        if deed.when != "between" and (standing is None or standing.phase.value != deed.when):
+    def _can(self, action: ScheduledAction) -> bool:
+        standing = self.rules.table.live.get(action.request)
+        if action.when != "between" and (standing is None or standing.phase.value != action.when):
             return False
         try:
-            self.law.check(_event(deed))
+            self.rules.check(_event(action))
         except BadInput:
             return False
         return True
 
     def _admissions(self) -> Iterator[Step]:
-        while self.queue and self.queue[0].arrive <= self.round and self.law.book.free_slot() is not None:
+        while self.queue and self.queue[0].arrive <= self.round and self.rules.table.free_slot() is not None:
             arrival = self.queue.popleft()
             if arrival.prompt not in self.prompts:
                 raise BadInput("policy arrivals", found=f'prompt "{arrival.prompt}"', expected=f"{list(self.prompts)}")
@@ -131,42 +131,42 @@ class _Driver:
             yield self._do(e.Admit(arrival.request, prompt))
 
     def _step_count(self) -> Iterator[Step]:
-        wish = self.law.book.num_steps
+        wanted_num_steps = self.rules.table.num_steps
         if self.policy.controller:
-            self.wishes.append(self.player.engine.next_num_steps())
-            if len(self.wishes) > max(self.policy.lag, int(self.policy.overlap)):
-                wish = self.wishes.popleft()
+            self.wanted.append(self.player.engine.next_num_steps())
+            if len(self.wanted) > max(self.policy.lag, int(self.policy.overlap)):
+                wanted_num_steps = self.wanted.popleft()
         for steps in self.policy.steps:
-            wish = steps.num_steps if steps.round == self.round else wish
-        if wish != self.law.book.num_steps:
-            yield self._do(e.SetNumSteps(wish))
+            wanted_num_steps = steps.num_steps if steps.round == self.round else wanted_num_steps
+        if wanted_num_steps != self.rules.table.num_steps:
+            yield self._do(e.SetNumSteps(wanted_num_steps))
 
     def _one_round(self) -> Iterator[Step]:
-        book = self.law.book
-        speculate = book.num_steps > 0 and self.round not in self.policy.plain
-        ready = [name for name in self._turned(Phase.READY) if self._left(name) > book.num_steps]
+        table = self.rules.table
+        speculate = table.num_steps > 0 and self.round not in self.policy.plain
+        ready = [name for name in self._turned(Phase.READY) if self._left(name) > table.num_steps]
         if speculate and ready:
             yield self._do(e.Draft(tuple(ready)))
-            yield from self._moments("abort", when="drafted")
+            yield from self._contexts("abort", when="drafted")
         rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED, Phase.READY))
         if not rows:
             return
         step = self._do(e.Forward(tuple(rows)))
         yield step
-        yield from self._moments("abort", when="verified")
+        yield from self._contexts("abort", when="verified")
         assert isinstance(step.answer, e.Forwarded)
-        if flying := [row.request for row in rows if row.request in book.in_phase(Phase.VERIFIED)]:
+        if flying := [row.request for row in rows if row.request in table.in_phase(Phase.VERIFIED)]:
             yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own)))
 
     def _finishing(self) -> Iterator[Step]:
-        known, self.ending = self.ending, set(filter(self._ended, self.law.book.in_phase(Phase.READY)))
-        for name in self.law.book.in_phase(Phase.READY):
+        known, self.ending = self.ending, set(filter(self._ended, self.rules.table.in_phase(Phase.READY)))
+        for name in self.rules.table.in_phase(Phase.READY):
             # Where rounds overlap, what the last round accepted is not known before the next one was launched.
             if name in (known if self.policy.overlap else self.ending) or not self._left(name):
                 yield self._do(e.Finish(name))
 
     def _ended(self, name: str) -> bool:
-        standing = self.law.book.live[name]
+        standing = self.rules.table.live[name]
         said = standing.said if self.policy.overlap else standing.said[-1:]
         return len(standing.said) >= self.arrivals[name].max_new or self.policy.stop in said
 
@@ -174,18 +174,18 @@ class _Driver:
 
     def _left(self, name: str) -> int:
         """How many more positions the request may have."""
-        return max(self.most - self.law.book.live[name].length, 0)
+        return max(self.most - self.rules.table.live[name].length, 0)
 
     def _turned(self, *phases: Phase) -> list[str]:
         """Requests in these phases, in the batch order of this round."""
-        names = list(self.law.book.in_phase(*phases))
+        names = list(self.rules.table.in_phase(*phases))
         turn = self.round % len(names) if names and self.policy.rotate else 0
         return names[turn:] + names[:turn]
 
     def _rows(self, names: list[str]) -> list[e.Row]:
         """Every drafted or decoding request, and as much of the prompts as there is room for."""
-        live = {name: self.law.book.live[name] for name in names}
-        room = self.law.book.capacity.max_tokens
+        live = {name: self.rules.table.live[name] for name in names}
+        room = self.rules.table.capacity.max_tokens
         room -= sum(len(s.window) or 1 for s in live.values() if s.phase in (Phase.DRAFTED, Phase.READY))
         rows = []
         for name, standing in live.items():
@@ -208,7 +208,7 @@ class _Driver:
 
     def _paths(self, names: list[str], own: Mapping[str, torch.Tensor]) -> tuple[e.Path, ...] | None:
         """None: the engine accepts by itself. A path is given when acceptance is forced or the stop token ends it."""
-        windows = [self.law.book.live[name].window for name in names]
+        windows = [self.rules.table.live[name].window for name in names]
         stopped = not self.policy.overlap and any(self.policy.stop in window[1:] for window in windows)
         if not self.policy.accept and not stopped:
             return None
@@ -227,10 +227,10 @@ class _Driver:
 
     def _do(self, event: e.AnyEvent) -> Step:
         where = f"policy, round {self.round}"
-        self.law.check(event, where, choices=False)
+        self.rules.check(event, where, choices=False)
         answer = self.player.serve(event).answer
         complete = filled(event, answer)
-        self.law.apply(complete, where)
+        self.rules.apply(complete, where)
         return Step(complete, answer)
 
 
@@ -252,17 +252,17 @@ def filled(event: e.AnyEvent, answer: e.Answer | None) -> e.AnyEvent:
     return event
 
 
-def _event(deed: Deed) -> e.AnyEvent:
-    match deed.do:
+def _event(action: ScheduledAction) -> e.AnyEvent:
+    match action.do:
         case "preempt":
-            return e.Preempt(deed.request)
+            return e.Preempt(action.request)
         case "resume":
-            return e.Resume(deed.request)
+            return e.Resume(action.request)
         case "abort":
-            return e.Abort(deed.request)
+            return e.Abort(action.request)
         case "save":
-            return e.Save(deed.request, deed.name)
+            return e.Save(action.request, action.name)
         case "load":
-            return e.Load(deed.request, deed.name)
+            return e.Load(action.request, action.name)
         case "idle":
             return e.Idle()

@@ -6,7 +6,8 @@
 
 Beside it `<trace>.safetensors`, without which the trace is not whole: the prompts, what the recording engine
 itself said at every event, and a checksum per line, so that an edited line is named. Leaves out: whether the
-events are legal (`legal.py`). Nothing is executed, nothing unknown is accepted, and both files are written or none.
+events are legal (`event_rules.py`). Nothing is executed, nothing unknown is accepted, and both files are written or
+none.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from safetensors.torch import save
 from instep_reference.contract.engine import Admit, AnyEvent
 from instep_reference.contract.errors import BadInput
 
-from ..whole import STDOUT, writable, write_whole
+from ..atomic_write import STDOUT, writable, write_atomically
 from .header import SCHEMA, FirstHeader, Header, sound
 
 READERS: Mapping[int, type[Header]] = {1: FirstHeader, SCHEMA: Header}  # schema -> how its first line is read
@@ -110,7 +111,7 @@ def write(path: Path, header: Header, events: Sequence[AnyEvent], recorded: Mapp
     tensors = {**recorded, CHECKSUMS: torch.tensor([zlib.crc32(line) for line in lines])}
     text = b"".join([*lines, encode(Footer(len(events), sha256)) + b"\n"])
     # The tensors first: a trace that is found has them beside it.
-    write_whole({beside(path): save(tensors, {"trace_sha256": sha256}), path: text})
+    write_atomically({beside(path): save(tensors, {"trace_sha256": sha256}), path: text})
     return Trace(path, header, tuple(events), tensors, sha256)
 
 

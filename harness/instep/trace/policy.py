@@ -1,4 +1,4 @@
-"""What a driver is told: who arrives when, chunk sizes, step counts over time, acceptance, and special moments.
+"""What a driver is told: who arrives when, chunk sizes, step counts over time, acceptance, and special actions.
 
 Leaves out: the events that follow from it (`drive.py`). A policy and its prompts are JSON files with a strict schema.
 """
@@ -27,7 +27,7 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_new: int = 32
 
 
-class Deed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ScheduledAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Something special, in the first round from `round` on in which it can be done.
 
     when  matters to an abort: between rounds, after the draft, after the verify
@@ -69,7 +69,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lag: int = 0
     overlap: bool = False
     accept: tuple[int, ...] = ()
-    deeds: tuple[Deed, ...] = ()
+    deeds: tuple[ScheduledAction, ...] = ()
     plain: tuple[int, ...] = ()
     rotate: bool = True
     stop: int | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
-from ...rig.setting import Setting
+from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "lanes"))

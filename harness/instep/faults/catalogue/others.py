@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ...rig.setting import Setting
+from ...replay.setting import Setting
 from ..base import Edit, Fault, Wrap
 
 ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round.py"

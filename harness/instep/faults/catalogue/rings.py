@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep_reference.contract.place import Place
 
-from ...rig.setting import Setting
+from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 RING, GDN = "instep_optimized/ops/plain/ring.py", "instep_optimized/ops/plain/gdn.py"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ...rig.setting import Setting
+from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 ROUND, PLAIN_GDN = "instep_optimized/round.py", "instep_optimized/ops/plain/gdn.py"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
-from ...rig.setting import Setting
+from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/commit/columns.py"

@@ -1,0 +1,131 @@
+"""A campaign, rendered: a table and a score on the terminal, and the same as data.
+
+Leaves out: the picture (`picture.py`), and judging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from instep_reference.contract.place import Place
+
+from ..report import tables
+from ..report.result import Result as File
+from ..report.words import spelled
+from .judge import Heard, Judged, Result
+from .matrix import FAMILY_OF
+
+TOP = Path(__file__).resolve().parents[3]  # what a result says of files is said from here
+SHOWN = 4  # diagnoses of a fault that nobody named
+YES, NO, UNNAMED = Text("yes", style="green"), Text("NO", style="red"), Text("-", style="dim")
+
+
+def show(result: Result, console: Console) -> None:
+    """A line per fault; what is not as the catalogue has it, in words; the score."""
+    columns: dict[str, tables.Kind] = {
+        "fault": "word", "found": "word", "named": "word", "located": "word", "seen by": "text",
+    }  # fmt: skip
+    if any(one.heard is not None for one in result.judged):
+        columns |= {"same text": "number", "accepted": "number"}
+    made = tables.table("", columns, framed=True)
+    family = None
+    for one in result.judged:
+        if family is not None and FAMILY_OF.get(one.fault.id) != family:
+            made.add_section()
+        family = FAMILY_OF.get(one.fault.id)
+        made.add_row(one.fault.id, *_marks(one), ", ".join(one.seen), *_heard(one.heard))
+    tables.show(made, console)
+    for one in result.judged:
+        for line in surprises(one):
+            console.print(Text(line), soft_wrap=True)
+    for line in (*result.failures, summary(result)):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _marks(one: Judged) -> tuple[Text, ...]:
+    if one.void:
+        return (Text("void", style="yellow"), Text(), Text())
+    named = NO if one.fault.says else UNNAMED
+    return YES if one.found else NO, YES if one.named else named, YES if one.located else NO
+
+
+def _heard(one: Heard | None) -> tuple[str, ...]:
+    """How much of the text is the control's, and the part of drafts accepted beside the control's."""
+    if one is None:
+        return ()
+    text = "broke" if one.error else f"{one.agreement:.0%}"
+    return text, "" if one.acceptance is None or one.usual is None else f"{one.usual:.0%} → {one.acceptance:.0%}"
+
+
+def surprises(one: Judged) -> Iterator[str]:
+    """What is otherwise than the catalogue says, and how it came."""
+    fault, first = one.fault, one.arm.findings[0] if one.arm.findings else None
+    if one.void:
+        yield f"{fault.id}: void: {one.void}"
+        return
+    if first is None:
+        ended = "every event agrees" if one.arm.clean else f"exit code {one.arm.code}: {one.arm.error}"
+        yield f"{fault.id}: not found: {ended}"
+        return
+    if not one.found:
+        yield f"{fault.id}: found by {', '.join(one.seen)}, not by {' or '.join(fault.seen_by)}, which should see it"
+    if not one.located:
+        yield f"{fault.id}: {first['where']}; expected event {fault.event}, {_place(fault.place)}"
+    if not one.named and fault.says:
+        said = dict.fromkeys(f"{each['check']}: {each['diagnosis']}" for each in one.arm.findings)
+        more = [f"and {len(said) - SHOWN} more"] if len(said) > SHOWN else []
+        yield "\n    ".join([f"{fault.id}: not named {fault.says!r}; said:", *list(said)[:SHOWN], *more])
+    if sees := sorted(one.seen.keys() & set(fault.blind)):
+        yield f"{fault.id}: {', '.join(sees)} should be blind to it"
+
+
+def _place(place: Place) -> str:
+    return f"{spelled(place)} ({place.stage}, {place.layer}, {place.component})"
+
+
+def summary(result: Result) -> str:
+    """18 of 18 faults found, 18 named, 17 located; 0 void; 95 s, 2 processes at a time"""
+    fired = result.fired
+    counts = [sum(getattr(one, what) for one in fired) for what in ("found", "named", "located")]
+    return (f"{counts[0]} of {len(fired)} faults found, {counts[1]} named, {counts[2]} located; "
+            f"{len(result.judged) - len(fired)} void; {result.seconds:.0f} s, {result.jobs} processes "
+            f"({result.processor_seconds:.0f} processor seconds)")  # fmt: skip
+
+
+def of(result: Result, commit: str | None = None) -> File:
+    """What the campaign found."""
+    fired = result.fired
+    found = {
+        "seconds": round(result.seconds, 1), "processor_seconds": round(result.processor_seconds, 1),
+        "jobs": result.jobs,
+        "faults": len(result.judged), "fired": len(fired), "void": len(result.judged) - len(fired),
+        **{what: sum(getattr(one, what) for one in fired) for what in ("found", "named", "located")},
+        "failures": list(result.failures), "results": [_data(one) for one in result.judged],
+    }  # fmt: skip
+    return File(result.exit, "cpu", found, commit)
+
+
+def _data(one: Judged) -> dict[str, Any]:
+    fault, first = one.fault, one.arm.findings[0] if one.arm.findings else None
+    return {
+        "id": fault.id, "family": FAMILY_OF.get(fault.id), "kind": fault.kind, "what": fault.what,
+        "origin": fault.origin, "trace": fault.trace, "how": asdict(fault.how),
+        "expected": {"event": fault.event, **fault.place._asdict(), "says": fault.says,
+                     "seen_by": list(fault.seen_by), "blind": list(fault.blind)},
+        "void": one.void, "found": one.found, "named": one.named, "located": one.located,
+        "seen": dict(one.seen), "looked": dict(one.arm.looked),
+        "first": first, "message": one.arm.message.replace(f"{TOP}/", ""), "cause": one.arm.cause,
+        "error": one.arm.error,
+        "served": dict(one.arm.served),
+        "seconds": round(one.arm.seconds, 2), "text": None if one.heard is None else _text(one.heard),
+    }  # fmt: skip
+
+
+def _text(one: Heard) -> dict[str, Any]:
+    return {**asdict(one), "equal": one.equal, "raised": one.raised}

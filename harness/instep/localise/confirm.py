@@ -1,0 +1,253 @@
+"""Confirms a cause: the trace runs again with one thing otherwise, until what was found first is gone.
+
+    graph   without graphs
+    op      with an op of the plain twin (for labels: the ledger's), near the place first, then all, then half of them
+    place   with the reference's tensor in that place, beside it, and in the like places of other layers
+    memory  with the reference's tensors in all that reads memory; or with the reference's memory after the event that
+            wrote it, and then the events that read it
+
+It is "caused here" only if everything that is computed from there agrees. Leaves out: what the wrong tensor looks
+like (`hints.py`). Every rung but the last runs no further than the event of the finding, and judges arithmetic in its
+round alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from instep_optimized.ops import load
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.engine import AnyEvent, Commit, Draft, Forward
+from instep_reference.contract.errors import InstepError
+from instep_reference.contract.place import Place
+
+from ..replay.replay import Outcome, Replay
+from ..replay.setting import moves_labels
+from ..replay.variant import OPS, Patch, Variant, in_memory, spelled
+from ..verdict import Cause, Comparison, Located, Tier
+from .hints import hints
+from .order import READERS, also_writes, ops_of, siblings
+
+BEYOND = 6  # events that may read what an event wrote: two rounds
+# Checks that look at no result.
+DIRECT = ("contracts", "capacity", "aliasing", "graphs", "hostreads", "leaks", "bounds", "interface")
+SHOWN = 2  # options that stand behind the sentence; more would hide it
+# Component -> the option that says how it is committed, and two values of which one is not in use.
+ANOTHER = {"state": ("strategy", "snapshot", "rerun"), "conv": ("conv", "windows", "widened")}
+
+
+def locate(replay: Replay, outcome: Outcome, layers: Collection[int] | None = None) -> Located:
+    """Confirm the first finding of a run that diverged; `layers`: those that were judged."""
+    climb = _Climb(replay, outcome, layers)
+    rungs = (climb.graph, climb.seen_directly, climb.op, climb.place, climb.reading, climb.memory)
+    found = next(filter(None, (rung() for rung in rungs)), None) or climb.nothing()
+    return replace(found, hints=(*climb.seen, *hints(outcome.last, found.finding)), replays=climb.replays)
+
+
+class _Climb:
+    """One ladder; every rung answers `None` when it did not help. seen: what else came out on the way."""
+
+    def __init__(self, replay: Replay, outcome: Outcome, layers: Collection[int] | None) -> None:
+        self.replay, self.layers, self.tiers = replay, layers, outcome.tiers
+        self.found = outcome.verdict.findings
+        self.first = self.found[0]
+        self.event, self.at = self.first.event, self.first.place
+        self.last = outcome.last if outcome.last is not None and outcome.last.index == self.event else None
+        self.begin = _round_of(replay.trace.events, self.event)
+        self.eager = not replay.plan.setting.graphs
+        self.replays = 0
+        self.seen: list[str] = []
+        exact = "it is exact against the trace, and " if self.first.tier is Tier.IDENTITY else ""
+        self.remains = "it raised" if self.first.check == "serves" else f"{exact}no tensor could stand in its place"
+
+    # The rungs
+
+    def graph(self) -> Located | None:
+        if self.eager:
+            return None
+        self.eager = True
+        left = self._left(Variant(eager=True))
+        if not left:
+            return self._is("graph", None, f"a graph fault: run eagerly, {self._agree()}")
+        if left[0].place != self.at:
+            self.seen.append(f"run eagerly, the first finding is {_at(left[0])}")
+        return None
+
+    def seen_directly(self) -> Located | None:
+        """A broken contract, a host read: facts about a call, whatever it computed."""
+        if self.first.check not in DIRECT:
+            return None
+        op = next(iter(ops_of(self.at)), None)
+        return self._is("place", op, "seen in the call itself: no tensor in its place would mend it")
+
+    def op(self) -> Located | None:
+        twin, other = self._others()
+        near = [op for op in ops_of(self.at) if op in other]
+        for op in near:
+            if self._agrees({op: twin}):
+                return self._by_ops([op], twin)
+        if len(other) > len(near) or len(near) > 1:
+            if self._agrees(dict.fromkeys(other, twin)):
+                return self._by_ops(self._guilty(other, twin), twin)
+            self.remains = f"with all ops of {twin} instead, it stays"
+        return None
+
+    def place(self) -> Located | None:
+        if self.last is None or not self._fits(self.at):
+            return None
+        beside = [place for place in siblings(self.at) if self._fits(place)]
+        named = {place.component for place in beside}
+        alike = dict.fromkeys([self.at, *beside, *(f.place for f in self.found if f.place.component in named)])
+        for chosen in dict.fromkeys(((self.at,), tuple(beside), tuple(alike))):
+            here = "" if len(chosen) == 1 else f", in {len(chosen)} places"
+            found = self._patched("place", ops_of(self.at)[0], here, chosen)
+            if found is not None:
+                return found
+        return None
+
+    def reading(self) -> Located | None:
+        """Memory was right after the event before; what several ops read of it is not."""
+        read = tuple(dict.fromkeys(f.place for f in self.found if f.place.component in READERS))
+        if self.at not in read or len({place.component for place in read}) < 2:
+            return None
+        return self._patched("memory", None, ", in what is read from memory", read)
+
+    def memory(self) -> Located | None:
+        if not in_memory(self.at):
+            return None
+        self._another_strategy()
+        what = f"memory, written by event {self.event}"
+        if self.first.request is None:
+            return self._is("memory", None, f"{what} where no request's is: there is nothing to put in its place")
+        wrong = list(dict.fromkeys(f.place for f in self.found if in_memory(f.place)))
+        reads = [f.place for f in self.found if f.place.component == "attended" and self._fits(f.place)]
+        readers = self._readers()
+        until = max([self.event, *readers[:1], *(at for at in readers if at <= self.event + BEYOND)])
+        patches = tuple(Patch(place, self.event) for place in (*(wrong if readers else ()), *dict.fromkeys(reads)))
+        left = self._left(Variant(patch=patches), until) if patches else self.found
+        if not readers:  # then it is replaced for nobody
+            left = [found for found in left if found.place not in wrong]
+        if left and (left[0].event == self.event or left[0].place.component not in {p.component for p in wrong}):
+            names = " and ".join(dict.fromkeys(place.component for place in wrong))
+            self.remains = f"with the reference's {names} instead, {_at(left[0])} disagrees still"
+            return None
+        begin, end = self.event + (not reads), left[0].event if left else until
+        if not reads and not (readers and readers[0] <= end):
+            when = "before it is written wrongly again" if readers else "later in this trace"
+            return self._is("memory", None, f"{what}; nothing reads it {when}")
+        says = f"caused here, in {what}: with the reference's in its place, {_until(begin, end, bool(left))}"
+        return self._is("memory", None, says, _options(patches))
+
+    def nothing(self) -> Located:
+        return self._is("unconfirmed", None, f"not confirmed: {self.remains}")
+
+    # Parts of them
+
+    def _patched(self, cause: Cause, op: str | None, where: str, places: Sequence[Place]) -> Located | None:
+        """With the reference's tensors in these places all agrees, but for memory that the same ops write."""
+        patches = tuple(Patch(place, self.event) for place in places)
+        left = self._left(Variant(patch=patches))
+        apart = [found for found in left if not any(also_writes(place, found.place) for place in places)]
+        names = " and ".join(dict.fromkeys(place.component for place in places))
+        if apart:
+            self.remains = f"with the reference's {names} instead, {_at(apart[0])} disagrees still"
+            return None
+        beside = f"; {_at(left[0])} is written by the same op" if left else ""
+        says = f"caused here{where}: with the reference's {names} instead, all that follows in the event agrees{beside}"
+        return self._is(cause, op, says, _options(patches))
+
+    def _others(self) -> tuple[str, list[str]]:
+        """The plain twin of the subject's op set, and the ops in which they differ."""
+        subject = self.replay.plan.setting.subject()
+        if not isinstance(subject, Ops):
+            return "", []
+        name = "ledger" if moves_labels(subject) else "plain"
+        twin = load(name)
+        return name, [op for op in OPS if getattr(subject, op) is not getattr(twin, op)]
+
+    def _guilty(self, ops: Sequence[str], twin: str) -> Sequence[str]:
+        """The fewest that help, by halving; all that are left where either half needs the other."""
+        while len(ops) > 1:
+            halves = ops[: len(ops) // 2], ops[len(ops) // 2 :]
+            helps = next((half for half in halves if self._agrees(dict.fromkeys(half, twin))), None)
+            if helps is None:
+                break
+            ops = helps
+        return ops
+
+    def _by_ops(self, ops: Sequence[str], twin: str) -> Located:
+        says = f"caused by {', '.join(ops)}: with that of {twin} instead, {self._agree()}"
+        return self._is("op", ", ".join(ops), says, tuple(f"--swap {op}={twin}" for op in ops))
+
+    def _another_strategy(self) -> None:
+        option, one, two = ANOTHER.get(self.at.component, ("", "", ""))
+        if option and isinstance(self.replay.plan.setting.subject(), Ops):
+            other = two if getattr(self.replay.plan.setting, option) == one else one
+            if not self._left(Variant(options={option: other})):
+                self.seen.append(f"with --{option} {other} it agrees")
+
+    def _fits(self, place: Place) -> bool:
+        """Whether both sides hand on a tensor there, of one shape."""
+        if self.last is None:
+            return False
+        reference = self.last.truth if self.last.rounded is None else self.last.rounded
+        ours, right = self.last.subject.places.get(place), reference.places.get(place)
+        return ours is not None and right is not None and ours.shape == right.shape and bool(ours.numel())
+
+    def _readers(self) -> list[int]:
+        """The later events that run the request whose memory it is, in the target or in its head."""
+        found = []
+        for number, event in enumerate(self.replay.trace.events[self.event + 1 :], self.event + 1):
+            rows = [row.request for row in event.rows] if isinstance(event, Forward) else ()
+            drafted = event.requests if isinstance(event, Draft) and self.at.stage != "trunk" else ()
+            if self.first.request in (*rows, *drafted):
+                found.append(number)
+        return found
+
+    def _agrees(self, swap: Mapping[str, str]) -> bool:
+        return not self._left(Variant(swap=swap))
+
+    def _left(self, variant: Variant, until: int | None = None) -> list[Comparison]:
+        """What disagrees when this is otherwise; the same as before where that cannot be run."""
+        self.replays += 1
+        try:
+            ran = self.replay.run(
+                until=self.event if until is None else until, layers=self.layers, judged_from=self.begin,
+                tiers=self.tiers,
+                variant=replace(variant, eager=variant.eager or (self.eager and self.replay.plan.setting.graphs)),
+            )
+        except InstepError:
+            return self.found
+        return ran.verdict.findings
+
+    def _agree(self) -> str:
+        return "event 0 agrees" if not self.event else f"events 0 to {self.event} agree"
+
+    def _is(self, cause: Cause, op: str | None, says: str, options: tuple[str, ...] = ()) -> Located:
+        shown = f"  ({' '.join(options)})" if 0 < len(options) <= SHOWN else ""
+        return Located(self.first, cause, op, says + shown, options)
+
+
+def _round_of(events: Sequence[AnyEvent], event: int) -> int:
+    """Where the round of a commit began to be judged: at its verify, after which nothing else ran."""
+    if not isinstance(events[event], Commit):
+        return event
+    return next((at for at in range(event, -1, -1) if isinstance(events[at], Forward)), event)
+
+
+def _options(patches: Sequence[Patch]) -> tuple[str, ...]:
+    return tuple(f"--graft {patch}" for patch in patches)
+
+
+def _at(found: Comparison) -> str:
+    return f"{spelled(found.place)}@{found.event}"
+
+
+def _until(begin: int, end: int, again: bool) -> str:
+    """events 7 to 8 agree, and event 9 writes it wrongly again"""
+    if again and begin == end:
+        return f"event {begin} agrees up to where it writes it wrongly again"
+    last = end - again
+    agree = f"event {begin} agrees" if begin == last else f"events {begin} to {last} agree"
+    return f"{agree}, and event {end} writes it wrongly again" if again else agree

@@ -1,0 +1,37 @@
+"""What a side's `see` is given during one event: copies, joined per place in call order.
+
+Leaves out: what the tensors mean (`rows.py` knows whose rows they are).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from instep_reference.contract.engine import Event
+from instep_reference.contract.place import Place
+
+from ..player import Observer, Side
+
+
+class Activations(Observer):
+    """A hook that copies and returns what it was given; `take` empties it. As an observer it fills in the places."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Place, list[torch.Tensor]] = {}
+        self.last: Place | None = None  # the place seen last: where a side stood when it failed
+
+    def __call__(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        self.last = place
+        self._kept.setdefault(place, []).append(tensor.detach().clone())
+        return tensor
+
+    def after(self, event: Event, side: Side) -> Side:
+        return replace(side, places=self.take())
+
+    def take(self) -> dict[Place, torch.Tensor]:
+        """Place -> all rows of the event, packed in batch order, on the host."""
+        places = {place: torch.cat(parts).cpu() for place, parts in self._kept.items()}
+        self._kept, self.last = {}, None
+        return places

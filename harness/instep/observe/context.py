@@ -1,0 +1,72 @@
+"""One event and everything known around it: what a check looks at.
+
+Leaves out: how it was gathered (`replay/lockstep.py`) and what is made of it (`checks/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from instep_reference.contract.engine import Event, Region
+
+from ..player import Side
+from .event_log import NOTHING, EventLog
+from .memory import Changes
+
+# Rows of a place are packed in batch order. Which requests have rows at a stage, and how many:
+#   trunk    forward: every row of the event;  logits and pick: all nodes of a verify row, one row for a
+#            decode and for a last prefill chunk, none for an unfinished prompt
+#   extend   forward: prefill and decode rows;  commit: accept_lens rows per request;  logits and pick: one
+#            row per request whose root is known. extend.i: the same, of MTP layer i; where a prompt goes on, but not
+#            far enough for the next layer, a row for that one too
+#   chain.i  draft: one row per request
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the trace alone says (`trace/event_rules.py`): predicted, never asked of an engine."""
+
+    slots_before: Mapping[str, int]
+    slots_after: Mapping[str, int]
+    pages_before: Mapping[str, tuple[int, ...]]
+    pages_after: Mapping[str, tuple[int, ...]]
+    lengths_after: Mapping[str, int]
+    roots_after: Mapping[str, int | None]
+    windows: Mapping[str, tuple[int, ...]]  # verify rows in flight: root, drafts
+    num_steps: int
+    flying: frozenset[str]  # verified and not committed: their conv windows and states belong to nobody
+    prompts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    parents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of each node of a window, -1 for the root
+
+    def is_tree(self, request: str) -> bool:
+        """Whether its window in flight branches."""
+        parents = self.parents.get(request, ())
+        return parents != tuple(range(-1, len(parents) - 1))
+
+
+@dataclass(frozen=True)
+class EventContext:
+    """subject: the engine under test. truth: the reference in fp64, or the ledger of labels when the subject
+    moves labels. rounded: the reference in the declared width with its rounding points; None for labels.
+    resampled: the rounded run up to here once more, as another draw (see `replay/participants.py`), by its number;
+    costly. regions: the subject's pools as they stand now. updates: whether its rings keep updates (`updates.py`)."""
+
+    index: int
+    event: Event
+    expected: Expected
+    subject: Side
+    truth: Side
+    rounded: Side | None
+    changes: Changes  # which bytes of the subject's pools changed where they must not
+    subject_slots: Mapping[str, int]
+    subject_pages: Mapping[str, list[int]]
+    resampled: Callable[[int], Side] | None = None
+    regions: Callable[[], Sequence[Region]] = tuple
+    log: EventLog = NOTHING  # op calls, host reads, graphs: what no tensor says
+    updates: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The event's kind as the trace spells it ("commit")."""
+        return str(type(self.event).__struct_config__.tag)

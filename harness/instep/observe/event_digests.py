@@ -1,0 +1,58 @@
+"""A digest for every event over all that the subject said and holds: answers, places, logical states, every pool.
+
+Leaves out: whether any of it is right. Two runs of a trace have the same trail if no byte of them differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+from ..verdict import Comparison, Skipped, Tier
+from .context import EventContext
+from .memory import bits
+
+DIGEST_BYTES = 16
+
+
+class EventDigests:
+    """A check that compares nothing: it sees every event context, and keeps what can be compared with another run's."""
+
+    name = "trail"
+    tier = Tier.BITWISE
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        subject = context.subject
+        for part in (subject.answer, subject.places, subject.after, subject.wanted_num_steps, context.subject_slots,
+                     context.subject_pages, [(each.units, each.gaps) for each in context.regions()]):  # fmt: skip
+            feed(digest, part)
+        self.lines.append(f"{context.index} {context.kind} {digest.hexdigest()}")
+        yield from ()
+
+
+def feed(digest: Any, value: Any) -> None:
+    """Everything that tells values apart: of a tensor its dtype, its shape and its bytes."""
+    digest.update(type(value).__name__.encode() + b"\0")
+    if isinstance(value, torch.Tensor):
+        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        digest.update(bits(value).contiguous().cpu().numpy().tobytes())
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=repr):
+            feed(digest, key)
+            feed(digest, value[key])
+    elif is_dataclass(value):
+        for each in fields(value):
+            feed(digest, getattr(value, each.name))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            feed(digest, one)
+    else:
+        digest.update(repr(value).encode() + b"\0")

@@ -1,0 +1,153 @@
+"""Gathers what is logged about the subject while it serves events: one `EventLog` per event.
+
+Leaves out: what each part of it is (`calls.py`, `reads.py`, `event_log.py`) and the checks. It is what a participant
+has around the subject's arithmetic: a `with` around the event and nothing else, so what a harness asks afterwards is
+not noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from instep_optimized.graphs import Runner
+from instep_optimized.ops.around import Op
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.engine import Inspectable
+
+from .calls import Calls
+from .digests import bits
+from .event_log import Answered, Config, EventLog, GraphReplay, Room
+from .pools import Pools
+from .reads import Reads
+
+Replays = Callable[[], tuple[GraphReplay, ...]]
+SO_FAR = "events ran"
+
+
+class Instrumentation:
+    """Made before the subject; `of` tells it the subject, and what that declares.
+
+    configs: by name, the frozen values that whoever builds an engine hands to it.
+    """
+
+    def __init__(
+        self, ops: Ops | None, declared: Mapping[str, torch.dtype], device: str, room: Room,
+        configs: Mapping[str, object],
+    ) -> None:
+        self._ops, self._room = ops, room
+        self._reads = Reads(torch.device(device))
+        self._calls = Calls(ops is not None and ops.captures, declared, self._reads)
+        self._configs, self._were = configs, {name: flat(value) for name, value in configs.items()}
+        self._made: list[Config] = []
+        self._subject: Inspectable | None = None
+        self._replays: Replays | None = None
+        self._poison: float | None = None
+        self._guarded = False
+        self._kept: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self._answered: Answered | None = None
+
+    def of(
+        self, subject: Inspectable, *, poison: float | None = None, guarded: bool = False,
+        replays: Replays | None = None,
+    ) -> None:
+        self._subject, self._poison, self._guarded, self._replays = subject, poison, guarded, replays
+
+    def wrapper(self, name: str, op: Op) -> Op:
+        """For `around`."""
+        return self._calls.wrapper(name, op)
+
+    @contextmanager
+    def making(self, who: str) -> Iterator[None]:
+        """A constructor at work: what it was handed must be what it was."""
+        before = {name: flat(value) for name, value in self._configs.items()}
+        yield
+        self._made += [_config(name, f"{who} was made", before[name], value) for name, value in self._configs.items()]
+
+    def __enter__(self) -> None:
+        if self._subject is not None:
+            self._calls.begin(self._subject.regions())
+        self._answered = None
+        self._reads.__enter__()
+
+    def __exit__(self, *failed: object) -> None:
+        self._reads.__exit__(*failed)
+        self._calls.end()
+
+    def answered(self, answer: object) -> None:
+        """The answer as the subject gave it; and whether the one before is still what it was."""
+        with self._reads.paused():
+            pools = Pools(self._subject.regions() if self._subject is not None else ())
+            tensors = list(tensors_in("", answer))
+            regions = [region for name, tensor in tensors if tensor.numel() for region in (pools.of(tensor),) if region]
+            changed = [name for name, tensor, was in self._kept if not torch.equal(bits(tensor), was)]
+            self._answered = Answered(len(tensors), tuple(region.name for region in regions), tuple(changed))
+            self._kept = [(name, tensor, bits(tensor).clone()) for name, tensor in tensors]
+
+    def take(self) -> EventLog:
+        """What was logged of the event that just ran."""
+        so_far = [_config(name, SO_FAR, self._were[name], value) for name, value in self._configs.items()]
+        made, self._made = self._made, []
+        return EventLog(
+            ops="" if self._ops is None else self._ops.name, **self._calls.take(),
+            trapped=self._subject is not None, reads=tuple(self._reads.found),
+            graphs=self._replays is not None, replays=() if self._replays is None else self._replays(),
+            configs=(*made, *so_far), answered=self._answered, room=self._room, poison=self._poison,
+            guarded=self._guarded,
+        )
+
+
+def replays_of(runner: Runner) -> Replays:
+    """What was replayed since it was asked the last time: an event replays one graph or none."""
+    known = runner.last
+
+    def replays() -> tuple[GraphReplay, ...]:
+        nonlocal known
+        last, known = (None if runner.last is known else runner.last), runner.last
+        if last is None:
+            return ()
+        own, outputs = last.captured.inputs, last.captured.outputs
+        names = getattr(own, "_fields", range(len(own)))
+        inputs = {
+            str(name): (given.tolist(), buffer.tolist(), idle)
+            for name, given, buffer, idle in zip(names, last.given, own, last.idle, strict=True)
+        }
+        kept = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+        addresses = tuple(tensor.data_ptr() for tensor in (*own, *kept))
+        return (GraphReplay(last.key, last.bucket, last.rows, inputs, addresses, runner.buckets),)
+
+    return replays
+
+
+def flat(value: object) -> dict[str, str]:
+    """Field -> what it says."""
+    if is_dataclass(value):
+        names = [field.name for field in fields(value)]
+    elif isinstance(value, msgspec.Struct):
+        names = list(value.__struct_fields__)
+    else:
+        return {"": repr(value)}
+    return {name: repr(getattr(value, name)) for name in names}
+
+
+def tensors_in(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of an answer by field."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from tensors_in(field.name, getattr(value, field.name))
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from tensors_in(f"{name} of {key!r}", inner)
+
+
+def _config(name: str, while_: str, was: Mapping[str, str], value: object) -> Config:
+    now = flat(value)
+    changed = {field: (was.get(field, "nothing"), now[field]) for field in now if was.get(field) != now[field]}
+    return Config(name, while_, len(now), changed)

@@ -1,0 +1,114 @@
+"""Observers of a player: answers brought to the host, states asked for, arithmetic around an event, last states.
+
+Leaves out: the player (`player.py`), the recorded activations of places (`activations.py`), and the memory watch
+(`memory.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+
+from instep_reference.contract.engine import Abort, Admit, Answer, Engine, Event, Finish, RequestState
+
+from ..player import Observer, Side
+from ..trace.bounds import Bound
+from .memory import Watch
+
+T = TypeVar("T")
+
+
+def on_host(value: T) -> T:
+    """The same answer or state with every tensor on the host."""
+    if isinstance(value, torch.Tensor):
+        return cast(T, value.cpu())
+    if isinstance(value, dict):
+        return cast(T, {key: on_host(inner) for key, inner in value.items()})
+    if is_dataclass(value) and not isinstance(value, type):
+        return cast(T, replace(value, **{each.name: on_host(getattr(value, each.name)) for each in fields(value)}))
+    return value
+
+
+class OnHost(Observer):
+    """Brings the answer to the host, where truth is, whatever the engine runs on."""
+
+    def after(self, event: Event, side: Side) -> Side:
+        return replace(side, answer=on_host(side.answer))
+
+
+class Within(Observer):
+    """Serves every event inside a context: an order of sums, a trap for host reads.
+
+    answered: is given the answer as the engine gave it, still inside the context.
+    """
+
+    def __init__(
+        self, context: AbstractContextManager[Any], answered: Callable[[Answer | None], None] = lambda answer: None
+    ) -> None:
+        self._context, self._answered = context, answered
+
+    def before(self, event: Event) -> None:
+        self._context.__enter__()
+
+    def after(self, event: Event, side: Side) -> Side:
+        try:
+            self._answered(side.answer)
+        finally:
+            self._context.__exit__(None, None, None)
+        return side
+
+    def failed(self, event: Event, error: BaseException) -> None:
+        self._context.__exit__(type(error), error, error.__traceback__)
+
+
+class States(Observer):
+    """Asks for the logical state of every live request after each event, and for the step count that is wished."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._live: dict[str, None] = {}
+        self.now: dict[str, RequestState] = {}
+
+    def after(self, event: Event, side: Side) -> Side:
+        if isinstance(event, Admit):
+            self._live[event.request] = None
+        elif isinstance(event, Finish | Abort):
+            self._live.pop(event.request, None)
+        before, self.now = self.now, {name: on_host(self._engine.state(name)) for name in self._live}
+        return replace(side, before=before, after=self.now, wanted_num_steps=self._engine.next_num_steps())
+
+    def look(self, name: str) -> None:
+        """Ask for one state once more: something has changed it from outside."""
+        self.now = {**self.now, name: on_host(self._engine.state(name))}
+
+
+class Watching(Observer):
+    """Looks at every byte of the pools before and after an event; what changed is told to nobody."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def before(self, event: Event) -> None:
+        self._watch.before(event, Bound())  # what it may write is judged by a replay
+
+    def after(self, event: Event, side: Side) -> Side:
+        self._watch.after()
+        return side
+
+
+class LastStates(Observer, Generic[T]):
+    """What a request held when it finished. kept: what is made of a state; names: whose, None: everybody's."""
+
+    def __init__(
+        self, engine: Engine, kept: Callable[[RequestState], T], names: Collection[str] | None = None
+    ) -> None:
+        self._engine, self._kept, self._names = engine, kept, names
+        self.found: dict[str, T] = {}
+
+    def before(self, event: Event) -> None:
+        if isinstance(event, Finish) and (self._names is None or event.request in self._names):
+            self.found[event.request] = self._kept(self._engine.state(event.request))

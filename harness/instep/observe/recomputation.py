@@ -1,0 +1,302 @@
+"""One piece of the reference run again on the same bits: once in fp64, and many times as it is declared.
+
+Leaves out: which piece, and on which bits (`oracle.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+
+from instep_reference import gdn
+from instep_reference.chunked import recur_in_chunks
+from instep_reference.contract.engine import RequestState
+from instep_reference.contract.place import Place, See
+from instep_reference.contract.rounding import Product
+from instep_reference.weights import Weights
+
+from .products import CUTS, FOLDED, InChunks, Operands
+from .reorder import Reordered, by_a_unit, up_or_down
+from .rows import RowSpan
+
+# A piece of the reference: given weights in some width, it shows its places, and returns the state it left, if any.
+Work = Callable[[Weights, See], torch.Tensor | None]
+Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is written down and read again
+
+# How often a piece is drawn. The error of a block is measured by the largest of its draws. Where it hangs on one number
+# (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one error of a
+# correct engine in 31 000, of 4 draws by one in 93. Over many rows such numbers average out, and fewer draws do.
+DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
+KEPT = (*FOLDED, "update")  # of a token: what the delta rule takes in, and what it writes
+REMEMBERED = 16  # tokens of a step that are kept for the next one: a window, not a prompt
+CHUNKS = (16, 64)  # tokens to a chunk of the second declared form of the delta rule
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run showed, and the state [HV, K, V] that it left; of several draws, with the draws as first axis."""
+
+    places: Mapping[Place, torch.Tensor]
+    state: torch.Tensor | None = None
+
+    def of(self, component: str) -> torch.Tensor:
+        return next(tensor for place, tensor in self.places.items() if place.component == component)
+
+
+@dataclass(frozen=True)
+class PreviousStep:
+    """The step before this one: the state [HV, K, V] that it began with, in fp64, and the few tokens that it committed.
+
+    tokens  the truth's run over exactly these tokens, or None where they were many (a prompt)
+    verb    "accepted", "given"
+    """
+
+    base: torch.Tensor
+    tokens: Run | None
+    verb: str
+
+
+@dataclass(frozen=True)
+class Folding:
+    """A state and the tokens folded into it: base [HV, K, V] in fp64, and the first `count` tokens.
+
+    tokens    the truth's run over the whole window, which shows what each token folds in
+    previous  the step before this one; others: whose, and what they hold
+    """
+
+    base: torch.Tensor
+    count: int
+    previous: PreviousStep | None
+    others: Sequence[tuple[str, torch.Tensor]]
+    tokens: Run
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """A piece of one event and request, computed again.
+
+    yardsticks  the declared forms, drawn several times
+    wrongs      what a known mistake would have computed, to name a failure: a sentence, and the piece on other rows
+    dithered    so many further draws, in which every declared rounding falls up or down by chance
+    narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
+    leans       whether every second yardstick cuts operands off (`products.py`)
+    """
+
+    span: RowSpan
+    stage: str
+    layer: int
+    truth: Run
+    yardsticks: Run
+    folding: Folding | None = None
+    wrongs: tuple[tuple[str, Work], ...] = ()
+    dithered: Callable[[int], Run] | None = None
+    narrow: bool = False
+    leans: bool = False
+
+    @property
+    def request(self) -> str:
+        return self.span.request
+
+    @property
+    def writes_state(self) -> bool:
+        return self.folding is not None and self.span.kind != "verify"
+
+    def place(self, component: str) -> Place:
+        return Place(self.stage, self.layer, component)
+
+
+@dataclass(frozen=True)
+class WindowInFlight:
+    """A verified window that is not committed: everything that a commit goes back to."""
+
+    before: RequestState
+    layers: Mapping[int, Recomputation]
+    final: torch.Tensor | None
+    window: tuple[int, ...]
+
+
+@dataclass
+class Runner:
+    """Runs a piece in fp64, and in the declared width: rounded at the declared points, summed in any order.
+
+    rounds: component -> how it is stored; products: form of an op -> how it multiplies (`products.py`).
+    """
+
+    truth: Weights
+    rounded: Weights
+    rounds: Mapping[str, torch.dtype]
+    products: Mapping[str, Product] = field(default_factory=dict)
+    generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator(self.rounded.embedding.device).manual_seed(0)
+
+    def __call__(self, work: Work, rows: int, base: torch.Tensor | None = None) -> tuple[Run, Run]:
+        """Truth, and the draws. `base`: the state before a prefill chunk, whose delta rule has a second form.
+
+        That form is the declared one, or without a declaration one of fp32 products beside the token-by-token one.
+        """
+        draws = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_SAMPLED // rows)))
+        sampled = self._sampled(work, draws, self._store, base, experts=self.rounded.config.experts > 0)
+        declared = base is None or "gdn.chunk" in self.products
+        return self.true(work), sampled if base is None or declared else self._in_chunks(sampled, base)
+
+    def true(self, work: Work) -> Run:
+        """Only the fp64 run."""
+        places: dict[Place, torch.Tensor] = {}
+        return Run(places, work(self.truth, _recording(places, lambda place, tensor: tensor)))
+
+    def fold(self, piece: Recomputation, folding: Folding, nodes: Sequence[int]) -> Recomputation:
+        """The piece after a commit: only the tokens at the accepted nodes are folded in."""
+        truth = fold(piece.truth, folding.base, nodes)
+        with self._folding(None, torch.arange(len(piece.yardsticks.of("k"))) % 2 == 1):
+            sampled = fold(piece.yardsticks, folding.base, nodes)
+        runs = Run({}, truth[0]), Run({}, self._store("state", sampled))
+        dithered = None if piece.dithered is None else partial(self._folded, piece.dithered, folding.base, nodes)
+        return replace(piece, truth=runs[0], yardsticks=runs[1], folding=folding, dithered=dithered)
+
+    def _folded(self, dithered: Callable[[int], Run], base: torch.Tensor, nodes: Sequence[int], draws: int) -> Run:
+        verified = dithered(draws)
+        with self._folding(self.generator):
+            return Run({}, self._shake("state", fold(verified, base, nodes)))
+
+    def _folding(self, chance: torch.Generator | None, cut: torch.Tensor | bool = False) -> Reordered:
+        """Around a fold, which is the delta rule token by token, and shows no place. cut: which of the draws are."""
+        operands = Operands(self.products, self.rounded, chance=chance)
+        operands.begin(cut)
+        operands.form = "gdn.window"
+        return Reordered(self.generator, operands)
+
+    def dithered(self, work: Work, draws: int, base: torch.Tensor | None = None) -> Run:
+        """Draws whose declared roundings fall by chance: they differ as correct engines do whose ties fall otherwise.
+
+        What is not stored narrower was rounded on its way as well, and moves within a unit of its own.
+        """
+        return self._sampled(work, draws, self._shake, base, experts=False, chance=self.generator)
+
+    def narrow(self, chunk: bool) -> bool:
+        """Whether draws of a piece that ends in a state share roundings: of what is stored, or of operands."""
+        multiplied = self._formats(chunk) - {"ieee"}
+        return bool(multiplied) or any(narrower(d, self.rounded.embedding.dtype) for d in self.rounds.values())
+
+    def leans(self, chunk: bool) -> bool:
+        """Whether every second draw of such a piece cuts operands off, which moves a state to one side."""
+        return not self._formats(chunk).isdisjoint(CUTS)
+
+    def _formats(self, chunk: bool) -> set[str]:
+        """Of the products between a layer's rows and its state."""
+        forms = ("linear", "conv", "gdn.chunk" if chunk else "gdn.window")
+        return {self.products[form].format for form in forms if form in self.products}
+
+    def _sampled(
+        self, work: Work, draws: int, store: Store, base: torch.Tensor | None, *, experts: bool,
+        chance: torch.Generator | None = None,
+    ) -> Run:
+        """All draws at once, as a further axis; one by one where rows choose experts, which no axis can follow.
+
+        base: the state before a prefill chunk; None: whatever the delta rule does here, it does token by token.
+        """
+        operands = Operands(self.products, self.rounded, chunk=base is not None, chance=chance)
+
+        def draw(number: torch.Tensor) -> tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]:
+            operands.begin(cut=number % 2 == 1)
+            rule = InChunks(operands, base) if base is not None and "gdn.chunk" in self.products else None
+            places: dict[Place, torch.Tensor] = {}
+
+            def see(place: Place, x: torch.Tensor) -> torch.Tensor:
+                if rule is not None and place.component == "core":
+                    x = rule.core()
+                places[place] = store(place.component, x)
+                if rule is not None:
+                    rule.keep(place, places[place])
+                operands.seen(place)
+                return places[place]
+
+            state = work(self.rounded, see)
+            if rule is not None:
+                state = rule.state
+            return places, () if state is None else (store("state", state),)
+
+        with Reordered(self.generator, operands):
+            numbers = torch.arange(draws)
+            if experts:
+                places, state = _stacked([draw(number) for number in numbers])
+            else:
+                places, state = torch.func.vmap(draw, randomness="different")(numbers)
+        return Run(places, *state)
+
+    def _in_chunks(self, sampled: Run, base: torch.Tensor) -> Run:
+        """The read-out and the state in their second form too; downstream of them the first one stands."""
+        place = next(place for place in sampled.places if place.component == "core")
+        q, k, v, log_decay, erase, write = (part[:1] for part in _rule_inputs(sampled))
+        forms = [recur_in_chunks(q, k, v, log_decay, erase, write, base.to(k)[None], chunk) for chunk in CHUNKS]
+        cores = [sampled.places[place], *(self._store("core", core) for core, _ in forms)]
+        assert sampled.state is not None, "a layer with a delta rule leaves a state"
+        states = [sampled.state, *(self._store("state", state) for _, state in forms)]
+        return Run({**sampled.places, place: torch.cat(cores)}, torch.cat(states))
+
+    def _store(self, component: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Rounded to how it is stored, in the width that it came in."""
+        dtype = self.rounds.get(component)
+        return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype).to(tensor.dtype)
+
+    def _shake(self, component: str, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = self.rounds.get(component)
+        if not tensor.is_floating_point():
+            return tensor
+        if dtype is None or not narrower(dtype, tensor.dtype):
+            return by_a_unit(tensor, self.generator)
+        return up_or_down(tensor, dtype, self.generator)
+
+
+def narrower(stored: torch.dtype, width: torch.dtype) -> bool:
+    return stored.is_floating_point and width.is_floating_point and torch.finfo(stored).eps > torch.finfo(width).eps
+
+
+def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
+    """The states [draws, HV, K, V] after the tokens at `nodes` of a run were folded into `base`, token by token."""
+    q, k, v, log_decay, erase, write = (part[:, list(nodes)] for part in _rule_inputs(run))
+    state = base.to(k).expand(len(k), *base.shape)
+    return gdn.recur(q, k, v, log_decay=log_decay, erase=erase, write=write, state=state).state
+
+
+def again(run: Run, base: torch.Tensor) -> torch.Tensor:
+    """The state [HV, K, V] after all tokens of a run once more, with the updates that they made there."""
+    _, k, _, log_decay, _, _ = _rule_inputs(run)
+    return gdn.absorb(k, log_decay, run.of("update")[None], base.to(k)[None])[0]
+
+
+def only(run: Run, nodes: Sequence[int]) -> Run:
+    """What the tokens at `nodes` fold in, in a run of its own."""
+    folded = {place: rows for place, rows in run.places.items() if place.component in KEPT}
+    return Run({place: rows[list(nodes)] for place, rows in folded.items()})
+
+
+def _rule_inputs(run: Run) -> tuple[torch.Tensor, ...]:
+    """q, k, v, log_decay, erase, write, draws first, heads repeated: value head h reads key head h // r."""
+    q, k, v, log_decay, beta = (run.of(name) for name in ("q", "k", "v", "log_decay", "beta"))
+    if v.dim() == 3:
+        q, k, v, log_decay, beta = (x[None] for x in (q, k, v, log_decay, beta))
+    repeats = v.shape[2] // k.shape[2]
+    q, k = (x.repeat_interleave(repeats, dim=2) for x in (q, k))
+    return q, k, v, log_decay[..., None], beta[..., None], beta[..., None]
+
+
+def _recording(places: dict[Place, torch.Tensor], see: See) -> See:
+    def record(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        places[place] = see(place, tensor)
+        return places[place]
+
+    return record
+
+
+_Shown = tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+def _stacked(shown: Sequence[_Shown]) -> _Shown:
+    """The places and the state of several draws, draws first."""
+    places = {place: torch.stack([one[place] for one, _ in shown]) for place in shown[0][0]}
+    return places, tuple(torch.stack(each) for each in zip(*(state for _, state in shown), strict=True))

@@ -1,0 +1,159 @@
+"""Two engines on the same events, in step: whatever they say and hold must be the same bytes, event by event.
+
+Leaves out: why it must be, and runs that bring the same tokens by other events (`by_position.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from instep_reference.contract.engine import AnyEvent, Draft, Forward
+from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from ..adapters import Subject
+from ..observe.context import EventContext
+from ..observe.observers import OnHost, on_host
+from ..observe.rows import row_spans
+from ..observe.updates import UPDATE
+from ..player import Player
+from ..replay.participant import Participant
+from ..trace.drive import own_say
+from ..trace.request_table import Phase
+from ..verdict import Comparison, Skipped, Tier
+from .by_position import Server, stopped
+from .compare import different, parts, pools, unserved
+from .timeline import RewrittenTrace
+
+
+@dataclass
+class Arm:
+    """One of the two: its name in a sentence, the engine, and the events that it gets.
+
+    watched  whether its places are seen and compared;  player: who serves the events, None: one of its own
+    """
+
+    name: str
+    engine: Subject
+    trace: RewrittenTrace
+    watched: bool = True
+    player: Player | None = None
+
+    def __post_init__(self) -> None:
+        if self.player is None and self.watched:
+            self.player = Participant(self.name, self.engine, asked=False)
+        elif self.player is None:
+            self.player = Player(self.name, self.engine, [OnHost()])
+        self.server = Server(self.trace.header, self.player)
+
+    @property
+    def last(self) -> Place | None:
+        """The place that was seen last: where it stood when it failed."""
+        return self.player.activations.last if isinstance(self.player, Participant) else None
+
+
+@dataclass
+class ABRun:
+    """`run` stops at the first event at which the two part: what follows from it is no news.
+
+    pools  whether every byte of every pool must be the same, too
+    """
+
+    relation: str
+    one: Arm
+    other: Arm
+    pools: bool = False
+
+    def run(self) -> Iterator[Comparison | Skipped]:
+        pairs = zip(self.one.trace.events, self.other.trace.events, strict=True)
+        for index, (mine, theirs) in enumerate(pairs):
+            results = list(self._event(self.one.trace.origins[index], mine, theirs))
+            yield from results
+            if any(isinstance(result, Comparison) and not result.agrees for result in results):
+                return
+
+    def _event(self, origin: int, mine: AnyEvent, theirs: AnyEvent) -> Iterator[Comparison | Skipped]:
+        contexts = []
+        for arm, event in ((self.one, mine), (self.other, theirs)):
+            try:
+                contexts.append(arm.server(event, origin))
+            except Unsupported:
+                raise
+            except Exception as error:  # whatever it is: the engine may be anybody's
+                stop = stopped(origin, event, error, arm.last)
+                yield unserved(self.relation, stop, arm.name)
+                return
+        one, other = contexts
+        yield from self._places(one, other)
+        yield from self._answers(one, other)
+        yield from self._states(one)
+        if self.pools:
+            yield from self._pools(one)
+
+    def _places(self, one: EventContext, other: EventContext) -> Iterator[Comparison]:
+        mine, theirs = one.subject.places, other.subject.places
+        if self.one.watched and self.other.watched:
+            for place in sorted(mine.keys() | theirs.keys(), key=Place.order):
+                if place.component == UPDATE and not (place in mine and place in theirs):
+                    continue  # only one of them keeps it
+                elements, wrong = different(mine.get(place), theirs.get(place))
+                request, rows = (None, "") if not wrong else self._whose(one, place, mine.get(place), theirs.get(place))
+                yield self._comparison(one, place, elements, wrong, request, rows)
+
+    def _whose(
+        self, context: EventContext, place: Place, mine: torch.Tensor | None, theirs: torch.Tensor | None
+    ) -> tuple[str | None, str]:
+        """The first request whose rows part, and which of its rows."""
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            return None, "has other rows"
+        for span in row_spans(context, place.stage):
+            begin, count = span.at(place)
+            for row in range(begin, begin + count):
+                if different(mine[row], theirs[row])[1]:
+                    return span.request, f"row {row - begin} of {count} parts"
+        return None, "parts in rows of nobody"
+
+    def _answers(self, one: EventContext, other: EventContext) -> Iterator[Comparison]:
+        mine, theirs = (own_say(context.event, context.subject.answer) for context in (one, other))
+        if mine is not None or theirs is not None:
+            stage = "chain.1" if isinstance(one.event, Draft) else "trunk"
+            elements, wrong = different(mine, theirs)
+            place = Place(stage, AFTER_LAYERS, "pick")
+            yield self._comparison(one, place, elements, wrong, None, "its own choices part")
+
+    def _states(self, one: EventContext) -> Iterator[Comparison]:
+        for name, standing in self.one.server.rules.table.live.items():
+            if not _touched(one, name):
+                continue
+            mine, theirs = (on_host(arm.engine.state(name)) for arm in (self.one, self.other))
+            for place, left, right in parts(mine, theirs):
+                if standing.phase is Phase.VERIFIED and place.component in ("conv", "state"):
+                    continue  # nobody's until the commit
+                elements, wrong = different(left, right)
+                yield self._comparison(one, place, elements, wrong, name, "its logical state parts")
+
+    def _pools(self, one: EventContext) -> Iterator[Comparison]:
+        for place, mine, theirs, says in pools(self.one.engine.regions(), self.other.engine.regions()):
+            elements, wrong = different(mine, theirs)
+            yield self._comparison(one, place, elements, wrong, None, says)
+
+    def _comparison(
+        self, context: EventContext, place: Place, elements: int, wrong: int, request: str | None, says: str
+    ) -> Comparison:
+        slot = None if request is None else context.expected.slots_after.get(request)
+        between = f'between "{self.one.name}" and "{self.other.name}"'
+        return Comparison(
+            self.relation, Tier.BITWISE, context.index, context.kind, place, elements=elements, worst=float(wrong),
+            allowed=0.0, request=request, slot=slot, diagnosis=f"{says} {between}" if wrong else "",
+        )
+
+
+def _touched(context: EventContext, name: str) -> bool:
+    """Whether the event named the request; what it does to others shows when they are named next."""
+    event = context.event
+    if isinstance(event, Forward):
+        return any(row.request == name for row in event.rows)
+    return name in getattr(event, "requests", (getattr(event, "request", None),))

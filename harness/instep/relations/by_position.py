@@ -1,0 +1,205 @@
+"""A run recorded by positions: for every request, what each named place held at each of its tokens, and its states.
+
+Two runs that bring the same tokens in other steps have the same record, so records are what most relations compare.
+Leaves out: comparing them (`compare.py`). Rows of rejected drafts belong to no position and are left out; rows of the
+draft chain stand at the length they started from, together with the drafts that led to them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.place import STAGE_LEVEL, Place
+
+from ..observe.context import EventContext
+from ..observe.memory import UNWATCHED
+from ..observe.observers import on_host
+from ..observe.rows import RowSpan, row_spans
+from ..observe.updates import UPDATE
+from ..player import Player
+from ..replay.lockstep import expect
+from ..replay.participant import Participant
+from ..trace.event_rules import EventRules
+from ..trace.header import Header
+from .timeline import RewrittenTrace
+
+Key = int | tuple[int, ...]  # a position; of a draft chain: the length it started from, and the drafts so far
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of one place that one event computed for one request, and where each of them stands."""
+
+    event: int
+    kind: str
+    request: str
+    place: Place
+    keys: tuple[Key, ...]
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A request's logical state between rounds, after an event."""
+
+    event: int
+    kind: str
+    request: str
+    state: e.RequestState
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """An event that the engine did not serve."""
+
+    event: int
+    kind: str
+    place: Place
+    why: str
+
+
+@dataclass
+class PositionRecord:
+    """blocks, standings: in the order in which they came about; rows, states: the same by position and by length."""
+
+    name: str
+    blocks: list[Block] = field(default_factory=list)
+    standings: list[Standing] = field(default_factory=list)
+    rows: dict[tuple[str, Place, Key], torch.Tensor] = field(default_factory=dict)
+    states: dict[tuple[str, int], e.RequestState] = field(default_factory=dict)
+    stopped: Stopped | None = None
+    errors: dict[tuple[str, bool], dict[Key, float]] = field(default_factory=dict)  # of a yardstick (`compare.py`)
+
+    def add(self, block: Block) -> None:
+        self.blocks.append(block)
+        for key, row in zip(block.keys, block.rows, strict=True):
+            self.rows.setdefault((block.request, block.place, key), row)
+
+    def stand(self, standing: Standing) -> None:
+        self.standings.append(standing)
+        self.states.setdefault((standing.request, standing.state.length), standing.state)
+
+
+class PositionRecorder:
+    """Has events served by one participant and records it by position."""
+
+    def __init__(self, name: str, participant: Participant, trace: RewrittenTrace) -> None:
+        self.record, self.participant, self.trace = PositionRecord(name), participant, trace
+        self.server = Server(trace.header, participant)
+        self.admitted = Counter[str]()
+        self.flying: dict[str, list[Block]] = {}  # verified windows until it is known what is accepted
+
+    def run(self) -> PositionRecord:
+        """Up to the end, or to the first event that the engine does not serve."""
+        for index, event in enumerate(self.trace.events):
+            origin = self.trace.origins[index]
+            try:
+                context = self.server(event, origin)
+            except Unsupported:
+                raise
+            except Exception as error:  # whatever it is: the engine may be anybody's
+                self.record.stopped = stopped(origin, event, error, self.participant.activations.last)
+                return self.record
+            if isinstance(event, e.Admit):
+                self.admitted[event.request] += 1
+            self._rows(context)
+            self._states(context)
+        return self.record
+
+    def named(self, request: str) -> str:
+        """Whoever takes a name again after its end is another request."""
+        return request if self.admitted[request] <= 1 else f"{request}/{self.admitted[request]}"
+
+    def _rows(self, context: EventContext) -> None:
+        if isinstance(context.event, e.Abort):
+            self.flying.pop(context.event.request, None)
+        if isinstance(context.event, e.Commit):
+            for span in row_spans(context, "extend"):
+                for block in self.flying.pop(span.request, []):
+                    self.record.add(_accepted(block, span.nodes))
+        for made, span in self._blocks(context):
+            if context.kind == "forward" and span.kind == "verify":
+                self.flying.setdefault(span.request, []).append(made)
+            else:
+                self.record.add(made)
+
+    def _blocks(self, context: EventContext) -> Iterator[tuple[Block, RowSpan]]:
+        for place, tensor in context.subject.places.items():
+            for span in row_spans(context, place.stage):
+                if place.component == UPDATE and span.kind != "verify":
+                    continue  # of no other rows it is kept
+                begin, count = span.at(place)
+                rows = tensor[begin : begin + count]
+                if count and len(rows) == count:
+                    keys = _keys(context, place.stage, span)[span.count - count :]
+                    yield Block(context.index, context.kind, self.named(span.request), place, keys, rows), span
+
+    def _states(self, context: EventContext) -> None:
+        for name in committed(context):
+            state = on_host(self.participant.engine.state(name))
+            self.record.stand(Standing(context.index, context.kind, self.named(name), state))
+
+
+class Server:
+    """One event after the other by one player, with what the rules say about it."""
+
+    def __init__(self, header: Header, player: Player) -> None:
+        self.rules, self.player = EventRules(header), player
+        heads = {layer: torch.empty(0) for layer in range(header.checkpoint.mtp_layers)}
+        # Of a state only the number of MTP layers is looked at, to know whose rows are whose.
+        self.unasked = e.RequestState(0, None, None, None, {}, {}, {}, {}, heads, heads)
+
+    def __call__(self, event: e.AnyEvent, origin: int) -> EventContext:
+        """As the trace's event `origin`."""
+        table = self.rules.table
+        before = replace(table, live=dict(table.live))
+        self.rules.apply(event, f"event {origin}")
+        side = replace(self.player.serve(event), after=dict.fromkeys(table.live, self.unasked))
+        return EventContext(origin, event, expect(before, table), side, side, None, UNWATCHED, {}, {})
+
+
+def stopped(origin: int, event: e.Event, error: Exception, last: Place | None) -> Stopped:
+    """What is known of an event that raised."""
+    place = last or Place("trunk", STAGE_LEVEL, "embedding")
+    return Stopped(origin, str(event.__struct_config__.tag), place, raised(error))
+
+
+def raised(error: Exception) -> str:
+    """What it was, in a line."""
+    said = str(error).splitlines()[0] if str(error) else "no message"
+    return f"raised {type(error).__name__} ({said})"
+
+
+def committed(context: EventContext) -> Sequence[str]:
+    """The requests whose committed state this event made."""
+    match context.event:
+        case e.Forward(rows=rows):
+            return [row.request for row in rows if row.kind != "verify"]
+        case e.Commit(requests=names):
+            return names
+        case e.Load(request=name) | e.Resume(request=name):
+            return [name] if context.expected.lengths_after[name] else []
+    return []
+
+
+def _keys(context: EventContext, stage: str, span: RowSpan) -> tuple[Key, ...]:
+    """Positions of consecutive rows; nodes of a window until its commit says which of them stay."""
+    if not isinstance(context.event, e.Draft):
+        return tuple(range(span.start, span.start + span.count))
+    step = int(stage.partition(".")[2])
+    picks = context.event.picks or ()
+    return ((span.start, *picks[context.event.requests.index(span.request)][:step]),)
+
+
+def _accepted(block: Block, nodes: tuple[int, ...]) -> Block:
+    """The rows of the nodes on the accepted path, each at its depth; windows are verified from their root on."""
+    start = block.keys[0]
+    assert isinstance(start, int), "a window stands at positions"
+    keys = tuple(range(start, start + len(nodes)))
+    return replace(block, keys=keys, rows=block.rows[list(nodes)])

@@ -1,0 +1,243 @@
+"""Long runs of the delta rule beside fp64: how far every head's state is off after each launch.
+
+Leaves out: what is made of it (`drift.py`). One run is of the op by itself, on drawn tokens with the gates of a layer
+of the model; the other goes through the engine's layers, from the bits that each of them was really given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+
+import msgspec
+import torch
+from torch.nn.functional import softplus
+
+from instep_optimized.layout import Address, Part
+from instep_optimized.ops.base import GdnInputs, Ops
+from instep_reference import gdn
+from instep_reference.contract.engine import Admit
+from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.place import STAGE_LEVEL, Place, See, unseen
+from instep_reference.norms import l2_norm, rms_norm
+from instep_reference.weights import GdnWeights, Weights
+
+from ..observe.products import InChunks, Operands, launched
+from ..observe.reorder import Reordered
+from ..replay.participants import declares, rounding
+from ..trace.header import Room
+from .by_position import Stopped, raised
+from .case import Case
+from .timeline import RewrittenTrace, Timeline, TimelineStep, in_turn
+
+CHUNK = 64  # tokens that a prefill takes at a time
+NAME = "long"
+
+
+@dataclass(frozen=True)
+class LongRun:
+    """what       "windows", "chunks", "the engine";  layer: whose gates or whose state
+    tokens        after how many of them each launch left the state
+    errors        [launches, heads]: |x - o| / |o| per head;  yardstick: the same of the rounded reference
+    """
+
+    what: str
+    kind: str
+    layer: int
+    tokens: tuple[int, ...]
+    errors: torch.Tensor
+    yardstick: torch.Tensor
+    stored: torch.dtype
+
+
+def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> LongRun | Stopped:
+    """One request, one head after another's gates, launch after launch; every launch starts from what it left."""
+    width, state = case.plan.setting.activation, case.plan.setting.state
+    types = ops.types(width, state)
+    mixer = _mixer(Weights.of(case.plan.checkpoint, torch.float64), layer)
+    inputs = sampled(case, mixer, types.consumed)
+    sizes = cycle((CHUNK,) if form == "chunk" else (1, *(n + 1 for n in case.trace.header.candidates)))
+    cuts = list(_cuts(case.tokens, sizes))
+    pool = _pool(case, types.state)
+    found, core, what = [], Place("trunk", layer, "core"), f"{form}s of the op"
+    for launch, (begin, end) in enumerate(cuts):
+        part = _part(form, pool, end - begin, begin == 0)
+        rows = GdnInputs(*(x[begin:end].to(pool.device) for x in inputs))
+        try:
+            ops.gdn(inputs=rows, parts=(part,), dtype=types.hidden, to=core)
+        except Unsupported:
+            raise
+        except Exception as error:  # whatever it is: the op may be anybody's
+            return Stopped(launch, form, core, f"{what}: {raised(error)} after {begin} tokens")
+        found.append(pool[1].to("cpu", copy=True))
+    truth = list(_recurred(inputs, cuts, torch.float64, None))
+    products = declares(case.plan, ops).products
+    operands = Operands(products, Weights.of(case.plan.checkpoint, state), chunk=form == "chunk")
+    operands.begin(cut=True)  # one draw: of the two that are correct, the one that errs more
+    with Reordered(torch.Generator().manual_seed(0), operands):
+        rounded = list(_recurred(inputs, cuts, state, types.state, operands))
+    return _course(what, form, layer, [end for _, end in cuts], found, truth, rounded, types.state)
+
+
+def through_the_layers(case: Case, ops: Ops) -> Iterator[LongRun | Stopped]:
+    """A long request through the engine; every GDN layer again in fp64, on the rows that the engine gave it."""
+    record = case.recorded("a long request", lambda: long_request(case))
+    if record.stopped is not None:
+        yield replace(record.stopped, why=f"{record.name}: {record.stopped.why}; the event is legal")
+        return
+    width, state = case.plan.setting.activation, case.plan.setting.state
+    said, stored = declares(case.plan, ops), ops.types(width, state).state
+    truth, rounded = (Weights.of(case.plan.checkpoint, dtype) for dtype in (torch.float64, state))
+    lengths, kind = [standing.state.length for standing in record.standings], record.standings[-1].kind
+    for layer, mixes in enumerate(case.plan.checkpoint.config.layer_kinds):
+        if mixes != "gdn":
+            continue
+        place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
+        given = [record.rows.get((NAME, place, position)) for position in range(lengths[-1])]
+        states = [standing.state.state.get(layer) for standing in record.standings]
+        rows, found = ([one for one in given_rows if one is not None] for given_rows in (given, states))
+        if len(rows) < len(given) or len(found) < len(states):
+            at = place if len(rows) < len(given) else Place("trunk", layer, "state")
+            lacking = f"{len(rows)} of {len(given)} rows and {len(found)} of {len(states)} states were shown"
+            yield Stopped(0, kind, at, f"{record.name}: {lacking}")
+            continue
+        right = list(_layered(truth, layer, torch.stack(rows), lengths, unseen, None))
+        operands = Operands(said.products, rounded)
+        operands.begin(cut=True)
+        with Reordered(torch.Generator().manual_seed(0), operands):
+            see = rounding(said.rounds)
+            sampled = list(_layered(rounded, layer, torch.stack(rows), lengths, see, stored, operands))
+        yield _course("the engine", kind, layer, lengths, found, right, sampled, stored)
+
+
+def long_request(case: Case) -> RewrittenTrace:
+    """A prompt in chunks, then rounds in which everything is accepted; the tokens are those of the trace's prompts."""
+    header, widest = case.trace.header, max(case.trace.header.candidates)
+    text = [token for event in case.trace.events if isinstance(event, Admit) for token in event.prompt]
+    count = max(case.tokens // 4, 2 * CHUNK)
+    said = [token for token, _ in zip(cycle(text), range(count + widest + 2), strict=False)]
+    read = max(count // 8 // CHUNK, 1) * CHUNK
+    steps = [TimelineStep("chunk", (0,), CHUNK) for _ in range(read // CHUNK - 1)]
+    steps.append(TimelineStep("chunk", (0,), CHUNK, said[read]))
+    for at in range(read, count, widest + 1):
+        drafts = tuple(said[at + 1 : at + 1 + widest])
+        follows = said[at + 1 + widest]
+        steps.append(
+            TimelineStep("round", (0, 0, 0), 0, follows, drafts, widest) if widest
+            else TimelineStep("decode", (0,), 1, follows)
+        )
+    size = header.capacity.page_size
+    room = Room(header.capacity.slots, tuple(range(1, (len(said) + widest) // size + 2)), size,
+                max(header.capacity.max_tokens, CHUNK))
+    return in_turn([Timeline(NAME, tuple(said[:read]), 0, steps)], msgspec.structs.replace(header, capacity=room))
+
+
+def sampled(case: Case, mixer: GdnWeights, dtype: torch.dtype) -> GdnInputs:
+    """Tokens with correlated keys, under the layer's own gates: q, k [N, H, K]  v [N, HV, V]  gates [N, HV]."""
+    config, count = case.plan.checkpoint.config, case.tokens
+    generator = torch.Generator().manual_seed(case.trace.header.seed)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+
+    H, HV, K, V = config.key_heads, config.value_heads, config.key_dim, config.value_dim
+    q, k = (l2_norm(noise(H, K) + 1 / 2) for _ in range(2))
+    log_decay = -mixer.A_log.exp() * softplus(noise(HV) / 2 + mixer.dt_bias)
+    given = q * K**-0.5, k, noise(HV, V), log_decay, torch.sigmoid(noise(HV))
+    return GdnInputs(*(x.to(dtype) for x in given))
+
+
+def _recurred(
+    inputs: GdnInputs, cuts: Sequence[tuple[int, int]], dtype: torch.dtype, stored: torch.dtype | None,
+    operands: Operands | None = None,
+) -> Iterator[torch.Tensor]:
+    """The state after every launch. stored: rounded to it in between; operands: how the subject multiplies."""
+    rows = [x.to(dtype) for x in inputs]
+    state = torch.zeros(rows[2].shape[1], rows[1].shape[2], rows[2].shape[2], dtype=dtype)
+    for begin, end in cuts:
+        state = launched(operands, [x[begin:end] for x in rows], state)
+        state = state if stored is None else state.to(stored).to(dtype)
+        yield state
+
+
+def _layered(
+    weights: Weights, layer: int, rows: torch.Tensor, lengths: Sequence[int], see: See, stored: torch.dtype | None,
+    operands: Operands | None = None,
+) -> Iterator[torch.Tensor]:
+    """The state of a layer after so many of these rows; prompts come in chunks of one size, no window is as long."""
+    config, mine, like = weights.config, weights.layers[layer], weights.embedding
+    memory, begin = gdn.empty(config, like.dtype, like.device), 0
+    rule: InChunks | None = None
+
+    def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
+        place = Place("trunk", layer, component)
+        tensor = see(place, rule.core() if rule is not None and component == "core" else tensor)
+        if rule is not None:
+            rule.keep(place, tensor)
+        if operands is not None:
+            operands.seen(place)
+        return tensor
+
+    for end in lengths:
+        if operands is not None:
+            operands.chunk = end - begin == CHUNK
+            declared = operands.chunk and "gdn.chunk" in operands.products
+            rule = InChunks(operands, memory.state) if declared else None
+        normed = at("normed", rms_norm(rows[begin:end].to(like), mine.input_norm, config.eps))
+        memory = gdn.mix(config, _mixer(weights, layer), normed, memory, torch.arange(begin, end), at)[1]
+        if rule is not None and rule.state is not None:
+            memory = gdn.GdnMemory(memory.window, rule.state)
+        if stored is not None:
+            memory = gdn.GdnMemory(memory.window, memory.state.to(stored).to(like))
+        begin = end
+        yield memory.state
+
+
+def _mixer(weights: Weights, layer: int) -> GdnWeights:
+    mixer = weights.layers[layer].mixer
+    assert isinstance(mixer, GdnWeights), "asked of GDN layers alone"
+    return mixer
+
+
+def _pool(case: Case, dtype: torch.dtype) -> torch.Tensor:
+    """Two states of which the second is used, in the layout of the plan."""
+    config = case.plan.checkpoint.config
+    HV, K, V = config.value_heads, config.key_dim, config.value_dim
+    if case.plan.setting.layout == "VK":
+        return torch.zeros(2, HV, V, K, dtype=dtype, device=case.plan.setting.device).transpose(-1, -2)
+    return torch.zeros(2, HV, K, V, dtype=dtype, device=case.plan.setting.device)
+
+
+def _part(form: str, pool: torch.Tensor, count: int, fresh: bool) -> Part:
+    def ints(value: int) -> torch.Tensor:
+        return torch.tensor([value], device=pool.device)
+
+    at = Address(pool, ints(1))
+    return Part(
+        "chunk" if form == "chunk" else "window", ints(0), ints(count), count, at, ints(int(fresh)).bool(), store=at
+    )
+
+
+def _cuts(count: int, sizes: Iterator[int]) -> Iterator[tuple[int, int]]:
+    begin = 0
+    while begin < count:
+        end = min(begin + next(sizes), count)
+        yield begin, end
+        begin = end
+
+
+def _course(
+    what: str, kind: str, layer: int, tokens: Sequence[int], found: Sequence[torch.Tensor],
+    truth: Sequence[torch.Tensor], rounded: Sequence[torch.Tensor], stored: torch.dtype,
+) -> LongRun:
+    return LongRun(what, kind, layer, tuple(tokens), _off(found, truth), _off(rounded, truth), stored)
+
+
+def _off(found: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[launches, heads]: |x - o| / |o| of every head."""
+    x, o = (torch.stack([state.double() for state in states]).flatten(2) for states in (found, truth))
+    off: torch.Tensor = torch.linalg.vector_norm(x - o, dim=-1) / torch.linalg.vector_norm(o, dim=-1)
+    return off
+
+

@@ -1,0 +1,137 @@
+"""What `instep relations` says: a table of the relations, and for each that does not hold where the two runs part.
+
+Leaves out: holding them. The file has the fields of a replay's (`report/data.py`), a run for every relation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ..replay.replay import served
+from ..report import tables
+from ..report.command import command as to_type
+from ..report.command import near
+from ..report.data import FINDINGS, finding
+from ..report.result import Result
+from ..report.terminal import EXACT, VERDICTS, short
+from ..report.words import where
+from ..verdict import Comparison, Tier
+from . import Held, worst
+from .case import Case
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was held on which case; elsewhere: the model, when it is not where the trace says."""
+
+    trace: Path
+    elsewhere: Path | None
+    until: int | None
+    case: Case
+    held: Sequence[Held]
+
+
+def show(run: Run, console: Console) -> None:
+    """A line for every relation; then what does not hold, and why something was not compared."""
+    how = run.case.plan.setting
+    setting = ", ".join([how.ops, how.dtype, how.layout, how.strategy, how.conv, *(["graphs"] * how.graphs)])
+    made = tables.table(f"{run.case.trace.header.name} [{setting}]", {
+        "relation": "word", "verdict": "word", "tiers": "text", "elements": "number", "headroom": "number",
+        "seconds": "number",
+    }, framed=True)
+    for held in run.held:
+        made.add_row(*_cells(held))
+    tables.show(made, console)
+    for held in run.held:
+        why = "has no meaning here" if held.lacks is not None else "did not compare"
+        for reason in sorted({f"{skip.check} {why}: {skip.reason}" for skip in held.verdict.skipped}):
+            console.print(Text(reason, style="dim"), soft_wrap=True)
+    for held in run.held:
+        if held.verdict.findings:
+            console.print(Text(divergence(run, held)), soft_wrap=True)
+
+
+def divergence(run: Run, held: Held) -> str:
+    """All that is known about the first finding of one relation."""
+    first, *others = held.verdict.findings
+    numbers = f"{_measure(first)} {first.worst:.4g}, limit {first.allowed:.4g}; {first.tier.value} {first.check}"
+    lines = [
+        f"DIVERGED  {run.case.trace.header.name}, optimized[{run.case.plan.setting.ops}]: {held.relation.says}",
+        f"  {where(first)}", f"  {first.diagnosis}          ({numbers})",
+    ]
+    if others:
+        lines.append(f"  {len(others)} more, next: {where(others[0])}")
+    return "\n".join([*lines, f"  {command(run, held)}"])
+
+
+def command(run: Run, held: Held) -> str:
+    """What to type to see it again: this relation alone, and of the trace no more than is needed."""
+    setting, first = run.case.plan.setting, held.verdict.findings[0]
+    words: list[object] = ["instep", "relations", near(run.trace), held.relation.name, "--ops", setting.ops]
+    last = len(run.case.trace.events) - 1
+    if held.relation.of_the_trace and first.event < last:
+        words += ["--until", first.event]
+    elsewhere = [] if run.elsewhere is None else ["--checkpoint", near(run.elsewhere)]
+    return to_type(words, setting, more=["--bitwise"] * run.case.bitwise + elsewhere)
+
+
+def of(run: Run, commit: str | None = None) -> Result:
+    """What was found, a run for every relation."""
+    found = {"trace": run.trace.name, "runs": [_run(run, held) for held in run.held]}
+    return Result(worst(run.held), run.case.plan.setting.device, found, commit)
+
+
+def _run(run: Run, held: Held) -> dict[str, Any]:
+    plan, verdict = run.case.plan, held.verdict
+    return {
+        "name": run.case.trace.header.name, "relation": held.relation.name, "says": held.relation.says,
+        **plan.setting.data(), "exit": int(verdict.exit),
+        "lacks": held.lacks, "events": verdict.events, "of": len(run.case.trace.events),
+        "compared": len(verdict.compared), "elements": verdict.elements,
+        "model": plan.checkpoint.digest, "served": served(), "seconds": round(held.seconds, 3),
+        "tiers": [tier.value for tier in _tiers(held)], "headroom": _number(_headroom(verdict.compared)),
+        "skipped": [skip.reason for skip in verdict.skipped],
+        "findings": [finding(found) for found in verdict.findings[:FINDINGS]],
+        "message": divergence(run, held) if verdict.findings else None,
+    }
+
+
+def _cells(held: Held) -> tuple[str | Text, ...]:
+    if held.lacks is not None:
+        return held.relation.name, Text("no meaning", style="dim"), "", "", "", ""
+    compared = held.verdict.compared
+    headroom = _headroom([one for one in compared if one.tier not in EXACT or not one.agrees])
+    return (
+        held.relation.name, Text(*VERDICTS[held.verdict.exit]), " ".join(tier.value for tier in _tiers(held)),
+        short(held.verdict.elements), "exact" if headroom is None else f"{headroom:.3g}",
+        f"{held.seconds:.1f}",
+    )
+
+
+def _tiers(held: Held) -> list[Tier]:
+    found = {compared.tier for compared in held.verdict.compared}
+    return [tier for tier in Tier if tier in found]
+
+
+def _headroom(compared: Sequence[Comparison]) -> float | None:
+    """The largest; a NaN is worse than anything."""
+    parts = [one.headroom for one in compared]
+    return max(parts, key=lambda part: (math.isnan(part), part)) if parts else None
+
+
+def _number(value: float | None) -> float | str | None:
+    """An infinite headroom has no number in JSON: it is written as text."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _measure(found: Comparison) -> str:
+    return {Tier.IDENTITY: "differing", Tier.BITWISE: "differing bytes", Tier.DECISIONS: "margin"}.get(
+        found.tier, "difference"
+    )

@@ -1,0 +1,287 @@
+"""The same tokens by other events: the timeline of each request out of a trace, and events that repeat it.
+
+Leaves out: running them (`by_position.py`). Everything that a request chose is kept: whatever the batch, the windows or
+the chunks are, the same tokens stand at the same positions afterwards. A state that was loaded becomes the course that
+led to it, so every request can be served alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from typing import Literal
+
+import msgspec
+
+from instep_reference.contract import engine as e
+
+from ..trace.file import Trace
+from ..trace.header import Header
+
+TOKENS = 24  # of a request behind its prompt that are decoded one by one
+
+
+@dataclass(frozen=True)
+class RewrittenTrace:
+    """Events with the number of the trace's event that each stands for, and the header that they assume."""
+
+    header: Header
+    events: tuple[e.AnyEvent, ...]
+    origins: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TimelineStep:
+    """One thing that happened to one request.
+
+    chunk    `tokens` of the prompt; root: what follows the last of them, None: the prompt goes on
+    decode   the root was committed and `root` follows
+    round    `drafts` were verified, the first `accepted` are right, and `root` follows
+    origins  the trace's events: of a round its draft, verify and commit, else one
+    """
+
+    kind: Literal["chunk", "decode", "round", "preempt", "resume"]
+    origins: tuple[int, ...]
+    tokens: int = 0
+    root: int | None = None
+    drafts: tuple[int, ...] = ()
+    accepted: int = 0
+
+
+@dataclass
+class Timeline:
+    """A request from its admission on."""
+
+    request: str
+    prompt: tuple[int, ...]
+    admitted: int
+    steps: list[TimelineStep] = field(default_factory=list)
+
+
+Rewrite = Callable[[Timeline], Timeline]
+
+
+def as_traced(trace: Trace) -> RewrittenTrace:
+    """The trace itself."""
+    return RewrittenTrace(trace.header, trace.events, tuple(range(len(trace.events))))
+
+
+def timelines_of(trace: Trace) -> list[Timeline]:
+    """Every request's own timeline, in order of admission; a round that was never committed is no part of it.
+
+    A name that is admitted again after its end is another request: it is called "name/2".
+    """
+    live: dict[str, Timeline] = {}
+    saved: dict[str, tuple[TimelineStep, ...]] = {}
+    drafted: dict[str, tuple[int, tuple[int, ...]]] = {}
+    verified: dict[str, int] = {}
+    found: list[Timeline] = []
+    for index, event in enumerate(trace.events):
+        match event:
+            case e.Admit(request=name, prompt=prompt):
+                live[name] = Timeline(_new(name, found), prompt, index)
+                found.append(live[name])
+            case e.Draft(requests=names, picks=picks) if picks is not None:
+                drafted |= {name: (index, one) for name, one in zip(names, picks, strict=True)}
+            case e.Forward(rows=rows):
+                for row in rows:
+                    if row.kind == "verify":
+                        verified[row.request] = index
+                    else:
+                        kind: Literal["chunk", "decode"] = "chunk" if row.kind == "prefill" else "decode"
+                        live[row.request].steps.append(TimelineStep(kind, (index,), row.tokens, row.root))
+            case e.Commit(requests=names, accepted=paths) if paths is not None:
+                for name, path in zip(names, paths, strict=True):
+                    begun, drafts = drafted[name]
+                    origins = begun, verified[name], index
+                    live[name].steps.append(TimelineStep("round", origins, 0, path.bonus, drafts, len(path.nodes)))
+            case e.Save(request=name, name=kept):
+                saved[kept] = tuple(live[name].steps)
+            case e.Load(request=name, name=kept):
+                live[name].steps += [replace(step, origins=(index,) * len(step.origins)) for step in saved[kept]]
+            case e.Preempt(request=name):
+                live[name].steps.append(TimelineStep("preempt", (index,)))
+            case e.Resume(request=name):
+                live[name].steps.append(TimelineStep("resume", (index,)))
+    return found
+
+
+def _new(name: str, found: Sequence[Timeline]) -> str:
+    before = sum(timeline.request.partition("/")[0] == name for timeline in found)
+    return name if not before else f"{name}/{before + 1}"
+
+
+# Rewrites: the same tokens, in other steps
+
+
+def decoded(timeline: Timeline) -> Timeline:
+    """Token by token, without drafts, up to TOKENS behind the prompt: as many steps show what every step does."""
+    steps: list[TimelineStep] = []
+    left = TOKENS
+    for step in timeline.steps:
+        if step.kind not in ("round", "decode"):
+            steps.append(step)
+            continue
+        said = (*step.drafts[: step.accepted], step.root)[:left]
+        steps += [TimelineStep("decode", step.origins[-1:], 1, token) for token in said]
+        left -= len(said)
+        if not left:
+            break
+    return replace(timeline, steps=steps)
+
+
+def rejected(widths: Sequence[int], vocab: int) -> Rewrite:
+    """Every token by a round whose drafts are all wrong, so many of them in turn."""
+
+    def rewrite(timeline: Timeline) -> Timeline:
+        turn = cycle(widths)
+        return replace(timeline, steps=[
+            replace(step, kind="round", origins=step.origins * 3, drafts=_wrong(step.root, next(turn), vocab))
+            if step.kind == "decode" else step
+            for step in decoded(timeline).steps
+        ])
+
+    return rewrite
+
+
+def rescheduled(counts: Sequence[int], vocab: int) -> Rewrite:
+    """Rounds of these step counts in turn; of their drafts all are right, then all but one, and so on around."""
+
+    def rewrite(timeline: Timeline) -> Timeline:
+        turns, steps, waiting = cycle(enumerate(counts)), list[TimelineStep](), list[TimelineStep]()
+
+        def flush(least: int) -> None:
+            while len(waiting) > least:
+                number, width = next(turns)
+                accepted = min(max(width - number % 3, 0), len(waiting) - 1)
+                taken, waiting[:] = waiting[: accepted + 1], waiting[accepted + 1 :]
+                steps.append(_round(taken, width, vocab))
+
+        for step in decoded(timeline).steps:
+            if step.kind == "decode":
+                waiting.append(step)
+                flush(max(counts) + 1)
+            else:
+                flush(0)
+                steps.append(step)
+        flush(0)
+        return replace(timeline, steps=steps)
+
+    return rewrite
+
+
+def _round(taken: Sequence[TimelineStep], width: int, vocab: int) -> TimelineStep:
+    """Decoded tokens as one round of `width` drafts, of which all but the last of these are right."""
+    *right, last = taken
+    if not width:
+        return last
+    drafts = [step.root or 0 for step in right]
+    wrong = _wrong(last.root, width - len(drafts), vocab)
+    return TimelineStep("round", last.origins * 3, 0, last.root, (*drafts, *wrong), len(drafts))
+
+
+def exact_windows(timeline: Timeline) -> Timeline:
+    """Rounds without a rejected draft: every window ends where it was accepted to."""
+    return replace(timeline, steps=[
+        step if step.kind != "round" else replace(step, drafts=step.drafts[: step.accepted]) if step.accepted
+        else TimelineStep("decode", step.origins[-1:], 1, step.root)
+        for step in timeline.steps
+    ])
+
+
+def chunked(sizes: Sequence[int]) -> Rewrite:
+    """Prompts split at these sizes in turn; none: whole, as far as nothing else happened within them."""
+
+    def rewrite(timeline: Timeline) -> Timeline:
+        steps: list[TimelineStep] = []
+        for step in timeline.steps:
+            if step.kind == "chunk" and steps and steps[-1].kind == "chunk":
+                steps[-1] = replace(step, tokens=steps[-1].tokens + step.tokens)
+            else:
+                steps.append(step)
+        turn = cycle(sizes) if sizes else None
+        parts = [[step] if turn is None or step.kind != "chunk" else list(_cut(step, turn)) for step in steps]
+        return replace(timeline, steps=[part for cut in parts for part in cut])
+
+    return rewrite
+
+
+def _cut(step: TimelineStep, sizes: Iterator[int]) -> Iterator[TimelineStep]:
+    left = step.tokens
+    while left:
+        size = min(next(sizes), left)
+        left -= size
+        yield replace(step, tokens=size, root=None if left else step.root)
+
+
+def just_begun(timeline: Timeline) -> Timeline:
+    """The prompt, and the first step behind it."""
+    steps: list[TimelineStep] = []
+    for step in timeline.steps:
+        steps.append(step)
+        if step.kind in ("decode", "round"):
+            break
+    return replace(timeline, steps=steps)
+
+
+def prompt_only(timeline: Timeline) -> Timeline:
+    """The prompt's chunks and nothing else."""
+    return replace(timeline, steps=[step for step in timeline.steps if step.kind == "chunk"])
+
+
+def _wrong(right: int | None, count: int, vocab: int) -> tuple[int, ...]:
+    """Drafts of which the first is not the token that follows."""
+    return tuple(((right or 0) + 1 + number) % vocab for number in range(count))
+
+
+# The events of rewritten timelines
+
+
+def alone(trace: Trace, rewrite: Rewrite = lambda timeline: timeline) -> RewrittenTrace:
+    """One request after the other, each alone in the engine and rewritten; there is room for a whole prompt."""
+    return in_turn([rewrite(timeline) for timeline in timelines_of(trace)], trace.header)
+
+
+def in_turn(timelines: Sequence[Timeline], written: Header) -> RewrittenTrace:
+    """These timelines, one after the other."""
+    steps = [step for timeline in timelines for step in timeline.steps]
+    widths = {len(step.drafts) for step in steps if step.kind == "round"}
+    header = _header(written, widths, max((step.tokens for step in steps), default=1))
+    pairs = list(_events(timelines, header.num_steps))
+    return RewrittenTrace(header, tuple(event for event, _ in pairs), tuple(origin for _, origin in pairs))
+
+
+def _header(header: Header, widths: Iterable[int], most: int) -> Header:
+    """The same slots and pages for the same widest window; further step counts are candidates (nobody asks a wish)."""
+    candidates = tuple(sorted({*header.candidates, *widths, 0}))
+    room = msgspec.structs.replace(header.capacity, max_tokens=max(header.capacity.max_tokens, most))
+    written = {"candidate_steps": list(candidates)}
+    return msgspec.structs.replace(header, candidates=candidates, adaptive=written, capacity=room)
+
+
+def _events(timelines: Sequence[Timeline], num_steps: int) -> Iterator[tuple[e.AnyEvent, int]]:
+    for timeline in timelines:
+        last = timeline.admitted
+        yield e.Admit(timeline.request, timeline.prompt), last
+        for step in timeline.steps:
+            last = step.origins[-1]
+            if step.kind == "round" and len(step.drafts) != num_steps:
+                num_steps = len(step.drafts)
+                yield e.SetNumSteps(num_steps), step.origins[0]
+            yield from zip(_events_of(timeline.request, step), step.origins, strict=True)
+        yield e.Abort(timeline.request), last
+
+
+def _events_of(name: str, step: TimelineStep) -> tuple[e.AnyEvent, ...]:
+    match step.kind:
+        case "chunk":
+            return (e.Forward((e.Row(name, "prefill", step.tokens, step.root),)),)
+        case "decode":
+            return (e.Forward((e.Row(name, "decode", 1, step.root),)),)
+        case "preempt":
+            return (e.Preempt(name),)
+        case "resume":
+            return (e.Resume(name),)
+    path = e.Path(tuple(range(1, step.accepted + 1)), step.root or 0)
+    return e.Draft((name,), (step.drafts,)), e.Forward((e.Row(name, "verify"),)), e.Commit((name,), (path,))

@@ -1,0 +1,150 @@
+"""Two records whose bits may differ: within what two correct runs may be apart.
+
+Leaves out: records that must be the same bits (`compare.py`), and every constant (`checks/allowance.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..checks.allowance import TRUTH_ERROR
+from ..checks.judge import Ties, chosen, judge
+from ..checks.measure import Spot, blocks, relative_error
+from ..verdict import Comparison, Skipped, Tier
+from .by_position import Block, Key, PositionRecord, Standing
+from .compare import in_bytes, parts, position, stops
+
+# What is compared: what has come of all errors so far; beside it, whatever memory holds.
+PROPAGATED = ("hidden", "final", "logits")
+ARMS = 2.0  # two runs, each of which may be off by T3's allowance
+DRAWS = 3  # of the rounded run; fewer than T3's, because correct pairs of runs use up a fifth of what they are allowed
+
+
+@dataclass
+class Yardstick:
+    """What two correct runs may differ by: ARMS times T3's allowance, by the rounded reference's own error.
+
+    At one place its error may be small by luck; so what counts is the largest that it makes in hidden rows, final rows
+    and logits at the same positions, for memory at any position up to there (memory sums up all of them). Before
+    anything is called wrong the rounded run is drawn again, as in T3.
+    """
+
+    name: str
+    truth: PositionRecord
+    rounded: Callable[[int], PositionRecord]
+    one: PositionRecord
+    other: PositionRecord
+    ties: Ties = field(default_factory=Ties)
+    _noise: dict[tuple[int, str, bool, tuple[Key, ...]], float] = field(default_factory=dict)
+
+    def compare(self) -> Iterator[Comparison | Skipped]:
+        """Wherever both runs and the truth are at the same tokens."""
+        yield from stops(self.name, self.one, self.other)
+        for block in self.one.blocks:
+            if block.place.component in PROPAGATED or block.place.component == "pick":
+                yield from self._block(block)
+        for standing in self.one.standings:
+            yield from self._standing(standing)
+
+    def _block(self, block: Block) -> Iterator[Comparison]:
+        held = tuple(key for key in block.keys if self._everywhere(block, key))
+        if not held:
+            return
+        mine, theirs, right = (self._rows(record, block, held) for record in (self.one, self.other, self.truth))
+        if block.place.component == "pick":
+            yield self._choices(block, held, mine, theirs)
+            yield from self.ties.too_many(self.name, block.event, block.kind, block.place)
+        else:
+            yield self._judged(block, mine, theirs, right, lambda draw: (
+                self._rows(self.rounded(draw), block, held), self._carried(draw, block, held)
+            ), held)
+
+    def _standing(self, standing: Standing) -> Iterator[Comparison]:
+        key = standing.request, standing.state.length
+        states = [record.states.get(key) for record in (self.other, self.truth, self.rounded(0))]
+        if any(state is None for state in states):
+            return
+        theirs, right, _ = states
+        assert theirs is not None and right is not None, "just looked"
+        true = {place: tensor for place, tensor, _ in parts(right, right)}
+        for place, mine, other in parts(standing.state, theirs):
+            if not isinstance(mine, torch.Tensor):
+                continue
+            at = Block(standing.event, standing.kind, standing.request, place, (), torch.empty(0))
+            sampled = partial(self._sampled_state, key, at)
+            yield self._judged(at, mine, other, true[place], sampled, (standing.state.length,))
+
+    def _sampled_state(self, key: tuple[str, int], at: Block, draw: int) -> tuple[torch.Tensor, float]:
+        state = self.rounded(draw).states[key]
+        noise = self._carried(draw, at, tuple(range(state.length)))
+        return next(tensor for place, tensor, _ in parts(state, state) if place == at.place), noise
+
+    def _judged(
+        self, at: Block, mine: torch.Tensor, theirs: Any, right: torch.Tensor,
+        sampled: Callable[[int], tuple[torch.Tensor, float]], keys: Sequence[Key],
+    ) -> Comparison:
+        """|x - y| / |o| <= 2 (3 e_r + 4 ulp), per head where there are heads, by the norm and the largest element."""
+        if not isinstance(theirs, torch.Tensor) or theirs.shape != mine.shape:
+            return in_bytes(self.name, at, mine, theirs, keys, self.one, self.other)
+        x, y, o = (tensor.to("cpu", torch.float64) for tensor in (mine, theirs, right))
+        spot = Spot(self.name, Tier.PROPAGATED, at.event, at.kind, at.place, at.request, None)
+        draws = (sampled(draw) for draw in range(DRAWS))
+        result = judge(spot, o, draws, o + (y - x), factor=ARMS, stored=mine.dtype)
+        if result.agrees:
+            return result
+        x, y, o = (blocks(at.place.component, tensor) for tensor in (x, y, o))
+        return replace(result, diagnosis=self._sentence(x, y, o, keys))
+
+    def _sentence(self, x: torch.Tensor, y: torch.Tensor, o: torch.Tensor, keys: Sequence[Key]) -> str:
+        """Which of the two is further from the truth."""
+        far = {record.name: float(relative_error(run, o).max()) for record, run in ((self.one, x), (self.other, y))}
+        wrong = max(far, key=lambda name: (far[name] != far[name], far[name]))
+        apart = ", ".join(f"{name} {error:.1e}" for name, error in far.items())
+        return f"up to position {position(keys[-1])} {wrong} is further from the truth ({apart})"
+
+    def _choices(self, at: Block, keys: tuple[Key, ...], mine: torch.Tensor, theirs: torch.Tensor) -> Comparison:
+        """Own choices may differ where the truth's margin is under what the logits of two runs may be off by."""
+        score = at.place._replace(component="logits")
+        logits = torch.stack([self.truth.rows[at.request, score, key] for key in keys])
+        stored = self.one.rows[at.request, score, keys[0]].dtype
+        choices = chosen(logits, mine, theirs, self._carried(0, at, keys), stored, factor=ARMS)
+        self.ties.add(choices)
+        says = f"{self.other.name} chose {theirs.tolist()}, {self.one.name} {mine.tolist()}"
+        return Comparison(
+            self.name, Tier.DECISIONS, at.event, at.kind, at.place, elements=len(mine), worst=choices.worst,
+            allowed=1.0, request=at.request, diagnosis="" if choices.worst <= 1 else says, undecided=choices.ties,
+        )
+
+    def _everywhere(self, block: Block, key: Key) -> bool:
+        at = block.request, block.place, key
+        return all(at in record.rows for record in (self.other, self.truth, self.rounded(0)))
+
+    def _rows(self, record: PositionRecord, block: Block, keys: Sequence[Key]) -> torch.Tensor:
+        return torch.stack([record.rows[block.request, block.place, key] for key in keys])
+
+    def _carried(self, draw: int, at: Block, keys: tuple[Key, ...]) -> float:
+        """The largest error of the rounded run at these positions, in the target or in its head."""
+        trunk = at.place.stage == "trunk"
+        known = draw, at.request, trunk, keys
+        if known not in self._noise:
+            errors = self._errors(draw).get((at.request, trunk), {})
+            self._noise[known] = max((errors.get(key, 0.0) for key in keys), default=0.0)
+        return max(self._noise[known], TRUTH_ERROR)
+
+    def _errors(self, draw: int) -> dict[tuple[str, bool], dict[Key, float]]:
+        """Request and side -> position -> the rounded run's largest error there; kept with the run."""
+        record = self.rounded(draw)
+        if not record.errors:
+            for (request, place, key), row in record.rows.items():
+                right = self.truth.rows.get((request, place, key))
+                if place.component in PROPAGATED and right is not None:
+                    off = float(relative_error(row.double()[None], right.double()[None]).max())
+                    at = record.errors.setdefault((request, place.stage == "trunk"), {})
+                    at[key] = max(at.get(key, 0.0), off)
+        return record.errors
+

@@ -1,0 +1,135 @@
+"""What a subject raised, as findings: the op and the place where it stood, the line of its source, its traceback.
+
+Leaves out: telling the subject's failures from the harness's (`guard.py`).
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+
+from instep_reference.contract.engine import Event
+from instep_reference.contract.place import STAGE_LEVEL, Place
+
+from ..checks.base import NOWHERE, op_at
+from ..checks.capacity import judged
+from ..checks.contracts import broken
+from ..observe.event_log import NOTHING, EventLog, FailedOp
+from ..verdict import Comparison, Raised, Tier
+from .guard import MAKES, SERVES, SubjectFailed, WrongType
+from .participants import Participants
+
+UNSEEN = Place("trunk", STAGE_LEVEL, "embedding")  # where a subject stands that has shown no place yet
+OURS = ("instep.", "instep_optimized.ops.around")  # whose frames are not the subject's
+THEIRS = ("instep.adapters.",)  # but these are: part of what is tested
+LIBRARIES = ("torch", "numpy", "triton")
+
+
+def failures(participants: Participants, index: int, event: Event, failed: SubjectFailed) -> list[Comparison]:
+    """What it raised, where it stood; and before that every contract that it broke until then, every pool too small."""
+    kind = str(event.__struct_config__.tag)
+    log = NOTHING if participants.instrumentation is None else participants.instrumentation.take()
+    failed_op = log.failed_op
+    if failed_op is not None and failed_op.error not in _chain(failed.error):
+        failed_op = None  # the subject went on after that one
+    told = [*broken(log, index, kind), *_too_small(participants, log, index, kind)]
+    place = NOWHERE
+    if failed_op is not None:
+        place = failed_op.place or UNSEEN
+    elif told:
+        place = told[0].place
+    elif failed.question == SERVES:
+        place = participants.subject.activations.last or UNSEEN
+    return [*told, failure(index, kind, failed, place, failed_op)]
+
+
+def failure(
+    index: int, kind: str, failed: SubjectFailed, place: Place = NOWHERE, failed_op: FailedOp | None = None
+) -> Comparison:
+    """The finding about what it raised, or about an answer that is none."""
+    question, error = failed.question, failed.error
+    serves = question == SERVES
+    check = SERVES if serves else "interface"
+    why = "the event is legal and the reference served it" if serves else "asking is legal at any time"
+    if isinstance(error, WrongType):
+        return _finding(check, index, kind, place, f"{error}; {why}" if serves else str(error), None)
+    said = str(error).splitlines()[0] if str(error).strip() else "no message"
+    what = f"raised {type(error).__name__} ({said})"
+    if failed_op is not None:
+        where = f"{op_at(failed_op.op, failed_op.place)} "
+    elif serves:
+        where = ""
+    else:
+        where = "the engine, while it was made, " if question == MAKES else f"asked for {question}, the engine "
+    after = "" if question == MAKES else f"; {why}"
+    return _finding(check, index, kind, place, f"{where}{what}{after}", raised_of(error))
+
+
+def raised_of(error: BaseException) -> Raised:
+    """The exception with its frames; of no frames at all: of unknown origin."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [each for each in frames if not _is_ours(each[0])]
+    inner = [each for each in own if not _is_librarys(each[0])] or own or frames
+    file, line, function = "", 0, ""
+    if inner:
+        frame, line = inner[-1]
+        file, function = frame.f_code.co_filename, frame.f_code.co_qualname
+    return Raised(
+        type(error).__name__, str(error), file, line, function, _spelled(error, _from_own(error.__traceback__)),
+        _spelled(error, error.__traceback__),
+    )
+
+
+def _finding(
+    check: str, index: int, kind: str, place: Place, says: str, raised: Raised | None
+) -> Comparison:
+    return Comparison(
+        check, Tier.IDENTITY, index, kind, place, elements=1, worst=1.0, allowed=0.0, diagnosis=says, raised=raised,
+    )
+
+
+def _too_small(participants: Participants, log: EventLog, index: int, kind: str) -> Iterator[Comparison]:
+    """Pools without the room that the trace asks for: they may be why."""
+    if log.room is None:
+        return
+    try:
+        regions = participants.shown.regions()
+    except SubjectFailed:  # then this is not the finding
+        return
+    yield from (pool for pool in judged(regions, log, index, kind) if not pool.agrees)
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """The exception, and what it was raised from."""
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _from_own(at: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that is not the harness's."""
+    begin = at
+    while begin is not None and _is_ours(begin.tb_frame):
+        begin = begin.tb_next
+    return begin or at
+
+
+def _spelled(error: BaseException, frames: TracebackType | None) -> str:
+    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+
+
+def _is_ours(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", ""))
+    return module.startswith(OURS) and not module.startswith(THEIRS)
+
+
+def _is_librarys(frame: FrameType) -> bool:
+    """torch's, numpy's, triton's or Python's own; other installed packages may be what is tested."""
+    module, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
+    installed = any(part in file for part in ("site-packages", "dist-packages"))
+    standard = file.startswith((sysconfig.get_path("stdlib"), "<frozen")) and not installed
+    return module.partition(".")[0] in LIBRARIES or standard

@@ -1,0 +1,252 @@
+"""Every call to the subject: what it raises, and an answer of a wrong type, is the subject's own finding.
+
+Leaves out: the finding itself (`failures.py`). A failure of the harness raises as itself and is never the subject's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from instep_reference.contract.engine import (
+    Answer,
+    Commit,
+    Committed,
+    Draft,
+    Drafted,
+    Event,
+    Forward,
+    Forwarded,
+    Region,
+    RequestState,
+)
+from instep_reference.contract.errors import InstepError, Unsupported
+from instep_reference.contract.meaning import WHATS, Meaning, Positions
+from instep_reference.contract.place import COMPONENTS, See
+
+from ..adapters import Maker, Subject
+from ..player import Observer, Side
+
+SERVES, MAKES = "serves", "is made"  # two of the questions: all others are a method's name
+METHODS = (
+    "admit", "draft", "forward", "commit", "set_num_steps", "next_num_steps", "save", "load", "preempt", "resume",
+    "finish", "abort", "idle", "state", "regions", "may_change", "slots", "pages", "watch",
+)
+COUNTED = ("slot", "row", "page")  # what the first axis of a region counts
+# Kind of event -> what its answer is; the others answer nothing.
+ANSWERS: Mapping[type[Event], type] = {Draft: Drafted, Forward: Forwarded, Commit: Committed}
+
+
+class SubjectFailed(Exception):
+    """The subject raised, or gave something of a wrong type, on a call that is legal. question: which call it was."""
+
+    def __init__(self, question: str, error: BaseException) -> None:
+        self.question, self.error = question, error
+        super().__init__(str(error))
+
+
+class WrongType(TypeError):
+    """The answer does not have the type that the contract asks for; the text is the whole finding."""
+
+
+@contextmanager
+def calling(question: str) -> Iterator[None]:
+    """Around one call to the subject, and around nothing else."""
+    try:
+        yield
+    except SubjectFailed:
+        raise
+    except InstepError as error:  # it does not serve this combination: said in one line, no finding
+        if question == MAKES or (question == SERVES and isinstance(error, Unsupported)):
+            raise
+        raise SubjectFailed(question, error) from error
+    except (Exception, SystemExit) as error:  # whatever it is: the subject may be anybody's
+        raise SubjectFailed(question, error) from error
+
+
+class GuardedSubject:
+    """A subject whose answers about its memory are guarded; a participant guards events and states."""
+
+    def __init__(self, engine: Subject) -> None:
+        self.engine = engine
+
+    def regions(self) -> list[Region]:
+        with calling("regions"):
+            found = self.engine.regions()
+            right = isinstance(found, Sequence) and all(isinstance(region, Region) for region in found)
+            _must(right, "regions", found, "a list of `Region`")
+            for region in found:
+                what = f"regions: {region.name!r}"
+                _must(_is_memory(region), what, region.units, "units with a first axis to count")
+                _must(region.by in COUNTED, f"{what}: by", region.by, f"one of {', '.join(COUNTED)}")
+                _must(_is_declared(region), f"{what}: means", region.means, "a `Meaning` that fits the units, or None")
+                right = isinstance(region.scratch, Set) and all(map(_whole, region.scratch))
+                _must(right, f"{what}: scratch", region.scratch, "a set of units")
+            return list(found)
+
+    def may_change(self, event: Event) -> dict[str, set[int]]:
+        with calling("may_change"):
+            found = self.engine.may_change(event)
+            right = isinstance(found, Mapping) and all(
+                isinstance(units, Set | Sequence) and all(_whole(unit) for unit in units) for units in found.values()
+            )
+            _must(right, "may_change", found, "region names with the units that the event may write")
+            return {str(name): set(units) for name, units in found.items()}
+
+    def slots(self) -> dict[str, int]:
+        with calling("slots"):
+            found = self.engine.slots()
+            right = isinstance(found, Mapping) and all(_whole(slot) for slot in found.values())
+            _must(right, "slots", found, "requests with their slots")
+            return dict(found)
+
+    def pages(self) -> dict[str, list[int]]:
+        with calling("pages"):
+            found = self.engine.pages()
+            right = isinstance(found, Mapping) and all(
+                isinstance(pages, Sequence) and all(_whole(page) for page in pages) for pages in found.values()
+            )
+            _must(right, "pages", found, "requests with the list of their pages")
+            return {name: list(pages) for name, pages in found.items()}
+
+
+class GuardedEngine:
+    """A subject as a player serves it: every event, every state and every wanted step count is guarded."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any) -> Any:
+            with calling(SERVES):
+                return getattr(self._engine, name)(*given)
+
+        return call
+
+    def state(self, request: str) -> RequestState:
+        with calling("state"):
+            return checked_state(self._engine, request)
+
+    def next_num_steps(self) -> int:
+        with calling("next_num_steps"):
+            return checked_num_steps(self._engine)
+
+    def watch(self, see: See) -> None:
+        with calling("watch"):
+            self._engine.watch(see)
+
+
+class Checked(Observer):
+    """Holds every answer to the type that the contract asks for."""
+
+    def after(self, event: Event, side: Side) -> Side:
+        with calling(SERVES):
+            return replace(side, answer=checked_answer(event, side.answer))
+
+
+class Materialized(Observer):
+    """Leaves nothing in an answer that the engine computes when somebody looks."""
+
+    def after(self, event: Event, side: Side) -> Side:
+        with calling(SERVES):
+            return replace(side, answer=materialized(side.answer))
+
+
+def checked_state(engine: Any, name: str) -> RequestState:
+    """The logical state of a request, if it is one."""
+    found = engine.state(name)
+    _must(isinstance(found, RequestState), "state", found, "a `RequestState`")
+    assert isinstance(found, RequestState)
+    for field in fields(RequestState):
+        value = getattr(found, field.name)
+        if str(field.type).startswith("dict"):
+            right = isinstance(value, dict) and all(isinstance(held, torch.Tensor) for held in value.values())
+            _must(right, f"state: {field.name}", value, "a dict of layers with tensors")
+    _must(_whole(found.length), "state: length", found.length, "a whole number")
+    hidden = found.proposal_hidden
+    _must(hidden is None or isinstance(hidden, torch.Tensor), "state: proposal_hidden", hidden, "a tensor or None")
+    return found
+
+
+def checked_num_steps(engine: Any) -> int:
+    """The step count that an engine would like to have next."""
+    found = engine.next_num_steps()
+    _must(_whole(found), "next_num_steps", found, "a whole number")
+    return int(found)
+
+
+def checked_answer(event: Event, found: object) -> Answer | None:
+    """The answer to an event, if it is one: its fields are tensors, with a line for every request."""
+    kind = ANSWERS.get(type(event))
+    if kind is None:
+        return None
+    what = str(type(event).__struct_config__.tag)
+    _must(isinstance(found, kind), what, found, f"a `{kind.__name__}`")
+    if isinstance(found, Forwarded):
+        right = isinstance(found.own, dict) and all(isinstance(own, torch.Tensor) for own in found.own.values())
+        _must(right, f"{what}: own", found.own, "requests with tensors")
+        _must(isinstance(found.roots, Mapping), f"{what}: roots", found.roots, "requests with their roots")
+        return found
+    assert isinstance(event, Draft | Commit)
+    for field in fields(found):  # type: ignore[arg-type]
+        value = getattr(found, field.name)
+        right = isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == len(event.requests)
+        _must(right, f"{what}: {field.name}", value, f"a tensor with {len(event.requests)} lines, one per request")
+    return found  # type: ignore[return-value]
+
+
+def materialized(answer: Answer | None) -> Answer | None:
+    """The same, with nothing left that the engine computes when somebody looks."""
+    return replace(answer, roots=dict(answer.roots)) if isinstance(answer, Forwarded) else answer
+
+
+def make_subject(maker: Maker, *given: Any, **named: Any) -> Subject:
+    """An engine of somebody else's, if that is what its maker gives."""
+    with calling(MAKES):
+        engine = maker(*given, **named)
+        missing = [name for name in METHODS if not callable(getattr(engine, name, None))]
+        if missing:
+            raise WrongType(f"its maker gave {_spelled(engine)}, which has no {', '.join(missing)}")
+        return engine
+
+
+def _must(right: bool, what: str, found: object, expected: str) -> None:
+    if not right:
+        raise WrongType(f"{what} gave {_spelled(found)}; the contract asks for {expected}")
+
+
+def _is_memory(region: Region) -> bool:
+    gaps = region.gaps
+    return isinstance(region.units, torch.Tensor) and region.units.dim() > 0 and (
+        gaps is None or (isinstance(gaps, torch.Tensor) and gaps.dim() > 0)
+    )
+
+
+def _is_declared(region: Region) -> bool:
+    means = region.means
+    if means is None or not isinstance(means, Meaning):
+        return means is None
+    along = means.positions
+    if along is not None and not (isinstance(along, Positions) and along.what in WHATS and along.windows > 0):
+        return False
+    fits = along is None or 0 < along.axis < region.units.dim()
+    return means.component in COMPONENTS and fits
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _spelled(value: object, longest: int = 80) -> str:
+    """None; a list (['slot 0']); a Tensor"""
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        return f"a {kind} {tuple(value.shape)}"
+    said = repr(value)
+    return f"a {kind} ({said if len(said) <= longest else said[:longest] + '...'})"

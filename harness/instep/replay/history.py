@@ -1,0 +1,65 @@
+"""What a replayed trace tells beside its verdict: accepted lengths, step counts over time, and the texts.
+
+Leaves out: how it is shown (`instep.report`). All of it comes from the trace, so every side has the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from instep_reference.contract.engine import AnyEvent, Commit, SetNumSteps
+
+from ..trace.header import Header
+from ..trace.request_table import RequestTable
+
+BYTES = 256  # a vocabulary of this size is bytes
+
+
+def printable(text: str) -> str:
+    """One line for a terminal: what cannot be printed is escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+@dataclass(frozen=True)
+class Text:
+    """What one request was given and what it went on to say, as tokens and as far as possible as text."""
+
+    request: str
+    prompt: tuple[int, ...]
+    said: tuple[int, ...]
+    vocab: int
+
+    def spelled(self, tokens: tuple[int, ...]) -> str:
+        """Bytes as text, control characters escaped; the tokens themselves for any other vocabulary."""
+        if self.vocab != BYTES:
+            return " ".join(map(str, tokens))
+        return printable(bytes(tokens).decode("utf-8", errors="replace"))
+
+
+@dataclass(frozen=True)
+class History:
+    """accepted: (event, request -> accept_lens) of every commit; steps: (event, num_steps), the first at event -1."""
+
+    accepted: tuple[tuple[int, dict[str, int]], ...]
+    steps: tuple[tuple[int, int], ...]
+    texts: tuple[Text, ...]
+
+    @classmethod
+    def of(cls, header: Header, events: Sequence[AnyEvent], table: RequestTable) -> History:
+        """`events`: those that ran; `table`: where they left every request."""
+        accepted = tuple(
+            (index, {name: len(path.nodes) + 1 for name, path in zip(event.requests, event.accepted, strict=True)})
+            for index, event in enumerate(events)
+            if isinstance(event, Commit) and event.accepted is not None
+        )
+        changes = [(index, event.num_steps) for index, event in enumerate(events) if isinstance(event, SetNumSteps)]
+        standings = (*table.ended, *table.live.values())
+        texts = tuple(Text(s.request, s.prompt, s.said, header.checkpoint.vocab) for s in standings)
+        return cls(accepted, ((-1, header.num_steps), *changes), texts)
+
+    @property
+    def mean_accepted_drafts(self) -> float:
+        """Over all verified windows; 0 without any."""
+        drafts = [length - 1 for _, lengths in self.accepted for length in lengths.values()]
+        return sum(drafts) / len(drafts) if drafts else 0.0

@@ -1,0 +1,115 @@
+"""A run of a model too large for a whole reference: every check that needs none, from the subject's own bits.
+
+Truth is the ledger of a right engine over a narrow shadow of the model: it knows who has which slot, how many rows
+every place has, and what follows from the forced choices. What a state must be is computed layer by layer from the
+hidden rows and the state that the subject itself had (`observe/states.py`). Memory, op calls, graphs, host reads and
+poison are looked at as in any run. Leaves out: T2 of other places, T3, T4.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import torch
+
+from instep_optimized.ops.around import around
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import Capacity
+from instep_reference.contract.place import unseen
+from instep_reference.ledger import LedgerEngine
+
+from ..checks import Check, structure
+from ..checks.bytes import Bytes
+from ..checks.directed import Directed
+from ..checks.identity import Identity
+from ..observe.instrumentation import replays_of
+from ..observe.memory import Watch
+from ..observe.states import StateOracle
+from ..trace.file import Trace
+from .declared import declared
+from .guard import GuardedSubject
+from .history import History
+from .lockstep import Lockstep, run
+from .participant import Participant, guarded
+from .participants import Participants, Plan, counting, instrumentation_of, lent_copies
+from .replay import Outcome, served
+from .setting import Setting
+from .single import engine
+
+SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
+          "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow: the ledger's rows are only counted
+
+
+def ledger(config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None) -> LedgerEngine:
+    """The orchestration of a model without its arithmetic: legal, complete choices in microseconds."""
+    return LedgerEngine(shadow(config), num_steps=num_steps, adaptive=adaptive)
+
+
+def shadow(config: ModelConfig) -> ModelConfig:
+    """The same layers and vocabulary, as narrow as can be."""
+    narrow = {**SHADOW, "experts": min(config.experts, 2), "experts_per_token": min(config.experts_per_token, 1)}
+    return replace(config, **narrow)  # type: ignore[arg-type]
+
+
+def outcome(
+    trace: Trace, checkpoint: Checkpoint, setting: Setting, *, until: int | None = None,
+    layers: Collection[int] | None = None, also: Sequence[Check] = (), judged: Sequence[Check] | None = None,
+    ops: Ops | None = None, kept: Collection[int] | None = None, again: tuple[str, ...] = (),
+) -> Outcome:
+    """Replay a trace in which everything is forced, up to and including event `until`.
+
+    layers: whose states are judged, None: all; also: further checks; judged: instead of those of `checks`; ops: those
+    of the setting, wrapped; kept: the layers whose results are looked at, None: all; again: the command that does the
+    same, none where the trace is in no file and no command makes it.
+    """
+    room, adaptive = trace.header.room(), trace.header.adaptive_file(trace.path.name)
+    seats = participants(checkpoint, setting, room, num_steps=trace.header.num_steps, adaptive=adaptive, ops=ops)
+    lockstep = Lockstep(trace, seats)
+    chosen = checks(checkpoint, setting, layers) if judged is None else judged
+    verdict = run(lockstep, [*chosen, *also], until=until, layers=kept)
+    plan = Plan(checkpoint, room, trace.header.num_steps, adaptive, setting)
+    ran = trace.events[: lockstep.next]
+    return Outcome(
+        trace.header.name, trace.path, None, plan, verdict, History.of(trace.header, ran, lockstep.rules.table),
+        len(trace.events), dict(lockstep.seconds), dict(seats.calls), served(), lockstep.last, again=again,
+        scratch=dict(seats.watch.scratch), declared=seats.declared,
+    )
+
+
+
+def participants(
+    checkpoint: Checkpoint, setting: Setting, capacity: Capacity, *, num_steps: int,
+    adaptive: AdaptiveFile | None = None, ops: Ops | None = None,
+) -> Participants:
+    """Subject and ledger; there is no rounded run, because there is no whole reference."""
+    calls, chosen, options = Counter[str](), ops or setting.op_set(), setting.options()
+    handed = lent_copies(Plan(checkpoint, capacity, num_steps, adaptive, setting))
+    instrumentation = instrumentation_of(handed, chosen)
+    counted = around(chosen, unseen, instrumentation.wrapper, counting(calls))
+    with instrumentation.making("the optimized engine"):
+        subject = engine(
+            handed.checkpoint, setting, handed.capacity, num_steps=num_steps, adaptive=handed.adaptive, ops=counted
+        )
+    shown, replays = GuardedSubject(subject), None if subject.graphs is None else replays_of(subject.graphs)
+    instrumentation.of(shown, poison=options.poison, guarded=options.guarded, replays=replays)
+    judged = guarded(setting.ops, subject, arithmetic=instrumentation, answered=instrumentation.answered)
+    truth = Participant("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
+    watch, said = Watch(shown, options.poison), declared(chosen, setting.activation, setting.state)
+    return Participants(
+        judged, truth, None, watch, shown, chosen, calls, instrumentation=instrumentation,
+        overlap=setting.overlap, declared=said,
+    )
+
+
+def checks(checkpoint: Checkpoint, setting: Setting, layers: Collection[int] | None = None) -> Sequence[Check]:
+    """What needs no whole reference: T0, T1 and T2d. The fp64 pieces run where the subject does."""
+    said = declared(setting.op_set(), setting.activation, setting.state)
+    oracle = StateOracle(
+        checkpoint, said.rounds, setting.state, torch.device(setting.device), layers, said.products
+    )
+    return Identity(), Bytes(), *structure(), Directed(oracle)

@@ -1,0 +1,161 @@
+"""Every event through all sides, one after another, with the checks after each.
+
+Leaves out: building the sides (`participants.py`), and which checks there are (an argument). The trace is the only
+source of what is expected: slots, pages, lengths and windows come from the rules, never from an engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from instep_reference.contract.engine import Event, Forward
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
+
+from ..checks.base import Check
+from ..observe.context import EventContext, Expected
+from ..observe.event_log import NOTHING
+from ..observe.updates import cut_down, kept
+from ..player import Side
+from ..trace.bounds import bound
+from ..trace.event_rules import EventRules
+from ..trace.file import Trace
+from ..trace.request_table import Phase, RequestTable
+from ..verdict import Comparison, Skipped, Tier, Verdict
+from .failures import failures
+from .guard import SubjectFailed
+from .participants import Participants
+from .patching import PatchableEngine
+from .variant import spelled
+
+Progress = Callable[[int, Event], None]
+
+
+class Lockstep:
+    """A trace under way. `step` serves one event on every side and gives the context that checks look at."""
+
+    def __init__(self, trace: Trace, participants: Participants) -> None:
+        self.trace, self.participants = trace, participants
+        self.rules = EventRules(trace.header, overlap=participants.overlap)
+        self.seconds = {"reference": 0.0, "subject": 0.0}
+        self.next = 0
+        self.rows = 0  # of the last forward
+        self.last: EventContext | None = None
+
+    def step(self) -> EventContext:
+        index, event = self.next, self.trace.events[self.next]
+        self._patch(index - 1)
+        before = replace(self.rules.table, live=dict(self.rules.table.live))
+        self.rules.apply(event, self.trace.where(index))
+        self.next += 1
+        begun = time.perf_counter()
+        truth = self.participants.truth.serve(event)
+        rounded = None if self.participants.rounded is None else self.participants.rounded.serve(event)
+        self.seconds["reference"] += time.perf_counter() - begun
+        self.participants.patching.begin(index, (truth if rounded is None else rounded).places)
+        if isinstance(event, Forward):
+            self.rows = len(event.rows)
+        self.participants.watch.before(event, bound(event, before, self.rules.table, self.rows))
+        begun = time.perf_counter()
+        subject = self.participants.subject.serve(event)
+        slots, pages = self.participants.shown.slots(), self.participants.shown.pages()
+        self.seconds["subject"] += time.perf_counter() - begun
+        changes = self.participants.watch.after()
+        self.participants.patching.end(index, str(type(event).__struct_config__.tag))
+        expected = expect(before, self.rules.table)
+        resampled = partial(self._resampled, index) if self.participants.rounded_draw else None
+        regions = self.participants.shown.regions
+        log = NOTHING if self.participants.instrumentation is None else self.participants.instrumentation.take()
+        self.last = cut_down(EventContext(
+            index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,
+            kept(regions()),
+        ))  # fmt: skip
+        return self.last
+
+    def patched(self) -> list[str]:
+        """Whose memory can be replaced as things stand: within a round it belongs to nobody."""
+        live = self.rules.table.live
+        return [name for name, standing in live.items() if standing.slot is not None and not standing.window]
+
+    def _patch(self, index: int) -> None:
+        """Put the reference's memory into the subject's, as it was after event `index`."""
+        places, participants = self.participants.patching.memory(index), self.participants
+        if not places:
+            return
+        if not isinstance(participants.shown.engine, PatchableEngine):
+            raise BadInput("--graft", found=participants.subject.name, expected="an op set: whose memory we can write")
+        right = participants.truth if participants.rounded is None else participants.rounded
+        patched = self.patched()
+        if not patched:
+            raise BadInput("--graft", found=f"{spelled(places[0])}@{index}, when every request is within a round",
+                           expected="an event after which some request's memory can be written")  # fmt: skip
+        for name in patched:
+            participants.shown.engine.patch(name, places, right.states.now[name])
+            participants.subject.states.look(name)
+        participants.watch.forget()
+
+    def _resampled(self, last: int, draw: int) -> Side:
+        """The rounded run from the start up to this event, as another draw. Every choice stands in the trace."""
+        assert self.participants.rounded_draw is not None
+        rounded = self.participants.rounded_draw(draw)
+        for event in self.trace.events[:last]:
+            rounded.serve(event)
+        return rounded.serve(self.trace.events[last])
+
+
+def expect(before: RequestTable, after: RequestTable) -> Expected:
+    """What the rules say about the event between two states of the request table."""
+    there = {name: standing for name, standing in after.live.items() if standing.slot is not None}
+    windows = {name: s.window for table in (before, after) for name, s in table.live.items() if s.window}
+    return Expected(
+        slots_before={name: s.slot for name, s in before.live.items() if s.slot is not None},
+        slots_after={name: s.slot for name, s in there.items() if s.slot is not None},
+        pages_before={name: s.pages for name, s in before.live.items() if s.slot is not None},
+        pages_after={name: s.pages for name, s in there.items()},
+        lengths_after={name: s.length for name, s in after.live.items()},
+        roots_after={name: s.root for name, s in after.live.items()},
+        windows=windows,
+        num_steps=after.num_steps,
+        flying=frozenset(after.in_phase(Phase.VERIFIED)),
+        prompts={name: s.prompt for table in (before, after) for name, s in table.live.items()},
+        parents={name: s.parents for table in (before, after) for name, s in table.live.items() if s.window},
+    )
+
+
+def run(
+    lockstep: Lockstep, checks: Sequence[Check], *, until: int | None = None, layers: Iterable[int] | None = None,
+    progress: Progress | None = None,
+) -> Verdict:
+    """Go on until the first event that disagrees, the event `until`, or the end."""
+    verdict, wanted = Verdict(served=False), None if layers is None else frozenset(layers)
+    last = len(lockstep.trace.events) - 1 if until is None else min(until, len(lockstep.trace.events) - 1)
+    while lockstep.next <= last:
+        index, event = lockstep.next, lockstep.trace.events[lockstep.next]
+        verdict.events += 1
+        try:
+            context = lockstep.step()
+            verdict.served |= bool(context.subject.places)
+            results = [result for check in checks for result in check(context)]  # they ask for regions
+        except SubjectFailed as failed:
+            verdict.add(failures(lockstep.participants, index, event, failed))
+            return verdict
+        if verdict.add(result for result in results if _wanted(result, wanted) and not _put(lockstep, result)):
+            return verdict
+        if progress is not None:
+            progress(index, event)
+    return verdict
+
+
+def _put(lockstep: Lockstep, result: Comparison | Skipped) -> bool:
+    return isinstance(result, Comparison) and lockstep.participants.patching.replaces(result, lockstep.patched())
+
+
+def _wanted(result: Comparison | Skipped, layers: frozenset[int] | None) -> bool:
+    """Whatever layers are judged, a wrong owner, length or root belongs to none and is told."""
+    if layers is None or isinstance(result, Skipped):
+        return True
+    nowhere = result.tier is Tier.IDENTITY and result.place.layer in (STAGE_LEVEL, AFTER_LAYERS)
+    return result.place.layer in layers or (nowhere and not result.agrees)

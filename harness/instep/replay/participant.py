@@ -1,0 +1,51 @@
+"""An engine that takes part in a comparison: what it shows is known after every event, on the host.
+
+Leaves out: which engines are compared (`participants.py`) and running them in step (`lockstep.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from instep_reference.contract.engine import Answer, Engine, Watched
+from instep_reference.contract.place import See, unseen
+
+from ..observe.activations import Activations
+from ..observe.observers import OnHost, States, Within
+from ..player import Observer, Player
+from .guard import Checked, GuardedEngine, Materialized
+
+
+class WatchedEngine(Engine, Watched, Protocol):
+    """An engine whose places can be seen."""
+
+
+class Participant(Player):
+    """A player with a recorder of activations on its engine.
+
+    arithmetic  the context in which every event is served
+    answered    is given each answer before it is brought to the host
+    first       a hook between the engine and the recorded activations
+    closest     further observers, next to the engine
+    asked       whether states and the wished step count are asked for after every event
+    """
+
+    def __init__(
+        self, name: str, engine: WatchedEngine, *, arithmetic: AbstractContextManager[Any] | None = None,
+        answered: Callable[[Answer | None], None] = lambda answer: None, first: See = unseen, asked: bool = True,
+        closest: Sequence[Observer] = (),
+    ) -> None:
+        self.activations, self.states = Activations(), States(engine)
+        self.arithmetic: AbstractContextManager[Any] = nullcontext() if arithmetic is None else arithmetic
+        within = Within(self.arithmetic, answered)
+        looking = [*([self.states] if asked else []), self.activations, OnHost(), Materialized(), within]
+        super().__init__(name, engine, [*looking, *closest])
+        engine.watch(lambda place, tensor: self.activations(place, first(place, tensor)))
+
+
+def guarded(name: str, subject: WatchedEngine, **given: Any) -> Participant:
+    """A participant of which nothing is believed: whatever it raises, or gives of a wrong type, is its own finding."""
+    engine: Any = GuardedEngine(subject)
+    return Participant(name, engine, closest=[Checked()], **given)

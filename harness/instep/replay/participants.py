@@ -1,0 +1,231 @@
+"""The runs that a comparison sets beside each other: truth, rounded, subject. The only place that builds engines.
+
+Leaves out: running them in step (`lockstep.py`).
+    truth    the reference in fp64, or for labels the ledger of a right engine
+    rounded  the reference in the declared width, rounded where the subject's op set declares it, its sums in another
+             order (so that its error is a draw from what a correct engine's may be); not for labels
+    subject  the optimized engine with an op set, or somebody else's engine
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from instep_optimized import OptimizedEngine
+from instep_optimized.ops.around import around
+from instep_optimized.ops.base import Ops
+from instep_reference.adaptive import resolve
+from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Capacity, Engine
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import See, unseen
+from instep_reference.engine import ReferenceEngine
+from instep_reference.ledger import LedgerEngine
+from instep_reference.weights import Weights
+
+from ..adapters import Maker, Subject
+from ..observe.event_log import Room
+from ..observe.instrumentation import Instrumentation, replays_of
+from ..observe.memory import Watch
+from ..observe.products import Operands
+from ..observe.reorder import Reordered
+from .declared import NOTHING, Declared, declared
+from .guard import MAKES, GuardedSubject, calling, make_subject
+from .participant import Participant, WatchedEngine, guarded
+from .patching import PatchableEngine, Patching
+from .setting import Setting, moves_labels
+from .stored import StoringEngine
+from .variant import AS_IS, Variant, swapped
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run: the model, the room, the step counts, and how the subject is set up."""
+
+    checkpoint: Checkpoint
+    capacity: Capacity
+    num_steps: int
+    adaptive: AdaptiveFile | None
+    setting: Setting
+
+
+@dataclass
+class Participants:
+    """The three runs; `ops` is what the subject serves with, None for an engine of somebody else. declared: what it
+    says of its rounding."""
+
+    subject: Participant
+    truth: Participant
+    rounded: Participant | None
+    watch: Watch
+    shown: GuardedSubject
+    ops: Ops | None
+    calls: Counter[str]
+    rounded_draw: Callable[[int], Participant] | None = None  # the rounded run from its start, as another draw
+    patching: Patching = field(default_factory=Patching)
+    instrumentation: Instrumentation | None = None
+    overlap: bool = False  # whether rounds of the subject overlap, so that it reserves pages for the worst case
+    declared: Declared = NOTHING
+
+
+def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
+    """Build all sides of a plan; `variant`: what is otherwise at the subject."""
+    setting, calls, handed = plan.setting, Counter[str](), lent_copies(plan)
+    found = setting.subject()
+    if isinstance(found, Ops):
+        found = swapped(found, variant.swap)
+        options = setting.options(graphs=setting.graphs and not variant.without_graphs, **variant.options)
+        instrumentation = instrumentation_of(handed, found)
+        counted = around(found, unseen, instrumentation.wrapper, counting(calls))
+        with calling(MAKES), enough_memory(plan.capacity), instrumentation.making("the optimized engine"):
+            engine = PatchableEngine(
+                handed.checkpoint, counted, options, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive
+            )
+        replays = None if engine.graphs is None else replays_of(engine.graphs)
+        subject: Subject = engine
+        poison = options.poison
+        instrumentation.of(GuardedSubject(subject), poison=poison, guarded=options.guarded, replays=replays)
+    else:
+        if variant.swap or variant.options:
+            raise BadInput("--swap", found=setting.ops, expected="an op set: somebody else's engine has no ops to swap")
+        for named in ("graphs", "overlap"):
+            if getattr(setting, named):
+                expected = "an op set: somebody else's engine decides that itself"
+                raise BadInput(f"--{named}", found=setting.ops, expected=expected)
+        instrumentation, poison = instrumentation_of(handed, None), None
+        with instrumentation.making("the engine"):
+            subject = make_subject(
+                found, handed.checkpoint, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive,
+                device=setting.device, dtype=setting.activation, layout=setting.layout,
+            )
+        instrumentation.of(GuardedSubject(subject))
+    ops = found if isinstance(found, Ops) else None
+    if moves_labels(ops):
+        truth: WatchedEngine = LedgerEngine(
+            plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=setting.mode
+        )
+        rounded = draw = None
+    else:
+        truth = reference(plan, torch.float64)
+        draw = partial(rounded_participant, plan, found, asked=False)
+        rounded = rounded_participant(plan, found, 0)
+    shown, patching = GuardedSubject(subject), Patching(variant.patch)
+    served = guarded(
+        setting.ops, subject, arithmetic=instrumentation, answered=instrumentation.answered, first=patching
+    )
+    return Participants(
+        served, Participant("truth", truth), rounded, Watch(shown, poison), shown, ops, calls, draw, patching,
+        instrumentation,
+        ops is not None and setting.overlap, declares(plan, found),
+    )
+
+
+def bare(plan: Plan) -> Engine:
+    """The subject as production runs it: nothing watches it, and nothing stands around its ops."""
+    found, setting = plan.setting.subject(), plan.setting
+    with calling(MAKES), enough_memory(plan.capacity):
+        if isinstance(found, Ops):
+            return OptimizedEngine(
+                plan.checkpoint, found, setting.options(), plan.capacity, num_steps=plan.num_steps,
+                adaptive=plan.adaptive,
+            )
+    return make_subject(
+        found, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive,
+        device=setting.device, dtype=setting.activation, layout=setting.layout,
+    )
+
+
+def lent_copies(plan: Plan) -> Plan:
+    """The plan with a configuration of its own: what the subject writes into it, no other side reads."""
+    checkpoint = replace(plan.checkpoint, config=copy(plan.checkpoint.config))
+    return replace(plan, checkpoint=checkpoint, capacity=copy(plan.capacity), adaptive=copy(plan.adaptive))
+
+
+def instrumentation_of(plan: Plan, found: Ops | None) -> Instrumentation:
+    """What notes the op calls, host reads and graphs of a subject, and what was handed to whoever is made."""
+    steps, _ = candidates(plan.num_steps, plan.adaptive)
+    handed = {
+        "the model's configuration": plan.checkpoint.config, "the adaptive file": plan.adaptive,
+        "the capacity": plan.capacity,
+    }
+    room = Room(plan.capacity, max(steps) + 1)
+    return Instrumentation(found, declares(plan, found).rounds, plan.setting.device, room, handed)
+
+
+@contextmanager
+def enough_memory(capacity: Capacity) -> Iterator[None]:
+    """Pools that do not fit are the fault of whoever asked for them: a trace with slots that no machine has."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, TypeError) as error:
+        signs = ("allocate memory", "out of memory", "verflow")  # how torch says it, in three places
+        if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in signs):
+            raise
+        raise BadInput(
+            "capacity", found=f"slots up to {max(capacity.slots)}, pages up to {max(capacity.pages)} of "
+            f"{capacity.page_size} tokens", expected="pools that fit into the memory of this machine",
+        ) from None
+
+
+def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
+    """The reference in some width; on the CPU, whatever the subject runs on."""
+    weights = Weights.of(plan.checkpoint, dtype, torch.device("cpu"))
+    return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
+
+
+def rounded_participant(plan: Plan, found: Ops | Maker | None, draw: int, *, asked: bool = True) -> Participant:
+    """One draw of the reference in the declared width.
+
+    found: who declares it;  asked: whether the states of this participant are asked for.
+    """
+    said = declares(plan, found)
+    weights = Weights.of(plan.checkpoint, plan.setting.state, torch.device("cpu"))
+    engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
+    engine.stored = said.rounds.get("state", plan.setting.state)
+    engine.operands = Operands(said.products, weights)
+    engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
+    arithmetic = Reordered(torch.Generator().manual_seed(draw), engine.operands)
+    return Participant("rounded", engine, arithmetic=arithmetic, first=rounding(said.rounds), asked=asked)
+
+
+def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """All step counts that may come into force, as the reference resolves them, and its messages."""
+    resolved = resolve(adaptive, num_steps)
+    return tuple(sorted({n for steps in resolved.by_bracket.values() for n in steps})), resolved.messages
+
+
+def declares(plan: Plan, found: Ops | Maker | None) -> Declared:
+    """What an op set, or the maker of somebody else's engine, says of its rounding under this plan."""
+    return declared(found, plan.setting.activation, plan.setting.state)
+
+
+def rounding(at: Mapping[str, torch.dtype]) -> See:
+    """A hook that casts a place to its declared dtype and back."""
+
+    def see(place: Any, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = at.get(place.component)
+        return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype).to(tensor.dtype)
+
+    return see
+
+
+def counting(calls: Counter[str]) -> Any:
+    """A wrapper for `around` that counts how often each op is called."""
+
+    def wrapper(name: str, op: Any) -> Any:
+        def call(**given: Any) -> Any:
+            calls[name] += 1
+            return op(**given)
+
+        return call
+
+    return wrapper

@@ -1,0 +1,146 @@
+"""Putting the reference's tensor where the subject's would go on: in a place, or in memory after an event.
+
+Leaves out: which places, and whether it helped (`instep.localise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from instep_optimized import OptimizedEngine
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import RequestState
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.place import Place, See, draft_stage
+
+from ..observe.context import EventContext
+from ..observe.oracle import Oracle
+from ..observe.recomputation import Recomputation, Run, Work
+from ..observe.rows import RowSpan, rows
+from ..observe.updates import due
+from ..verdict import Comparison
+from .variant import Patch, in_memory, spelled
+
+
+class Patching:
+    """`begin` an event with the reference's places, let the subject run, `end` it; in between it is a `See`.
+
+    A place that is seen in several parts gets the tensor in parts, in the same order. Memory is replaced between the
+    event and the next one (`memory`), so what stands in it at the event itself is not compared (`replaces`).
+    """
+
+    def __init__(self, patches: Sequence[Patch] = ()) -> None:
+        self._patches = patches
+        self._now: dict[Place, torch.Tensor] = {}
+        self._put: dict[Place, int] = {}  # rows so far
+
+    def begin(self, event: int, places: Mapping[Place, torch.Tensor]) -> None:
+        wanted = [g.place for g in self._patches if g.event == event and not in_memory(g.place)]
+        self._now, self._put = {place: places[place] for place in wanted if place in places}, dict.fromkeys(wanted, 0)
+
+    def __call__(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        if place not in self._now:
+            return tensor
+        begin = self._put[place]
+        part = self._now[place][begin : begin + len(tensor)]
+        if part.shape != tensor.shape:
+            return tensor
+        self._put[place] = begin + len(tensor)
+        return part.to(tensor)
+
+    def end(self, event: int, kind: str) -> None:
+        """Whatever was wanted of this event, of some kind, must have been put there, all of it."""
+        for place, put in self._put.items():
+            if place not in self._now or put != len(self._now[place]):
+                has = "other rows there" if place in self._now else "no such place"
+                raise BadInput(
+                    "--graft", found=f"{spelled(place)}@{event}, where the event, {kind}, has {has}",
+                    expected="a place of that event, with as many rows on both sides",
+                )
+
+    def memory(self, event: int) -> list[Place]:
+        """What is replaced in memory once the event is over."""
+        return [g.place for g in self._patches if g.event == event and in_memory(g.place)]
+
+    def replaces(self, result: Comparison, patched: Collection[str]) -> bool:
+        """Whether the finding is about memory that is replaced before anybody reads it; `patched`: whose it is."""
+        return result.request in patched and result.place in self.memory(result.event)
+
+
+def must_fit(patches: Sequence[Patch], config: ModelConfig, last: int) -> None:
+    """Refuse what would put nothing anywhere; `last`: the last event that is run."""
+    for patch in patches:
+        place, memory = patch.place, in_memory(patch.place)
+        if patch.until > last:
+            room = f"an event before {last}, the last one that is run" if memory else f"an event from 0 to {last}"
+            hint = "memory is replaced between two events" if memory else "no other is run"
+            raise BadInput("--graft", found=patch, expected=room, hint=hint)
+        if memory and place not in (has := _remembers(place.component, config)):
+            raise BadInput("--graft", found=patch, expected=f"one of {', '.join(map(spelled, has))}"
+                           if has else f"a model that has layers with {place.component}")  # fmt: skip
+
+
+def _remembers(component: str, config: ModelConfig) -> list[Place]:
+    """Where the model has this component of memory."""
+    paged = component in ("keys", "values")
+    kind = "attention" if paged else "gdn"
+    trunk = [Place("trunk", layer, component) for layer, its in enumerate(config.layer_kinds) if its == kind]
+    return trunk + [Place(draft_stage(layer), layer, component) for layer in range(config.mtp_layers if paged else 0)]
+
+
+class PatchableEngine(OptimizedEngine):
+    """The engine under test with one way in more: parts of a request's memory become others."""
+
+    def patch(self, request: str, places: Sequence[Place], right: RequestState) -> None:
+        kept, memory = self._kept(request)
+        changed: dict[str, Any] = {}
+        for place in places:
+            name = field_of(place)
+            layers = changed.setdefault(name, dict(getattr(memory, name)))
+            layers[place.layer] = getattr(right, name)[place.layer].to(layers[place.layer])
+        self._restore(kept, replace(memory, **changed))
+
+
+def field_of(place: Place) -> str:
+    """The field of a `RequestState` that this component of memory is."""
+    return place.component if place.stage == "trunk" else f"draft_{place.component}"
+
+
+class PatchedOracle(Oracle):
+    """An oracle that goes on from the patched tensor too: what was computed from it is held to these very bits."""
+
+    patches: frozenset[Patch] = frozenset()
+    _context: EventContext
+
+    def at(self, context: EventContext) -> Any:
+        self._context = context
+        return super().at(context)
+
+    def _piece(
+        self, span: RowSpan, stage: str, layer: int, work: Work, base: torch.Tensor | None = None
+    ) -> Recomputation:
+        return super()._piece(span, stage, layer, self._with(span, work), base)
+
+    def _dithered(self, span: RowSpan, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
+        return super()._dithered(span, self._with(span, work), base)
+
+    def _with(self, span: RowSpan, work: Work) -> Work:
+        context = self._context
+        here = {g.place for g in self.patches if g.event == context.index and g.place in context.subject.places
+                and due(context, g.place, span)}
+        if not here:
+            return work
+
+        def patched(weights: Any, see: See) -> torch.Tensor | None:
+            def goes_on(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+                put = rows(context.subject, place, span) if place in here else None
+                fits = put is not None and put.shape == tensor.shape
+                return see(place, put.to(tensor.device, tensor.dtype) if put is not None and fits else tensor)
+
+            return work(weights, goes_on)
+
+        return patched

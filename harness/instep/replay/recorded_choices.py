@@ -1,0 +1,48 @@
+"""A check on the yardstick itself: truth still chooses as it did when the trace was recorded.
+
+Leaves out: the subject. A reference that changed would carry both sides along, and nothing else would tell; the
+recording engine's own choices, which lie beside the trace, do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from instep_reference.contract.engine import Draft
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from ..observe.context import EventContext
+from ..trace.drive import own_say
+from ..verdict import Comparison, Skipped, Tier
+
+
+class RecordedChoices:
+    """Every choice of the fp64 reference, forced or not, is the recorded one. Exact: it was recorded in fp64."""
+
+    name = "remembered"
+    tier = Tier.DECISIONS
+
+    def __init__(self, recorded: Mapping[str, torch.Tensor]) -> None:
+        self.recorded = recorded
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        said = own_say(context.event, context.truth.answer)
+        if said is None:
+            return
+        known = self.recorded.get(f"own.{context.index}")
+        if known is None:
+            yield Skipped(self.name, context.index, "the trace does not say what its recorder would have chosen")
+            return
+        same = said.shape == known.shape
+        wrong = int((said != known).sum()) if same else said.numel()
+        stage = "chain.1" if isinstance(context.event, Draft) else "trunk"
+        yield Comparison(
+            self.name, self.tier, context.index, context.kind, Place(stage, AFTER_LAYERS, "pick"),
+            elements=said.numel(), worst=float(wrong), allowed=0.0,
+            diagnosis="" if wrong == 0 else (
+                f"the reference itself chooses otherwise than when the trace was recorded: {said.tolist()}, "
+                f"then {known.tolist() if same else 'another number of choices'}"
+            ),
+        )

@@ -1,0 +1,210 @@
+"""One trace, one model, one subject: build the sides, run them in step, and say what came of it.
+
+Leaves out: telling it (`instep.report`). Every command builds a replay; everything it does can be done from Python:
+
+    outcome = Rig(read(Path("fixtures/traces/adaptive.jsonl")), Setting("plain", strategy="columns")).run()
+    assert outcome.verdict.exit == Exit.AGREED
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.errors import BadInput
+
+from ..checks import Check, for_labels, for_numbers
+from ..observe.context import EventContext
+from ..trace.event_rules import EventRules, verified
+from ..trace.file import Trace
+from ..verdict import Comparison, Located, Skipped, Tier, Verdict
+from .declared import NOTHING, Declared
+from .failures import failure
+from .guard import SubjectFailed
+from .history import History
+from .lockstep import Lockstep, Progress, run
+from .participants import Participants, Plan, candidates, participants_of
+from .patching import PatchedOracle, must_fit
+from .recorded_choices import RecordedChoices
+from .setting import WIDTHS, Setting, moves_labels
+from .variant import AS_IS, Variant
+
+PACKAGES = ("instep_reference", "instep_optimized", "instep")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A verdict with its evidence.
+
+    name      the trace's; of: how many events it has; elsewhere: the model, when it is not where the trace says
+    seconds   wall clock per side, checks excluded; calls: op -> how often the subject's op set was called
+    served    package -> sha256 of the source that was imported
+    last      the context after the last event that was served; located: where a divergence was made, once it is known
+    variant   what was otherwise than in a plain run
+    scratch   region and layer -> units that the engine declares to be nobody's: any event may write there
+    """
+
+    name: str
+    trace: Path
+    elsewhere: Path | None
+    plan: Plan
+    verdict: Verdict
+    history: History
+    of: int
+    seconds: dict[str, float]
+    calls: dict[str, int]
+    served: dict[str, str]
+    last: EventContext | None = None
+    located: Located | None = None
+    again: tuple[str, ...] = ("instep", "replay")  # the command that gives this outcome; (): none does
+    variant: Variant = AS_IS
+    scratch: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
+    tiers: frozenset[Tier] = frozenset(Tier)  # that were judged
+    declared: Declared = NOTHING  # what the subject says of its rounding
+
+    @property
+    def left_out(self) -> tuple[Tier, ...]:
+        """The tiers that nobody asked for, in their order: a verdict says nothing about them."""
+        return tuple(tier for tier in Tier if tier not in self.tiers)
+
+
+class Replay:
+    """A trace with everything that is needed to run it, as often as wanted.
+
+    setting     how the subject is set up; a drafter that it does not name is that of the recording
+    checkpoint  the model; None: where the trace says
+    checks      what is looked at instead of all that has a meaning here
+    """
+
+    def __init__(
+        self, trace: Trace, setting: Setting | None = None, *, checkpoint: Path | None = None,
+        checks: Callable[[Plan], Sequence[Check]] | None = None,
+    ) -> None:
+        self.trace, header = verified(trace), trace.header
+        self.elsewhere = checkpoint
+        directory = checkpoint or trace.path.parent / header.checkpoint.near
+        opened = Checkpoint.open(directory)
+        header.checkpoint.must_be(opened, directory, trace.path.name)
+        adaptive = header.adaptive_file(f"{trace.path.name} line 1")
+        known, _ = candidates(header.num_steps, adaptive)
+        if set(header.candidates) != set(known):
+            raise BadInput(f"{trace.path.name} line 1: candidates", found=header.candidates, expected=known)
+        self.plan = Plan(
+            opened, header.room(), header.num_steps, adaptive, (setting or Setting()).recorded(header.recording)
+        )
+        must_hold(opened, self.plan.setting.dtype)
+        self.checks = checks
+
+    def run(
+        self, *, until: int | None = None, layers: Iterable[int] | None = None, progress: Progress | None = None,
+        variant: Variant = AS_IS, also: Sequence[Check] = (), judged_from: int = 0,
+        tiers: Collection[Tier] = frozenset(Tier),
+    ) -> Outcome:
+        """Replay from the start, up to and including event `until`; `layers` keeps the findings of these alone.
+
+        variant: what is otherwise this time; also: further checks, which see every event context; judged_from: the
+        event at which the checks of arithmetic begin, not within a round, where what came before is known to agree;
+        tiers: the checks of these alone. What the subject raises is a finding whatever was asked.
+        """
+        layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
+        must_fit(variant.patch, self.plan.checkpoint.config, end if until is None else min(until, end))
+        must_have(layers or (), self.plan.checkpoint.config)
+        try:
+            participants = participants_of(self.plan, variant)
+        except SubjectFailed as failed:
+            return self._unmade(failed, variant)
+        lockstep = Lockstep(self.trace, participants)
+        chosen = self.checks(self.plan) if self.checks is not None else checks_for(
+            self.plan, participants, self.trace.recorded, variant
+        )
+        chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
+        verdict = run(lockstep, [*chosen, *also], until=until, layers=layers, progress=progress)
+        ran = self.trace.events[: lockstep.next]
+        return Outcome(
+            self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
+            History.of(self.trace.header, ran, lockstep.rules.table), len(self.trace.events), dict(lockstep.seconds),
+            dict(participants.calls), served(), lockstep.last, variant=variant,
+            scratch=dict(participants.watch.scratch), tiers=frozenset(tiers), declared=participants.declared,
+        )
+
+    def _unmade(self, failed: SubjectFailed, variant: Variant) -> Outcome:
+        """The subject fell over while it was made: a finding at the first event, which nobody served."""
+        event, header = self.trace.events[0], self.trace.header
+        found = failure(0, str(type(event).__struct_config__.tag), failed)
+        history, seconds = History.of(header, (), EventRules(header).table), {"reference": 0.0, "subject": 0.0}
+        return Outcome(
+            header.name, self.trace.path, self.elsewhere, self.plan, Verdict([found], served=False), history,
+            len(self.trace.events), seconds, {}, served(), variant=variant,
+        )
+
+
+class Late:
+    """A check of arithmetic that begins at an event, and hears of none before. Exact ones see all."""
+
+    def __init__(self, check: Check, begin: int) -> None:
+        self.name, self.tier = check.name, check.tier
+        self._check, self._begin = check, begin
+
+    def __call__(self, context: EventContext) -> Iterable[Comparison | Skipped]:
+        early = context.index < self._begin and self.tier not in (Tier.IDENTITY, Tier.BITWISE)
+        return () if early else self._check(context)
+
+
+# What an engine keeps wide whatever its activations are.
+KEPT_WIDE = (".A_log", ".dt_bias", ".linear_attn.norm.weight")
+
+
+def must_hold(checkpoint: Checkpoint, dtype: str) -> None:
+    """Refuse activations that cannot hold the weights: an engine casts those, a rounding that no yardstick declares."""
+    width = WIDTHS[dtype]
+    for name, tensor in checkpoint.tensors.items():
+        if not name.endswith(KEPT_WIDE) and torch.promote_types(width, tensor.dtype) != width:
+            stored = str(tensor.dtype).removeprefix("torch.")
+            raise BadInput(
+                "--dtype", found=dtype, expected=f"one that holds the weights as they are stored ({name}: {stored})",
+                hint="cast the checkpoint first; then both sides read the same weights",
+            )
+
+
+def must_have(layers: Iterable[int], config: ModelConfig) -> None:
+    """Refuse layers that the model does not have."""
+    count = max(len(config.layer_kinds), config.mtp_layers)
+    for layer in layers:
+        if not 0 <= layer < count:
+            raise BadInput("--layer", found=layer, expected=f"a layer of the model, 0 to {count - 1}")
+
+
+def checks_for(
+    plan: Plan, participants: Participants, recorded: Mapping[str, torch.Tensor] | None = None,
+    variant: Variant = AS_IS,
+) -> tuple[Check, ...]:
+    """Every check that has a meaning for these sides; checks remember their run, so each run has its own.
+
+    recorded: what a recorded trace's reference answered, if there is one.
+    """
+    if moves_labels(participants.ops):
+        return for_labels()
+    declared = participants.declared
+    oracle = PatchedOracle(plan.checkpoint, declared.rounds, plan.setting.state, declared.products)
+    oracle.patches = frozenset(variant.patch)
+    checks = for_numbers(oracle)
+    return checks if recorded is None else (RecordedChoices(recorded), *checks)
+
+
+def served() -> dict[str, str]:
+    """What source answered: a digest over the files of each package, wherever it was imported from."""
+    found = {}
+    for name in PACKAGES:
+        root = Path(str(sys.modules[name].__file__)).parent
+        digest = hashlib.sha256()
+        for file in sorted(root.rglob("*.py")):
+            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+        found[name] = digest.hexdigest()
+    return found

@@ -1,0 +1,160 @@
+"""How a subject is set up: one frozen value, from the command line to the engine's options and back to a command.
+
+Leaves out: building anything from it (`participants.py`, `single.py`), and combinations that an engine refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from instep_optimized import Options
+from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_optimized.draft import MODES
+from instep_optimized.layout import StateLayout
+from instep_optimized.ops.base import Ops
+from instep_optimized.ops.interpreter import wanted_on
+from instep_reference.contract.errors import BadInput
+
+from ..adapters import Maker, find
+from ..trace.header import Recording
+
+DEFAULTS = Options()  # where nothing is named
+WIDTHS = {
+    "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}
+KNOWN: Mapping[str, Collection[str]] = {  # the tables themselves: a strategy that is added there is known here
+    "dtype": WIDTHS, "layout": ("VK", "KV"), "strategy": STRATEGIES, "conv": CONV_FORMS, "drafter": MODES,
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Who serves, and how. Every field has the name of its command-line option.
+
+    ops       op set by name, somebody's engine, or module:attribute
+    device    cpu or cuda, where the subject runs
+    dtype     activations; states are stored in fp32, under float64 activations in fp64
+    layout    physical order of a state block: VK or KV
+    strategy  how recurrent states are committed; conv: how conv windows are. `lazy-rerun` is as good as `lazy_rerun`
+    drafter   how drafts are made; None: as the trace says, or the engine's default where there is no trace
+    graphs    rounds are held in graphs: CUDA's on a GPU, an emulator's elsewhere
+    overlap   a round may be launched before the counts of the round before are known
+    guarded   red zones stand between the units of every pool
+
+    An engine of somebody else is given device, dtype and layout; it has its own word about the rest.
+    Raises `BadInput`, which names the option, for a value that is not known or a device that is not here.
+    """
+
+    ops: str = "plain"
+    device: str = "cpu"
+    dtype: str = "float32"
+    layout: StateLayout = DEFAULTS.layout
+    strategy: str = DEFAULTS.strategy
+    conv: str = DEFAULTS.conv
+    drafter: str | None = None
+    graphs: bool = DEFAULTS.graphs
+    overlap: bool = DEFAULTS.overlap
+    guarded: bool = DEFAULTS.guarded
+
+    def __post_init__(self) -> None:
+        for name, known in KNOWN.items():
+            found = getattr(self, name)
+            if found is None:
+                continue
+            if found.replace("-", "_") not in known:
+                raise BadInput(f"--{name}", found=found, expected=_either(known))
+            object.__setattr__(self, name, found.replace("-", "_"))
+        device_here(self.device)
+
+    @property
+    def activation(self) -> torch.dtype:
+        """The dtype of hidden rows, KV and conv windows."""
+        return WIDTHS[self.dtype]
+
+    @property
+    def state(self) -> torch.dtype:
+        """The dtype in which states are stored, and in which something declared to be stored narrower is computed."""
+        return wide(self.activation)
+
+    @property
+    def mode(self) -> str:
+        """The drafter, once nobody has named another."""
+        return self.drafter or DEFAULTS.drafter
+
+    @classmethod
+    def of(cls, **named: Any) -> Setting:
+        """From what was named; None: not named."""
+        return cls(**{name: value for name, value in named.items() if value is not None})
+
+    def recorded(self, recording: Recording) -> Setting:
+        """The same, with the drafter of a recording where none was named."""
+        return self if self.drafter else replace(self, drafter=recording.drafter)
+
+    def subject(self) -> Ops | Maker:
+        """The op set or the engine of that name; its kernels are loaded as the device needs them."""
+        wanted_on(self.device)
+        return find(self.ops)
+
+    def op_set(self) -> Ops:
+        """The op set; refuses somebody else's engine, and a set that moves labels and so computes no text."""
+        found = self.subject()
+        if not isinstance(found, Ops) or moves_labels(found):
+            raise BadInput("ops", found=self.ops, expected="an op set that computes: plain, triton, ...")
+        return found
+
+    def options(self, **otherwise: Any) -> Options:
+        """The engine's options; `otherwise`: fields of `Options` that differ."""
+        chosen: dict[str, Any] = {
+            "device": self.device, "activation": self.activation, "state": self.state, "layout": self.layout,
+            "strategy": self.strategy, "conv": self.conv, "drafter": self.mode, "graphs": self.graphs,
+            "overlap": self.overlap, "guarded": self.guarded, **otherwise,
+        }
+        return Options(**chosen)
+
+    def words(self, *always: str) -> tuple[str, ...]:
+        """The command-line options that give this setting: the op set, what is not the default, and `always`."""
+        words = ["--ops", self.ops]
+        for each in fields(self)[1:]:
+            value, usual = getattr(self, each.name), each.default
+            usual = DEFAULTS.drafter if each.name == "drafter" else usual
+            if value is None or (value == usual and each.name not in always):
+                continue
+            words += [f"--{'' if value else 'no-'}{each.name}"] if isinstance(value, bool) else [
+                f"--{each.name}", str(value)
+            ]
+        return tuple(words)
+
+    def data(self) -> dict[str, Any]:
+        """For a result file: every field by its name."""
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"drafter": self.mode}
+
+
+def _either(known: Collection[str]) -> str:
+    return " or ".join(known) if len(known) == 2 else f"one of {', '.join(known)}"
+
+
+def wide(activation: torch.dtype) -> torch.dtype:
+    """The width in which something declared to be stored in `activation` is computed."""
+    return torch.float64 if activation is torch.float64 else torch.float32
+
+
+def device_here(name: str) -> str:
+    """The same name, if there is such a device on this machine."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:  # torch on a name that is none, or with a number that is none
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise BadInput("--device", found=name, expected="cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device", found=name, expected="cpu", hint="no CUDA device is here; see `instep doctor`")
+    return name
+
+
+def moves_labels(ops: Ops | None) -> bool:
+    """Whether the op set moves labels instead of computing: its hidden rows are integers."""
+    return ops is not None and not ops.types(torch.float32, torch.float32).hidden.is_floating_point

@@ -1,0 +1,58 @@
+"""An optimized engine by itself, and the header of what it runs.
+
+Leaves out: how it is set up (`setting.py`), and comparing it with anything (`participants.py`; `large_model.py` where
+the model is too large for a whole reference).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from instep_optimized import OptimizedEngine
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Capacity
+
+from ..trace.header import SCHEMA, Header, Model, Part, Recording, sound
+from ..trace.policy import Policy
+from .participants import candidates, enough_memory
+from .setting import Setting
+
+
+def engine(
+    checkpoint: Checkpoint, setting: Setting, capacity: Capacity, *, num_steps: int,
+    adaptive: AdaptiveFile | None = None, ops: Ops | None = None,
+) -> OptimizedEngine:
+    """The engine, nothing watched; `ops`: those of the setting, wrapped."""
+    with enough_memory(capacity):
+        return OptimizedEngine(
+            checkpoint, ops or setting.op_set(), setting.options(), capacity, num_steps=num_steps, adaptive=adaptive
+        )
+
+
+def header_of(
+    policy: Policy, checkpoint: Checkpoint, *, model: Model | None = None, replay: tuple[Part, ...] | None = None,
+    recording: Recording | None = None, created: Mapping[str, str] | None = None, field: str = "policy",
+) -> tuple[Header, tuple[str, ...]]:
+    """The first line of a trace of this policy, and what was changed about its step counts on the way.
+
+    model      where the checkpoint stands, if it is a file
+    replay     the op sets that `instep replay` runs where none is named; None: the policy's
+    recording  how whoever chooses is set up;  created: names and versions of what records
+    field      what errors call the policy
+    """
+    config = checkpoint.config
+    header = Header(
+        schema=SCHEMA, name=policy.name, claim=policy.claim,
+        checkpoint=model or Model("in memory", checkpoint.digest, checkpoint.digest, config.vocab, config.mtp_layers),
+        capacity=policy.capacity, num_steps=policy.num_steps, candidates=(policy.num_steps,), adaptive=policy.adaptive,
+        lag=policy.lag, seed=policy.seed, stop=policy.stop, replay=policy.replay if replay is None else replay,
+        created=dict(created or {}), recording=recording or Recording(),
+    )
+    steps, messages = candidates(policy.num_steps, header.adaptive_file(field))
+    header = msgspec.structs.replace(header, candidates=steps)
+    sound(header, field)
+    return header, messages

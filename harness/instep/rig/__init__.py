@@ -1,4 +1,0 @@
-"""One trace through both sides: the sides, the lock-step loop, and the rig that a command builds.
-
-Leaves out: what is compared (`instep.checks`) and how it is told (`instep.report`).
-"""

@@ -1,0 +1,355 @@
+"""The rules: which event may follow which, and what the trace alone says about the room afterwards.
+
+    waiting --prefill--> prefilling --last chunk--> ready --draft--> drafted --verify--> verified --commit--> ready
+                                                    ready --decode--> ready
+    between rounds: finish, preempt (resume returns to where it stood), save; anywhere: abort
+
+Pages: a list grows to cover the positions that an event may write: length + tokens (prefill), + window (verify),
++ 1 (decode), + num_steps (draft), length (resume, load); it is never trimmed, and given back when the slot is.
+No request may need more positions than `max_positions`.
+Between a verify and its commit nothing else runs. Leaves out: who chooses (`drive.py`) and what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
+
+from .file import Trace
+from .header import Header
+from .request_table import Phase, RequestTable, Standing
+
+BETWEEN_ROUNDS = (Phase.WAITING, Phase.PREFILLING, Phase.READY)
+
+
+class EventRules:
+    """`check(event)` raises what is illegal and what would be legal; `apply(event)` advances the request table.
+
+    overlap  whether rounds overlap: an event then reserves pages for the most tokens that the last commit of a
+             request may have accepted, because its count is not known before the next commit, a save or a preempt
+    """
+
+    def __init__(self, header: Header, *, overlap: bool = False) -> None:
+        self.overlap = overlap
+        self.vocab = header.checkpoint.vocab
+        self.drafts_itself = header.checkpoint.mtp_layers > 0
+        self.candidates = frozenset({0, *header.candidates})
+        self.table = RequestTable(header.room(), header.num_steps)
+        self._where = ""
+
+    def check(self, event: e.Event, where: str = "", *, choices: bool = True) -> None:
+        """Refuse an illegal event. `choices`: all of them must be given, as in a recorded trace."""
+        self._where = f"{where}: " if where else ""
+        _RULES[type(event)](self, event, choices)
+
+    def apply(self, event: e.Event, where: str = "") -> None:
+        """Check a complete event and take it in."""
+        self.check(event, where)
+        _ADVANCES[type(event)](self, event)
+
+    def legal(self) -> dict[str, tuple[str, ...]]:
+        """What may come next: kind of event or row -> the requests it may name (`admit`, `idle`: an empty name).
+
+        set_num_steps names step counts; load names requests for which some saved state has the same prompt.
+        """
+        table, in_phase = self.table, self.table.in_phase
+        flying = in_phase(Phase.VERIFIED)
+        drafted = in_phase(Phase.DRAFTED)
+        prompts = {kept.prompt for kept in table.saved.values()}
+        kinds = {
+            "admit": ("",) if table.free_slot() is not None else (),
+            "prefill": () if flying else in_phase(Phase.WAITING, Phase.PREFILLING),
+            "draft": () if flying or table.num_steps == 0 else in_phase(Phase.READY),
+            "verify": () if flying else drafted,
+            "decode": () if flying else in_phase(Phase.READY),
+            "commit": flying,
+            "set_num_steps": () if flying or drafted else tuple(str(n) for n in sorted(self.candidates)),
+            "save": tuple(n for n in in_phase(Phase.PREFILLING, Phase.READY)),
+            "load": tuple(n for n in in_phase(Phase.WAITING) if table.live[n].prompt in prompts),
+            "preempt": in_phase(*BETWEEN_ROUNDS),
+            "resume": in_phase(Phase.PREEMPTED) if table.free_slot() is not None else (),
+            "finish": in_phase(Phase.READY),
+            "abort": tuple(table.live),
+            "idle": () if flying else ("",),
+        }
+        return {kind: names for kind, names in kinds.items() if names}
+
+    # what is refused
+
+    def _no(self, field: str, found: object, expected: object) -> NoReturn:
+        may = ", ".join(self.legal())
+        raise BadInput(f"{self._where}{field}", found=found, expected=expected, hint=f"legal here: {may}")
+
+    def _phase(self, field: str, name: str, *phases: Phase) -> Standing:
+        standing = self.table.live.get(name)
+        wanted = " or ".join(phase.value for phase in phases)
+        if standing is None:
+            self._no(field, f'"{name}", which is not there', f"a request that is {wanted or 'admitted'}")
+        if phases and standing.phase not in phases:
+            self._no(field, f'"{name}", which is {standing.phase.value}', f"a request that is {wanted}")
+        return standing
+
+    def _tokens(self, field: str, tokens: tuple[int, ...]) -> None:
+        for index, token in enumerate(tokens):
+            if not 0 <= token < self.vocab:
+                self._no(f"{field}[{index}]", f"token {token}", f"a token of the vocabulary, 0 to {self.vocab - 1}")
+
+    def _free_slot(self, field: str) -> None:
+        if self.table.free_slot() is None:
+            self._no(field, "no free slot", f"one of {len(self.table.capacity.slots)} slots to be free")
+
+    def _pages(self, field: str, positions: dict[str, int]) -> None:
+        if (most := self.table.capacity.max_positions) is not None:
+            for name, count in positions.items():
+                if count > most:
+                    self._no(field, f'"{name}" at {count} positions', f"at most max_positions = {most}")
+        if missing := self.table.pages_missing(positions):
+            self._no(field, f"pages too few by {missing}", f"room within {len(self.table.capacity.pages)} pages")
+
+    def _nothing_in_flight(self, field: str) -> None:
+        if flying := self.table.in_phase(Phase.VERIFIED):
+            self._no(field, f"{', '.join(flying)} verified and not committed", "a commit first")
+
+    def _distinct(self, field: str, names: tuple[str, ...]) -> None:
+        if not names or len(set(names)) != len(names):
+            self._no(field, list(names), "at least one request, none twice")
+
+
+def verified(trace: Trace) -> Trace:
+    """The trace, once every event in it was found legal."""
+    rules = EventRules(trace.header)
+    for index, event in enumerate(trace.events):
+        rules.apply(event, trace.where(index))
+    return trace
+
+
+# one rule and one advance per kind of event
+
+
+def _admit(rules: EventRules, event: e.Admit, choices: bool) -> None:
+    if not event.request or event.request in rules.table.live:
+        rules._no("request", f'"{event.request}"', "a name that no live request has")
+    if not event.prompt:
+        rules._no("prompt", "no token", "at least one")
+    rules._tokens("prompt", event.prompt)
+    rules._free_slot("admit")
+
+
+def _admitted(rules: EventRules, event: e.Admit) -> None:
+    rules.table.live[event.request] = Standing(event.request, event.prompt, rules.table.free_slot())
+
+
+def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
+    n = rules.table.num_steps
+    rules._nothing_in_flight("draft")
+    rules._distinct("requests", event.requests)
+    for name in event.requests:
+        rules._phase("requests", name, Phase.READY)
+    if n == 0:
+        rules._no("draft", "num_steps 0", "a step count above 0")
+    if event.picks is None and (choices or not rules.drafts_itself or event.parents is not None):
+        rules._no("picks", "nothing", "the drafts of every request")
+    sizes = [n] * len(event.requests) if event.parents is None else [max(len(tree), 1) for tree in event.parents]
+    if event.picks is not None and [len(picks) for picks in event.picks] != sizes:
+        rules._no("picks", f"{[len(picks) for picks in event.picks]} drafts", f"{sizes}, one list per request")
+    if len(sizes) != len(event.requests):
+        rules._no("parents", f"{len(sizes)} trees", f"{len(event.requests)}")
+    for index, picks in enumerate(event.picks or ()):
+        rules._tokens(f"picks[{index}]", picks)
+    for index, parents in enumerate(event.parents or ()):
+        for node, parent in enumerate(parents, start=1):
+            if not 0 <= parent < node:
+                rules._no(f"parents[{index}][{node - 1}]", parent, f"an earlier node, 0 to {node - 1}")
+    rules._pages("draft", rules.table.positions(_drafting(rules, event)))
+
+
+def _drafting(rules: EventRules, event: e.Draft) -> dict[str, int]:
+    sizes = [len(picks) for picks in event.picks] if event.picks else [rules.table.num_steps] * len(event.requests)
+    return dict(zip(event.requests, sizes, strict=True))
+
+
+def _drafted(rules: EventRules, event: e.Draft) -> None:
+    rules.table.reach(_drafting(rules, event))
+    for index, (name, picks) in enumerate(zip(event.requests, event.picks or (), strict=True)):
+        root = rules.table.live[name].root
+        parents = (-1, *(event.parents[index] if event.parents else range(len(picks))))
+        rules.table.change(name, phase=Phase.DRAFTED, window=(root, *picks), parents=parents)
+
+
+def _forward(rules: EventRules, event: e.Forward, choices: bool) -> None:
+    rules._nothing_in_flight("forward")
+    rules._distinct("rows", tuple(row.request for row in event.rows))
+    for index, row in enumerate(event.rows):
+        _row(rules, row, f"rows[{index}]", choices)
+    total = sum(_width(rules, row) for row in event.rows)
+    if total > rules.table.capacity.max_tokens:
+        rules._no("rows", f"{total} tokens", f"at most max_tokens = {rules.table.capacity.max_tokens}")
+    rules._pages("rows", rules.table.positions(_running(rules, event)))
+
+
+def _row(rules: EventRules, row: e.Row, field: str, choices: bool) -> None:
+    standing = rules._phase(f"{field}.request", row.request, *_ROW_PHASES[row.kind])
+    most = standing.unread if row.kind == "prefill" else 1
+    if not 1 <= row.tokens <= most:
+        rules._no(f"{field}.tokens", row.tokens, f"1 to {most}")
+    chooses = row.kind == "decode" or (row.kind == "prefill" and row.tokens == standing.unread)
+    if row.root is None and chooses and choices:
+        rules._no(f"{field}.root", "nothing", "the root that was chosen")
+    if row.root is not None:
+        if not chooses:
+            rules._no(f"{field}.root", row.root, "no root: only a decode row and a last chunk choose one")
+        rules._tokens(f"{field}.root", (row.root,))
+
+
+_ROW_PHASES = {
+    "prefill": (Phase.WAITING, Phase.PREFILLING), "verify": (Phase.DRAFTED,), "decode": (Phase.READY,),
+}
+
+
+def _width(rules: EventRules, row: e.Row) -> int:
+    return len(rules.table.live[row.request].window) if row.kind == "verify" else row.tokens
+
+
+def _running(rules: EventRules, event: e.Forward) -> dict[str, int]:
+    return {row.request: _width(rules, row) for row in event.rows}
+
+
+def _ran(rules: EventRules, event: e.Forward) -> None:
+    rules.table.reach(_running(rules, event))
+    for row in event.rows:
+        standing = rules.table.live[row.request]
+        if row.kind == "verify":
+            rules.table.change(row.request, phase=Phase.VERIFIED)
+            continue
+        phase = Phase.PREFILLING if row.root is None else Phase.READY
+        said = standing.said if row.root is None else (*standing.said, row.root)
+        rules.table.change(row.request, length=standing.length + row.tokens, root=row.root, said=said, phase=phase)
+
+
+def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
+    rules._distinct("requests", event.requests)
+    for name in event.requests:
+        rules._phase("requests", name, Phase.VERIFIED)
+    flying = rules.table.in_phase(Phase.VERIFIED)
+    if set(event.requests) != set(flying):
+        rules._no("requests", list(event.requests), f"every verified request: {', '.join(flying)}")
+    if event.accepted is None:
+        if choices:
+            rules._no("accepted", "nothing", "a path for every request")
+        return
+    if len(event.accepted) != len(event.requests):
+        rules._no("accepted", f"{len(event.accepted)} paths", f"{len(event.requests)}")
+    for index, (name, path) in enumerate(zip(event.requests, event.accepted, strict=True)):
+        at, standing = 0, rules.table.live[name]
+        for depth, node in enumerate(path.nodes):
+            if not 0 < node < len(standing.window) or standing.parents[node] != at:
+                children = [child for child, parent in enumerate(standing.parents) if parent == at]
+                expected = f"a child of node {at}: {children or 'it has none'}"
+                rules._no(f"accepted[{index}].nodes[{depth}]", node, expected)
+            at = node
+        rules._tokens(f"accepted[{index}].bonus", (path.bonus,))
+
+
+def _committed(rules: EventRules, event: e.Commit) -> None:
+    for name, path in zip(event.requests, event.accepted or (), strict=True):
+        standing = rules.table.live[name]
+        said = (*standing.said, *(standing.window[node] for node in path.nodes), path.bonus)
+        accepted = 1 + len(path.nodes)
+        rules.table.change(
+            name, phase=Phase.READY, length=standing.length + accepted, root=path.bonus, said=said, window=(),
+            parents=(), ahead=len(standing.window) - accepted if rules.overlap else 0,
+        )
+
+
+def _set_num_steps(rules: EventRules, event: e.SetNumSteps, choices: bool) -> None:
+    if busy := rules.table.in_phase(Phase.DRAFTED, Phase.VERIFIED):
+        rules._no("set_num_steps", f"{', '.join(busy)} within a round", "the end of the round")
+    if event.num_steps not in rules.candidates:
+        rules._no("num_steps", event.num_steps, f"one of {sorted(rules.candidates)}")
+
+
+def _steps_set(rules: EventRules, event: e.SetNumSteps) -> None:
+    rules.table.num_steps = event.num_steps
+
+
+def _save(rules: EventRules, event: e.Save, choices: bool) -> None:
+    rules._phase("request", event.request, Phase.PREFILLING, Phase.READY)
+    if not event.name or event.name in rules.table.saved:
+        rules._no("name", f'"{event.name}"', "a name under which nothing is kept")
+
+
+def _saved(rules: EventRules, event: e.Save) -> None:
+    rules.table.change(event.request, ahead=0)
+    rules.table.saved[event.name] = rules.table.live[event.request]
+
+
+def _load(rules: EventRules, event: e.Load, choices: bool) -> None:
+    standing = rules._phase("request", event.request, Phase.WAITING)
+    kept = rules.table.saved.get(event.name)
+    if kept is None or kept.prompt != standing.prompt:
+        rules._no("name", f'"{event.name}"', "a name under which a request with the same prompt was saved")
+    rules._pages("load", {event.request: kept.length})
+
+
+def _loaded(rules: EventRules, event: e.Load) -> None:
+    kept = rules.table.saved[event.name]
+    rules.table.change(event.request, phase=kept.phase, length=kept.length, root=kept.root, said=kept.said)
+    rules.table.grow([(event.request, kept.length)])
+
+
+def _preempt(rules: EventRules, event: e.Preempt, choices: bool) -> None:
+    rules._phase("request", event.request, *BETWEEN_ROUNDS)
+
+
+def _preempted(rules: EventRules, event: e.Preempt) -> None:
+    phase = rules.table.live[event.request].phase
+    rules.table.change(event.request, phase=Phase.PREEMPTED, before=phase, slot=None, pages=(), ahead=0)
+
+
+def _resume(rules: EventRules, event: e.Resume, choices: bool) -> None:
+    standing = rules._phase("request", event.request, Phase.PREEMPTED)
+    rules._free_slot("resume")
+    rules._pages("resume", {event.request: standing.length})
+
+
+def _resumed(rules: EventRules, event: e.Resume) -> None:
+    standing = rules.table.live[event.request]
+    slot = rules.table.free_slot()
+    rules.table.live[event.request] = replace(standing, phase=standing.before or Phase.WAITING, before=None, slot=slot)
+    rules.table.grow([(event.request, standing.length)])
+
+
+def _finish(rules: EventRules, event: e.Finish, choices: bool) -> None:
+    rules._phase("request", event.request, Phase.READY)
+
+
+def _abort(rules: EventRules, event: e.Abort, choices: bool) -> None:
+    rules._phase("request", event.request)
+
+
+def _over(rules: EventRules, event: e.Finish | e.Abort) -> None:
+    rules.table.end(event.request)
+
+
+def _idle(rules: EventRules, event: e.Idle, choices: bool) -> None:
+    rules._nothing_in_flight("idle")
+
+
+def _idled(rules: EventRules, event: e.Idle) -> None:
+    """Nothing moves."""
+
+
+_RULES: dict[type[e.Event], Callable[[EventRules, Any, bool], None]] = {
+    e.Admit: _admit, e.Draft: _draft, e.Forward: _forward, e.Commit: _commit, e.SetNumSteps: _set_num_steps,
+    e.Save: _save, e.Load: _load, e.Preempt: _preempt, e.Resume: _resume, e.Finish: _finish, e.Abort: _abort,
+    e.Idle: _idle,
+}
+_ADVANCES: dict[type[e.Event], Callable[[EventRules, Any], None]] = {
+    e.Admit: _admitted, e.Draft: _drafted, e.Forward: _ran, e.Commit: _committed, e.SetNumSteps: _steps_set,
+    e.Save: _saved, e.Load: _loaded, e.Preempt: _preempted, e.Resume: _resumed, e.Finish: _over, e.Abort: _over,
+    e.Idle: _idled,
+}

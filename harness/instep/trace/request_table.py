@@ -1,0 +1,120 @@
+"""Where every request stands by the trace alone: phase, length, root, window, slot and pages, all predicted.
+
+Leaves out: which event may follow (`event_rules.py`). The order of slots and pages comes from the header: the first
+free one in that order is handed out, so no engine is ever asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from instep_reference.contract.engine import Capacity
+
+
+class Phase(Enum):
+    """waiting: nothing ran yet; prefilling: in its prompt; ready: the root is known, between rounds."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    READY = "ready"
+    DRAFTED = "drafted"
+    VERIFIED = "verified"
+    PREEMPTED = "preempted"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One live request.
+
+    length   committed tokens; root: chosen but not committed; said: everything chosen after the prompt
+    window   root and drafts of this round, while drafted or verified; parents: one per node, -1 for the root
+    slot     None while preempted; pages in order of position
+    before   the phase that a preempted request returns to
+    ahead    how many tokens more than `length` an engine must assume whose rounds overlap: it does not know yet how
+             many drafts of the last commit were accepted; 0 where rounds wait
+    """
+
+    request: str
+    prompt: tuple[int, ...]
+    slot: int | None
+    phase: Phase = Phase.WAITING
+    length: int = 0
+    root: int | None = None
+    said: tuple[int, ...] = ()
+    window: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    pages: tuple[int, ...] = ()
+    before: Phase | None = None
+    ahead: int = 0
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt that no forward has taken yet."""
+        return max(len(self.prompt) - self.length, 0)
+
+
+@dataclass
+class RequestTable:
+    """All requests; `ended` keeps those that are over, in order; `saved` what a name stands for."""
+
+    capacity: Capacity
+    num_steps: int
+    live: dict[str, Standing] = field(default_factory=dict)
+    ended: list[Standing] = field(default_factory=list)
+    saved: dict[str, Standing] = field(default_factory=dict)
+
+    def in_phase(self, *phases: Phase) -> tuple[str, ...]:
+        """Requests in one of the phases, in order of admission."""
+        return tuple(name for name, standing in self.live.items() if standing.phase in phases)
+
+    def free_slot(self) -> int | None:
+        """The slot that the next admitted or resumed request takes."""
+        taken = {standing.slot for standing in self.live.values()}
+        return next((slot for slot in self.capacity.slots if slot not in taken), None)
+
+    def pages_missing(self, positions: Mapping[str, int]) -> int:
+        """How many pages too few there are for these requests to reach so many positions."""
+        used = sum(len(standing.pages) for standing in self.live.values())
+        grown = sum(max(self._pages_for(count) - len(self.live[name].pages), 0) for name, count in positions.items())
+        return max(used + grown - len(self.capacity.pages), 0)
+
+    def positions(self, tokens: Mapping[str, int]) -> dict[str, int]:
+        """How far an event reaches that gives these requests so many tokens more.
+
+        The worst case counts where rounds overlap; where there is no room for it, exact lengths do, which an engine
+        waits for.
+        """
+        worst = {name: self.live[name].length + self.live[name].ahead + count for name, count in tokens.items()}
+        if not self.pages_missing(worst) and max(worst.values(), default=0) <= self.capacity.request_positions:
+            return worst
+        return {name: self.live[name].length + count for name, count in tokens.items()}
+
+    def reach(self, tokens: Mapping[str, int]) -> None:
+        """Hand out the pages for it; whose length was waited for, is known exactly from now on."""
+        positions = self.positions(tokens)
+        for name, count in tokens.items():
+            if positions[name] == self.live[name].length + count:
+                self.change(name, ahead=0)
+        self.grow(positions.items())
+
+    def grow(self, positions: Iterable[tuple[str, int]]) -> None:
+        """Hand out pages, request by request in the order given; lists grow and are never trimmed."""
+        for name, count in positions:
+            standing = self.live[name]
+            more = self._pages_for(count) - len(standing.pages)
+            if more <= 0:  # the most frequent case: a round stays on its page
+                continue
+            taken = {page for other in self.live.values() for page in other.pages}
+            free = [page for page in self.capacity.pages if page not in taken]
+            self.change(name, pages=(*standing.pages, *free[:more]))
+
+    def change(self, name: str, **fields: object) -> None:
+        self.live[name] = replace(self.live[name], **fields)  # type: ignore[arg-type]
+
+    def end(self, name: str) -> None:
+        self.ended.append(self.live.pop(name))
+
+    def _pages_for(self, positions: int) -> int:
+        return -(-positions // self.capacity.page_size)

@@ -1,0 +1,261 @@
+"""The ladder: graphs, ops, places and memory at fault are told apart, with wrong ops and engines planted in-process.
+
+Leaves out: faults in the source, which the catalogue plants (`instep faults`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.faults.base import Wrap
+from instep.localise import locate
+from instep.replay.replay import Outcome, Replay
+from instep.replay.setting import Setting
+from instep.trace.file import Trace
+from instep.trace.policy import Arrival
+from instep.verdict import Exit, Located
+from instep_optimized import load
+from instep_optimized.graphs import runner
+from instep_optimized.model import gdn
+from instep_optimized.ops import plain
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.engine import Commit
+from instep_reference.contract.place import Place
+from support.traces import policy, recorded
+
+pytestmark = pytest.mark.slow  # whole replays
+
+# A commit takes the node before the accepted one.
+EARLY = Wrap(
+    "instep_optimized/commit/snapshot.py", "Snapshot.commit",
+    "from dataclasses import replace\naccepted = replace(accepted, nodes=(accepted.nodes - 1).clamp(min=0))",
+)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("ladder"))
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory) -> Trace:
+    """Two requests, round after round."""
+    told = policy(num_steps=3, adaptive=None, steps=(), deeds=(), accept=(2, 3), rounds=4, arrivals=(
+        Arrival("a", "few", max_new=12), Arrival("b", "one", max_new=12),
+    ))
+    return recorded(tmp_path_factory.mktemp("rounds"), told)
+
+
+def located(trace: Trace, **how: Any) -> tuple[Outcome, Located]:
+    replay = Replay(trace, Setting(**how))
+    outcome = replay.run()
+    assert outcome.verdict.exit is Exit.DIVERGED
+    return outcome, locate(replay, outcome)
+
+
+# -- an op --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ops", "strategy", "op", "component"), [
+    ("support.subjects:LOUDER", "rerun", "gated_norm", "gated"),
+    ("support.injected_errors:EPS_ON_THE_MEAN", "rerun", "gdn_inputs", "q"),
+    ("support.injected_errors:LOUD_TILE_OF_FUSED", "rerun", "linear", "fused"),
+    ("support.wrong_ops:SWAPPED", "rerun", "store_rows", "keys"),
+    ("support.wrong_ops:UNMOVED", "snapshot", "move", "conv"),
+])
+def test_a_wrong_op_is_named(trace, ops, strategy, op, component):
+    outcome, found = located(trace, ops=ops, strategy=strategy)
+    assert (found.cause, found.op, found.finding.place.component) == ("op", op, component)
+    assert found.finding is outcome.verdict.findings[0] and found.replays <= 2
+    assert f"events 0 to {found.finding.event} agree" in found.says and found.options == (f"--swap {op}=plain",)
+
+
+def test_an_op_far_from_the_place_is_found_by_halving(trace):
+    """`shift` and `place_rows` hand on no place: what is wrong shows behind them."""
+    _, found = located(trace, ops="support.wrong_ops:ONE_ON")
+    assert (found.cause, found.op) == ("op", "place_rows")
+    assert found.finding.place.component in ("query", "keys")
+
+
+def test_two_wrong_ops_are_named_together(trace):
+    _, found = located(trace, ops="support.wrong_ops:LOUDER_TWICE")
+    assert (found.cause, found.op) == ("op", "gated_norm, open")
+
+
+def test_a_wrong_op_of_labels_is_swapped_for_the_ledgers(trace):
+    _, found = located(trace, ops="support.wrong_ops:LABELS_SWAPPED")
+    assert (found.cause, found.op) == ("op", "store_rows")
+    assert found.options == ("--swap store_rows=ledger",)
+
+
+# -- a place ------------------------------------------------------------------------------------------
+
+
+def in_layer(layer: int, changed: str) -> Wrap:
+    """GDN layers from this one on hand their gated norm another z: no op is at fault."""
+    return Wrap(
+        "instep_optimized/model/gdn.py", "GdnLayer.__call__",
+        "from dataclasses import replace\n"
+        "norm = ops.gated_norm\n"
+        f"if self.layer >= {layer}:\n"
+        f"    ops = replace(ops, gated_norm=lambda *, z, **others: norm(z={changed}, **others))",
+    )
+
+
+@pytest.mark.parametrize("ops", ["plain", "ledger"])
+def test_a_place_is_at_fault_when_all_that_follows_agrees_with_the_references_there(trace, ops, plant):
+    plant(in_layer(0, "z.flip(1)"))
+    _, found = located(trace, ops=ops)
+    assert (found.cause, found.op, found.finding.place) == ("place", "gated_norm", Place("trunk", 0, "gated"))
+    assert found.says.startswith("caused here: ") and found.options == (f"--graft trunk.0.gated@{found.finding.event}",)
+
+
+def test_places_alike_in_several_layers_are_at_fault_together(tmp_path, plant):
+    several = recorded(tmp_path, num_hidden_layers=4, full_attention_interval=4)
+    plant(in_layer(1, "1.01 * z"))
+    _, found = located(several, ops="plain")
+    assert found.cause == "place" and "in 2 places" in found.says
+    assert [option.partition("@")[0] for option in found.options] == ["--graft trunk.1.gated", "--graft trunk.2.gated"]
+
+
+def test_what_the_same_op_writes_is_not_behind_the_place(trace, monkeypatch):
+    """A delta rule that forgets what it read: its read-out is wrong, and so is the state that it leaves."""
+    def forgetful(**given: Any) -> torch.Tensor:
+        parts = tuple(replace(part, fresh=torch.ones_like(part.fresh)) for part in given.pop("parts"))
+        return right.gdn(parts=parts, **given)
+
+    right = load("plain")
+    monkeypatch.setattr(plain, "PLAIN", replace(right, gdn=forgetful))
+    _, found = located(trace, ops="plain", strategy="snapshot")
+    assert (found.cause, found.op, found.finding.place.component) == ("place", "gdn", "core")
+    assert "trunk.0.state" in found.says and "written by the same op" in found.says
+
+
+def test_two_places_of_one_layer_stay_unconfirmed(trace, monkeypatch):
+    """The reference's tensor in the first one mends the first one alone."""
+    def both(self: Any, ops: Ops, *given: Any) -> torch.Tensor:
+        wrong = replace(ops, gated_norm=lambda *, z, **more: ops.gated_norm(z=1.01 * z, **more),
+                        mlp=lambda *, x, **more: ops.mlp(x=1.01 * x, **more))  # fmt: skip
+        return right(self, wrong, *given)
+
+    right = gdn.GdnLayer.__call__
+    monkeypatch.setattr(gdn.GdnLayer, "__call__", both)
+    _, found = located(trace, ops="plain")
+    assert found.cause == "unconfirmed"
+    assert "trunk.0.mlp" in found.says and "disagrees still" in found.says
+
+
+# -- memory -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ops", ["plain", "ledger"])
+def test_memory_that_a_commit_wrote_wrongly_is_told_from_an_op(rounds, ops, plant):
+    """One node too few, whichever op moves it: with the reference's memory the next events agree."""
+    plant(EARLY)
+    _, found = located(rounds, ops=ops, strategy="snapshot", conv="widened")
+    assert found.cause == "memory" and found.op is None
+    assert (found.finding.kind, found.finding.place.component) == ("commit", "state")
+    event = found.finding.event
+    assert found.says.startswith(f"caused here, in memory, written by event {event}: with the reference's in its place")
+    assert f", events {event + 1} to {event + 2} agree, and event {event + 3} writes it wrongly again" in found.says
+    assert any("with --strategy rerun it agrees" in hint for hint in found.hints)
+
+
+def test_memory_that_nobody_reads_later_is_told(rounds, plant):
+    """The same commit as the last event of a trace: nothing could be replaced behind it."""
+    plant(EARLY)
+    first = next(number for number, event in enumerate(rounds.events) if isinstance(event, Commit))
+    _, found = located(replace(rounds, events=rounds.events[: first + 1]), ops="plain", strategy="snapshot")
+    assert (found.cause, found.options) == ("memory", ())
+    assert found.says == f"memory, written by event {first}; nothing reads it later in this trace"
+
+
+def test_memory_that_is_read_wrongly_is_told_from_the_ops_that_read_it(trace, monkeypatch):
+    """A second chunk that begins anew, in the conv and in the delta rule alike."""
+    def anew(self: Any, ops: Ops, hidden: torch.Tensor, bound: Any, stage: str) -> torch.Tensor:
+        def fresh(parts: Any) -> Any:
+            return tuple(replace(part, fresh=torch.ones_like(part.fresh)) for part in parts)
+
+        wrong = replace(ops, conv=lambda *, parts, **more: ops.conv(parts=fresh(parts), **more),
+                        gdn=lambda *, parts, **more: ops.gdn(parts=fresh(parts), **more))  # fmt: skip
+        return right(self, wrong, hidden, bound, stage)
+
+    right = gdn.GdnLayer.__call__
+    monkeypatch.setattr(gdn.GdnLayer, "__call__", anew)
+    _, found = located(trace, ops="plain")
+    assert found.cause == "memory" and found.finding.place == Place("trunk", 0, "mixed")
+    assert found.says.startswith("caused here, in what is read from memory: with the reference's mixed and core ")
+
+
+def test_bytes_of_nobody_are_memory_too(trace, plant):
+    scribble = "next(region for region in self.regions() if region.name == 'state').units[0].fill_(1.0)"
+    plant(Wrap("instep_optimized/engine.py", "OptimizedEngine.idle", scribble))
+    outcome, found = located(trace, ops="ledger", strategy="snapshot")
+    assert outcome.verdict.findings[0].kind == "idle"
+    assert found.cause == "memory" and "where no request's is" in found.says
+
+
+# -- graphs, and what cannot be confirmed -------------------------------------------------------------
+
+
+def test_what_vanishes_eagerly_is_a_graph_fault(rounds, monkeypatch):
+    """Inputs are not copied into the graph's own buffers: every replay serves nobody, as the capture did."""
+    monkeypatch.setattr(runner, "_fill", lambda *given: None)
+    _, found = located(rounds, ops="ledger", graphs=True)
+    assert found.cause == "graph" and found.replays == 1
+    assert found.says.startswith("a graph fault: run eagerly, ")
+
+
+def test_what_a_graph_cannot_be_blamed_for_is_looked_for_eagerly(rounds):
+    _, found = located(rounds, ops="support.wrong_ops:LABELS_SWAPPED", graphs=True)
+    assert (found.cause, found.op) == ("op", "store_rows")
+
+
+def test_an_engine_that_raises_is_not_confirmed(trace):
+    _, found = located(trace, ops="support.subjects:refusing")
+    assert found.cause == "unconfirmed" and found.replays == 0
+
+
+# -- from the command line ----------------------------------------------------------------------------
+
+
+def test_replay_says_where_it_was_made(trace, instep, tmp_path):
+    file = tmp_path / "result.json"
+    told = instep("replay", trace.path, "--ops", "support.subjects:LOUDER", "--json", file)
+    assert told.code == Exit.DIVERGED
+    assert "caused by gated_norm: with that of plain instead, events 0 to 2 agree  (--swap gated" in told.out
+    kept = json.loads(file.read_text())["runs"][0]["located"]
+    assert (kept["cause"], kept["op"], kept["options"]) == ("op", "gated_norm", ["--swap gated_norm=plain"])
+
+
+def test_without_the_ladder_nothing_is_run_again(trace, instep, tmp_path):
+    file = tmp_path / "result.json"
+    told = instep("replay", trace.path, "--ops", "support.subjects:LOUDER", "--no-ladder", "--json", file)
+    assert told.code == Exit.DIVERGED and "caused by" not in told.out
+    assert json.loads(file.read_text())["runs"][0]["located"] is None
+
+
+@pytest.mark.parametrize(("words", "code"), [
+    (("--swap", "gated_norm=plain"), Exit.AGREED), (("--graft", "trunk.0.gated@2"), Exit.AGREED),
+    (("--graft", "trunk.0.mixer@2"), Exit.DIVERGED), ((), Exit.DIVERGED),
+])
+def test_by_hand_one_thing_is_otherwise(trace, instep, words, code):
+    told = instep("replay", trace.path, "--ops", "support.subjects:LOUDER", "--until", 4, "--no-ladder", *words)
+    assert told.code == code, told.out
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--swap", "gated_norm"), "OP=SET"), (("--swap", "gated=plain"), "one of the ops"),
+    (("--graft", "trunk.gated"), "PLACE@EVENT"), (("--graft", "trunk.0.gates@2"), "stage.layer.component"),
+    (("--graft", "trunk.9.gated@2"), "trunk.9.gated@2"), (("--drafter", "medusa"), "eagle or vanilla"),
+    (("--graft", "extend.0.state@2"), "one of trunk.0.state"), (("--graft", "trunk.0.core@999"), "no other is run"),
+    (("--swap", "gdn=plain", "--swap", "gdn=plain"), "each op once"),
+])
+def test_wrong_spelling_is_bad_input(trace, instep, words, says):
+    told = instep("replay", trace.path, "--ops", "plain", *words)
+    assert told.code == Exit.BAD_INPUT and says in told.err and "Traceback" not in told.err

@@ -1,0 +1,60 @@
+"""A trail: the same for the same run, another one as soon as a single byte of a pool differs.
+
+Leaves out: what it serves for, whether a planted fault fired (`test_faults.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from instep.observe.context import EventContext
+from instep.observe.event_digests import EventDigests
+from instep.observe.memory import bits
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.trace.file import Trace
+from instep.verdict import Comparison, Exit, Tier
+from support.command import Runner
+from support.traces import recorded
+
+pytestmark = pytest.mark.slow  # whole replays
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("trail"))
+
+
+class Spoiler:
+    """Flips one bit of a pool after the last event, before the trail is written."""
+
+    name, tier = "spoiler", Tier.BITWISE
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison]:
+        if context.index == self.last:
+            units = bits(context.regions()[0].units)
+            units[(0,) * units.dim()] ^= 1
+        yield from ()
+
+
+def test_digests_are_the_same_again_and_part_at_a_bit(trace: Trace) -> None:
+    first, again, spoiled = EventDigests(), EventDigests(), EventDigests()
+    assert Replay(trace, Setting("ledger")).run(also=[first]).verdict.exit is Exit.AGREED
+    Replay(trace, Setting("ledger")).run(also=[again])
+    Replay(trace, Setting("ledger")).run(also=[Spoiler(len(trace.events) - 1), spoiled])
+    assert first.lines == again.lines and len(first.lines) == len(trace.events)
+    assert first.lines[:-1] == spoiled.lines[:-1] and first.lines[-1] != spoiled.lines[-1]
+
+
+def test_replay_writes_it(trace: Trace, instep: Runner, tmp_path: Path) -> None:
+    out = tmp_path / "a.trail"
+    assert instep("replay", trace.path, "--ops", "ledger", "--until", 2, "--trail", out).code == Exit.AGREED
+    written = out.read_text().splitlines()
+    assert [line.split()[:3] for line in written[:2]] == [["ledger", "0", "admit"], ["ledger", "1", "admit"]]
+    assert len(written) == 3 and len({line.split()[3] for line in written}) == 3

@@ -1,0 +1,184 @@
+"""The rules: what may follow what, and what the trace alone says about slots, pages, lengths and roots.
+
+Leaves out: engines; none is needed to say where things must stand.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from instep.trace.event_rules import EventRules
+from instep.trace.request_table import Phase
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
+from support.traces import header, one_round
+
+
+def rules_after(*events: e.AnyEvent, **changes: object) -> EventRules:
+    rules = EventRules(header(**changes))
+    for event in events:
+        rules.apply(event)
+    return rules
+
+
+def ready(name: str = "a", prompt: tuple[int, ...] = (1, 2, 3), root: int = 9) -> tuple[e.AnyEvent, ...]:
+    return e.Admit(name, prompt), e.Forward((e.Row(name, "prefill", len(prompt), root=root),))
+
+
+def verified(name: str = "a") -> tuple[e.AnyEvent, ...]:
+    return *ready(name), e.Draft((name,), picks=((4, 5, 6),)), e.Forward((e.Row(name, "verify"),))
+
+
+def refusal(rules: EventRules, event: e.AnyEvent) -> str:
+    with pytest.raises(BadInput) as refused:
+        rules.check(event, "t.jsonl line 7")
+    assert str(refused.value).startswith("t.jsonl line 7: ")
+    return str(refused.value)
+
+
+def test_a_request_goes_through_its_phases():
+    rules, phases = EventRules(header()), []
+    for event in one_round():
+        rules.apply(event)
+        phases.append(rules.table.live["a"].phase if "a" in rules.table.live else None)
+    assert phases == [
+        Phase.WAITING, Phase.PREFILLING, Phase.READY, Phase.DRAFTED, Phase.VERIFIED, Phase.READY, Phase.READY, None,
+    ]
+    ended = rules.table.ended[0]
+    assert ended.said == (9, 10, 11, 13, 14) and ended.length == 9 and ended.root == 14
+
+
+def test_slots_are_the_first_free_ones_in_the_header_s_order():
+    rules = rules_after(e.Admit("a", (1,)), e.Admit("b", (2,)))
+    assert [rules.table.live[name].slot for name in "ab"] == [3, 1]
+    rules.apply(e.Abort("a"))
+    rules.apply(e.Admit("c", (1,)))
+    assert rules.table.live["c"].slot == 3
+
+
+def test_pages_grow_with_what_may_be_written_and_are_never_trimmed():
+    rules = rules_after(*ready(prompt=tuple(range(7))))
+    assert rules.table.live["a"].pages == (5,)  # 7 positions of 8
+    rules.apply(e.Draft(("a",), picks=((4, 5, 6),)))
+    assert rules.table.live["a"].pages == (5, 2)  # the draft's KV reaches position 9
+    rules.apply(e.Forward((e.Row("a", "verify"),)))
+    rules.apply(e.Commit(("a",), accepted=(e.Path((), 8),)))
+    assert rules.table.live["a"].length == 8 and rules.table.live["a"].pages == (5, 2)
+
+
+def test_a_preempted_request_gives_all_back_and_resumes_where_it_stood():
+    rules = rules_after(*ready(), e.Preempt("a"))
+    assert rules.table.live["a"].slot is None and rules.table.live["a"].pages == ()
+    rules.apply(e.Admit("b", (1,)))
+    rules.apply(e.Resume("a"))
+    back = rules.table.live["a"]
+    assert (back.phase, back.slot, back.pages, back.length, back.root) == (Phase.READY, 1, (5,), 3, 9)
+
+
+def test_a_saved_state_can_be_loaded_by_a_fresh_request_with_the_same_prompt():
+    rules = rules_after(*ready(), e.Save("a", "kept"), e.Finish("a"), e.Admit("b", (1, 2, 3)), e.Load("b", "kept"))
+    assert (rules.table.live["b"].length, rules.table.live["b"].root) == (3, 9)
+    assert "name" in refusal(rules_after(*ready(), e.Save("a", "kept"), e.Admit("b", (1,))), e.Load("b", "kept"))
+
+
+def test_a_tree_is_committed_along_parents():
+    tree = e.Draft(("a",), picks=((4, 5, 6),), parents=((0, 0, 2),))
+    rules = rules_after(*ready(), tree, e.Forward((e.Row("a", "verify"),)))
+    rules.check(e.Commit(("a",), accepted=(e.Path((2, 3), 8),)))
+    said = refusal(rules, e.Commit(("a",), accepted=(e.Path((1, 3), 8),)))
+    assert "accepted[0].nodes[1]: found 3, expected a child of node 1" in said
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "field"),
+    [
+        ((), e.Admit("a", (64,)), "prompt[0]: found token 64"),
+        ((), e.Admit("a", ()), "prompt: found no token"),
+        ((e.Admit("a", (1,)),), e.Admit("a", (1,)), "a name that no live request has"),
+        ((e.Admit("a", (1,)), e.Admit("b", (1,))), e.Admit("c", (1,)), "no free slot"),
+        ((e.Admit("a", (1,)),), e.Draft(("a",), picks=((1, 2, 3),)), "waiting, expected a request that is ready"),
+        (ready(), e.Draft(("a",), picks=((1, 2),)), "picks: found [2] drafts"),
+        (ready(), e.Draft(("a",)), "picks: found nothing"),
+        (ready(), e.Draft(("a", "a"), picks=((1, 2, 3), (1, 2, 3))), "none twice"),
+        (ready(), e.Draft(("z",), picks=((1, 2, 3),)), "which is not there"),
+        (ready(), e.Draft(("a",), picks=((1, 2, 3),), parents=((0, 2, 0),)), "parents[0][1]"),
+        ((*ready(), e.SetNumSteps(0)), e.Draft(("a",), picks=((),)), "a step count above 0"),
+        (ready(), e.Forward((e.Row("a", "verify"),)), "ready, expected a request that is drafted"),
+        (ready(), e.Forward((e.Row("a", "prefill", 1),)), "waiting or prefilling"),
+        (ready(), e.Forward((e.Row("a", "decode"),)), "rows[0].root: found nothing"),
+        (ready(), e.Forward((e.Row("a", "decode", root=-1),)), "rows[0].root[0]: found token -1"),
+        (ready(), e.Forward(()), "at least one request"),
+        ((e.Admit("a", (1, 2)),), e.Forward((e.Row("a", "prefill", 1, root=4),)), "only a decode row and a last chunk"),
+        ((e.Admit("a", (1, 2)),), e.Forward((e.Row("a", "prefill", 3),)), "rows[0].tokens: found 3, expected 1 to 2"),
+        (verified(), e.Forward((e.Row("a", "verify"),)), "a commit first"),
+        (verified(), e.SetNumSteps(1), "the end of the round"),
+        (verified(), e.Preempt("a"), "verified"),
+        (verified(), e.Finish("a"), "verified"),
+        (verified(), e.Idle(), "a commit first"),
+        (verified(), e.Commit(("a",)), "accepted: found nothing"),
+        (verified(), e.Commit(("a",), accepted=(e.Path((2,), 1),)), "nodes[0]: found 2, expected a child of node 0"),
+        (verified(), e.Commit(("a",), accepted=(e.Path((1, 2, 3, 4), 1),)), "it has none"),
+        (verified(), e.Commit(("a",), accepted=(e.Path((1,), 64),)), "bonus"),
+        (verified(), e.Commit(("a",), accepted=()), "0 paths"),
+        (ready(), e.SetNumSteps(2), "num_steps: found 2, expected one of [0, 1, 3]"),
+        (ready(), e.Resume("a"), "preempted"),
+        ((e.Admit("a", (1,)),), e.Finish("a"), "ready"),
+        ((e.Admit("a", (1,)),), e.Save("a", "k"), "prefilling or ready"),
+    ],
+)
+def test_an_illegal_event_is_refused_by_name(before, event, field):
+    assert field in refusal(rules_after(*before), event)
+
+
+def test_a_refusal_says_what_would_be_legal():
+    assert "legal here: commit, preempt" not in refusal(rules_after(*verified()), e.Idle())
+    assert "legal here: admit, commit, abort" in refusal(rules_after(*verified()), e.Idle())
+
+
+def test_a_commit_covers_every_verified_request_in_any_order():
+    both = (
+        *ready("a"), *ready("b"), e.Draft(("a", "b"), picks=((4, 5, 6), (7, 8, 9))),
+        e.Forward((e.Row("b", "verify"), e.Row("a", "verify"))),
+    )
+    paths = (e.Path((), 1), e.Path((1,), 2))
+    rules_after(*both).check(e.Commit(("a", "b"), accepted=paths))
+    rules_after(*both).check(e.Commit(("b", "a"), accepted=paths))
+    assert "every verified request: a, b" in refusal(rules_after(*both), e.Commit(("a",), accepted=paths[:1]))
+    rules_after(*both, e.Abort("a")).check(e.Commit(("b",), accepted=paths[:1]))
+
+
+def test_room_is_counted_over_all_rows():
+    rules = rules_after(e.Admit("a", tuple(range(40))))
+    assert "33 tokens" in refusal(rules, e.Forward((e.Row("a", "prefill", 33),)))
+    few = msgspec.structs.replace(header().capacity, pages=(1, 2))
+    rules = rules_after(e.Admit("a", tuple(range(20))), capacity=few)
+    assert "pages too few by 1" in refusal(rules, e.Forward((e.Row("a", "prefill", 17),)))
+
+
+def test_no_event_may_need_more_positions_than_a_request_may_have():
+    short = msgspec.structs.replace(header().capacity, max_positions=6)
+    rules = rules_after(e.Admit("b", tuple(range(7))), *ready("a"), capacity=short)  # "a" at 3
+    said = refusal(rules, e.Forward((e.Row("b", "prefill", 7, root=1),)))
+    assert 'rows: found "b" at 7 positions, expected at most max_positions = 6' in said and "\n" not in said
+    rules.apply(e.Draft(("a",), picks=((4, 5, 6),)))
+    assert '"a" at 7 positions' in refusal(rules, e.Forward((e.Row("a", "verify"),)))
+    rules = rules_after(*ready("a", (1, 2, 3, 4)), capacity=short)
+    assert 'draft: found "a" at 7 positions' in refusal(rules, e.Draft(("a",), picks=((4, 5, 6),)))
+    for root in (7, 8):
+        rules.apply(e.Forward((e.Row("a", "decode", root=root),)))
+    assert '"a" at 7 positions' in refusal(rules, e.Forward((e.Row("a", "decode", root=9),)))
+    rules.check(e.Finish("a"))
+
+
+def test_everything_that_is_said_to_be_legal_is_accepted():
+    rules = rules_after(*ready("a"), e.Admit("b", (1, 2)), e.Save("a", "kept"))
+    assert rules.legal() == {
+        "prefill": ("b",), "draft": ("a",), "decode": ("a",), "set_num_steps": ("0", "1", "3"), "save": ("a",),
+        "preempt": ("a", "b"), "finish": ("a",), "abort": ("a", "b"), "idle": ("",),
+    }
+    for event in (
+        e.Forward((e.Row("b", "prefill", 2, root=5), e.Row("a", "decode", root=4))), e.SetNumSteps(1), e.Preempt("b"),
+        e.Draft(("a",), picks=((1, 2, 3),)), e.Finish("a"), e.Abort("b"), e.Idle(), e.Save("a", "again"),
+    ):
+        rules.check(event)

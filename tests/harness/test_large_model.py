@@ -1,0 +1,170 @@
+"""A model without a whole reference: T0, T1 and T2d pass where all is right, and name what is wrong.
+
+Leaves out: real sizes, which need a GPU (`tests/perf/real_shapes_gpu.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from instep.cli import main
+from instep.observe.oracle import Oracle
+from instep.observe.recomputation import Recomputation
+from instep.observe.states import StateOracle
+from instep.replay.large_model import outcome, participants
+from instep.replay.lockstep import Lockstep
+from instep.replay.setting import Setting
+from instep.report.words import divergence
+from instep.shapes import run as shapes_run
+from instep.shapes.course import course
+from instep.shapes.random_weights import random_checkpoint
+from instep.trace.event_rules import verified
+from instep.verdict import Exit, Tier
+from instep_reference.contract import engine as e
+from support.narrow import narrow
+
+pytestmark = pytest.mark.slow
+
+SETUP = Setting("plain", dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def made():
+    checkpoint = random_checkpoint(narrow("qwen3.5-9b"))
+    return checkpoint, course(checkpoint, "narrow", requests=2, rounds=8)
+
+
+def test_a_course_has_what_a_commit_can_go_wrong_at(made):
+    _, trace = made
+    assert verified(trace) is trace
+    commits = [event for event in trace.events if isinstance(event, e.Commit)]
+    assert {0, 7} <= {len(path.nodes) for event in commits for path in event.accepted}
+    kinds = [Counter(row.kind for row in event.rows) for event in trace.events if isinstance(event, e.Forward)]
+    assert any(kind["prefill"] and kind["verify"] for kind in kinds) and any(kind["decode"] for kind in kinds)
+    assert {event.num_steps for event in trace.events if isinstance(event, e.SetNumSteps)} >= {1, 3}
+
+
+def test_every_state_of_every_gdn_layer_is_judged(made):
+    checkpoint, trace = made
+    found = outcome(trace, checkpoint, SETUP)
+    assert found.verdict.exit is Exit.AGREED and found.verdict.events == len(trace.events)
+    judged = [one for one in found.verdict.compared if one.check == "directed"]
+    writes = sum(
+        len(event.requests) if isinstance(event, e.Commit) else sum(row.kind != "verify" for row in event.rows)
+        for event in trace.events if isinstance(event, e.Commit | e.Forward)
+    )
+    assert len(judged) == 3 * writes and {one.place.layer for one in judged} == {0, 1, 2}
+    assert {one.tier for one in found.verdict.compared} == {Tier.IDENTITY, Tier.BITWISE, Tier.DIRECTED}
+    assert found.calls["gdn"] > 0
+
+
+def test_every_check_that_needs_no_whole_reference_is_asked(made):
+    checkpoint, trace = made
+    for how in ({}, {"strategy": "columns", "conv": "widened", "graphs": True}):
+        verdict = outcome(trace, checkpoint, Setting("plain", dtype="bfloat16", **how), until=12).verdict
+        assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+        asked = {one.check for one in verdict.compared}
+        assert asked >= {"bounds", "contracts", "capacity", "aliasing", "graphs", "hostreads", "tails", "poison"}
+        assert not verdict.skipped, verdict.skipped[:3]
+
+
+@pytest.mark.parametrize(("ops", "check", "how"), [
+    ("ONE_COLUMN_MORE", "tails", {"strategy": "snapshot"}), ("DOUBLED", "contracts", {}), ("POISONED", "poison", {}),
+])  # fmt: skip
+def test_what_no_state_tells_is_found_at_real_sizes_too(made, ops, check, how):
+    checkpoint, trace = made
+    found = outcome(trace, checkpoint, Setting(f"support.wrong_ops:{ops}", **how)).verdict.findings
+    assert check in {finding.check for finding in found}, found[:2]
+
+
+def test_the_command_that_is_printed_is_one_and_does_the_same(monkeypatch, tmp_path, capsys):
+    """And where no command does the same, none is printed."""
+    monkeypatch.setattr(shapes_run, "shape", lambda name, layers, vocab: narrow(name, layers=layers))
+    found = shapes_run.shaped("qwen3.5-9b", Setting("support.wrong_ops:DOUBLED", strategy="snapshot"), until=12)
+    command = divergence(found).splitlines()[-1].split()
+    assert command[:5] == ["instep", "shapes", "--layers", "4", "qwen3.5-9b"]
+    monkeypatch.setattr("sys.argv", [*command, "--json", str(tmp_path / "again.json")])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == Exit.DIVERGED
+    again = json.loads((tmp_path / "again.json").read_text())["runs"][0]
+    first = found.verdict.findings[0]
+    assert (again["events"], again["findings"][0]["diagnosis"]) == (found.verdict.events, first.diagnosis)
+    nowhere = replace(found, again=())
+    assert divergence(nowhere).splitlines() == divergence(found).splitlines()[:-1]
+
+
+def test_a_commit_that_moves_nothing_is_named(made):
+    checkpoint, trace = made
+    found = outcome(trace, checkpoint, Setting("support.wrong_ops:UNMOVED", strategy="snapshot"))
+    assert found.verdict.exit is Exit.DIVERGED
+    first = next(one for one in found.verdict.findings if one.check == "directed")
+    assert first.kind == "commit" and "holds the state from before the step" in first.diagnosis
+
+
+def test_roundings_that_fall_otherwise_are_no_wrong_state():
+    """As with a library that adds the parts of a split sum in 16 bits: errors of twice the size, which lean nowhere."""
+    checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=1, hidden=256, key_dim=128, value_dim=128))
+    trace = course(checkpoint, "wider", requests=2, rounds=2)
+    for ops in ("plain", "support.wrong_ops:IN_FOUR_PARTS"):
+        found = outcome(trace, checkpoint, Setting(ops, dtype="bfloat16"), until=6).verdict
+        assert found.exit is Exit.AGREED
+        judged = [one for one in found.compared if one.check == "directed"]
+        assert judged and max(one.worst for one in judged) < 0.2
+
+
+def _apart(draws):
+    """How far half of the draws lie from the middle one: one that rounds a tie the other way moves nothing here."""
+    return (draws - draws.median(0).values).flatten(1).norm(dim=1).median()
+
+
+def test_states_are_drawn_with_roundings_by_chance_only_where_something_is_stored_narrow(made):
+    checkpoint, trace = made
+    for dtype, narrow_places in (("bfloat16", True), ("float32", False)):
+        setting = replace(SETUP, dtype=dtype)
+        header = trace.header
+        seats = participants(checkpoint, setting, header.room(), num_steps=7, adaptive=header.adaptive_file("narrow"))
+        rounds = setting.op_set().rounds(setting.activation, torch.float32)
+        oracle, lockstep = StateOracle(checkpoint, rounds, torch.float32, torch.device("cpu")), Lockstep(trace, seats)
+        seen = set()
+        for _ in range(8):
+            for piece in oracle.at(lockstep.step()):
+                if isinstance(piece, Recomputation) and piece.writes_state:
+                    assert piece.narrow is narrow_places
+                    seen.add(piece.span.kind)
+                    shared, sampled = (_apart(x) for x in (piece.yardsticks.state, piece.dithered(8).state))
+                    assert (sampled > 100 * shared) == narrow_places
+        assert seen >= {"prefill", "commit"}
+
+
+def test_layers_that_are_not_judged_are_not_computed(made):
+    checkpoint, trace = made
+    found = outcome(trace, checkpoint, SETUP, until=8, layers=(1,))
+    assert {one.place.layer for one in found.verdict.compared if one.check == "directed"} == {1}
+    assert found.verdict.events == 9
+
+
+def test_states_are_those_of_the_whole_oracle(made):
+    checkpoint, trace = made
+    header = trace.header
+    seats = participants(checkpoint, SETUP, header.room(), num_steps=7, adaptive=header.adaptive_file("narrow"))
+    lockstep, rounds = Lockstep(trace, seats), SETUP.op_set().rounds(torch.bfloat16, torch.float32)
+    whole = Oracle(checkpoint, rounds, torch.float32)
+    lean = StateOracle(checkpoint, rounds, torch.float32, torch.device("cpu"))
+    compared = 0
+    for _ in range(9):
+        context = lockstep.step()
+        right, found = (
+            [piece for piece in oracle.at(context) if isinstance(piece, Recomputation) and piece.writes_state]
+            for oracle in (whole, lean)
+        )
+        for ours, theirs in zip(found, right, strict=True):
+            assert (ours.layer, ours.request) == (theirs.layer, theirs.request)
+            assert torch.allclose(ours.truth.state, theirs.truth.state, rtol=1e-12, atol=1e-14)
+            compared += 1
+    assert compared >= 15

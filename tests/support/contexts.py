@@ -1,0 +1,191 @@
+"""Contexts of a small real run, with the reference in a narrow width standing in as the subject.
+
+Leaves out: an optimized engine. A test takes these contexts, spoils one thing in one of them, and sees which check
+says what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from instep.checks import Check
+from instep.observe.context import EventContext
+from instep.observe.memory import UNWATCHED
+from instep.observe.reorder import Reordered
+from instep.observe.updates import cut_down
+from instep.player import Side
+from instep.replay.lockstep import expect
+from instep.replay.participant import Participant
+from instep.replay.participants import rounding
+from instep.replay.setting import wide
+from instep.trace.drive import drive
+from instep.trace.event_rules import EventRules
+from instep.trace.header import Header, Model, Room
+from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps
+from instep.verdict import Comparison, Verdict
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Event, RequestState
+from instep_reference.contract.place import COMPONENTS, Place, See, unseen
+from instep_reference.engine import ReferenceEngine
+from instep_reference.ledger import LedgerEngine
+from instep_reference.weights import Weights
+
+from .checkpoints import write
+
+ROOM = Room(slots=(4, 1, 6), pages=tuple(range(40, 0, -1)), page_size=4, max_tokens=40)
+POLICY = Policy(
+    name="small", claim="checks see what they look at", capacity=ROOM, num_steps=3,
+    arrivals=(
+        Arrival("a", "long", chunks=(5, 7), max_new=14), Arrival("b", "one", max_new=12),
+        Arrival("c", "short", arrive=1, max_new=9), Arrival("d", "short", arrive=2, max_new=5),
+    ),
+    steps=(Steps(3, 1), Steps(4, 0), Steps(6, 3)), accept=(2, 0, 3, 1), rounds=12,
+    deeds=(ScheduledAction(4, "preempt", "a"), ScheduledAction(5, "resume", "a"), ScheduledAction(5, "idle")),
+)  # fmt: skip
+PROMPTS = {"long": tuple(range(3, 21)), "one": (7,), "short": (9, 8, 5, 30)}
+
+
+def checkpoint(directory: Path, **overrides: Any) -> Checkpoint:
+    return Checkpoint.open(write(directory / "model", "dense", 3, **overrides))
+
+
+def header_of(opened: Checkpoint, policy: Policy = POLICY) -> Header:
+    model = Model(".", "", "", opened.config.vocab, opened.config.mtp_layers)
+    return Header(
+        1, policy.name, policy.claim, model, policy.capacity, policy.num_steps, (0, 1, 3), None, 0, 0, None, (), {}
+    )
+
+
+def events_of(opened: Checkpoint, policy: Policy = POLICY) -> list[Event]:
+    """A complete trace: every choice filled in by the reference in fp64."""
+    engine = ReferenceEngine(Weights.of(opened), num_steps=policy.num_steps)
+    return [step.event for step in drive(policy, PROMPTS, header_of(opened, policy), engine)]
+
+
+def declared(activation: torch.dtype, state: torch.dtype) -> dict[str, torch.dtype]:
+    """Rounding points of the stand-in: everything in the activation dtype but gates, q, k, v, logits and state."""
+    kept = {"q", "k", "v", "log_decay", "beta", "update", "logits"}
+    return {c: wide(activation) if c in kept else activation for c in COMPONENTS} | {"state": state}
+
+
+def reordered(rounds: Mapping[str, torch.dtype], seed: int) -> See:
+    """Another summation order, and the rounding of a place: what makes the stand-in a subject of its own."""
+    generator, store = torch.Generator().manual_seed(seed), rounding(rounds)
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        drawn = 2 * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype) - 1
+        return store(place, tensor * (1 + torch.finfo(tensor.dtype).eps * drawn))
+
+    return see
+
+
+def run(
+    opened: Checkpoint, events: Sequence[Event], activation: torch.dtype = torch.float32,
+    state: torch.dtype = torch.float32, seed: int = 11,
+) -> list[EventContext]:
+    """Every context of a run: fp64 truth, rounded, and the stand-in, stored as the engines store."""
+    rounds = declared(activation, state)
+
+    def numbers(name: str, dtype: torch.dtype, see: See, arithmetic: Reordered | None = None) -> Participant:
+        engine = ReferenceEngine(Weights.of(opened, dtype), num_steps=POLICY.num_steps)
+        return Participant(name, engine, first=see, arithmetic=arithmetic)
+
+    truth = numbers("truth", torch.float64, unseen)
+    rounded = numbers("rounded", wide(activation), rounding(rounds), Reordered(torch.Generator().manual_seed(0)))
+    subject = numbers("subject", wide(activation), reordered(rounds, seed))
+    return [
+        replace(context, subject=_stored(context.subject, rounds))
+        for context in _contexts(header_of(opened), events, subject, truth, rounded)
+    ]
+
+
+def run_labels(opened: Checkpoint, events: Sequence[Event]) -> list[EventContext]:
+    """The same with labels: a right engine as its own truth."""
+    subject, truth = (
+        Participant(name, LedgerEngine(opened.config, num_steps=POLICY.num_steps))
+        for name in ("subject", "truth")
+    )
+    return list(_contexts(header_of(opened), events, subject, truth, None))
+
+
+def judge(contexts: Sequence[EventContext], checks: Sequence[Check]) -> Verdict:
+    verdict = Verdict()
+    for context in contexts:
+        for check in checks:
+            verdict.add(check(context))
+    return verdict
+
+
+def spoiled(
+    contexts: Sequence[EventContext], index: int, change: Callable[[EventContext], EventContext]
+) -> list[EventContext]:
+    """The run up to event `index`, with that context changed."""
+    return [*contexts[:index], change(contexts[index])]
+
+
+def with_state(context: EventContext, request: str, change: Callable[[RequestState], RequestState]) -> EventContext:
+    """Another logical state of the subject after the event."""
+    after = dict(context.subject.after)
+    after[request] = change(after[request])
+    return replace(context, subject=replace(context.subject, after=after))
+
+
+def with_rows(context: EventContext, place: Place, change: Callable[[torch.Tensor], torch.Tensor]) -> EventContext:
+    """Another tensor at a place of the subject."""
+    places = dict(context.subject.places)
+    places[place] = change(places[place].clone())
+    return replace(context, subject=replace(context.subject, places=places))
+
+
+def first(verdict: Verdict) -> Comparison:
+    return verdict.findings[0]
+
+
+def _contexts(
+    header: Header, events: Sequence[Event], subject: Participant, truth: Participant,
+    rounded: Participant | None,
+) -> Iterator[EventContext]:
+    rules = EventRules(header)
+    for index, event in enumerate(events):
+        before = replace(rules.table, live=dict(rules.table.live))
+        rules.apply(event)
+        other = None if rounded is None else rounded.serve(event)
+        expected = expect(before, rules.table)
+        yield cut_down(EventContext(
+            index, event, expected, subject.serve(event), truth.serve(event), other, UNWATCHED,
+            dict(expected.slots_after), {name: list(pages) for name, pages in expected.pages_after.items()},
+            updates=True,
+        ))  # fmt: skip
+
+
+def _stored(side: Side, rounds: Mapping[str, torch.dtype]) -> Side:
+    """Places and memory in the dtypes that are declared, as an engine would keep them."""
+    places = {p: t.to(rounds[p.component]) if t.is_floating_point() else t for p, t in side.places.items()}
+    before, after = ({name: _state(s, rounds) for name, s in states.items()} for states in (side.before, side.after))
+    return replace(side, places=places, before=before, after=after)
+
+
+def _state(state: RequestState, rounds: Mapping[str, torch.dtype]) -> RequestState:
+    def all_of(component: str, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        return {layer: tensor.to(rounds[component]) for layer, tensor in tensors.items()}
+
+    hidden = state.proposal_hidden
+    return replace(
+        state, proposal_hidden=None if hidden is None else hidden.to(rounds["final"]),
+        conv=all_of("conv", state.conv), state=all_of("state", state.state),
+        keys=all_of("keys", state.keys), values=all_of("values", state.values),
+        draft_keys=all_of("keys", state.draft_keys), draft_values=all_of("values", state.draft_values),
+    )  # fmt: skip
+
+
+__all__ = [
+    "checkpoint", "declared", "events_of", "first", "judge", "run", "run_labels", "spoiled",
+    "with_rows", "with_state",
+]
