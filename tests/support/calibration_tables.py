@@ -33,7 +33,8 @@ def undecided(result: dict[str, Any]) -> float:
 def limits(result: dict[str, Any]) -> str:
     """The smallest injected error that every run finds, by place and storage."""
     tiers = list(result["limits"][0]["found"])
-    head = ["what is off", "activations", "error of a correct engine there", *(f"found by {tier} from" for tier in tiers)]
+    fixed = ("what is off", "activations", "error of a correct engine there")
+    head = [*fixed, *(f"found by {tier} from" for tier in tiers)]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for limit in result["limits"]:
         sizes = ("never" if limit["found"][tier] is None else f"{limit['found'][tier]:.0e}" for tier in tiers)

@@ -124,7 +124,8 @@ def found() -> str:
         f"our kernels in layers of {_names(sizes)}, {_machine(_read('shapes-h200.json')['machine'])}": _agreed(sizes),
         "our reference against `transformers`, fp64": f"worst relative error {worst:.0e}",
     }  # fmt: skip
-    return "\n".join(["| what was judged | result |", "|---|---|", *(f"| {what} | {came} |" for what, came in rows.items())])
+    lines = [f"| {what} | {came} |" for what, came in rows.items()]
+    return "\n".join(["| what was judged | result |", "|---|---|", *lines])
 
 
 def _agreed(runs: list[dict[str, Any]]) -> str:
