@@ -1,6 +1,6 @@
 """docs/architecture.md names files that exist, and classes and functions that stand in the files named beside them.
 
-Leaves out: whether its sentences are right.
+The same of the table of files in harness/README.md, and its example runs. Leaves out: whether the sentences are right.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 
 TOP = Path(__file__).resolve().parents[1]
 PAGE = (TOP / "docs" / "architecture.md").read_text()
+HARNESS = (TOP / "harness" / "README.md").read_text()
 PACKAGES = ("harness/instep", "optimized/instep_optimized", "reference/instep_reference")
 FILE = re.compile(r"[\w./]+\.py")
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
@@ -88,3 +89,22 @@ def test_every_folder_exists() -> None:
     folders = [word for word in code(PAGE) if re.fullmatch(r"[\w/]+/[\w/]+", word)]
     assert len(folders) >= len(PACKAGES)
     assert not [word for word in folders if not (TOP / word).is_dir()]
+
+
+def test_every_file_of_the_harness_readme_exists() -> None:
+    rows = [line for line in HARNESS.splitlines() if line.startswith("| `")]
+    assert len(rows) > 10
+    missing = []
+    for words in map(code, rows):
+        roots = (TOP / "harness" / "instep", TOP / "harness" / "instep" / words[0])
+        missing += [words[0]] if not (roots[0] / words[0]).exists() else []
+        missing += [word for word in words if FILE.fullmatch(word) and not any((at / word).is_file() for at in roots)]
+    assert not missing
+
+
+@pytest.mark.slow
+def test_the_example_of_the_harness_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(TOP)
+    example = re.search(r"```python\n(.*?)```", HARNESS, re.DOTALL)
+    assert example is not None and "assert " in example[1]
+    exec(compile(example[1], "harness/README.md", "exec"), {})
