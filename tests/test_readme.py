@@ -10,11 +10,15 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from instep.cli import COMMANDS, app
+from instep.options import OPTIONS
 from support.readme import PAGES, SECTIONS, TOP, rendered, sections
 
 WRITTEN = sorted([TOP / "README.md", TOP / "CHANGELOG.md", *TOP.glob("docs/*.md"), *TOP.glob("*/README.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+TYPED = re.compile(r"(?:^ *|`|=\. )instep (\w+)((?:[^\n`|&\\]|\\\n)*)", re.MULTILINE)  # a command that stands in a page
 README_LINES, ARCHITECTURE_LINES = 150, 120
 
 
@@ -49,6 +53,23 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 def test_the_readme_and_the_page_of_the_code_stay_short() -> None:
     assert len((TOP / "README.md").read_text().splitlines()) <= README_LINES
     assert len((TOP / "docs" / "architecture.md").read_text().splitlines()) <= ARCHITECTURE_LINES
+
+
+def test_the_pages_name_every_command_and_every_option_of_a_setting() -> None:
+    readme, page = (TOP / "README.md").read_text(), (TOP / "docs" / "commands.md").read_text()
+    assert [name for name in COMMANDS if name not in readme] == []
+    assert [name for name in OPTIONS if f"| `--{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(TOP)))
+def test_every_command_that_a_page_shows_has_the_options_that_it_shows(page: Path) -> None:
+    known = {name: {word for each in command.params for word in (*each.opts, *each.secondary_opts)}
+             for name, command in get_command(app).commands.items()}  # type: ignore[attr-defined]  # fmt: skip
+    wrong = [
+        f"instep {name}{words}" for name, words in TYPED.findall(page.read_text())
+        if name not in known or not set(re.findall(r"(?<!\S)--[\w-]+", words)) <= known[name] | {"--help"}
+    ]  # fmt: skip
+    assert not wrong
 
 
 def anchors(page: Path) -> set[str]:
