@@ -114,7 +114,7 @@ def found() -> str:
         f"{reported} of them stand for a bug that another project reported, by its number":
             f"{planted['found']} found, {planted['located']} located at the first wrong event and place, "
             f"{planted['named']} named in words",
-        "the same faults, seen by the text alone":
+        "the same faults, when only the generated text is looked at":
             f"{len(equal)} leave every token as it was, {len(raised)} others raise the acceptance rate; "
             f"{sum(one['found'] for one in (*equal, *raised))} of these {len(equal) + len(raised)} are found",
         f"{variants['variants']} correct engines that differ in rounding, order of sums, strategy, layout or chunks":
