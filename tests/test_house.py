@@ -134,7 +134,7 @@ def test_importing_the_harness_and_its_plugin_loads_neither_torch_nor_triton() -
 
 def test_triton_is_switched_to_its_interpreter_in_one_place() -> None:
     texts = {name: path.read_text() for name, path in MODULES}
-    assert {name for name, text in texts.items() if "TRITON_INTERPRET" in text} == {"instep_optimized.interpreter"}
+    assert {name for name, text in texts.items() if "TRITON_INTERPRET" in text} == {"instep_optimized.ops.interpreter"}
 
 
 def test_every_fault_has_a_name_of_its_own_a_kind_of_its_family_and_a_trace() -> None:

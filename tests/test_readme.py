@@ -1,20 +1,78 @@
-"""The README says what the files under `fixtures/` say.
+"""README and docs/results.md say what the files under `fixtures/` say; every link of every page leads somewhere.
 
-Leaves out: running its two commands; CI does.
+Leaves out: running the README's two commands (CI does), and what other pages say of the code (`test_architecture.py`,
+`harness/test_reading.py`).
 """
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+from typer.main import get_command
 
-from support.readme import README, SECTIONS, rendered, section
+from instep.cli import COMMANDS, app
+from instep.options import OPTIONS
+from support.readme import PAGES, SECTIONS, TOP, rendered, sections
+
+WRITTEN = sorted([TOP / "README.md", TOP / "CHANGELOG.md", *TOP.glob("docs/*.md"), *TOP.glob("*/README.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+TYPED = re.compile(r"(?:^ *|`|=\. )instep (\w+)((?:[^\n`|&\\]|\\\n)*)", re.MULTILINE)  # a command that stands in a page
+README_LINES, ARCHITECTURE_LINES = 150, 120
 
 
-def test_every_table_of_the_readme_is_the_files_own() -> None:
-    text = README.read_text()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_table_of_a_page_is_the_files_own(page: Path) -> None:
+    text = page.read_text()
     assert rendered(text) == text, "the files have changed: PYTHONPATH=reference:tests python -m support.readme"
+
+
+def test_every_table_stands_on_one_page() -> None:
+    assert sorted(name for name, _ in sections()) == sorted(SECTIONS)
 
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_no_table_is_empty(name: str) -> None:
-    assert section(name).count("\n") > 3
+    assert dict(sections())[name].count("\n") > 3
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(TOP)))
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    dead = []
+    for link in LINK.findall(page.read_text()):
+        path, _, heading = link.partition("#")
+        if "://" in link:
+            continue
+        target = page if not path else (page.parent / path).resolve()
+        if not target.exists() or (heading and heading not in anchors(target)):
+            dead.append(link)
+    assert not dead
+
+
+def test_the_readme_and_the_page_of_the_code_stay_short() -> None:
+    assert len((TOP / "README.md").read_text().splitlines()) <= README_LINES
+    assert len((TOP / "docs" / "architecture.md").read_text().splitlines()) <= ARCHITECTURE_LINES
+
+
+def test_the_pages_name_every_command_and_every_option_of_a_setting() -> None:
+    readme, page = (TOP / "README.md").read_text(), (TOP / "docs" / "commands.md").read_text()
+    assert [name for name in COMMANDS if name not in readme] == []
+    assert [name for name in OPTIONS if f"| `--{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(TOP)))
+def test_every_command_that_a_page_shows_has_the_options_that_it_shows(page: Path) -> None:
+    known = {name: {word for each in command.params for word in (*each.opts, *each.secondary_opts)}
+             for name, command in get_command(app).commands.items()}  # type: ignore[attr-defined]  # fmt: skip
+    wrong = [
+        f"instep {name}{words}" for name, words in TYPED.findall(page.read_text())
+        if name not in known or not set(re.findall(r"(?<!\S)--[\w-]+", words)) <= known[name] | {"--help"}
+    ]  # fmt: skip
+    assert not wrong
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as a link spells them."""
+    headings = re.findall(r"^#+ +(.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

@@ -1,4 +1,4 @@
-"""The rows of a launch as device tensors, packed in batch order; lengths and pages are looked up on the device.
+"""The rows of a launch as device tensors, packed in batch order. Lengths and pages are looked up on the device.
 
 Leaves out: which memory an op reads or writes for them (`commit/`), and the model (`model/`).
 """
@@ -14,11 +14,11 @@ import torch
 
 from .layout import Address, Pages, Part, Ring
 from .memory import Memory
-from .ops.base import Ops, Placed
-from .sending import sent
+from .ops.base import Ops, RowPlacement
+from .transfer.to_device import sent
 
 Kind = Literal["prefill", "verify", "decode", "draft"]
-COLUMNS = 5  # whole numbers per request of a packed launch
+COLUMNS = 5  # whole numbers that the host sends per request (`_columns`)
 FORWARD_KINDS: tuple[Kind, ...] = ("prefill", "verify", "decode")
 
 
@@ -26,8 +26,8 @@ FORWARD_KINDS: tuple[Kind, ...] = ("prefill", "verify", "decode")
 class Who:
     """The requests of a launch, [B] int64 each on the device, in batch order.
 
-    slots  their slots, -1: an idle row that pads a bucket;  rows: their batch rows in the verify
-    begin  first packed row;  count: how many
+    slots  the slot of each, -1: an idle row that pads a bucket;  rows: its row in the batch of the verify
+    begin  its first packed row;  count: how many packed rows it has
     """
 
     slots: torch.Tensor
@@ -38,7 +38,7 @@ class Who:
 
 @dataclass(frozen=True)
 class Span:
-    """One request's rows of a launch, as the host plans them. row: its number in the batch, of a verify window."""
+    """One request's rows of a launch, as the host plans them. row: of a verify window, its number in the batch."""
 
     request: str
     kind: Kind
@@ -49,7 +49,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Group:
-    """The requests of one kind, whose state memory moves the same way; all [B] on the device, in batch order."""
+    """The requests of one kind: their state memory moves in the same way. All [B] on the device, in batch order."""
 
     kind: Kind
     begin: torch.Tensor
@@ -61,19 +61,19 @@ class Group:
     fresh: torch.Tensor
 
     def part(
-        self, read: Address, *, store: Address | None = None, each: Address | None = None, ring: Ring | None = None,
+        self, read: Address, *, store: Address | None = None, per_row: Address | None = None, ring: Ring | None = None,
         settled: Address | None = None,
     ) -> Part:
-        """These rows with the memory that a strategy chose for them."""
+        """These rows, with the addresses that a strategy chose for them."""
         form: Literal["chunk", "window"] = "chunk" if self.kind == "prefill" else "window"
-        return Part(form, self.begin, self.count, self.most, read, self.fresh, store, each, ring, settled)
+        return Part(form, self.begin, self.count, self.most, read, self.fresh, store, per_row, ring, settled)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A packed launch of N rows for B requests. Names as in `Pages`, `Placed` and `Part`.
+    """A packed launch of N rows for B requests. Names as in `Pages`, `RowPlacement` and `Part`.
 
-    tokens, positions, locations [N];  slots, begin, count, before, last [B];  table: the board's own; all int64
+    tokens, positions, locations [N];  slots, begin, count, before, last [B];  table: pages of all slots; all int64
     """
 
     tokens: torch.Tensor
@@ -96,9 +96,9 @@ class Batch:
 def windows(
     ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, kind: Kind, width: int, shift: int = 0
 ) -> Batch:
-    """Requests with `width` packed rows each, of which the first `who.count` are theirs: ops and views only.
+    """A launch of `width` packed rows per request, of which the first `who.count` are used. Ops and views only.
 
-    shift: how far behind the committed tokens the first row stands.
+    shift: the first row stands at position length + shift of its request.
     """
     placed = _placed(ops, memory, who, tokens, shift)
     group = Group(
@@ -108,7 +108,7 @@ def windows(
 
 
 def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) -> Batch:
-    """Pack spans in their order; kinds may be mixed as they come."""
+    """Pack spans in their order; kinds may be mixed in any order."""
     begins = begins_of(spans)
     kinds = [kind for kind in FORWARD_KINDS if any(span.kind == kind for span in spans)]
     mine = [[(begin, span) for begin, span in zip(begins, spans, strict=True) if span.kind == kind] for kind in kinds]
@@ -119,7 +119,7 @@ def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) 
     groups = tuple(
         Group(
             kind, begin, count, max(span.count for _, span in members), slots, rows,
-            ops.select(x=memory.board.length, index=slots), fresh.bool(),
+            ops.select(x=memory.slot_table.length, index=slots), fresh.bool(),
         )
         for kind, members, (slots, rows, begin, count, fresh) in zip(kinds, mine, parts, strict=True)
     )
@@ -132,19 +132,20 @@ def begins_of(spans: Sequence[Span]) -> list[int]:
     return [0, *accumulate(span.count for span in spans)][: len(spans)]
 
 
-def _placed(ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, shift: int) -> Placed:
+def _placed(ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, shift: int) -> RowPlacement:
     return ops.place_rows(
-        slots=who.slots, begin=who.begin, count=who.count, rows=len(tokens), length=memory.board.length,
-        table=memory.board.table, page_size=memory.pages.size, shift=shift,
+        slots=who.slots, begin=who.begin, count=who.count, rows=len(tokens), length=memory.slot_table.length,
+        table=memory.slot_table.table, page_size=memory.pages.size, shift=shift,
     )
 
 
 def _batch(
-    memory: Memory, who: Who, tokens: torch.Tensor, placed: Placed, most: int, groups: tuple[Group, ...]
+    memory: Memory, who: Who, tokens: torch.Tensor, placed: RowPlacement, most: int, groups: tuple[Group, ...]
 ) -> Batch:
     return Batch(
         tokens=tokens, positions=placed.positions, locations=placed.locations, slots=who.slots, begin=who.begin,
-        count=placed.count, before=placed.before, last=placed.last, table=memory.board.table, most=most, groups=groups,
+        count=placed.count, before=placed.before, last=placed.last, table=memory.slot_table.table, most=most,
+        groups=groups,
     )
 
 

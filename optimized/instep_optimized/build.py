@@ -1,6 +1,6 @@
 """From a checkpoint to what an engine runs on: pools, the model over them, and a round per step count.
 
-Leaves out: requests and events (`engine.py`), and graphs (`captured.py`).
+Leaves out: requests and events (`engine.py`), and graphs (`graphs/capture.py`).
 """
 
 from __future__ import annotations

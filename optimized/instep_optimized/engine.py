@@ -1,7 +1,7 @@
-"""The optimized engine: one method per event. It routes; what is computed stands behind the ops.
+"""The optimized engine: one method per event. The engine only routes; the ops compute.
 
 Leaves out: arithmetic (`ops/`), addresses (`commit/`, `batch.py`), the model (`model/`, `draft/`), and the bodies of
-the events: `round.py` for whatever hangs on the step count, `mixed.py` for forwards of several kinds.
+the events: `round.py` for what depends on the step count, `mixed.py` for forwards of several kinds.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from instep_reference.contract.engine import (
 from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
 from instep_reference.contract.place import Place, See, unseen
 
-from . import footprint, mixed
+from . import mixed
 from .adaptive import Controller
-from .arriving import Arriving, Roots
 from .build import built
-from .captured import prepared
+from .commit import write_set
+from .commit.accepted import answered, forced_paths
 from .commit.base import changes
 from .graphs import Runner
-from .landing import answered, forced_paths, nothing
+from .graphs.capture import prepared
 from .memory.saved import Kept, copied, read, write
 from .mixed import planned
 from .ops.base import Ops
+from .ops.padding_aware import noting, show, watched
 from .options import Options, check
 from .request import Request, logical
 from .round import IDLE, inputs_of
-from .seen import noting, show, watched
-from .sending import ints
+from .transfer.to_device import ints
+from .transfer.to_host import HostCopy, Roots
 
 NO_OPINION = -1  # `own` of a model that has no draft head
 
@@ -51,9 +52,10 @@ NO_OPINION = -1  # `own` of a model that has no draft head
 class OptimizedEngine:
     """Implements `Engine`, `Inspectable` and `Watched` of the contract. `messages`: what was changed on the way in.
 
-    Between a draft and its commit nothing waits for the device: lengths, windows, roots and counts stand on the board.
-    What the host needs to know arrives later, and is waited for when it is asked for; a draft asks for its requests'
-    lengths first, to reserve pages, unless rounds overlap.
+    Between a draft and its commit nothing waits for the device: lengths, windows, roots and counts stand in the slot
+    table. The host gets copies of the numbers that it needs, and waits for a copy only when it reads it. A draft
+    reserves pages, so it reads the lengths of its requests first. When rounds overlap, it does not wait: it reserves
+    pages for the longest lengths that are possible.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class OptimizedEngine:
         self._preempted: dict[str, tuple[Request, Kept]] = {}
         self._saved: dict[str, tuple[Request, Kept]] = {}
         self._graphs = prepared(ops, self._rounds.values(), self._device) if options.graphs else None
-        self._untold: list[Arriving] = []  # accepted counts that the controller has not heard of
+        self._untold: list[HostCopy] = []  # accepted counts that the controller was not told yet
 
     # Events
 
@@ -100,7 +102,7 @@ class OptimizedEngine:
         if not drafted or not steps:
             empty = torch.zeros(len(drafted), steps, dtype=torch.int64, device=self._device)
             return Drafted(empty, empty.clone())
-        self._grow(drafted, lambda: footprint.draft_wants(requests, self._requests, steps))
+        self._grow(drafted, lambda: write_set.draft_wants(requests, self._requests, steps))
         forced = [[-1] * steps] * len(drafted) if picks is None else picks
         said = torch.stack(self._run("draft", drafted, forced), dim=1)
         for request in drafted:
@@ -112,8 +114,8 @@ class OptimizedEngine:
         if not rows:
             return Forwarded({}, {})
         requests = self._named([row.request for row in rows])
-        footprint.check_tokens(rows, self._requests, self._capacity)
-        self._grow(requests, lambda: footprint.forward_wants(rows, self._requests))
+        write_set.check_tokens(rows, self._requests, self._capacity)
+        self._grow(requests, lambda: write_set.forward_wants(rows, self._requests))
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
         kinds, at, roots = {row.kind for row in rows}, self._round, None
         if kinds == {"verify"}:
@@ -130,15 +132,15 @@ class OptimizedEngine:
         return Forwarded(Roots(rooted, roots), {p.request.name: picks for p, picks in said if p.asked})
 
     def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
-        landed = self._named(requests)
-        if not landed:
-            return nothing(self._device)
+        verified = self._named(requests)
+        if not verified:
+            return _nothing(self._device)
         self._catch_up()
-        at, forced = self._round, forced_paths(accepted, len(landed))
-        answer = self._run("commit", landed, forced, [request.row for request in landed])
-        counts = Arriving(answer.accept_lens)
-        for number, request in enumerate(landed):
-            request.length.settle()  # the rounds before: their counts were told, nobody waits
+        at, forced = self._round, forced_paths(accepted, len(verified))
+        answer = self._run("commit", verified, forced, [request.row for request in verified])
+        counts = HostCopy(answer.accept_lens)
+        for number, request in enumerate(verified):
+            request.length.settle()  # counts of the rounds before: _catch_up has read them, so nothing waits here
             request.length.owe(counts, number, at.width)
             request.drafts, request.row = 0, None
         self._untold.append(counts)
@@ -183,7 +185,7 @@ class OptimizedEngine:
     def idle(self) -> None:
         return None
 
-    # What it shows; asking changes nothing
+    # What the engine shows; to ask changes nothing
 
     def state(self, request: str) -> RequestState:
         if request in self._preempted:
@@ -198,10 +200,10 @@ class OptimizedEngine:
         saved, preempted = (
             {name: kept.length.exact for name, (kept, _) in aside.items()} for aside in (self._saved, self._preempted)
         )
-        touches = footprint.touches(
+        writes = write_set.writes_of(
             event, self._requests, saved, preempted, self._round.num_steps, self._memory, overlap=self._options.overlap
         )
-        found = changes(self._round.strategy.may, touches) | changes(footprint.BOARD, touches)
+        found = changes(self._round.strategy.may, writes) | changes(write_set.SLOT_TABLE, writes)
         return {name: units for name, units in found.items() if name in self._memory.pools}
 
     def slots(self) -> dict[str, int]:
@@ -212,7 +214,7 @@ class OptimizedEngine:
 
     @property
     def graphs(self) -> Runner | None:
-        """What holds the rounds, if graphs do."""
+        """The runner of the captured graphs; None when the rounds run eagerly."""
         return self._graphs
 
     def watch(self, see: See) -> None:
@@ -224,7 +226,7 @@ class OptimizedEngine:
         self, kind: str, requests: Sequence[Request], forced: Sequence[Sequence[int]] = (),
         rows: Sequence[int | None] | None = None,
     ) -> Any:
-        """Serve one event by its body, on what the host has to say about it; held in a graph or not."""
+        """Run the body of one event on the inputs that come from the host: eagerly, or as a captured graph."""
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
         inputs = inputs_of(slots, range(len(slots)) if rows is None else rows, body.width, forced, self._device)
         if self._graphs is None:
@@ -235,14 +237,14 @@ class OptimizedEngine:
         return answer
 
     def _named(self, names: Sequence[str]) -> list[Request]:
-        """Requests in batch order, their lengths exact unless rounds overlap."""
+        """The requests in batch order. Unless rounds overlap, their lengths are made exact first."""
         requests = [self._requests[name] for name in names]
         for request in requests if not self._options.overlap else ():
             request.length.settle()
         return requests
 
-    def _grow(self, requests: Sequence[Request], wants: Callable[[], footprint.Wants]) -> None:
-        """Pages for the worst case; where there is no room for that, for exact lengths, which are waited for."""
+    def _grow(self, requests: Sequence[Request], wants: Callable[[], write_set.Wants]) -> None:
+        """Reserve pages for the worst case. Without room for that, wait for the exact lengths and reserve for these."""
         try:
             self._memory.grow(wants())
         except OutOfCapacity:
@@ -251,7 +253,7 @@ class OptimizedEngine:
             self._memory.grow(wants())
 
     def _catch_up(self) -> None:
-        """Tell the controller the counts of the rounds before."""
+        """Tell the controller the accepted counts of the rounds before."""
         for counts in self._untold:
             self._controller.committed([count - 1 for count in counts.list()])
         self._untold.clear()
@@ -261,7 +263,7 @@ class OptimizedEngine:
         self._round.strategy.claim(self._memory.slots.of(name))
 
     def _kept(self, name: str) -> tuple[Request, Kept]:
-        """The logical state of a request as copies; a round in flight is not part of it."""
+        """Copies of a request's logical state. A round in flight is not part of that state."""
         request = self._requests[name].between_rounds()
         length = request.length.exact
         conv, state = self._round.strategy.peek(self._base, self._memory.slots.of(name), length)
@@ -277,3 +279,9 @@ class OptimizedEngine:
     def _end(self, name: str) -> None:
         self._memory.release(name)
         del self._requests[name]
+
+
+def _nothing(device: torch.device) -> Committed:
+    """The answer to a commit of nobody."""
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    return Committed(none, none, none.view(0, 0), none, none, none, none)

@@ -21,7 +21,7 @@ class Address:
     pool    [units, ...] or, with positions, [units, positions, ...]; strides are the pool's own
     units   [B] int64; -1: skip this request, read zeros, write nothing
     column  [B] int64, the position within the unit, or None: the unit has no positions, or
-            (for `each`) position t of the window goes to column t
+            (for `per_row`) position t of the window goes to column t
     """
 
     pool: torch.Tensor
@@ -103,7 +103,7 @@ class Part:
     read    where the memory before the first row stands
     fresh   [B] bool: nothing came before; `read` must not be read, zeros are meant
     store   where the memory after the last row goes; None: nowhere
-    each    where the memory after every row t goes (column t); None: nowhere
+    per_row where the memory after every row t goes (column t); None: nowhere
     ring    of "window" parts of the delta rule: kept tokens to run again first, and where these rows are kept
     settled where the memory goes that is run again, before row 0; None: nowhere
 
@@ -117,7 +117,7 @@ class Part:
     read: Address
     fresh: torch.Tensor
     store: Address | None = None
-    each: Address | None = None
+    per_row: Address | None = None
     ring: Ring | None = None
     settled: Address | None = None
 

@@ -13,16 +13,16 @@ import torch
 from instep_reference.contract.engine import Row
 
 from .batch import Span, begins_of, pack
-from .commit.pair import Commit
+from .commit.accepted import keep_window
+from .commit.pair import CommitPair
+from .commit.write_set import width_of
 from .draft.base import Asked
-from .footprint import width_of
-from .landing import keep_window
 from .memory import Memory
 from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Ops
 from .request import Request
-from .sending import ints, sent
+from .transfer.to_device import ints, sent
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def planned(row: Row, number: int, request: Request) -> Planned:
 
 
 def forward(
-    ops: Ops, model: Model, commit: Commit, plan: Sequence[Planned], num_steps: int
+    ops: Ops, model: Model, commit: CommitPair, plan: Sequence[Planned], num_steps: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """-> the target's argmax at every row that is asked for, in batch order; and the roots that are now in force.
 
@@ -101,14 +101,14 @@ def _keep(
     ops: Ops, memory: Memory, plan: Sequence[Planned], begins: Sequence[int], said: dict[int, int], own: torch.Tensor,
     final: torch.Tensor,
 ) -> None:
-    """Verified windows wait on the board. All of them are equally wide: a step count changes between rounds only."""
+    """Verified windows wait in the slot table. They are equally wide: a step count changes between rounds only."""
     verified = [(p, begin) for p, begin in zip(plan, begins, strict=True) if p.span.kind == "verify"]
     if not verified:
         return
     rows = [row for p, begin in verified for row in range(begin, begin + p.span.count)]
     keep_window(
-        ops, memory.board, _slots(memory, (p for p, _ in verified)), _select(ops, own, [said[row] for row in rows]),
-        _select(ops, final, rows), verified[0][0].span.count,
+        ops, memory.slot_table, _slots(memory, (p for p, _ in verified)),
+        _select(ops, own, [said[row] for row in rows]), _select(ops, final, rows), verified[0][0].span.count,
     )
 
 
@@ -117,7 +117,7 @@ def _root(ops: Ops, memory: Memory, rooted: Sequence[Planned], own: torch.Tensor
     if not rooted:
         return own
     roots = ops.choose(own=own, forced=ints([p.forced for p in rooted], own.device))
-    ops.store_rows(rows=roots, pool=memory.board.window[:, :1], locations=_slots(memory, rooted))
+    ops.store_rows(rows=roots, pool=memory.slot_table.window[:, :1], locations=_slots(memory, rooted))
     return roots
 
 
@@ -129,7 +129,7 @@ def _extend(ops: Ops, model: Model, committed: Sequence[Planned], hidden: torch.
         batch = pack(ops, memory, spans, torch.cat([_following(p, memory) for p in committed]))
         asked = [_asked(memory, committed, layer, drafter.layers) for layer in range(drafter.layers)]
         drafter.extend(ops, memory, batch, hidden, asked, num_steps)
-    ops.advance(length=memory.board.length, slots=slots, by=ints([span.count for span in spans], slots.device))
+    ops.advance(length=memory.slot_table.length, slots=slots, by=ints([span.count for span in spans], slots.device))
 
 
 def _asked(memory: Memory, committed: Sequence[Planned], layer: int, layers: int) -> Asked:
@@ -154,12 +154,12 @@ def _tokens(planned: Planned, memory: Memory) -> torch.Tensor:
     span, request = planned.span, planned.request
     if span.kind == "prefill":
         return request.tokens[planned.begin : planned.begin + span.count]
-    return memory.board.window[memory.slots.of(span.request), : span.count]
+    return memory.slot_table.window[memory.slots.of(span.request), : span.count]
 
 
 def _following(planned: Planned, memory: Memory) -> torch.Tensor:
     """The tokens one place further on; the root once it is known."""
-    root = memory.board.window[memory.slots.of(planned.span.request), :1]
+    root = memory.slot_table.window[memory.slots.of(planned.span.request), :1]
     if planned.span.kind == "decode":
         return root
     known = planned.request.tokens[planned.begin + 1 : planned.begin + planned.span.count + 1]

@@ -1,4 +1,4 @@
-"""What the host knows of a live request; tokens, lengths and windows stand on the device (`memory/board.py`).
+"""What the host knows of a live request; tokens, lengths and windows stand on the device (`memory/slot_table.py`).
 
 Leaves out: where its memory stands (`memory/`) and everything about other requests.
 """
@@ -11,8 +11,8 @@ import torch
 
 from instep_reference.contract.engine import RequestState
 
-from .arriving import Length
 from .memory.saved import Kept
+from .transfer.to_host import Length
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""Everything that hangs on the step count, in one object: prebuilt per candidate, switched by one assignment.
+"""Everything that depends on the step count, in one object: one is built per candidate, and one assignment switches.
 
-Leaves out: the choice of a step count (`adaptive.py`), and forwards of several kinds (`mixed.py`). Each event here is
-a *body*: ops and views only, on tensors that stand on the device, so that it is run as it is or held in a graph.
+Leaves out: the choice of a step count (`adaptive.py`), and forwards of several kinds (`mixed.py`). Each event here is a
+*body*: it consists of ops and views only, on tensors of the device. So the same body runs eagerly or in a graph.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import NamedTuple
 import torch
 
 from .batch import Batch, Who, windows
-from .commit.base import Landing
-from .commit.pair import Commit
+from .commit.accepted import keep_window
+from .commit.base import AcceptedWindows
+from .commit.pair import CommitPair
 from .draft.base import Asked
-from .landing import keep_window
 from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Acceptance, Ops
-from .sending import sent
+from .transfer.to_device import sent
 
 
 class Inputs(NamedTuple):
-    """What the host says about the B requests of an event, int64 on the device; the rest stands on the board.
+    """What the host says about the B requests of an event, int64 on the device. The slot table has the rest.
 
-    slots, rows, begin [B]  as in `Who`;  width [B]: its packed rows
-    forced [B, k]           choices that are made for the engine, -1: its own. draft: every draft; decode: the
-                            root; commit: accepted drafts, bonus; verify: none
+    slots, rows, begin [B]  as in `Who`;  width [B]: packed rows of each request
+    forced [B, k]           choices that the caller makes for the engine; -1: the engine chooses. For a draft: every
+                            draft token; decode: the root; commit: number of accepted drafts, bonus; verify: none
     """
 
     slots: torch.Tensor
@@ -44,17 +44,17 @@ class Inputs(NamedTuple):
 def inputs_of(
     slots: Sequence[int], rows: Iterable[int | None], width: int, forced: Sequence[Sequence[int]], device: torch.device
 ) -> Inputs:
-    """From the host's numbers, in one transfer; every request has `width` packed rows."""
+    """The inputs, sent to the device in one transfer. Every request has `width` packed rows."""
     number = range(len(slots))
     flat = [choice for choices in forced for choice in choices]
-    at, row, begin, each, choices = sent([
+    at, row, begin, widths, choices = sent([
         list(slots), [-1 if row is None else row for row in rows], [n * width for n in number],
         [width] * len(slots), flat,
     ], device)
-    return Inputs(at, row, begin, each, choices.view(len(slots), len(flat) // max(1, len(slots))))
+    return Inputs(at, row, begin, widths, choices.view(len(slots), len(flat) // max(1, len(slots))))
 
 
-IDLE = Inputs(-1, -1, 0, 0, -1)  # type: ignore[arg-type]  # what a row that pads a bucket says
+IDLE = Inputs(-1, -1, 0, 0, -1)  # type: ignore[arg-type]  # the fill value of each input, in rows that pad a bucket
 
 
 class Verified(NamedTuple):
@@ -71,7 +71,7 @@ class Decoded(NamedTuple):
 
 
 class Body(NamedTuple):
-    """One kind of event: ops and views only. width: packed rows of each request; choices: how many may be forced."""
+    """One kind of event, of ops and views only. width: packed rows per request;  choices: how many may be forced."""
 
     run: Callable[[Ops, Inputs], tuple[torch.Tensor, ...]]
     width: int
@@ -83,7 +83,7 @@ class Round:
     """One candidate: `num_steps` drafts a round, and the commit strategy for its window."""
 
     num_steps: int
-    strategy: Commit
+    strategy: CommitPair
     model: Model
 
     @property
@@ -92,7 +92,7 @@ class Round:
 
     @property
     def bodies(self) -> dict[str, Body]:
-        """What there is to run at this step count, by kind; without drafts there is no window."""
+        """The bodies of this step count, by kind. At 0 steps there are no drafts, so only `decode` is left."""
         decode = {"decode": Body(self.decode, width=1, choices=1)}
         if not self.num_steps:
             return decode
@@ -121,47 +121,47 @@ class Round:
         return drafter.draft(ops, self.model.memory, inputs.who(), use, self.num_steps)
 
     def verify(self, ops: Ops, inputs: Inputs) -> Verified:
-        """The window of every request: its picks and final rows wait on the board for the commit."""
-        board, (count, width) = self.model.memory.board, (len(inputs.slots), self.width)
-        tokens = ops.select(x=board.window[:, :width], index=inputs.slots).view(count * width)
+        """Run the window of every request. Its picks and final rows wait in the slot table for the commit."""
+        slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
+        tokens = ops.select(x=slot_table.window[:, :width], index=inputs.slots).view(count * width)
         batch = windows(ops, self.model.memory, inputs.who(), tokens, "verify", width)
         final = self._forward(ops, batch)
         picks = self.model.trunk.head.pick(ops, final, STAGE)
-        keep_window(ops, board, inputs.slots, picks, final, width)
+        keep_window(ops, slot_table, inputs.slots, picks, final, width)
         return Verified(picks.view(count, width))
 
     def decode(self, ops: Ops, inputs: Inputs) -> Decoded:
-        """The root alone, committed at once, with its draft extend."""
+        """Run the root alone. It is committed at once, and the draft head is extended by it."""
         memory = self.model.memory
-        root = ops.select(x=memory.board.window[:, 0], index=inputs.slots)
+        root = ops.select(x=memory.slot_table.window[:, 0], index=inputs.slots)
         batch = windows(ops, memory, inputs.who(), root, "decode", 1)
         final = self._forward(ops, batch)
         own = self.model.trunk.head.pick(ops, final, STAGE)
         chosen = ops.choose(own=own, forced=inputs.forced[:, 0])
         self._note(ops, chosen, inputs.slots, 0)
         self._extend(ops, inputs.who(), chosen, final, 1)
-        ops.advance(length=memory.board.length, slots=inputs.slots, by=batch.count)
+        ops.advance(length=memory.slot_table.length, slots=inputs.slots, by=batch.count)
         return Decoded(own, chosen)
 
     def commit(self, ops: Ops, inputs: Inputs) -> Acceptance:
         """Accept, make the accepted node's memory the request's own, extend the draft head, and move on."""
-        board, (count, width) = self.model.memory.board, (len(inputs.slots), self.width)
-        landed = ops.accept(
-            window=ops.select(x=board.window[:, :width], index=inputs.slots),
-            picks=ops.select(x=board.picks[:, :width], index=inputs.slots),
+        slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
+        acceptance = ops.accept(
+            window=ops.select(x=slot_table.window[:, :width], index=inputs.slots),
+            picks=ops.select(x=slot_table.picks[:, :width], index=inputs.slots),
             count=inputs.width, forced_correct=inputs.forced[:, 0], forced_bonus=inputs.forced[:, 1],
         )
-        self.strategy.commit(ops, Landing(
-            inputs.rows, inputs.slots, landed.last_correct_step_indices, landed.accept_lens,
-            ops.select(x=board.length, index=inputs.slots),
+        self.strategy.commit(ops, AcceptedWindows(
+            inputs.rows, inputs.slots, acceptance.last_correct_step_indices, acceptance.accept_lens,
+            ops.select(x=slot_table.length, index=inputs.slots),
         ))
-        self._note(ops, landed.bonus, inputs.slots, 0)
+        self._note(ops, acceptance.bonus, inputs.slots, 0)
         if self.model.drafter is not None:
-            final = ops.select(x=board.final[:, :width], index=inputs.slots).flatten(0, 1)
-            who = replace(inputs.who(), count=landed.accept_lens)
-            self._extend(ops, who, landed.tokens.view(count * width), final, width)
-        ops.advance(length=board.length, slots=inputs.slots, by=landed.accept_lens)
-        return landed
+            final = ops.select(x=slot_table.final[:, :width], index=inputs.slots).flatten(0, 1)
+            who = replace(inputs.who(), count=acceptance.accept_lens)
+            self._extend(ops, who, acceptance.tokens.view(count * width), final, width)
+        ops.advance(length=slot_table.length, slots=inputs.slots, by=acceptance.accept_lens)
+        return acceptance
 
     # Parts of them
 
@@ -172,7 +172,7 @@ class Round:
         return final
 
     def _extend(self, ops: Ops, who: Who, tokens: torch.Tensor, final: torch.Tensor, width: int) -> None:
-        """Draft extend over rows that are committed, if there is a head; everybody's root is known."""
+        """Extend the draft head, if there is one, over committed rows. Here the root of every request is known."""
         memory, drafter = self.model.memory, self.model.drafter
         if drafter is not None:
             batch = windows(ops, memory, who, tokens, "draft", width)
@@ -180,5 +180,5 @@ class Round:
             drafter.extend(ops, memory, batch, final, asked, self.num_steps)
 
     def _note(self, ops: Ops, tokens: torch.Tensor, slots: torch.Tensor, column: int) -> None:
-        """tokens [B] into a column of the slots' windows: the root into column 0, draft j into column j."""
-        ops.store_rows(rows=tokens, pool=self.model.memory.board.window[:, column : column + 1], locations=slots)
+        """Write tokens [B] into one column of the windows in the slot table: the root into column 0, draft j into j."""
+        ops.store_rows(rows=tokens, pool=self.model.memory.slot_table.window[:, column : column + 1], locations=slots)

@@ -1,4 +1,4 @@
-"""The gated delta rule, one token at a time: the form in which the papers state it; and the layer around it.
+"""The gated delta rule, one token at a time, as the papers state it, and the layer around it.
 
 Leaves out: chunking (`chunked.py`), fusing, caches. For those see `instep_optimized`.
 """
@@ -42,32 +42,33 @@ def mix(
     Shapes:  normed (T, D)  ->  (T, D), and the memory after the last of them. Positions play no part.
     Mirrors: transformers `Qwen3_5GatedDeltaNet`; differs in the width (HF: fp32 inside), in keeping W-1 conv
              inputs (HF: W), and in decoding every token by the recurrence (HF: chunks, when there is more than one).
-             As there, softplus is torch's, the identity above 20: 2e-9 off at most, under the last bit of fp32.
+             Softplus is torch's, as in transformers. Torch returns its argument above 20; that is at most 2e-9 off,
+             less than the last bit of fp32.
     """
     T, H, HV = normed.shape[0], config.key_heads, config.value_heads
     K, V = config.key_dim, config.value_dim
-    qkv = at("qkv", normed @ weights.qkv.T)
-    z = at("z", (normed @ weights.z.T).reshape(T, HV, V))
-    b = at("b", normed @ weights.b.T)
-    a = at("a", normed @ weights.a.T)
-    convolved, window = causal_conv(qkv, weights.conv, memory.window)
-    mixed = at("mixed", F.silu(convolved))
-    q, k, v = torch.split(mixed, [H * K, H * K, HV * V], dim=-1)
-    q = at("q", l2_norm(q.reshape(T, H, K)) * K**-0.5)
-    k = at("k", l2_norm(k.reshape(T, H, K)))
-    v = at("v", v.reshape(T, HV, V))
-    log_decay = at("log_decay", -weights.A_log.exp() * F.softplus(a + weights.dt_bias))
-    beta = at("beta", torch.sigmoid(b))
+    qkv = at("qkv", normed @ weights.qkv.T)  # (T, C), C = 2HK + HV*V
+    z = at("z", (normed @ weights.z.T).reshape(T, HV, V))  # (T, HV, V)
+    b = at("b", normed @ weights.b.T)  # (T, HV)
+    a = at("a", normed @ weights.a.T)  # (T, HV)
+    convolved, window = causal_conv(qkv, weights.conv, memory.window)  # (T, C), (C, W-1)
+    mixed = at("mixed", F.silu(convolved))  # (T, C)
+    q, k, v = torch.split(mixed, [H * K, H * K, HV * V], dim=-1)  # (T, HK), (T, HK), (T, HV*V)
+    q = at("q", l2_norm(q.reshape(T, H, K)) * K**-0.5)  # (T, H, K)
+    k = at("k", l2_norm(k.reshape(T, H, K)))  # (T, H, K)
+    v = at("v", v.reshape(T, HV, V))  # (T, HV, V)
+    log_decay = at("log_decay", -weights.A_log.exp() * F.softplus(a + weights.dt_bias))  # (T, HV)
+    beta = at("beta", torch.sigmoid(b))  # (T, HV)
     # value head h reads key head h // r
-    q, k = (x.repeat_interleave(HV // H, dim=1) for x in (q, k))
-    decay, write = log_decay[None, :, :, None], beta[None, :, :, None]
-    done = recur(q[None], k[None], v[None], decay, write, write, memory.state[None])
-    core, state = at("core", done.out[0]), done.state
-    own = done.update[0]
+    q, k = (x.repeat_interleave(HV // H, dim=1) for x in (q, k))  # (T, HV, K)
+    decay, beta = log_decay[None, :, :, None], beta[None, :, :, None]  # (1, T, HV, 1)
+    done = recur(q[None], k[None], v[None], log_decay=decay, erase=beta, write=beta, state=memory.state[None])
+    core, state = at("core", done.out[0]), done.state  # (T, HV, V), (1, HV, K, V)
+    own = done.update[0]  # (T, HV, V)
     update = at("update", own)
-    if update is not own:  # another one was put there: the state takes that, the read-out was made already
-        state = absorb(k[None], decay, update[None], memory.state[None])
-    gated = at("gated", gated_norm(core, z, weights.norm, config.eps, config.output_gate))
+    if update is not own:  # `at` gave another update: the state takes that one; the read-out was made already
+        state = absorb(k[None], decay, update[None], memory.state[None])  # (1, HV, K, V)
+    gated = at("gated", gated_norm(core, z, weights.norm, config.eps, config.output_gate))  # (T, HV, V)
     return at("mixer", gated.flatten(1) @ weights.out.T), GdnMemory(window, state[0])
 
 
@@ -77,13 +78,13 @@ def causal_conv(x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor) -> 
     Shapes:  x (T, C)   weight (C, W)   window (C, W-1), oldest first  ->  (T, C), window
     """
     tokens, width = x.shape[0], weight.shape[1]
-    history = torch.cat([window.T, x])
-    taps = [weight[:, j] * history[j : j + tokens] for j in range(width)]
+    history = torch.cat([window.T, x])  # (W-1 + T, C)
+    taps = [weight[:, j] * history[j : j + tokens] for j in range(width)]  # W of (T, C)
     return torch.stack(taps).sum(0), history[tokens:].T
 
 
 class Recurred(NamedTuple):
-    """out (B, T, HV, V): what each token reads; update, alike: what each adds along its key; the state after them."""
+    """out, update (B, T, HV, V): what each token reads, and what it adds along its key. state: after the last token."""
 
     out: torch.Tensor
     update: torch.Tensor
@@ -111,11 +112,11 @@ def recur(
     """
     out, updates = [], []
     for t in range(q.shape[1]):
-        state = _forget(state, log_decay[:, t])
-        recalled = torch.einsum("bhk,bhkv->bhv", erase[:, t] * k[:, t], state)
-        updates.append(write[:, t] * v[:, t] - recalled)
-        state = _add(state, k[:, t], updates[t])
-        out.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
+        state = _forget(state, log_decay[:, t])  # (B, HV, K, V)
+        recalled = torch.einsum("bhk,bhkv->bhv", erase[:, t] * k[:, t], state)  # (B, HV, V)
+        updates.append(write[:, t] * v[:, t] - recalled)  # (B, HV, V)
+        state = _add(state, k[:, t], updates[t])  # (B, HV, K, V)
+        out.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))  # (B, HV, V)
     return Recurred(torch.stack(out, dim=1), torch.stack(updates, dim=1), state) if out else Recurred(v, v, state)
 
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow  # whole replays
 # A commit takes the node before the accepted one.
 EARLY = Wrap(
     "instep_optimized/commit/snapshot.py", "Snapshot.commit",
-    "from dataclasses import replace\nlanding = replace(landing, nodes=(landing.nodes - 1).clamp(min=0))",
+    "from dataclasses import replace\naccepted = replace(accepted, nodes=(accepted.nodes - 1).clamp(min=0))",
 )
 
 

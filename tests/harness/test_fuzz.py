@@ -29,14 +29,14 @@ SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
 # step count is in force, wrong from the first switch down on, for every row but the first.
 CALLER_STRIDE = Edit(
     "instep_optimized/commit/snapshot.py",
-    "source=Address(pair.snapshots, landing.rows, landing.nodes),",
+    "source=Address(pair.snapshots, accepted.rows, accepted.nodes),",
     """source=Address(
                         pair.snapshots.as_strided(pair.snapshots.shape, (
                             pair.snapshots.stride(0) - pair.snapshots.stride(1)
                             * (pair.snapshots.stride(0) // pair.snapshots.stride(1) - pair.snapshots.shape[1]),
                             *pair.snapshots.stride()[1:],
                         )),
-                        landing.rows, landing.nodes,
+                        accepted.rows, accepted.nodes,
                     ),""",
 )
 

@@ -27,6 +27,7 @@ from instep.perf.question import Question, Report
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput, InstepError
 from support.checkpoints import write
+from support.command import Runner, complaint
 
 pytestmark = pytest.mark.timing
 
@@ -49,8 +50,8 @@ SLOWER_FORWARD = (
     ),
 )
 ONE_TOKEN_LESS = Edit(
-    "instep_optimized/commit/snapshot.py", "landing.rows, landing.nodes",
-    "landing.rows, (landing.nodes - 1).clamp_min(0)",
+    "instep_optimized/commit/snapshot.py", "accepted.rows, accepted.nodes",
+    "accepted.rows, (accepted.nodes - 1).clamp_min(0)",
 )
 
 
@@ -175,7 +176,7 @@ def test_the_arms_take_turns_in_going_first() -> None:
 
 def test_the_verdict_on_samples_that_are_too_few_or_too_noisy() -> None:
     generator = np.random.default_rng(0)
-    setting = Question("plain", "plain", Path("model"), device="cpu")
+    setting = Question("plain", "plain", Path("model"))
 
     def says(pairs: int, noise: float, slowdown: float = 0.0) -> Exit:
         drawn = {arm: np.exp(noise * generator.standard_normal((pairs, 2, len(CLOCKS)))) for arm in ARMS}
@@ -192,12 +193,18 @@ def test_the_verdict_on_samples_that_are_too_few_or_too_noisy() -> None:
 
 @pytest.mark.parametrize(("options", "expected"), [
     ({"cases": ("decode",)}, "--case"), ({"cases": ()}, "--case"), ({"pairs": 0}, "--pairs"),
-    ({"allowed": 3.0}, "--allowed"), ({"device": "tpu"}, "--device"), ({"batch": 0}, "--batch"),
+    ({"allowed": 3.0}, "--allowed"), ({"batch": 0}, "--batch"), ({"rounds": 0}, "--rounds"),
     ({"patience_s": 0.0}, "--patience"),
 ])
 def test_a_setting_without_sense_is_bad_input(options: dict[str, object], expected: str) -> None:
     with pytest.raises(BadInput, match=expected):
         Question("plain", "plain", Path("model"), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("option", "value"), [("--device", "tpu"), ("--dtype", "int8"), ("--strategy", "none")])
+def test_arms_that_cannot_be_set_up_so_are_bad_input(instep: Runner, option: str, value: str) -> None:
+    said = complaint(instep("gate", "plain", "plain", option, value))
+    assert option in said and value in said
 
 
 def text(report: Report) -> str:

@@ -118,6 +118,11 @@ def test_roundings_that_fall_otherwise_are_no_wrong_state():
         assert judged and max(one.worst for one in judged) < 0.2
 
 
+def _apart(draws):
+    """How far half of the draws lie from the middle one: one that rounds a tie the other way moves nothing here."""
+    return (draws - draws.median(0).values).flatten(1).norm(dim=1).median()
+
+
 def test_states_are_drawn_with_roundings_by_chance_only_where_something_is_stored_narrow(made):
     checkpoint, trace = made
     for dtype, narrow_places in (("bfloat16", True), ("float32", False)):
@@ -132,7 +137,7 @@ def test_states_are_drawn_with_roundings_by_chance_only_where_something_is_store
                 if isinstance(piece, Recomputation) and piece.writes_state:
                     assert piece.narrow is narrow_places
                     seen.add(piece.span.kind)
-                    shared, sampled = (x.std(0).norm() for x in (piece.yardsticks.state, piece.dithered(8).state))
+                    shared, sampled = (_apart(x) for x in (piece.yardsticks.state, piece.dithered(8).state))
                     assert (sampled > 100 * shared) == narrow_places
         assert seen >= {"prefill", "commit"}
 

@@ -15,7 +15,7 @@ from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit
 from instep_optimized import commit
-from instep_optimized.commit.base import Strategy, Table
+from instep_optimized.commit.base import StrategySpec, Table
 from instep_optimized.commit.snapshot import Snapshot
 from instep_optimized.memory.budget import snapshots, units
 from support.traces import recorded
@@ -57,7 +57,7 @@ class _Renamed:
 
 @pytest.fixture
 def trace(tmp_path_factory, monkeypatch) -> Trace:
-    monkeypatch.setitem(commit.STRATEGIES, "put_by", Strategy(PutBy.demands, PutBy))
+    monkeypatch.setitem(commit.STRATEGIES, "put_by", StrategySpec(PutBy.demands, PutBy))
     return recorded(tmp_path_factory.mktemp("new"))
 
 

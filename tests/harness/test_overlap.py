@@ -18,7 +18,7 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival, Steps
 from instep.verdict import Exit
-from instep_optimized.arriving import Length
+from instep_optimized.transfer.to_host import Length
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
 from support.checkpoints import write

@@ -25,8 +25,8 @@ ROOTS = ":".join(str(TOP / root) for root in ("reference", "optimized", "harness
 
 OFF_BY_ONE = Edit(
     "instep_optimized/commit/snapshot.py",
-    "source=Address(pair.snapshots, landing.rows, landing.nodes),",
-    "source=Address(pair.snapshots, landing.rows, (landing.nodes - 1).clamp(min=0)),",
+    "source=Address(pair.snapshots, accepted.rows, accepted.nodes),",
+    "source=Address(pair.snapshots, accepted.rows, (accepted.nodes - 1).clamp(min=0)),",
 )
 
 

@@ -39,8 +39,9 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
-from instep_optimized import OptimizedEngine, footprint
-from instep_optimized.arriving import Arriving
+from instep_optimized import OptimizedEngine
+from instep_optimized.commit import write_set
+from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from support.traces import policy, recorded
 
@@ -157,7 +158,7 @@ def test_a_graph_that_kept_what_was_re_assigned_is_no_eager_run(trace: Trace, pl
 
 def test_a_count_that_is_taken_one_round_late_is_no_waiting_run(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine whose rounds overlap adds the counts of the round before to a length; one that waits does not."""
-    commit, before = OptimizedEngine.commit, dict[int, Arriving]()
+    commit, before = OptimizedEngine.commit, dict[int, HostCopy]()
 
     def late(self: OptimizedEngine, requests: tuple[str, ...], accepted: Any = None) -> Any:
         answer = commit(self, requests, accepted)
@@ -229,11 +230,11 @@ def test_pages_for_a_length_that_is_a_round_old_are_no_waiting_run(
         return [(name, requests[name].length._known + num_steps) for name in names]
 
     def forwarded(rows: Any, requests: Any) -> Any:
-        width = footprint.width_of
+        width = write_set.width_of
         return [(r.request, requests[r.request].length._known + width(r, requests[r.request])) for r in rows]
 
-    monkeypatch.setattr(footprint, "draft_wants", by_what_is_known)
-    monkeypatch.setattr(footprint, "forward_wants", forwarded)
+    monkeypatch.setattr(write_set, "draft_wants", by_what_is_known)
+    monkeypatch.setattr(write_set, "forward_wants", forwarded)
     found = hold("overlapped", trace, "plain")
     assert found.verdict.findings[0].diagnosis.startswith("overlapping: raised ")
 

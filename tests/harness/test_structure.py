@@ -201,9 +201,10 @@ def test_a_drafter_that_writes_into_the_targets_configuration_is_named(trace, pl
 def test_two_layers_on_one_memory_are_named(trace, plant):
     plant(Wrap(
         MEMORY, "Memory.regions",
-        result=f"{REPLACE}\nresult = list(result)\n"
+        # Under a name of its own: the wrapped function stands inside this one and has a `replace` itself.
+        result="from dataclasses import replace as changed\nresult = list(result)\n"
         "keys, *others = [region for region in result if region.name in ('keys', 'values')]\n"
-        "result = [*result, replace(others[0], units=keys.units[1:])]",
+        "result = [*result, changed(others[0], units=keys.units[1:])]",
     ))
     said = found(trace, "aliasing")[0].diagnosis
     assert "units of keys (layer 1)" in said and "share memory" in said
@@ -217,10 +218,10 @@ def test_an_answer_on_a_pool_is_named(trace, monkeypatch):
 
 def _on_the_board(self: Any, requests: Any, picks: Any = None, parents: Any = None) -> Any:
     drafts = torch.tensor(picks)
-    board = self._memory.board.window
+    windows = self._memory.slot_table.window
     for row, name in enumerate(requests):
-        board[self._memory.slots.of(name), 1 : drafts.shape[1] + 1] = drafts[row]
-    return engine.Drafted(board[: len(requests), 1 : drafts.shape[1] + 1], drafts)
+        windows[self._memory.slots.of(name), 1 : drafts.shape[1] + 1] = drafts[row]
+    return engine.Drafted(windows[: len(requests), 1 : drafts.shape[1] + 1], drafts)
 
 
 def test_an_answer_that_the_next_replay_overwrites_is_named(trace, monkeypatch):

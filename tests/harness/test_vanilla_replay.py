@@ -12,7 +12,7 @@ from instep.faults.base import Wrap
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
-from instep.trace.header import Part
+from instep.trace.header import Part, Recording
 from instep.trace.policy import Arrival, ScheduledAction, Steps
 from instep.verdict import Exit
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
@@ -53,8 +53,8 @@ def test_every_mtp_layer_is_compared(trace, ops):
         assert {"keys", "values"} <= {c.place.component for c in verdict.compared if c.place.stage == stage}
 
 
-def test_the_headers_plan_names_the_drafter(trace, instep):
-    assert {part.drafter for part in trace.header.replay} == {"vanilla"}
+def test_the_header_names_the_drafter(trace, instep):
+    assert trace.header.recording == Recording("vanilla", "float64")
     told = instep("replay", trace.path, "--until", 6)
     assert told.code == Exit.AGREED, told.out + told.err
     refused = instep("replay", trace.path, "--ops", "plain", "--drafter", "eagle")

@@ -29,7 +29,7 @@ POOL = torch.zeros(4, 6, 3)
 PART = Part(
     form="window", begin=torch.tensor([0, 2]), count=torch.tensor([2, 1]), most=2,
     read=Address(POOL, torch.tensor([1, 3])), fresh=torch.tensor([False, False]),
-    store=Address(POOL, torch.tensor([1, 3])), each=Address(torch.zeros(2, 5, 6, 3), torch.tensor([0, 1])),
+    store=Address(POOL, torch.tensor([1, 3])), per_row=Address(torch.zeros(2, 5, 6, 3), torch.tensor([0, 1])),
 )
 PAGES = Pages(
     keys=torch.zeros(4, 2, 1, 4), values=torch.zeros(4, 2, 1, 4), table=torch.tensor([[77, 0], [2, 1], [3, -1]]),
@@ -83,7 +83,7 @@ def test_an_engine_keeps_every_contract(
         (replace(PART, begin=torch.tensor([0, 3])), "rows 0 to 3 of 3 are named"),
         (replace(PART, most=1), "most is 1, the largest count is 2"),
         (replace(PART, read=Address(POOL, torch.tensor([1, 3]), torch.tensor([-1, 0]))), "columns run from -1 to 0"),
-        (replace(PART, each=Address(torch.zeros(2, 1, 6, 3), torch.tensor([0, 1]))), "2 positions do not fit in 1"),
+        (replace(PART, per_row=Address(torch.zeros(2, 1, 6, 3), torch.tensor([0, 1]))), "2 positions do not fit in 1"),
     ],
 )
 def test_a_part_that_breaks_a_clause_is_named(part: Part, sentence: str) -> None:
@@ -188,7 +188,8 @@ def test_shapes_that_do_not_fit_are_named(op: str, given: dict[str, Any], senten
 def test_pending_tokens_that_a_ring_cannot_hold_are_named(before: list[int], sentence: str) -> None:
     def plan(before: list[int]) -> list[str]:
         return broken(
-            "ring", slots=torch.tensor([1, 2, -1]), before=torch.tensor([*before, 0]), count=torch.tensor([5, 5, 0]),
+            "plan_ring", slots=torch.tensor([1, 2, -1]),
+            before=torch.tensor([*before, 0]), count=torch.tensor([5, 5, 0]),
             settled=torch.tensor([0, 3, 4]), size=10, most=5, spare=0,
         )
 

@@ -12,8 +12,8 @@ import torch
 
 from instep_optimized import commit as strategies
 from instep_optimized.batch import Batch
-from instep_optimized.commit.base import Landing, Table, Touch, changes
-from instep_optimized.commit.pair import Commit
+from instep_optimized.commit.base import AcceptedWindows, RequestWrites, Table, changes
+from instep_optimized.commit.pair import CommitPair
 from instep_optimized.commit.snapshot import Snapshot
 from instep_optimized.commit.windows import Windows
 from instep_optimized.layout import StateLayout
@@ -21,7 +21,7 @@ from instep_optimized.memory import Memory
 from instep_optimized.memory.budget import Sizes, demands
 from instep_optimized.ops.base import Types
 from instep_optimized.ops.plain import PLAIN
-from instep_optimized.sending import sent
+from instep_optimized.transfer.to_device import sent
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from support.checkpoints import config_of
@@ -44,7 +44,7 @@ def memory(layout: StateLayout = "VK") -> Memory:
     return Memory(wanted, CAPACITY, guarded=True, poison=math.nan, device=torch.device("cpu"))
 
 
-def made(subject: Memory, width: int) -> Commit:
+def made(subject: Memory, width: int) -> CommitPair:
     return strategies.make(CONFIG, sizes(), subject, width, *PAIR)
 
 
@@ -52,7 +52,7 @@ def batch(subject: Memory) -> Batch:
     """Rows in mixed order: a verify of "a", a first chunk of "b", a decode of "c"."""
     for name in "abc":
         subject.slots.take(name)
-    subject.board.table[:] = -1
+    subject.slot_table.table[:] = -1
     subject.grow([("a", 12), ("b", 5), ("c", 7)])
     rows = (
         Rows("a", "verify", 3, before=9, row=0), Rows("b", "prefill", 5, before=0), Rows("c", "decode", 1, before=6),
@@ -66,7 +66,7 @@ def test_rows_stay_packed_in_batch_order_and_parts_name_them() -> None:
     assert launch.tokens.tolist() == list(range(9))
     assert launch.positions.tolist() == [9, 10, 11, 0, 1, 2, 3, 4, 6]
     assert launch.locations.tolist() == [13, 14, 15, 16, 17, 18, 19, 20, 30]
-    assert launch.table is subject.board.table and launch.slots.tolist() == [5, 2, 4]
+    assert launch.table is subject.slot_table.table and launch.slots.tolist() == [5, 2, 4]
     lines = launch.table[launch.slots].tolist()
     assert lines == [[*own, *[-1] * (19 - len(own))] for own in ((1, 2, 3), (4, 5), (6, 7))]
     assert (launch.begin.tolist(), launch.count.tolist(), launch.before.tolist()) == ([0, 3, 8], [3, 5, 1], [9, 0, 6])
@@ -91,18 +91,18 @@ def test_verify_keeps_every_position_by_row_and_stores_nothing_others_store_by_s
     for parts in (bound.conv(0), bound.state(0)):
         chunk, window, decode = parts
         assert (chunk.form, window.form, decode.form) == ("chunk", "window", "window")
-        assert chunk.store is not None and chunk.each is None and chunk.fresh.tolist() == [True]
+        assert chunk.store is not None and chunk.per_row is None and chunk.fresh.tolist() == [True]
         assert chunk.store.units.tolist() == chunk.read.units.tolist() == [2]
-        assert window.store is None and window.each is not None and window.fresh.tolist() == [False]
+        assert window.store is None and window.per_row is not None and window.fresh.tolist() == [False]
         assert window.read.units.tolist() == [5]
-        assert window.each.units.tolist() == [0] and window.each.column is None
+        assert window.per_row.units.tolist() == [0] and window.per_row.column is None
         assert decode.store is not None and decode.store.units.tolist() == [4]
 
 
 def test_a_narrower_window_keeps_the_strides_of_the_widest() -> None:
     subject = memory()
     launch = batch(subject)
-    narrow, wide = (made(subject, width).bind(PLAIN, launch).state(0)[1].each for width in (2, WIDEST))
+    narrow, wide = (made(subject, width).bind(PLAIN, launch).state(0)[1].per_row for width in (2, WIDEST))
     assert narrow is not None and wide is not None
     assert (narrow.pool.shape[1], wide.pool.shape[1]) == (2, WIDEST)
     assert narrow.pool.stride() == wide.pool.stride()
@@ -118,7 +118,7 @@ def test_a_commit_moves_the_column_of_a_row_to_a_slot_and_nothing_else(layout: S
             region.units.copy_(torch.randn(region.units.shape, generator=generator))
     before = {(r.name, r.layer): r.units.clone() for r in subject.regions()}
     rows, slots, nodes, lens = (torch.tensor(numbers) for numbers in ([1, 0], [2, 4], [3, 0], [4, 1]))
-    made(subject, 4).commit(PLAIN, Landing(rows, slots, nodes, lens, before=torch.tensor([9, 5])))
+    made(subject, 4).commit(PLAIN, AcceptedWindows(rows, slots, nodes, lens, before=torch.tensor([9, 5])))
     for region in subject.regions():
         expected = before[region.name, region.layer].clone()
         if region.name in ("conv", "state"):
@@ -141,7 +141,8 @@ def test_the_table_names_real_regions_and_is_printed() -> None:
 def test_the_table_is_read_for_actual_units() -> None:
     table: Table = made(memory(), 4).may
     found = changes(table, [
-        Touch("verify", slot=5, row=0, written=frozenset({3})), Touch("decode", slot=4, row=1, written=frozenset({7})),
+        RequestWrites("verify", slot=5, row=0, written=frozenset({3})),
+        RequestWrites("decode", slot=4, row=1, written=frozenset({7})),
     ])
     assert found == {
         "snapshot_conv": {0}, "snapshot_state": {0}, "conv": {4}, "state": {4}, "keys": {3, 7}, "values": {3, 7},

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.arriving import Arriving
-from instep_optimized.captured import prepared
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.graphs import Recorder
+from instep_optimized.graphs.capture import prepared
+from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.adaptive import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import (
@@ -190,19 +190,19 @@ def test_a_round_is_launched_before_the_counts_of_the_last_one_are_known(
 ) -> None:
     """Pages are there for the worst case, and every count is read a round late."""
     asked: list[int] = []
-    made: list[Arriving] = []
-    begin, read = Arriving.__init__, Arriving.list
+    made: list[HostCopy] = []
+    begin, read = HostCopy.__init__, HostCopy.list
 
-    def made_by(self: Arriving, numbers: torch.Tensor) -> None:
+    def made_by(self: HostCopy, numbers: torch.Tensor) -> None:
         begin(self, numbers)
         made.append(self)
 
-    def told(self: Arriving) -> list[int]:
+    def told(self: HostCopy) -> list[int]:
         asked.append(made.index(self))
         return read(self)
 
-    monkeypatch.setattr(Arriving, "__init__", made_by)
-    monkeypatch.setattr(Arriving, "list", told)
+    monkeypatch.setattr(HostCopy, "__init__", made_by)
+    monkeypatch.setattr(HostCopy, "list", told)
     subject = engine(checkpoint, "ledger", "cpu", overlap=True)
     subject.admit("a", (1, 2, 3))
     subject.forward((Row("a", "prefill", 3),))

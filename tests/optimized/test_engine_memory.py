@@ -15,7 +15,7 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.layout import Address, Part, StateLayout
-from instep_optimized.memory.board import NAMES
+from instep_optimized.memory.slot_table import NAMES
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.adaptive import AdaptiveFile, Bracket
@@ -96,7 +96,7 @@ def blind(part: Part) -> Part:
     def seen(address: Address | None) -> Address | None:
         return None if address is None else replace(address, pool=packed(address.pool))
 
-    return replace(part, store=seen(part.store), each=seen(part.each))
+    return replace(part, store=seen(part.store), per_row=seen(part.per_row))
 
 
 STRIDE_BLIND: dict[str, Callable[..., Any]] = {

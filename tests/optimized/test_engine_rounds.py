@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.arriving import Arriving
+from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.adaptive import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import (
@@ -196,7 +196,7 @@ def test_coming_and_going_waits_for_nobody(checkpoint: Checkpoint) -> None:
 
 
 def test_counts_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = Arriving(torch.tensor([3, 1]))
+    counts = HostCopy(torch.tensor([3, 1]))
     assert counts.list() == [3, 1]
     monkeypatch.setattr(torch.Tensor, "tolist", None)
     assert counts.list() == [3, 1]

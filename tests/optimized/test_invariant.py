@@ -103,7 +103,7 @@ SUBJECTS: dict[str, Subject] = {
     "attention_inputs": Subject("attention_inputs", raw_heads, lambda draw, dtype: {
         "q_norm": draw.normal(HEAD, dtype=dtype), "k_norm": draw.normal(HEAD, dtype=dtype), "eps": 1e-6,
         "rotary_dim": HEAD // 2, "theta": 1e7, "to": (at("query"), at("key"))}),
-    "open": Subject("open", lambda draw, count, dtype: {
+    "output_gate": Subject("output_gate", lambda draw, count, dtype: {
         "attended": draw.normal(count, HEADS, HEAD, dtype=dtype),
         "projected": draw.normal(count, HEADS, 2, HEAD, dtype=dtype)}, lambda draw, dtype: {"to": at("opened")}),
     "pick": Subject("pick", lambda draw, count, dtype: {"logits": draw.normal(count, OUT, dtype=dtype)},

@@ -71,7 +71,7 @@ def test_column_t_of_a_verify_is_the_state_after_t_plus_1_tokens() -> None:
     kept = Draw(5, HERE).normal(ROWS_KEPT, WIDEST, HV, V, K).transpose(3, 4)
     untouched = kept.clone()
     each = Address(kept, Draw(0, HERE).ints([2, 0]))
-    run(inputs, part("window", [6, 3], [5, 3], pool, store=None, each=each))
+    run(inputs, part("window", [6, 3], [5, 3], pool, store=None, per_row=each))
     assert same_bits(pool, states(4))
     for row, slot, first, count in ((2, 6, 0, 5), (0, 3, 5, 3)):
         again = states(4)
@@ -123,7 +123,7 @@ def test_columns_written_over_the_column_that_is_read_hold_the_right_windows() -
     units = draw.ints([1])
     both = replace(
         part("window", [0], [4], memory), read=Address(memory, units, draw.ints([2])), store=None,
-        each=Address(memory, units),
+        per_row=Address(memory, units),
     )  # fmt: skip
     TRITON.conv(x=x, weight=weight, parts=(both,), to=at("mixed"))
     for t in range(4):

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from instep_optimized import load
-from instep_optimized.interpreter import wanted_on
 from instep_optimized.kernels import runtime
+from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import InstepError
 
 
@@ -111,6 +111,25 @@ def test_an_interpreter_that_is_built_otherwise_is_not_mended(monkeypatch: pytes
     assert not runtime.mend(), "what does not go through it is not"
     monkeypatch.delattr(interpreter, "TensorHandle")
     assert not runtime.mend()
+
+
+@pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native")
+def test_an_interpreter_that_does_not_fit_its_numpy_is_refused_in_one_line() -> None:
+    class Kernel:
+        def __init__(self, said: str) -> None:
+            self.said = said
+
+        def __getitem__(self, grid: object) -> Kernel:
+            return self
+
+        def __call__(self, *arguments: object, **options: object) -> None:
+            raise TypeError(self.said)
+
+    with pytest.raises(InstepError, match="does not run with numpy") as refused:
+        runtime.launch(Kernel(f"TypeError('{runtime.NUMPY_REFUSES}')"), (1,), torch.zeros(1))
+    assert "\n" not in str(refused.value)
+    with pytest.raises(TypeError, match="a kernel's own"):
+        runtime.launch(Kernel("a kernel's own mistake"), (1,), torch.zeros(1))
 
 
 def test_tiles_cover() -> None:

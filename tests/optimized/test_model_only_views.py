@@ -22,8 +22,8 @@ from instep_optimized import commit as strategies
 from instep_optimized import load
 from instep_optimized.batch import Batch
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
-from instep_optimized.commit.base import Landing
-from instep_optimized.commit.pair import Commit
+from instep_optimized.commit.base import AcceptedWindows
+from instep_optimized.commit.pair import CommitPair
 from instep_optimized.draft import MODES
 from instep_optimized.draft.base import Asked, Drafter
 from instep_optimized.memory import Memory
@@ -78,7 +78,7 @@ class Launch:
     trunk: Trunk
     drafter: Drafter
     memory: Memory
-    commit: Commit
+    commit: CommitPair
     batch: Batch
     extended: Batch
 
@@ -148,7 +148,7 @@ def test_a_commit_is_ops_and_views(strategy: str, conv: str) -> None:
     subject, loose = launch("dense", load("plain"), strategy, conv), Loose(load("plain"))
     rows, slots, nodes, lens, before = (torch.tensor([number]) for number in (0, 5, 2, 3, 9))
     with loose:
-        subject.commit.commit(loose.ops, Landing(rows, slots, nodes, lens, before))
+        subject.commit.commit(loose.ops, AcceptedWindows(rows, slots, nodes, lens, before))
     assert loose.found == []
     # One GDN layer: a window or a mark for the conv; a state, a mark or nothing at all for the state.
     assert loose.served == 1 + (0 if strategy.endswith("rerun") else 1)

@@ -71,7 +71,7 @@ def test_ops_of_two_rows_take_them_in_order() -> None:
         "residual": LEDGER.add(x=flat_x, y=flat_y, to=here("residual")),
         "joined": LEDGER.concat(x=flat_x, y=flat_y, to=here("joined")),
         "gated": LEDGER.gated_norm(core=x, z=y, weight=NONE, eps=0.0, gate="silu", to=here("gated")),
-        "opened": LEDGER.open(attended=x, projected=gate, to=here("opened")),
+        "opened": LEDGER.output_gate(attended=x, projected=gate, to=here("opened")),
     }
     for component, result in results.items():
         labels = [mixed(a, b, stamp(component)) for a, b in zip(left, right, strict=True)]

@@ -35,7 +35,7 @@ def pool_of(leading: tuple[int, ...], shape: tuple[int, ...], swap: bool = True)
 def spans(form: str, own: Address, counts: list[int], fresh: list[bool], each: Address | None) -> Part:
     begins = [sum(counts[:j]) for j in range(len(counts))]
     return Part(form, ints(*begins), ints(*counts), max(counts), own, torch.tensor(fresh),  # type: ignore[arg-type]
-                store=own, each=each)
+                store=own, per_row=each)
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -177,7 +177,7 @@ def labels_for(value: object, views: dict[int, Tensor]) -> object:
     if isinstance(value, Address):
         return Address(views[id(value.pool)], value.units, value.column)
     if isinstance(value, Part):
-        fields = {name: labels_for(getattr(value, name), views) for name in ("read", "store", "each")}
+        fields = {name: labels_for(getattr(value, name), views) for name in ("read", "store", "per_row")}
         return replace(value, **fields)  # type: ignore[arg-type]
     if isinstance(value, GdnInputs):
         return GdnInputs(*(labels_for(x, views) for x in value))  # type: ignore[arg-type]

@@ -120,7 +120,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "gdn_inputs": gdn_inputs,
     "gated_norm": gated_norm,
     "attention_inputs": attention_inputs,
-    "open": lambda attended, projected, to: attended / (1 + torch.exp(-projected[:, :, 1])),
+    "output_gate": lambda attended, projected, to: attended / (1 + torch.exp(-projected[:, :, 1])),
     "mlp": mlp,
     "moe": moe,
     "lm_head": lambda x, weight, to: torch.stack([weight @ row for row in x]),

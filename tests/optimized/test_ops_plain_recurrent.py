@@ -46,9 +46,9 @@ def targets(part: Part, request: int, memories: list[Tensor]) -> Iterator[tuple[
     """Where the memory after each row belongs."""
     if part.store is not None and part.store.units[request] >= 0:
         yield part.store.pool[place(part.store, request)], memories[-1]
-    if part.each is not None and part.each.units[request] >= 0:
+    if part.per_row is not None and part.per_row.units[request] >= 0:
         for token, memory in enumerate(memories):
-            yield part.each.pool[int(part.each.units[request]), token], memory
+            yield part.per_row.pool[int(part.per_row.units[request]), token], memory
 
 
 def conv_right(x: Tensor, weight: Tensor, parts: tuple[Part, ...], **_: Any) -> Right:
@@ -171,8 +171,8 @@ def run_gdn(
 
 
 def test_gdn_keeps_a_running_state_that_no_store_rounds() -> None:
-    """In a bf16 pool the last of `each` is the fp32 run, rounded once: as `store` over the same rows has it."""
-    shapes = (Shape("window", (5,), (1,), (1,), store=(1,), each=(0,)),)
+    """In a bf16 pool the last of `per_row` is the fp32 run, rounded once: as `store` over the same rows has it."""
+    shapes = (Shape("window", (5,), (1,), (1,), store=(1,), per_row=(0,)),)
     call = gdn_case(21, shapes, HEADS["r2"], BF16, True, FP32)("cpu")
     PLAIN.gdn(**call.inputs)
     wide = gdn_case(21, shapes, HEADS["r2"], FP32, True, FP32)("cpu")
@@ -190,11 +190,11 @@ def test_a_verify_window_keeps_what_every_shorter_window_would_store() -> None:
     pool.view[1].copy_(draw.normal(3, 32, 16))
     own, one = Address(pool.view, torch.tensor([1])), torch.tensor([1])
     window = Part("window", torch.tensor([0]), 4 * one, 4, own, torch.tensor([False]),
-                  each=Address(snapshots.view, torch.tensor([0])))
+                  per_row=Address(snapshots.view, torch.tensor([0])))
     PLAIN.gdn(inputs=inputs, parts=(window,), dtype=FP32, to=at("core"))
     for accepted in range(1, 5):
         aside = Address(guarded((3,), (3, 32, 16), FP32).view, torch.tensor([2]))
-        part = replace(window, count=accepted * one, most=accepted, each=None, store=aside)
+        part = replace(window, count=accepted * one, most=accepted, per_row=None, store=aside)
         PLAIN.gdn(inputs=inputs, parts=(part,), dtype=FP32, to=at("core"))
         assert same_bits(aside.pool[2], snapshots.view[0, accepted - 1])
 

@@ -56,7 +56,7 @@ def asked(ones: tuple[One, ...], marks: list[int] | None = None) -> dict[str, to
 
 def test_rows_that_are_kept(ops: Ops) -> None:
     for number, spare in enumerate((0, 8)):
-        told = ops.ring(**asked(ONES), size=SIZE, most=4, spare=spare)
+        told = ops.plan_ring(**asked(ONES), size=SIZE, most=4, spare=spare)
         assert told.begin.tolist() == [one.begin for one in ONES]
         assert told.pending.tolist() == [one.pending for one in ONES]
         assert told.keep.tolist() == [one.before % SIZE if one.slot >= 0 else -1 for one in ONES]
@@ -66,7 +66,7 @@ def test_rows_that_are_kept(ops: Ops) -> None:
 
 
 def test_rows_that_go_into_the_state(ops: Ops) -> None:
-    told = ops.ring(**asked(ONES), size=SIZE, most=4, spare=None)
+    told = ops.plan_ring(**asked(ONES), size=SIZE, most=4, spare=None)
     assert told.pending.tolist() == [one.pending for one in ONES]
     assert set(told.keep.tolist()) == set(told.settle.tolist()) == {-1}
     assert told.after.tolist() == [one.absorbed for one in ONES]
@@ -75,7 +75,7 @@ def test_rows_that_go_into_the_state(ops: Ops) -> None:
 @pytest.mark.parametrize("spare", [None, 0, 8])
 def test_a_mark_may_hold_anything_and_no_entry_leaves_the_ring(ops: Ops, spare: int | None) -> None:
     ones = tuple(One(slot, 40 * slot, 4, 0, 0, 0, 0, (0, 0), (0, 0)) for slot in (1, 2, 3, 4))
-    told = ops.ring(**asked(ones, POISON), size=SIZE, most=4, spare=spare)
+    told = ops.plan_ring(**asked(ones, POISON), size=SIZE, most=4, spare=spare)
     assert all(0 <= pending <= SIZE - 4 for pending in told.pending.tolist())
     assert all(0 <= begin < SIZE for begin in told.begin.tolist())
     assert all(-1 <= keep < SIZE for keep in told.keep.tolist())
@@ -84,5 +84,5 @@ def test_a_mark_may_hold_anything_and_no_entry_leaves_the_ring(ops: Ops, spare: 
 def test_an_empty_batch_returns_at_once(ops: Ops) -> None:
     none = torch.zeros(0, dtype=torch.int64)
     settled = torch.zeros(4, dtype=torch.int64)
-    told = ops.ring(slots=none, before=none, count=none, settled=settled, size=SIZE, most=0, spare=0)
+    told = ops.plan_ring(slots=none, before=none, count=none, settled=settled, size=SIZE, most=0, spare=0)
     assert all(x.shape == (0,) for x in told)

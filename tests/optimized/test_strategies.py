@@ -1,6 +1,6 @@
 """Every pair of strategy and conv form serves the same events with the same logical states, and writes what it may.
 
-Leaves out: the addresses that a keeper chooses (`test_commit_*.py`), and faults in them (`instep faults`).
+Leaves out: the addresses that a strategy chooses (`test_commit_*.py`), and faults in them (`instep faults`).
 """
 
 from __future__ import annotations

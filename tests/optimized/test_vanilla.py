@@ -15,11 +15,11 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.batch import Batch
-from instep_optimized.captured import prepared
 from instep_optimized.draft.base import Asked
 from instep_optimized.draft.mtp import MtpLayer
 from instep_optimized.draft.vanilla import Vanilla
 from instep_optimized.graphs import Emulator, Recorder
+from instep_optimized.graphs.capture import prepared
 from instep_optimized.graphs.recorded import Recorded
 from instep_optimized.memory import Memory
 from instep_optimized.ops.around import around

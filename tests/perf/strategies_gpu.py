@@ -23,14 +23,14 @@ import torch
 from instep.report.command import typed
 from instep_optimized import commit as strategies
 from instep_optimized.batch import Who, windows
-from instep_optimized.commit.base import Landing
+from instep_optimized.commit.base import AcceptedWindows
 from instep_optimized.kernels.runtime import versions
 from instep_optimized.layout import Address, Part
 from instep_optimized.memory import Memory
 from instep_optimized.memory.budget import Sizes, bytes_per, demands
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.triton import TRITON
-from instep_optimized.sending import sent
+from instep_optimized.transfer.to_device import sent
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.place import Place
@@ -52,7 +52,7 @@ class Course:
     """One strategy with a batch of windows, and what its rows consume in every layer."""
 
     memory: Memory
-    commit: strategies.Commit
+    commit: strategies.CommitPair
     who: Who
     lens: torch.Tensor
     inputs: list[GdnInputs]
@@ -99,9 +99,9 @@ class Course:
                 TRITON.conv(x=self.x, weight=self.weight, parts=bound.conv(layer), to=TO)
             TRITON.gdn(inputs=self.inputs[layer], parts=bound.state(layer), dtype=torch.bfloat16, to=TO)
         bound.ran(TRITON)
-        before = TRITON.select(x=self.memory.board.length, index=self.who.slots)
-        self.commit.commit(TRITON, Landing(self.who.rows, self.who.slots, self.lens - 1, self.lens, before))
-        TRITON.advance(length=self.memory.board.length, slots=self.who.slots, by=self.lens)
+        before = TRITON.select(x=self.memory.slot_table.length, index=self.who.slots)
+        self.commit.commit(TRITON, AcceptedWindows(self.who.rows, self.who.slots, self.lens - 1, self.lens, before))
+        TRITON.advance(length=self.memory.slot_table.length, slots=self.who.slots, by=self.lens)
 
 
 def check(course: Course) -> bool:
@@ -121,7 +121,7 @@ def check(course: Course) -> bool:
         states.append(lines)
     for _ in range(ROUNDS):
         course.round()
-    length = int(course.memory.board.length[slots[0]])
+    length = int(course.memory.slot_table.length[slots[0]])
     for number, slot in enumerate(slots):
         _, held = course.commit.peek(TRITON, slot, length)
         if not all(torch.equal(held[layer], states[layer][number]) for layer in range(LAYERS)):
@@ -136,7 +136,7 @@ def microseconds(work: Callable[[], None]) -> tuple[float, float]:
 
 
 def beside(strategy: str, conv: str) -> dict[str, int]:
-    """Bytes per request and layer: of slots, rings and rows, KV and board excepted."""
+    """Bytes per request and layer: of slots, rings and rows, KV and the slot table excepted."""
     room = Capacity((1,), (1,), 64, WINDOW)
     sizes = Sizes(TRITON.types(torch.bfloat16, torch.float32), "VK", room, WINDOW)
     costs = bytes_per(strategies.demands(CONFIG, sizes, strategy, conv), guarded=False)

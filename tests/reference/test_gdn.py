@@ -43,7 +43,7 @@ def test_one_token_by_hand() -> None:
     v = torch.tensor([5.0], dtype=torch.float64)[None, None, None]
     half = torch.full((1, 1, 1, 1), 0.5, dtype=torch.float64)
     state = torch.tensor([[2.0], [8.0]], dtype=torch.float64)[None, None]
-    out, update, after = recur(k, k, v, half.log(), half, half, state)
+    out, update, after = recur(k, k, v, log_decay=half.log(), erase=half, write=half, state=state)
     assert_close(after[0, 0], torch.tensor([[3.0], [4.0]], dtype=torch.float64))
     assert_close(out.flatten(), torch.tensor([3.0], dtype=torch.float64))
     assert_close(update.flatten(), torch.tensor([2.0], dtype=torch.float64))

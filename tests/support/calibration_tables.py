@@ -1,4 +1,4 @@
-"""The README's two tables of calibration, from `fixtures/results/calibration.json`.
+"""Two tables of calibration for docs/results.md, from `fixtures/results/calibration.json`.
 
 Leaves out: measuring (`instep calibrate`).
 """
@@ -11,7 +11,7 @@ from typing import Any
 def alarms(result: dict[str, Any]) -> str:
     """One line per tier, over all storages."""
     lines = [
-        f"| tier | blocks judged, {result['variants']} honest engines | called wrong | upper bound of the rate (95%) "
+        f"| tier | blocks judged, {result['variants']} correct engines | called wrong | upper bound of the rate (95%) "
         "| most of an allowance used |", "|---" * 5 + "|",
     ]  # fmt: skip
     for tier in dict.fromkeys(rate["tier"] for rate in result["false_alarms"]):
@@ -31,9 +31,10 @@ def undecided(result: dict[str, Any]) -> float:
 
 
 def limits(result: dict[str, Any]) -> str:
-    """The smallest slip that every run finds, by place and storage."""
+    """The smallest injected error that every run finds, by place and storage."""
     tiers = list(result["limits"][0]["found"])
-    head = ["what is off", "activations", "honest error there", *(f"found by {tier} from" for tier in tiers)]
+    fixed = ("what is off", "activations", "error of a correct engine there")
+    head = [*fixed, *(f"found by {tier} from" for tier in tiers)]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for limit in result["limits"]:
         sizes = ("never" if limit["found"][tier] is None else f"{limit['found'][tier]:.0e}" for tier in tiers)

@@ -1,4 +1,4 @@
-"""The README's two tables of planted faults: the score, and what a test of accuracy would not have seen.
+"""Two tables of planted faults for docs/results.md: the score, and what a test of accuracy would not have seen.
 
 Leaves out: making the result that they are read from (`instep faults --json fixtures/results/faults.json`).
 """
@@ -31,20 +31,26 @@ def _line(name: str, faults: Iterable[Results], last: str) -> str:
     return f"| {name} | {len(faults)} | " + " | ".join(map(str, counts)) + f" | {last} |"
 
 
-def unseen(result: Results) -> str:
-    """Faults that leave the text as it is while states differ, and faults with which more drafts are accepted."""
+def unheard(result: Results) -> tuple[list[Results], list[Results]]:
+    """Faults that leave every token as it was, and others with which more drafts are accepted; the clearest first."""
     heard = [one for one in result["results"] if one["text"] is not None and not one["void"]]
     equal = [one for one in heard if one["text"]["equal"]]
-    raised = sorted(
-        (one for one in heard if one["text"]["raised"] and not one["text"]["equal"]),
-        key=lambda one: one["text"]["usual"] - one["text"]["acceptance"],
+    raised = [one for one in heard if one["text"]["raised"] and not one["text"]["equal"]]
+    return (
+        sorted(equal, key=lambda one: abs(one["text"]["usual"] - one["text"]["acceptance"])),
+        sorted(raised, key=lambda one: one["text"]["usual"] - one["text"]["acceptance"]),
     )
-    still = sorted(equal, key=lambda one: abs(one["text"]["usual"] - one["text"]["acceptance"]))
-    said = f"{len(equal)} of {len(heard)} leave every token as it was, {len(raised)} others raise acceptance"
+
+
+def unseen(result: Results) -> str:
+    """Faults that leave the text as it is while states differ, and faults with which more drafts are accepted."""
+    heard = sum(one["text"] is not None and not one["void"] for one in result["results"])
+    equal, raised = unheard(result)
+    said = f"{len(equal)} of {heard} leave every token as it was, {len(raised)} others raise the acceptance rate"
     lines = [
         f"{said}; {sum(one['found'] for one in (*equal, *raised))} of these were found. The first {MOST} of each:", "",
         "| planted fault | tokens that stay | accepted drafts, without and with it | instep says |", "|---" * 4 + "|",
-        *map(_unseen, (*still[:MOST], *raised[:MOST])),
+        *map(_unseen, (*equal[:MOST], *raised[:MOST])),
     ]
     return "\n".join(lines)
 

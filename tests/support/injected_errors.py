@@ -40,9 +40,9 @@ def _theta_off(**given: Any) -> AttentionInputs:
 
 def _narrow_beta_in_snapshots(*, inputs: GdnInputs, parts: Any, **given: Any) -> torch.Tensor:
     """The read-out takes the right beta; only the states that a commit chooses from take the rounded one."""
-    looking = tuple(replace(part, store=None, each=None) for part in parts)
+    looking = tuple(replace(part, store=None, per_row=None) for part in parts)
     out = PLAIN.gdn(inputs=inputs, parts=looking, **given)
-    if any(part.each is not None for part in parts):
+    if any(part.per_row is not None for part in parts):
         inputs = inputs._replace(beta=inputs.beta.bfloat16().to(inputs.beta))
     PLAIN.gdn(inputs=inputs, parts=parts, **given)
     return out

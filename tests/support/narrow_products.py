@@ -134,7 +134,7 @@ def _lm_head(*, x: Any, weight: Any, to: Any) -> Any:
 
 def _conv(**given: Any) -> Any:
     """Windows keep the rows as they came."""
-    silent = tuple(replace(part, store=None, each=None) for part in given["parts"])
+    silent = tuple(replace(part, store=None, per_row=None) for part in given["parts"])
     out = PLAIN.conv(**{**given, "x": bf16(given["x"]), "parts": silent})
     PLAIN.conv(**given)
     return out

@@ -5,8 +5,8 @@ Leaves out: the cases (`ops_cases.py` is their table) and what the right answer 
 
 What the cases take from the contracts, said once:
   - a request whose count is 0 or whose `read` unit is -1 does nothing: zero rows, nothing written, even if fresh;
-  - a `store` or `each` unit of -1 skips that write alone; a fresh request's memory is NaN and must not be read;
-  - `each` keeps the memory after every row; rounding to the pool's dtype there does not round the running state;
+  - a `store` or `per_row` unit of -1 skips that write alone; a fresh request's memory is NaN and must not be read;
+  - `per_row` keeps the memory after every row; rounding to the pool's dtype there does not round the running state;
   - a query row that sees no page (table of -1) gives zeros.
 """
 

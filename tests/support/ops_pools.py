@@ -65,15 +65,15 @@ def runs(part: Part, request: int) -> bool:
 
 
 def permit(part: Part, store: Pool | None, each: Pool | None) -> None:
-    """Mark what `part` may write: `store` units, and the columns of `each` below the count."""
+    """Mark what `part` may write: `store` units, and the columns of `per_row` below the count."""
     for request in range(part.count.numel()):
         if not runs(part, request):
             continue
         if store is not None and part.store is not None and int(part.store.units[request]) >= 0:
             store.allow(*place(part.store, request))
-        if each is not None and part.each is not None and int(part.each.units[request]) >= 0:
+        if each is not None and part.per_row is not None and int(part.per_row.units[request]) >= 0:
             for column in range(int(part.count[request])):
-                each.allow(int(part.each.units[request]), column)
+                each.allow(int(part.per_row.units[request]), column)
 
 
 def place(address: Address, request: int) -> tuple[int, ...]:

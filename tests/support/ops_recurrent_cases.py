@@ -27,13 +27,13 @@ class Shape:
     read: tuple[int, ...]
     fresh: tuple[int, ...]
     store: tuple[int, ...] | None = None
-    each: tuple[int, ...] | None = None
+    per_row: tuple[int, ...] | None = None
     column: tuple[int, ...] | None = None
     skip: int = 0
 
 
 def make_part(draw: Draw, shape: Shape, base: int, pools: dict[str, Pool]) -> tuple[Part, int]:
-    """A part over pools `memory` (and `snapshots` for `each`), its memory filled; and the next free row."""
+    """A part over pools `memory` (and `snapshots` for `per_row`), its memory filled; and the next free row."""
     begin, row = [], base + shape.skip
     for count in shape.count:
         begin.append(row)
@@ -47,7 +47,7 @@ def make_part(draw: Draw, shape: Shape, base: int, pools: dict[str, Pool]) -> tu
         read=Address(memory, draw.ints(shape.read), columns),
         fresh=draw.ints(shape.fresh).bool(),
         store=None if shape.store is None else Address(memory, draw.ints(shape.store), columns),
-        each=None if shape.each is None else Address(pools["snapshots"].view, draw.ints(shape.each)),
+        per_row=None if shape.per_row is None else Address(pools["snapshots"].view, draw.ints(shape.per_row)),
     )
     for request in range(len(shape.count)):
         if runs(part, request) and not shape.fresh[request]:
@@ -64,8 +64,8 @@ def make_pools(
     units = 2 + max((u for s in shapes for u in (*s.read, *(s.store or ()))), default=0)
     columns = max((c for s in shapes for c in (s.column or ())), default=-1) + 1
     pools = {"memory": guarded((units, columns) if columns else (units,), block, dtype, swap=swap, device=device)}
-    if any(s.each for s in shapes):
-        rows = 1 + max(u for s in shapes for u in (s.each or (0,)))
+    if any(s.per_row for s in shapes):
+        rows = 1 + max(u for s in shapes for u in (s.per_row or (0,)))
         most = max(c for s in shapes for c in s.count)
         pools["snapshots"] = guarded((rows, most + 1), block, dtype, swap=swap, device=device)
     return pools
@@ -74,12 +74,12 @@ def make_pools(
 SHAPES: dict[str, tuple[Shape, ...]] = {
     "decode": (Shape("window", (1, 1, 1), (4, 1, 7), (0, 0, 0), store=(4, 1, 7)),),
     "padded": (Shape("window", (1, 0, 1, 0), (5, -1, -1, 2), (0, 0, 0, 0), store=(5, -1, -1, 2)),),
-    "verify": (Shape("window", (4, 2, 0, 3), (6, 2, 3, 9), (0, 0, 0, 1), each=(2, 0, 3, -1)),),
-    "columns": (Shape("window", (2, 3), (3, 1), (0, 0), each=(1, 0), column=(1, 3)),),
+    "verify": (Shape("window", (4, 2, 0, 3), (6, 2, 3, 9), (0, 0, 0, 1), per_row=(2, 0, 3, -1)),),
+    "columns": (Shape("window", (2, 3), (3, 1), (0, 0), per_row=(1, 0), column=(1, 3)),),
     "chunk": (Shape("chunk", (7, 0, 1, 3), (2, 5, 8, 4), (1, 0, 1, 0), store=(2, 5, 8, -1)),),
     "mixed": (
         Shape("chunk", (5, 2), (7, 3), (0, 1), store=(8, 3), skip=1),
-        Shape("window", (3, 1), (1, 6), (0, 0), each=(0, 1), skip=2),
+        Shape("window", (3, 1), (1, 6), (0, 0), per_row=(0, 1), skip=2),
     ),
     "empty_part": (Shape("window", (), (), (), store=()),),
     "no_parts": (),

@@ -86,7 +86,7 @@ def attention_inputs(draw: Draw, dtype: torch.dtype) -> Inputs:
     }
 
 
-def open_(draw: Draw, dtype: torch.dtype) -> Inputs:
+def output_gate(draw: Draw, dtype: torch.dtype) -> Inputs:
     attended, projected = draw.normal(3, 4, 16, dtype=dtype), draw.normal(3, 4, 2, 16, dtype=dtype)
     return {"attended": attended, "projected": projected, "to": at("opened")}
 
@@ -177,7 +177,7 @@ ROWS = [
         ("gated_norm", "empty", empty_rows(gated_norm("silu"), "core", "z")),
         ("attention_inputs", "rows", attention_inputs),
         ("attention_inputs", "empty", empty_rows(attention_inputs, "projected", "key_raw", "positions")),
-        ("open", "rows", open_),
+        ("output_gate", "rows", output_gate),
         ("mlp", "rows", mlp),
         ("mlp", "empty", empty_rows(mlp, "x")),
         ("moe", "shared", moe(True, True)),

@@ -29,6 +29,6 @@ class Rows:
 def packed(memory: Memory, rows: Sequence[Rows], tokens: torch.Tensor) -> Batch:
     """The launch, once every request is as long as is said; it needs its slot and its pages already."""
     for each in rows:
-        memory.board.length[memory.slots.of(each.request)] = each.before
+        memory.slot_table.length[memory.slots.of(each.request)] = each.before
     spans = [Span(each.request, each.kind, each.count, each.row, fresh=each.before == 0) for each in rows]
     return pack(PLAIN, memory, spans, tokens)

@@ -1,4 +1,4 @@
-"""The file of parity figures, `fixtures/results/parity.json`, and the table that the README shows.
+"""The file of parity figures, `fixtures/results/parity.json`, and the table of docs/results.md.
 
 Leaves out: measuring (`parity.py`); so it needs neither torch nor transformers.
 """

@@ -12,7 +12,7 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.layout import Address, Part
-from instep_optimized.ops.base import Acceptance, GdnInputs, Placed, Ringed
+from instep_optimized.ops.base import Acceptance, GdnInputs, RingPlan, RowPlacement
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Forwarded, Row
 from instep_reference.contract.place import See
@@ -67,9 +67,9 @@ def _few_slots(**given: Any) -> torch.Tensor:
     return PLAIN.conv(**{**given, "parts": parts})
 
 
-def _forgetful(**given: Any) -> Ringed:
+def _forgetful(**given: Any) -> RingPlan:
     """At most two kept tokens are run again."""
-    planned = PLAIN.ring(**given)
+    planned = PLAIN.plan_ring(**given)
     return planned._replace(pending=planned.pending.clamp_max(2))
 
 
@@ -89,7 +89,7 @@ def _coarse_decode(**given: Any) -> torch.Tensor:
     return PLAIN.gdn(**{**given, "inputs": inputs})
 
 
-def _last_of_the_layout(**given: Any) -> Placed:
+def _last_of_the_layout(**given: Any) -> RowPlacement:
     """The last row of a request is the last that its window has room for."""
     placed = LEDGER.place_rows(**given)
     each = given["rows"] // max(len(given["slots"]), 1)

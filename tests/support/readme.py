@@ -1,6 +1,7 @@
-"""The README's tables, made from the files under `fixtures/`: `python -m support.readme` writes them in.
+"""The tables of the README and of docs/results.md, made from the files under `fixtures/`.
 
-Leaves out: measuring. `tests/test_readme.py` holds the README to what stands in the files.
+`python -m support.readme` writes all of them. Leaves out: measuring. `tests/test_readme.py` compares the pages with the
+files.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from . import calibration_tables, fault_tables
 from .parity_table import stored, table
 
 TOP = Path(__file__).resolve().parents[2]
-README = TOP / "README.md"
+PAGES = (TOP / "README.md", TOP / "docs" / "results.md")  # the pages that have generated tables
 RESULTS = TOP / "fixtures" / "results"
 SECTION = re.compile(r"<!-- generated: (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
@@ -25,7 +26,7 @@ def parity() -> str:
 
 
 def replay() -> str:
-    """One line per run of the committed results; headrooms are the worst part of an allowance that was used."""
+    """One line per run of the committed results; under T2, T2d, T3 the largest part of an allowance that was used."""
     tiers = ("T2", "T2d", "T3")
     lines = ["| run | where | events | blocks | elements | T0, T1 | " + " | ".join(tiers) + " |", "|---" * 9 + "|"]
     for file in sorted(RESULTS.glob("replay-*.json")):
@@ -97,6 +98,55 @@ def shapes() -> str:
     return "\n".join(lines)
 
 
+def found() -> str:
+    """The short table of the README: what was judged, and what came of it, from the other files."""
+    planted, variants = _read("faults.json"), _read("calibration.json")
+    families = {one["family"] for one in planted["results"]}
+    reported = sum(bool(re.search(r"\d", one["origin"])) for one in planted["results"])
+    equal, raised = fault_tables.unheard(planted)
+    blocks = sum(rate["blocks"] for rate in variants["false_alarms"])
+    peers, sizes = (_read(name)["runs"] for name in ("fla-h200.json", "shapes-h200.json"))
+    fla = [run for run in peers if run["ops"] == "fla"]
+    version = _read("fla-h200.json")["peers"]["fla-core"]
+    worst = max(row.worst for row in stored() if row.width == "fp64")
+    rows = {
+        f"{planted['faults']} faults in {len(families)} families, planted one at a time in a copy of this engine; "
+        f"{reported} of them stand for a bug that another project reported, by its number":
+            f"{planted['found']} found, {planted['located']} located at the first wrong event and place, "
+            f"{planted['named']} named in words",
+        "the same faults, when only the generated text is looked at":
+            f"{len(equal)} leave every token as it was, {len(raised)} others raise the acceptance rate; "
+            f"{sum(one['found'] for one in (*equal, *raised))} of these {len(equal) + len(raised)} are found",
+        f"{variants['variants']} correct engines that differ in rounding, order of sums, strategy, layout or chunks":
+            f"{_sum(variants['false_alarms'], 'alarms')} of {blocks:,} judged blocks called wrong",
+        f"kernels that are not ours: FLA's (fla-core {version}) behind the same op, layers of "
+        f"{_names(fla)}, {_machine(_read('fla-h200.json')['machine'])}": _agreed(fla),
+        f"our kernels in layers of {_names(sizes)}, {_machine(_read('shapes-h200.json')['machine'])}": _agreed(sizes),
+        "our reference against `transformers`, fp64": f"worst relative error {worst:.0e}",
+    }  # fmt: skip
+    lines = [f"| {what} | {came} |" for what, came in rows.items()]
+    return "\n".join(["| what was judged | result |", "|---|---|", *lines])
+
+
+def _agreed(runs: list[dict[str, Any]]) -> str:
+    """What came of runs under T0, T1 and T2d."""
+    wrong = [run["name"] for run in runs if run["exit"]]
+    used = max(tier["headroom"] for run in runs for tier in run["tiers"] if tier["tier"] == "T2d")
+    blocks = sum(tier["blocks"] for run in runs for tier in run["tiers"] if tier["tier"] == "T2d")
+    came = f"{blocks:,} blocks of states, at most {used:.2f} of what is allowed; bytes exact"
+    return f"agree: {came}" if not wrong else f"DIVERGED: {', '.join(wrong)}"
+
+
+def _names(runs: list[dict[str, Any]]) -> str:
+    """qwen3.5-9b and qwen3.5-27b, without what stands behind a comma"""
+    names = list(dict.fromkeys(run["name"].partition(",")[0] for run in runs))
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _sum(rows: list[dict[str, Any]], field: str) -> int:
+    return sum(row[field] for row in rows)
+
+
 def faults() -> str:
     return fault_tables.score(_read("faults.json"))
 
@@ -106,7 +156,7 @@ def unseen() -> str:
 
 
 def calibration() -> str:
-    """How often honest engines are called wrong, and how small a slip is found."""
+    """How often correct engines are called wrong, and how small an injected error is found."""
     result = _read("calibration.json")
     return f"{calibration_tables.alarms(result)}\n\n{calibration_tables.limits(result)}"
 
@@ -121,7 +171,13 @@ def effect() -> str:
             f"| {name if name == 'adaptive' else f'always {name}'} | {arm['tokens_per_s']:.0f} | {arm['round_ms']:.2f} "
             f"| {arm['latency_s']:.3f} | {arm['accepted']:.2f} | {steps} |"
         )
-    return "\n".join(lines)
+    ours, fixed = result["arms"]["adaptive"], {name: arm for name, arm in result["arms"].items() if name != "adaptive"}
+    against = (
+        f"{ours['tokens_per_s'] / arm['tokens_per_s'] - 1:+.0%} tokens/s and "
+        f"{ours['latency_s'] / arm['latency_s'] - 1:+.0%} latency against always {name}"
+        for name, arm in fixed.items()
+    )
+    return "\n".join([*lines, "", f"The controller in this run: {'; '.join(against)}."])
 
 
 def peers() -> str:
@@ -141,14 +197,14 @@ def peers() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
+    "found": found, "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
     "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
     "calibration": calibration,
 }
 
 
 def rendered(text: str) -> str:
-    """The README with every generated section as the files have it."""
+    """A page with every generated section as the files have it."""
 
     def fill(found: re.Match[str]) -> str:
         make = SECTIONS.get(found[1])
@@ -157,9 +213,9 @@ def rendered(text: str) -> str:
     return SECTION.sub(fill, text)
 
 
-def section(name: str) -> str:
-    """What stands in the README under a name."""
-    return next(found[2] for found in SECTION.finditer(README.read_text()) if found[1] == name)
+def sections() -> list[tuple[str, str]]:
+    """(name, content) of every generated section, over all pages."""
+    return [(found[1], found[2]) for page in PAGES for found in SECTION.finditer(page.read_text())]
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -175,4 +231,5 @@ def _machine(machine: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(rendered(README.read_text()))
+    for page in PAGES:
+        page.write_text(rendered(page.read_text()))

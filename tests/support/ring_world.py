@@ -101,7 +101,7 @@ class World:
             read=Address(self.state.view, slots),
             fresh=draw.ints([turn.fresh for turn in turns]).bool(),
             store=Address(goals[goal].view, units([turn.goal == goal for turn in turns])),
-            each=Address(self.snapshots.view, slots) if columns else None,
+            per_row=Address(self.snapshots.view, slots) if columns else None,
             ring=Ring(
                 KEPT[self.ops.keeps](*(pool.view for pool in self.rings)),
                 units=slots,

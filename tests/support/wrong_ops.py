@@ -74,11 +74,11 @@ def _one_column_more(**given: Any) -> torch.Tensor:
     """A delta rule that also writes behind the columns that it was given, where there is one."""
     core = PLAIN.gdn(**given)
     for part in given["parts"]:
-        if part.each is not None and part.each.pool.shape[1] == 2:
-            pool = part.each.pool
+        if part.per_row is not None and part.per_row.pool.shape[1] == 2:
+            pool = part.per_row.pool
             units, column, *inner = pool.stride()
             beside = pool.as_strided(pool[:, 0].shape, (units, *inner), pool.storage_offset() + 2 * column)
-            beside[part.each.units] = 1.0
+            beside[part.per_row.units] = 1.0
     return core
 
 
@@ -96,7 +96,7 @@ UNMOVED = replace(PLAIN, name="unmoved", move=_stay)
 SWAPPED = replace(PLAIN, name="swapped", store_rows=_swapped)
 IN_FOUR_PARTS = replace(PLAIN, name="in four parts", linear=_in_four_parts)
 ONE_ON = replace(PLAIN, name="one on", place_rows=_one_on)
-LOUDER_TWICE = replace(PLAIN, name="louder twice", gated_norm=_louder("gated_norm"), open=_louder("open"))
+LOUDER_TWICE = replace(PLAIN, name="louder twice", gated_norm=_louder("gated_norm"), output_gate=_louder("output_gate"))
 LABELS_SWAPPED = replace(LEDGER, name="labels swapped", store_rows=_labels_swapped)
 DOUBLED = replace(PLAIN, name="doubled", gated_norm=_doubled)
 SHORT = replace(PLAIN, name="short", gated_norm=_short)

@@ -62,7 +62,7 @@ def _run(kernel: Kernel, inputs: GdnInputs, part: Part, who: Lanes, core: torch.
         rows = who.rows[taken]
         out, state = kernel(**GdnInputs(*(x[rows] for x in inputs))._asdict(), lengths=taken.sum(dim=1), state=state)
         core[rows] = out.to(core.dtype)
-        along(part.each, who, row, state[: who.alive[row]])
+        along(part.per_row, who, row, state[: who.alive[row]])
     after(part.store, who, state)
 
 
@@ -70,9 +70,9 @@ def _launches(part: Part, who: Lanes) -> Iterator[tuple[int, torch.Tensor]]:
     """[n, most] bool, the rows of a launch: all at once, or one of each request where the state after every row is
     asked for; nothing without rows."""
     rows = sum(alive > 0 for alive in who.alive)
-    if part.each is None and rows:
+    if part.per_row is None and rows:
         yield 0, who.inside
-    elif part.each is not None:
+    elif part.per_row is not None:
         for row in range(rows):
             yield row, who.inside & (torch.arange(part.most, device=who.inside.device) == row)
 

@@ -193,7 +193,7 @@ def _one_part(order: Order, inputs: GdnInputs, part: Part, who: Lanes, out: torc
         state[:alive] = _after(state[:alive], did)
         core[:alive, row] = order.total(state[:alive].mT * q[:alive, row, :, None])
         keep(part.ring, who.which[:alive], row, token, did)
-        along(part.each, who, row, state[:alive])
+        along(part.per_row, who, row, state[:alive])
     scatter(out, who, core)
     after(part.store, who, state)
 

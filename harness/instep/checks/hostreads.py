@@ -14,9 +14,9 @@ from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, counted, said_of
 
 # Not the subject's: the harness itself, and what a watched engine cuts off for its watcher.
-WATCHING = ("instep.", "instep_optimized.seen")
+WATCHING = ("instep.", "instep_optimized.ops.padding_aware")
 # The one transfer that a round declares: accepted counts on their way to the host.
-DECLARED = "instep_optimized.arriving"
+DECLARED = "instep_optimized.transfer.to_host"
 # Kind of event -> module -> how often it may read. What is kept aside is read out, and its places are sent: there the
 # host may wait.
 ASIDE = {DECLARED: 1, "instep_optimized.commit.": 4, "instep_optimized.memory.saved": 2}

@@ -30,8 +30,8 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "zero-accept-clamped", "The node of a commit is clamped to be at least 0.", "vllm 56419",
         (Edit(
-            "instep_optimized/round.py", "inputs.rows, inputs.slots, landed.last_correct_step_indices,",
-            "inputs.rows, inputs.slots, landed.last_correct_step_indices.clamp(min=0),",
+            "instep_optimized/round.py", "inputs.rows, inputs.slots, acceptance.last_correct_step_indices,",
+            "inputs.rows, inputs.slots, acceptance.last_correct_step_indices.clamp(min=0),",
         ),),
         "ragged", Setting(strategy="snapshot"),
         "The root is always accepted, so accept_lens is at least 1 and the node, accept_lens - 1, at least 0: "

@@ -19,7 +19,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "gated_norm": ("gated",),
     "attention_inputs": ("query", "key"),
     "attend": ("attended",),
-    "open": ("opened",),
+    "output_gate": ("opened",),
     "add": ("residual", "hidden"),
     "mlp": ("mlp",),
     "moe": ("mlp",),
@@ -33,7 +33,7 @@ READERS = ("mixed", "core", "update", "attended")  # results that hang on what i
 # Component of memory -> the ops that write it, or say where it is written, the nearest first.
 WRITERS: dict[str, tuple[str, ...]] = {
     "conv": ("conv", "move"),
-    "state": ("gdn", "move", "ring"),
+    "state": ("gdn", "move", "plan_ring"),
     "keys": ("store_rows", "place_rows"),
     "values": ("store_rows", "place_rows"),
     "length": ("advance", "accept"),

@@ -140,7 +140,7 @@ def _memory(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """The memory that a call reads or writes, by the name that its contract has for it."""
     for part in given.get("parts", ()):
         assert isinstance(part, Part)
-        for name in ("read", "store", "each", "settled"):
+        for name in ("read", "store", "per_row", "settled"):
             if getattr(part, name) is not None:
                 yield name, getattr(part, name).pool
         if part.ring is not None:

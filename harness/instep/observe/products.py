@@ -171,8 +171,8 @@ def launched(operands: Operands | None, rows: Sequence[torch.Tensor], state: tor
         operands.form = "gdn.chunk" if operands.chunk else "gdn.window"
     q, k, v, log_decay, beta = rows
     q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], dim=1)[None] for x in (q, k))
-    gates = log_decay[None, ..., None], beta[None, ..., None], beta[None, ..., None]
-    return gdn.recur(q, k, v[None], *gates, state[None]).state[0]
+    decay, beta = log_decay[None, ..., None], beta[None, ..., None]
+    return gdn.recur(q, k, v[None], log_decay=decay, erase=beta, write=beta, state=state[None]).state[0]
 
 
 def to_bits(x: torch.Tensor, bits: int, towards: Round) -> torch.Tensor:

@@ -259,7 +259,8 @@ def narrower(stored: torch.dtype, width: torch.dtype) -> bool:
 def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
     """The states [draws, HV, K, V] after the tokens at `nodes` of a run were folded into `base`, token by token."""
     q, k, v, log_decay, erase, write = (part[:, list(nodes)] for part in _rule_inputs(run))
-    return gdn.recur(q, k, v, log_decay, erase, write, base.to(k).expand(len(k), *base.shape)).state
+    state = base.to(k).expand(len(k), *base.shape)
+    return gdn.recur(q, k, v, log_decay=log_decay, erase=erase, write=write, state=state).state
 
 
 def again(run: Run, base: torch.Tensor) -> torch.Tensor:

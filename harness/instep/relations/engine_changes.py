@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from instep_optimized import OptimizedEngine
-from instep_optimized.captured import prepared
+from instep_optimized.graphs.capture import prepared
 from instep_optimized.ops.base import Ops
 from instep_optimized.round import Body, Round
 from instep_reference.contract.engine import Forwarded, Path, Row

@@ -89,7 +89,7 @@ def hold(case: Case) -> Results:
 
 
 def compared(trace: RewrittenTrace, waiting: Ran, overlapping: Ran, *, alike: bool) -> Iterator[Comparison]:
-    """Answers in order, then states and wanted step counts; with the same pages on both (`alike`) every pool, too."""
+    """Answers in order, then states and the wanted step count; with the same pages (`alike`) every pool, too."""
     for index, (mine, theirs) in enumerate(zip(waiting.answers, overlapping.answers, strict=True)):
         yield from _answers(trace, index, mine, theirs)
     for (index, name), state in waiting.states.items():

@@ -14,9 +14,9 @@ import torch
 from instep_optimized import Options
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.draft import MODES
-from instep_optimized.interpreter import wanted_on
 from instep_optimized.layout import StateLayout
 from instep_optimized.ops.base import Ops
+from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import BadInput
 
 from ..adapters import Maker, find

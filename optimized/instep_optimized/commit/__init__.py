@@ -10,19 +10,19 @@ from instep_reference.contract.config import ModelConfig
 from ..memory import Memory
 from ..memory.budget import Sizes
 from ..memory.pool import Demand
-from .base import Strategy
+from .base import StrategySpec
 from .columns import COLUMNS
 from .lazy_rerun import LAZY_RERUN
-from .pair import Commit
+from .pair import CommitPair
 from .rerun import RERUN
 from .snapshot import SNAPSHOT
 from .widened import WIDENED
 from .windows import WINDOWS
 
-STRATEGIES: dict[str, Strategy] = {
+STRATEGIES: dict[str, StrategySpec] = {
     "snapshot": SNAPSHOT, "columns": COLUMNS, "rerun": RERUN, "lazy_rerun": LAZY_RERUN,
 }
-CONV_FORMS: dict[str, Strategy] = {"windows": WINDOWS, "widened": WIDENED}
+CONV_FORMS: dict[str, StrategySpec] = {"windows": WINDOWS, "widened": WIDENED}
 
 
 def demands(config: ModelConfig, sizes: Sizes, strategy: str, conv: str) -> tuple[Demand, ...]:
@@ -30,6 +30,8 @@ def demands(config: ModelConfig, sizes: Sizes, strategy: str, conv: str) -> tupl
     return CONV_FORMS[conv].demands(config, sizes) + STRATEGIES[strategy].demands(config, sizes)
 
 
-def make(config: ModelConfig, sizes: Sizes, memory: Memory, width: int, strategy: str, conv: str) -> Commit:
+def make(config: ModelConfig, sizes: Sizes, memory: Memory, width: int, strategy: str, conv: str) -> CommitPair:
     """A pair for windows of at most `width` tokens."""
-    return Commit(*(keeper.make(config, sizes, memory, width) for keeper in (CONV_FORMS[conv], STRATEGIES[strategy])))
+    return CommitPair(*(
+        spec.make(config, sizes, memory, width) for spec in (CONV_FORMS[conv], STRATEGIES[strategy])
+    ))

@@ -1,9 +1,9 @@
 """What a commit strategy is: a choice of addresses for the ops that touch a GDN layer's memory, and a table.
 
-It is a pair: a keeper of states and a keeper of conv windows, each from its family's table. Leaves out: every
-particular one (a file each) and all arithmetic: a keeper adds none of its own, so two of them cannot differ by a bit
-unless an address is wrong. What a keeper knows of a request is a mark on the device (`marks.py`): `bind`, `ran` and
-`commit` never read one on the host.
+An engine has two of them (`pair.py`): one for states and one for conv windows. A strategy does no arithmetic of its
+own, so two strategies differ by a bit only if an address is wrong. What a strategy knows of a request is a mark on the
+device (`marks.py`): `bind`, `ran` and `commit` never read a mark on the host. Leaves out: every particular strategy (a
+file each).
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from ..memory.budget import Sizes
 from ..memory.pool import Demand
 from ..ops.base import Ops
 
-# What happens to one request in an event, as a table names it. "claim": it is given a slot.
-Deed = Literal["claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore"]
-DEEDS: tuple[Deed, ...] = ("claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore")
-# Region -> which units of it: the request's slot, its snapshot row, the pages on which the written positions stand,
-# or all pages that it owns. Deeds that are absent write nothing.
+# What happens to one request in an event: the rows of a table. "claim": the request is given a slot.
+Action = Literal["claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore"]
+ACTIONS: tuple[Action, ...] = ("claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore")
+# Which units of a region an action writes: the request's slot, its snapshot row, the pages of the positions that are
+# written, or all pages that the request owns.
 Which = Literal["slot", "row", "written", "owned"]
-Table = Mapping[Deed, Mapping[str, Which]]
+Table = Mapping[Action, Mapping[str, Which]]  # action -> region -> which units; an absent action writes nothing
 
 _KV: Mapping[str, Which] = {"keys": "written", "values": "written"}
 _DRAFT_KV: Mapping[str, Which] = {"draft_keys": "written", "draft_values": "written"}
-# What every strategy shares: attention rolls back by forgetting, so a rejected entry stays as garbage.
+# The KV pages, which are the same for every strategy. Attention needs no rollback: a rejected entry lies behind the
+# request's length, where nobody reads it, and the next window overwrites it.
 PAGES: Table = {
     "prefill": {**_KV, **_DRAFT_KV}, "verify": _KV, "decode": {**_KV, **_DRAFT_KV}, "draft": _DRAFT_KV,
     "commit": _DRAFT_KV, "restore": {**_KV, **_DRAFT_KV},
@@ -42,10 +43,13 @@ PAGES: Table = {
 
 
 @dataclass(frozen=True)
-class Touch:
-    """One request's part of an event, in units: its slot, its snapshot row, the pages of the positions it writes."""
+class RequestWrites:
+    """What an event does to one request, and the units that it may write: slot, snapshot row, pages.
 
-    deed: Deed
+    written: the pages of the positions that are written;  owned: all pages of the request
+    """
+
+    action: Action
     slot: int
     row: int = -1
     written: frozenset[int] = frozenset()
@@ -59,11 +63,11 @@ class Touch:
 
 
 @dataclass(frozen=True)
-class Landing:
-    """Verified requests that are committed together; all [B] int64 on the device, slot -1: idle.
+class AcceptedWindows:
+    """Verified windows that are committed together; all [B] int64 on the device, slot -1: idle.
 
-    rows   their snapshot rows;  slots: their slots;  nodes: the node whose state becomes the request's
-    lens   how many tokens become committed;  before: how many were, before the window
+    rows   their snapshot rows;  slots: their slots;  nodes: the last accepted node, whose state becomes the request's
+    lens   how many tokens become committed;  before: how many were committed before the window
     """
 
     rows: torch.Tensor
@@ -74,27 +78,27 @@ class Landing:
 
 
 def _nothing(ops: Ops) -> None:
-    """Most keepers have nothing to do once a forward ran."""
+    """Most strategies have nothing to do once a forward ran."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """One keeper's side of one forward: the parts of a layer, and what follows after the last one."""
+class BoundStrategy:
+    """A strategy bound to one forward. parts: layer -> the parts that its ops are given;  ran: after the last layer."""
 
     parts: Callable[[int], tuple[Part, ...]]
     ran: Callable[[Ops], None] = _nothing
 
 
-class Keeper(Protocol):
-    """Keeps one component, states or conv windows, for one window width; `may`: its table of what may change."""
+class CommitStrategy(Protocol):
+    """Keeps one component, states or conv windows, for one window width. `may`: the table of what may change."""
 
     may: Table
 
-    def bind(self, ops: Ops, batch: Batch) -> Held:
+    def bind(self, ops: Ops, batch: Batch) -> BoundStrategy:
         """Read the marks and choose addresses, once per forward, for all layers."""
         ...
 
-    def commit(self, ops: Ops, landing: Landing) -> None:
+    def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
         """Make the accepted nodes' memory the requests' own, in every layer."""
         ...
 
@@ -115,30 +119,30 @@ class Keeper(Protocol):
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """A keeper by name: the pools it needs, and how it is made for a window width."""
+class StrategySpec:
+    """What a name in the table of strategies stands for: the pools it needs, and how it is made for a window width."""
 
     demands: Callable[[ModelConfig, Sizes], tuple[Demand, ...]]
-    make: Callable[[ModelConfig, Sizes, Memory, int], Keeper]
+    make: Callable[[ModelConfig, Sizes, Memory, int], CommitStrategy]
 
 
-def changes(table: Table, touches: Iterable[Touch]) -> dict[str, set[int]]:
-    """Region -> units that these deeds may write: the table, read for actual units."""
+def changes(table: Table, writes: Iterable[RequestWrites]) -> dict[str, set[int]]:
+    """Region -> the units that these requests may write, looked up in the table."""
     found: dict[str, set[int]] = {}
-    for touch in touches:
-        for region, which in table.get(touch.deed, {}).items():
-            found.setdefault(region, set()).update(touch.units(which))
+    for one in writes:
+        for region, which in table.get(one.action, {}).items():
+            found.setdefault(region, set()).update(one.units(which))
     return found
 
 
 def merged(*tables: Table) -> Table:
     """Tables of different regions as one."""
-    return {deed: {r: w for table in tables for r, w in table.get(deed, {}).items()} for deed in DEEDS}
+    return {action: {r: w for table in tables for r, w in table.get(action, {}).items()} for action in ACTIONS}
 
 
 def printed(table: Table) -> str:
-    """The table as text, one deed a line, for a docstring."""
+    """The table as text, one action a line, for a docstring."""
     return "\n".join(
-        f"        {deed:<8} " + ", ".join(f"{region} ({which})" for region, which in regions.items())
-        for deed, regions in table.items()
+        f"        {action:<8} " + ", ".join(f"{region} ({which})" for region, which in regions.items())
+        for action, regions in table.items()
     )

@@ -18,15 +18,15 @@ from ..memory import Memory
 from ..memory.budget import Component, Sizes, mark, positions
 from ..memory.pool import Demand
 from ..ops.base import Ops
-from .base import Held, Landing, Strategy, Table, printed
+from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
 from .marks import Marks
 from .snapshot import taken
 
 
 def may_change(component: Component, name: str) -> Table:
     """What each event may write, per component and its mark: a verify any column, everything else one."""
-    slot: Table = {deed: {component: "slot"} for deed in ("prefill", "verify", "decode")}
-    both: Table = {deed: {component: "slot", name: "slot"} for deed in ("release", "restore")}
+    slot: Table = {action: {component: "slot"} for action in ("prefill", "verify", "decode")}
+    both: Table = {action: {component: "slot", name: "slot"} for action in ("release", "restore")}
     return {"claim": {name: "slot"}, **slot, "commit": {name: "slot"}, **both}
 
 
@@ -58,12 +58,14 @@ class Columns:
     def demands(cls, config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
         return positions(cls.component, config, sizes), mark(cls.mark, sizes)
 
-    def bind(self, ops: Ops, batch: Batch) -> Held:
+    def bind(self, ops: Ops, batch: Batch) -> BoundStrategy:
         marked = [(group, self._marks.read(ops, group.slots)) for group in batch.groups]
-        return Held(lambda layer: tuple(self._part(self._columns[layer], group, column) for group, column in marked))
+        return BoundStrategy(
+            lambda layer: tuple(self._part(self._columns[layer], group, column) for group, column in marked)
+        )
 
-    def commit(self, ops: Ops, landing: Landing) -> None:
-        self._marks.write(ops, landing.slots, landing.nodes)
+    def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
+        self._marks.write(ops, accepted.slots, accepted.nodes)
 
     def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
         column = self._marks.of(slot) if length else 0
@@ -89,8 +91,8 @@ class Columns:
         return group.part(
             own,
             store=None if verify else own,
-            each=Address(columns[:, : self._width], group.slots) if verify else None,
+            per_row=Address(columns[:, : self._width], group.slots) if verify else None,
         )
 
 
-COLUMNS = Strategy(Columns.demands, Columns)
+COLUMNS = StrategySpec(Columns.demands, Columns)

@@ -6,7 +6,7 @@ that would depend on the schedule. Traffic per layer and request: between 1 and 
 
 from __future__ import annotations
 
-from .base import Strategy, printed
+from .base import StrategySpec, printed
 from .rerun import MAY_CHANGE, Rerun
 
 WINDOWS, FEWEST = 4, 16  # ring entries: of so many of the widest windows, and at least so many
@@ -35,4 +35,4 @@ class LazyRerun(Rerun):
         return size - width - widest
 
 
-LAZY_RERUN = Strategy(LazyRerun.demands, LazyRerun)
+LAZY_RERUN = StrategySpec(LazyRerun.demands, LazyRerun)

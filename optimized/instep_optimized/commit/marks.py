@@ -1,6 +1,6 @@
 """A mark: a whole number per slot, on the device, that tells how a request's memory is to be read.
 
-Leaves out: what it means; its keeper says. A freed slot's mark is poison like its memory, so it is written before it
+Leaves out: what it means; its strategy says. A freed slot's mark is poison like its memory, so it is written before it
 is read: when the slot is given to a request.
 """
 

@@ -1,4 +1,4 @@
-"""A commit strategy as the engine and the trunk have it: a keeper of states and a keeper of conv windows.
+"""The two commit strategies of an engine as one value: the one for states and the one for conv windows.
 
 Leaves out: what either does.
 """
@@ -13,15 +13,15 @@ import torch
 from ..batch import Batch
 from ..layout import Part
 from ..ops.base import Ops
-from .base import PAGES, Held, Keeper, Landing, Table, merged
+from .base import PAGES, AcceptedWindows, BoundStrategy, CommitStrategy, Table, merged
 
 
 @dataclass(frozen=True)
-class Bound:
-    """Both keepers' sides of one forward."""
+class BoundPair:
+    """Both strategies, bound to one forward."""
 
-    of_conv: Held
-    of_state: Held
+    of_conv: BoundStrategy
+    of_state: BoundStrategy
 
     def conv(self, layer: int) -> tuple[Part, ...]:
         """Addresses of the conv windows that this layer reads and writes."""
@@ -38,25 +38,25 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Commit:
-    """One strategy for one window width."""
+class CommitPair:
+    """Both strategies, for one window width."""
 
-    of_conv: Keeper
-    of_state: Keeper
+    of_conv: CommitStrategy
+    of_state: CommitStrategy
 
     @property
     def may(self) -> Table:
-        """What an event may change: both keepers' tables, and the KV pages that every strategy has."""
+        """What an event may change: both tables, and the KV pages that every strategy has."""
         return merged(PAGES, self.of_conv.may, self.of_state.may)
 
-    def bind(self, ops: Ops, batch: Batch) -> Bound:
+    def bind(self, ops: Ops, batch: Batch) -> BoundPair:
         """Once per forward, before the layers."""
-        return Bound(self.of_conv.bind(ops, batch), self.of_state.bind(ops, batch))
+        return BoundPair(self.of_conv.bind(ops, batch), self.of_state.bind(ops, batch))
 
-    def commit(self, ops: Ops, landing: Landing) -> None:
+    def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
         """Once per commit, for all layers."""
-        self.of_conv.commit(ops, landing)
-        self.of_state.commit(ops, landing)
+        self.of_conv.commit(ops, accepted)
+        self.of_state.commit(ops, accepted)
 
     # Aside from the hot path
 

@@ -19,14 +19,14 @@ from ..layout import KEPT, Address, Keeps, Part, Ring
 from ..memory import Memory
 from ..memory.budget import Sizes, mark, ring_pools, rings, units
 from ..memory.pool import Demand
-from ..ops.base import GdnInputs, Ops, Ringed
-from .base import Held, Landing, Strategy, Table, printed
+from ..ops.base import GdnInputs, Ops, RingPlan
+from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
 from .marks import Marks
 from .snapshot import taken
 
 SETTLED = "settled"
 
-_SETTLES: Table = {deed: {"state": "slot", SETTLED: "slot"} for deed in ("prefill", "decode", "restore")}
+_SETTLES: Table = {action: {"state": "slot", SETTLED: "slot"} for action in ("prefill", "decode", "restore")}
 
 
 def may_change(keeps: Keeps) -> Table:
@@ -84,16 +84,16 @@ class Rerun:
         """How many tokens may stay pending when a window was verified: none."""
         return 0
 
-    def bind(self, ops: Ops, batch: Batch) -> Held:
+    def bind(self, ops: Ops, batch: Batch) -> BoundStrategy:
         plans = [(group, self._plan(ops, group)) for group in batch.groups]
 
         def ran(ops: Ops) -> None:
             for group, plan in plans:
                 self._marks.write(ops, group.slots, plan.after)
 
-        return Held(lambda layer: tuple(self._part(layer, group, plan) for group, plan in plans), ran)
+        return BoundStrategy(lambda layer: tuple(self._part(layer, group, plan) for group, plan in plans), ran)
 
-    def commit(self, ops: Ops, landing: Landing) -> None:
+    def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
         """Nothing moves: the accepted tokens are pending from now on, the rejected ones are not."""
 
     def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
@@ -113,25 +113,25 @@ class Rerun:
     def claim(self, slot: int) -> None:
         self._marks.put(slot, 0)
 
-    def _plan(self, ops: Ops, group: Group) -> Ringed:
+    def _plan(self, ops: Ops, group: Group) -> RingPlan:
         if group.kind != "verify":
             return self._absorbed(ops, group.slots, group.before, group.count, most=group.most)
-        return ops.ring(
+        return ops.plan_ring(
             slots=group.slots, before=group.before, count=group.count, settled=self._marks.at, size=self._size,
             most=group.most, spare=self._spare,
         )
 
     def _absorbed(
         self, ops: Ops, slots: torch.Tensor, before: torch.Tensor, count: torch.Tensor, *, most: int
-    ) -> Ringed:
+    ) -> RingPlan:
         """Rows that go into the state, behind all that is pending. A chunk keeps nothing: it may be longer than the
         ring."""
-        return ops.ring(
+        return ops.plan_ring(
             slots=slots, before=before, count=count, settled=self._marks.at, size=self._size,
             most=min(most, self._size), spare=None,
         )
 
-    def _part(self, layer: int, group: Group, plan: Ringed) -> Part:
+    def _part(self, layer: int, group: Group, plan: RingPlan) -> Part:
         state = self._states[layer]
         own = Address(state, group.slots)
         verify, chunk = group.kind == "verify", group.kind == "prefill"
@@ -142,11 +142,11 @@ class Rerun:
             settled=Address(state, plan.settle) if verify else None,
         )
 
-    def _ring(self, layer: int, slots: torch.Tensor, plan: Ringed) -> Ring:
+    def _ring(self, layer: int, slots: torch.Tensor, plan: RingPlan) -> Ring:
         return Ring(self._rings[layer], slots, plan.begin, plan.pending, plan.keep)
 
     def _folded(
-        self, ops: Ops, layer: int, slots: torch.Tensor, none: torch.Tensor, plan: Ringed
+        self, ops: Ops, layer: int, slots: torch.Tensor, none: torch.Tensor, plan: RingPlan
     ) -> torch.Tensor:
         """The state with the pending tokens in it, made by the engine's own op in scratch memory of the same form."""
         state, scratch_unit = self._states[layer], none + 1
@@ -164,4 +164,4 @@ class Rerun:
         return taken(scratch[1], length=1)
 
 
-RERUN = Strategy(Rerun.demands, Rerun)
+RERUN = StrategySpec(Rerun.demands, Rerun)

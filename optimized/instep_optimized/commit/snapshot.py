@@ -17,12 +17,12 @@ from ..memory import Memory
 from ..memory.budget import Component, Sizes, snapshots, units
 from ..memory.pool import Demand
 from ..ops.base import Ops
-from .base import Held, Landing, Strategy, Table, printed
+from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
 
 
 def may_change(component: Component) -> Table:
     """What each event may write, per component: the slot, or the snapshot row of a window."""
-    slot: Table = {deed: {component: "slot"} for deed in ("prefill", "decode", "commit", "release", "restore")}
+    slot: Table = {action: {component: "slot"} for action in ("prefill", "decode", "commit", "release", "restore")}
     return {**slot, "verify": {f"snapshot_{component}": "row"}}
 
 
@@ -52,14 +52,14 @@ class Snapshot:
     def demands(cls, config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
         return units(cls.component, config, sizes), snapshots(cls.component, config, sizes)
 
-    def bind(self, ops: Ops, batch: Batch) -> Held:
-        return Held(lambda layer: tuple(self._pairs[layer].part(group) for group in batch.groups))
+    def bind(self, ops: Ops, batch: Batch) -> BoundStrategy:
+        return BoundStrategy(lambda layer: tuple(self._pairs[layer].part(group) for group in batch.groups))
 
-    def commit(self, ops: Ops, landing: Landing) -> None:
+    def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
         for pair in self._pairs.values():
             ops.move(
-                source=Address(pair.snapshots, landing.rows, landing.nodes),
-                target=Address(pair.slots, landing.slots),
+                source=Address(pair.snapshots, accepted.rows, accepted.nodes),
+                target=Address(pair.slots, accepted.slots),
             )
 
     def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
@@ -93,8 +93,8 @@ class _Pair:
         return group.part(
             own,
             store=None if verify else own,
-            each=Address(self.snapshots, group.rows) if verify else None,
+            per_row=Address(self.snapshots, group.rows) if verify else None,
         )
 
 
-SNAPSHOT = Strategy(Snapshot.demands, Snapshot)
+SNAPSHOT = StrategySpec(Snapshot.demands, Snapshot)

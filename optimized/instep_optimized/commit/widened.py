@@ -13,7 +13,7 @@ from instep_reference.contract.config import ModelConfig
 
 from ..memory.budget import Component, Sizes, mark, widened
 from ..memory.pool import Demand
-from .base import Strategy, printed
+from .base import StrategySpec, printed
 from .columns import Columns, may_change
 
 MAY_CHANGE = may_change("conv", "offset")
@@ -43,4 +43,4 @@ class Widened(Columns):
         return units.as_strided((slots, widest, channels, line - (widest - 1)), (slot, one, channel, one))
 
 
-WIDENED = Strategy(Widened.demands, Widened)
+WIDENED = StrategySpec(Widened.demands, Widened)

@@ -6,7 +6,7 @@ Leaves out: how, which is the `snapshot` strategy on another component.
 from __future__ import annotations
 
 from ..memory.budget import Component
-from .base import Strategy, printed
+from .base import StrategySpec, printed
 from .snapshot import Snapshot, may_change
 
 MAY_CHANGE = may_change("conv")
@@ -23,4 +23,4 @@ class Windows(Snapshot):
     may = MAY_CHANGE
 
 
-WINDOWS = Strategy(Windows.demands, Windows)
+WINDOWS = StrategySpec(Windows.demands, Windows)

@@ -53,9 +53,9 @@ class Drafter(Protocol):
     ) -> None:
         """Take in rows that became committed: hidden [N, D] are the target's final rows.
 
-        Writes the draft KV of every row, and on the board what those propose whose root is known. `batch.tokens` are
-        the tokens one place further on; asked: one per layer; `num_steps` is what is in force. It runs whatever the
-        step count is, so the draft KV never falls behind.
+        Writes the draft KV of every row. Where a request's root is known, its proposals go into the slot table.
+        `batch.tokens` are the tokens one place further on. asked: one per layer. `num_steps` is what is in force. It
+        runs whatever the step count is, so the draft KV never falls behind.
         """
         ...
 

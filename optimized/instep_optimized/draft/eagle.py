@@ -42,13 +42,13 @@ class Eagle:
     ) -> None:
         """The same whatever the step count."""
         y = self.mtp.rows(ops, hidden, batch, stage_of(0))
-        propose(ops, memory.board, self.mtp, 0, y, asked[0])
+        propose(ops, memory.slot_table, self.mtp, 0, y, asked[0])
 
     def draft(self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int) -> tuple[torch.Tensor, ...]:
         """Step i runs at position L - 1 + i on draft i and the y of the step before; its KV rows are scratch."""
-        own = [ops.select(x=memory.board.proposals[:, 0], index=who.slots)]
+        own = [ops.select(x=memory.slot_table.proposals[:, 0], index=who.slots)]
         drafts = [use(own[0], 0)]
-        hidden = ops.select(x=memory.board.proposed, index=who.slots)
+        hidden = ops.select(x=memory.slot_table.proposed, index=who.slots)
         for step in range(1, num_steps):
             stage = f"chain.{step}"
             batch = windows(ops, memory, who, drafts[-1], "draft", 1, shift=step - 1)

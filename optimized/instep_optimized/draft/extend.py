@@ -1,4 +1,4 @@
-"""What every draft extend ends in: tokens are picked behind the last rows, and kept on the board as proposals.
+"""What every draft extend ends in: tokens are picked behind the last rows, and kept on the slot table as proposals.
 
 Leaves out: the rows themselves (`mtp.py`), and what becomes of a pick beside that (the drafters).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..memory.board import Board
+from ..memory.slot_table import SlotTable
 from ..ops.base import Ops
 from .base import Asked
 from .mtp import MtpLayer
@@ -18,7 +18,9 @@ def stage_of(layer: int) -> str:
     return f"extend.{layer}" if layer else "extend"
 
 
-def propose(ops: Ops, board: Board, layer: MtpLayer, number: int, y: torch.Tensor, asked: Asked) -> torch.Tensor:
+def propose(
+    ops: Ops, slot_table: SlotTable, layer: MtpLayer, number: int, y: torch.Tensor, asked: Asked
+) -> torch.Tensor:
     """y [N, D] of MTP layer `number` -> its picks [M], which are draft `number` + 1 of everyone whose root is known.
 
     The first layer's y behind it is kept too.
@@ -27,7 +29,7 @@ def propose(ops: Ops, board: Board, layer: MtpLayer, number: int, y: torch.Tenso
         return asked.last
     rows = ops.select(x=y, index=asked.last)
     picks = layer.pick(ops, rows, stage_of(number))
-    ops.store_rows(rows=picks, pool=board.proposals[:, number : number + 1], locations=asked.slots)
+    ops.store_rows(rows=picks, pool=slot_table.proposals[:, number : number + 1], locations=asked.slots)
     if not number:
-        ops.store_rows(rows=rows, pool=board.proposed[:, None], locations=asked.slots)
+        ops.store_rows(rows=rows, pool=slot_table.proposed[:, None], locations=asked.slots)
     return picks

@@ -52,7 +52,7 @@ class Vanilla:
         fed = hidden
         for number, (layer, whom) in enumerate(zip(self.mtp, asked, strict=True)):
             y = layer.rows(ops, fed, batch, stage_of(number))
-            picks = propose(ops, memory.board, layer, number, y, whom)
+            picks = propose(ops, memory.slot_table, layer, number, y, whom)
             if number + 1 < self.layers:
                 behind = _behind(ops, picks, whom)
                 tokens = ops.shift(tokens=batch.tokens, begin=batch.begin, count=batch.count, behind=behind)
@@ -61,7 +61,7 @@ class Vanilla:
 
     def draft(self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int) -> tuple[torch.Tensor, ...]:
         """Drafts that are forced change nothing: all proposals were made before."""
-        own = [ops.select(x=memory.board.proposals[:, step], index=who.slots) for step in range(num_steps)]
+        own = [ops.select(x=memory.slot_table.proposals[:, step], index=who.slots) for step in range(num_steps)]
         return (*(use(draft, step) for step, draft in enumerate(own)), *own)
 
 

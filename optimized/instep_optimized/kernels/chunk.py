@@ -17,7 +17,7 @@ from ..ops.base import GdnInputs
 from .address import flat, given
 from .runtime import ceil_div, launch, power_of_2, tile
 
-TOKENS = 16  # per block: the triangular solve is as long as this, the number of carried states as short
+TOKENS = 16  # per block: more tokens make the triangular solve longer, fewer make more steps that carry the state
 VALUE_COLUMNS = 16  # columns of V per program of the second kernel on a GPU
 SMALLEST_DOT = 16
 PRECISION = "ieee"  # of every product
@@ -39,7 +39,7 @@ def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     their own terms, not differences of running sums, so none loses digits behind a strong one or passes 1; the
     inverse is applied to the residual instead of to keys and values apart.
     """
-    assert part.each is None, "a prefill chunk keeps no state per position"
+    assert part.per_row is None, "a prefill chunk keeps no state per position"
     requests, heads, values, keys = part.begin.numel(), core.shape[1], core.shape[2], inputs.k.shape[2]
     group, wide = heads // inputs.k.shape[1], max(power_of_2(keys), SMALLEST_DOT)
     solved, mixed = (inputs.k.new_empty(core.shape[0], heads, TOKENS) for _ in range(2))
@@ -67,32 +67,35 @@ def _solve(
     solved, mixed, begin, count, units, work_row, K, group,
     TOKENS: tl.constexpr, KT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(I + A)^-1 and tril(q k^T) D of one block. Grid (blocks, HV, B). Tiles are held as [j, i]: transposed."""
+    """(I + A)^-1 and tril(q k^T) D of one block of C = TOKENS tokens. Grid (blocks, HV, B).
+
+    Tiles of token pairs are held transposed, as [j, i].
+    """
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
     first = tl.program_id(0).to(tl.int64) * TOKENS
     rows = tl.minimum(tl.load(count + request) - first, TOKENS)
     if (tl.load(units + request) < 0) | (rows <= 0):
         return
-    i, at_k = tl.arange(0, TOKENS), tl.arange(0, KT)
-    row, live = tl.load(begin + request) + first + i, i < rows
-    inside = live[:, None] & (at_k < K)[None, :]
+    i, at_k = tl.arange(0, TOKENS), tl.arange(0, KT)  # [C], [KT]
+    row, live = tl.load(begin + request) + first + i, i < rows  # [C], [C]
+    inside = live[:, None] & (at_k < K)[None, :]  # [C, KT]
     key_head = head // group
-    queries = tl.load(q + row[:, None] * q_row + key_head * q_head + at_k[None, :], mask=inside, other=0.0)
-    keys = tl.load(k + row[:, None] * k_row + key_head * k_head + at_k[None, :], mask=inside, other=0.0)
-    forget = tl.load(log_decay + row * log_decay_row + head * log_decay_head, mask=live, other=0.0)
-    write = tl.load(beta + row * beta_row + head * beta_head, mask=live, other=0.0)
+    queries = tl.load(q + row[:, None] * q_row + key_head * q_head + at_k[None, :], mask=inside, other=0.0)  # [C, KT]
+    keys = tl.load(k + row[:, None] * k_row + key_head * k_head + at_k[None, :], mask=inside, other=0.0)  # [C, KT]
+    forget = tl.load(log_decay + row * log_decay_row + head * log_decay_head, mask=live, other=0.0)  # [C]
+    write = tl.load(beta + row * beta_row + head * beta_head, mask=live, other=0.0)  # [C]
 
-    later, not_earlier = i[None, :] > i[:, None], i[None, :] >= i[:, None]
-    decay = tl.exp(tl.cumsum(tl.where(later, forget[None, :], 0.0), axis=1))
-    overlap = tl.dot(keys, tl.trans(keys), input_precision=PRECISION) * decay * write[None, :]
-    overlap = tl.where(later, overlap, 0.0)
-    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0)  # [i, j]
+    later, not_earlier = i[None, :] > i[:, None], i[None, :] >= i[:, None]  # [C, C]
+    decay = tl.exp(tl.cumsum(tl.where(later, forget[None, :], 0.0), axis=1))  # [C, C]
+    overlap = tl.dot(keys, tl.trans(keys), input_precision=PRECISION) * decay * write[None, :]  # [C, C]
+    overlap = tl.where(later, overlap, 0.0)  # [C, C]
+    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0)  # [C, C] as [i, j]
     for n in range(1, rows):  # forward substitution: row n of the inverse from the rows above it
-        ahead = tl.sum(tl.where(i[None, :] == n, overlap, 0.0), axis=1)
-        found = tl.sum(ahead[:, None] * inverse, axis=0)
-        inverse = tl.where(i[:, None] == n, inverse - found[None, :], inverse)
+        ahead = tl.sum(tl.where(i[None, :] == n, overlap, 0.0), axis=1)  # [C]
+        found = tl.sum(ahead[:, None] * inverse, axis=0)  # [C]
+        inverse = tl.where(i[:, None] == n, inverse - found[None, :], inverse)  # [C, C]
 
-    seen = tl.where(not_earlier, tl.dot(keys, tl.trans(queries), input_precision=PRECISION) * decay, 0.0)
+    seen = tl.where(not_earlier, tl.dot(keys, tl.trans(queries), input_precision=PRECISION) * decay, 0.0)  # [C, C]
     at = head * TOKENS + i
     tl.store(solved + row[:, None] * work_row + at[None, :], inverse, mask=live[:, None])
     tl.store(mixed + row[None, :] * work_row + at[:, None], seen, mask=live[None, :])
@@ -108,47 +111,47 @@ def _carry(
     work_row, V, K, group,
     TOKENS: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One request, one value head, VT columns of V, all blocks in order. Grid (V tiles, HV, B)."""
+    """One request, one value head, VT columns of V, all blocks of C = TOKENS in order. Grid (V tiles, HV, B)."""
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
     unit, rows = tl.load(units + request), tl.load(count + request)
     if (unit < 0) | (rows <= 0):
         return  # core is zero there already
     i, at_k, at_v = tl.arange(0, TOKENS), tl.arange(0, KT), tl.program_id(0) * VT + tl.arange(0, VT)
-    in_k, in_v = at_k < K, at_v < V
-    # A condition on the whole tile is a bound of 0 on its columns: nothing is below it.
-    remembers = in_k[:, None] & (at_v < tl.where(tl.load(fresh + request) == 0, V, 0))[None, :]
+    in_k, in_v = at_k < K, at_v < V  # [KT], [VT]
+    # To skip the whole tile the mask's upper bound is set to 0: no column index is below 0, so nothing is loaded.
+    remembers = in_k[:, None] & (at_v < tl.where(tl.load(fresh + request) == 0, V, 0))[None, :]  # [KT, VT]
     source = read + unit * read_unit + tl.load(read_columns + request) * read_column + head * read_h
     state = tl.load(source + at_k[:, None] * read_k + at_v[None, :] * read_v, mask=remembers, other=0.0).to(tl.float32)
-    tl.debug_barrier()  # the slot read here may be the one stored below
+    tl.debug_barrier()  # the slot that is read here may be the slot that is stored below
 
     key_head, start = head // group, tl.load(begin + request)
     for first in range(0, rows, TOKENS):
         row, live = start + first + i, first + i < rows
         some_k, some_v, some = live[:, None] & in_k[None, :], live[:, None] & in_v[None, :], live[:, None]
-        keys = tl.load(k + row[:, None] * k_row + key_head * k_head + at_k[None, :], mask=some_k, other=0.0)
-        values = tl.load(v + row[:, None] * v_row + head * v_head + at_v[None, :], mask=some_v, other=0.0)
-        write = tl.load(beta + row * beta_row + head * beta_head, mask=live, other=0.0)
+        keys = tl.load(k + row[:, None] * k_row + key_head * k_head + at_k[None, :], mask=some_k, other=0.0)  # [C, KT]
+        values = tl.load(v + row[:, None] * v_row + head * v_head + at_v[None, :], mask=some_v, other=0.0)  # [C, VT]
+        write = tl.load(beta + row * beta_row + head * beta_head, mask=live, other=0.0)  # [C]
         gate = log_decay + row * log_decay_row + head * log_decay_head
-        forget = tl.load(gate, mask=live, other=0.0)
-        following = tl.load(gate + log_decay_row, mask=(first + i + 1 < rows) & (i + 1 < TOKENS), other=0.0)
-        since = tl.exp(tl.cumsum(forget, axis=0))  # from the block's start through token i
-        until = tl.exp(tl.cumsum(following, axis=0, reverse=True))  # from after token i to the block's end
-        work = row[:, None] * work_row + head * TOKENS + i[None, :]
+        forget = tl.load(gate, mask=live, other=0.0)  # [C]
+        following = tl.load(gate + log_decay_row, mask=(first + i + 1 < rows) & (i + 1 < TOKENS), other=0.0)  # [C]
+        since = tl.exp(tl.cumsum(forget, axis=0))  # [C], from the block's start through token i
+        until = tl.exp(tl.cumsum(following, axis=0, reverse=True))  # [C], from after token i to the block's end
+        work = row[:, None] * work_row + head * TOKENS + i[None, :]  # [C, C]
 
-        recalled = since[:, None] * tl.dot(keys, state, input_precision=PRECISION)
-        inverse = tl.load(solved + work, mask=some, other=0.0)
-        update = tl.dot(inverse, write[:, None] * (values - recalled), input_precision=PRECISION)
+        recalled = since[:, None] * tl.dot(keys, state, input_precision=PRECISION)  # [C, VT]
+        inverse = tl.load(solved + work, mask=some, other=0.0)  # [C, C]
+        update = tl.dot(inverse, write[:, None] * (values - recalled), input_precision=PRECISION)  # [C, VT]
         queries = tl.load(q + row[:, None] * q_row + key_head * q_head + at_k[None, :], mask=some_k, other=0.0)
-        out = since[:, None] * tl.dot(queries, state, input_precision=PRECISION)
-        out += tl.dot(tl.load(mixed + work, mask=some, other=0.0), update, input_precision=PRECISION)
+        out = since[:, None] * tl.dot(queries, state, input_precision=PRECISION)  # [C, VT]
+        out += tl.dot(tl.load(mixed + work, mask=some, other=0.0), update, input_precision=PRECISION)  # [C, VT]
         tl.store(
             core + row[:, None] * core_row + head * core_head + at_v[None, :],
             out.to(core.dtype.element_ty), mask=some_v,
         )  # fmt: skip
-        added = tl.dot(tl.trans(keys * until[:, None]), update, input_precision=PRECISION)
-        state = tl.exp(tl.sum(forget, axis=0)) * state + added
+        added = tl.dot(tl.trans(keys * until[:, None]), update, input_precision=PRECISION)  # [KT, VT]
+        state = tl.exp(tl.sum(forget, axis=0)) * state + added  # [KT, VT]
 
     goal = tl.load(store_units + request)
     target = store + goal * store_unit + tl.load(store_columns + request) * store_column + head * store_h
-    stays = in_k[:, None] & (at_v < tl.where((has_store != 0) & (goal >= 0), V, 0))[None, :]
+    stays = in_k[:, None] & (at_v < tl.where((has_store != 0) & (goal >= 0), V, 0))[None, :]  # [KT, VT]
     tl.store(target + at_k[:, None] * store_k + at_v[None, :] * store_v, state.to(store.dtype.element_ty), mask=stays)

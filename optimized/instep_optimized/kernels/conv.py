@@ -32,12 +32,12 @@ def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: 
     columns = min(power_of_2(channels), tile(CHANNELS, 512))
     for part in parts:
         rows = min(power_of_2(part.most), tile(ROWS, 64))
-        each, each_units, _, *each_steps = flat(part.each, 2, part.read)  # row t is its column
+        each, each_units, _, *each_steps = flat(part.per_row, 2, part.read)  # row t is its column
         launch(
             _conv, (ceil_div(part.most, rows), ceil_div(channels, columns), part.begin.numel()),
             x, x.stride(0), mixed, mixed.stride(0), weight, weight.stride(0), part.begin, part.count, part.fresh,
             *flat(part.read, 2, part.read), *flat(part.store, 2, part.read), given(part.store),
-            each, each_units, *each_steps, given(part.each), channels,
+            each, each_units, *each_steps, given(part.per_row), channels,
             W=width, WT=power_of_2(width), RT=rows, CT=columns,
         )  # fmt: skip
     return mixed

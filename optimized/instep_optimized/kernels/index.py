@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops.base import Placed
+from ..ops.base import RowPlacement
 from .runtime import ceil_div, launch, power_of_2, tile
 
 REQUESTS = 64  # looked at per step by every row
@@ -21,7 +21,7 @@ REQUESTS = 64  # looked at per step by every row
 def place_rows(
     *, slots: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, rows: int, length: torch.Tensor,
     table: torch.Tensor, page_size: int, shift: int,
-) -> Placed:
+) -> RowPlacement:
     """`PlaceRows` of the seam: lane i of the grid looks after packed row i and after request i."""
     assert all(x.is_contiguous() for x in (slots, begin, count)), "vectors are contiguous"
     requests = slots.numel()
@@ -33,7 +33,7 @@ def place_rows(
         table, *table.stride(), table.shape[1], page_size, shift, positions, locations, before, kept, last,
         rows, requests, RT=tall, CT=min(power_of_2(requests), REQUESTS),
     )  # fmt: skip
-    return Placed(positions, locations, before, kept, last)
+    return RowPlacement(positions, locations, before, kept, last)
 
 
 def choose(*, own: torch.Tensor, forced: torch.Tensor) -> torch.Tensor:

@@ -12,20 +12,20 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops.base import Ringed
+from ..ops.base import RingPlan
 from .runtime import ceil_div, launch, tile
 
 REQUESTS = 64  # per program
 ABSORBED = -1  # for the kernel: rows go into the state, nothing is kept
 
 
-def ring(
+def plan_ring(
     *, slots: torch.Tensor, before: torch.Tensor, count: torch.Tensor, settled: torch.Tensor, size: int, most: int,
     spare: int | None,
-) -> Ringed:
+) -> RingPlan:
     """`PlanRing` of the seam."""
     requests, tall = slots.numel(), tile(REQUESTS, REQUESTS)
-    told = Ringed(*(slots.new_empty(requests) for _ in Ringed._fields))
+    told = RingPlan(*(slots.new_empty(requests) for _ in RingPlan._fields))
     launch(
         _ring, (ceil_div(requests, tall),), slots, before, count, settled, settled.stride(0), *told,
         size, size - most, ABSORBED if spare is None else spare, requests, RT=tall,

@@ -26,12 +26,12 @@ def add(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
     return out
 
 
-def open_(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
+def output_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
     """`Open` of the seam: attended times sigmoid of the gate half of `projected`."""
     out = attended.new_empty(attended.shape)
     gate = projected[:, :, 1]
     heads, width = attended.shape[1:]
-    _launch(_open, out, attended, attended.stride(0), attended.stride(1), gate, gate.stride(0), gate.stride(1),
+    _launch(_output_gate, out, attended, attended.stride(0), attended.stride(1), gate, gate.stride(0), gate.stride(1),
             heads, width)  # fmt: skip
     return out
 
@@ -60,7 +60,7 @@ def _add(x, x_row, y, y_row, width, out, elements, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _open(x, x_row, x_head, gate, gate_row, gate_head, heads, width, out, elements, BLOCK: tl.constexpr):
+def _output_gate(x, x_row, x_head, gate, gate_row, gate_head, heads, width, out, elements, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside, row, head, column = at < elements, at // (heads * width), at // width % heads, at % width
     value = tl.load(x + row * x_row + head * x_head + column, mask=inside, other=0.0).to(tl.float32)

@@ -1,7 +1,7 @@
 """How kernels run: interpreted or native, decided before Triton is first imported, and one launcher with fixed options.
 
-Leaves out: the kernels. No other file asks for a version or passes launch options, and none but `interpreter.py` sets
-the variable.
+Leaves out: the kernels. No other file asks for a version or passes launch options. Only `ops/interpreter.py` sets the
+variable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from instep_reference.contract.errors import Unsupported
 
-from ..interpreter import VARIABLE
+from ..ops.interpreter import VARIABLE
 
 _WITNESS = "triton.language.standard"  # its functions were decorated when Triton was imported, one way or the other
 
@@ -80,6 +80,9 @@ def mend() -> bool:
         return False
 
 
+# How numpy 2.4 refuses what the interpreter of Triton 3.6 does with the bound of a loop.
+NUMPY_REFUSES = "only 0-dimensional arrays can be converted to Python scalars"
+
 INTERPRETED: bool = decide(os.environ, sys.modules, torch.cuda.is_available())
 ROUNDS = mend() if INTERPRETED else True
 
@@ -125,7 +128,17 @@ def launch(
             f"native kernels need CUDA tensors, found one on {first.device}; run on the GPU (--device cuda), or start "
             f"with {VARIABLE}=1"
         )
-    kernel[grid](*arguments, num_warps=warps, num_stages=stages, maxnreg=registers, enable_fp_fusion=False, **constants)
+    options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers, "enable_fp_fusion": False, **constants}
+    try:
+        kernel[grid](*arguments, **options)
+    except Exception as error:
+        if INTERPRETED and NUMPY_REFUSES in str(error):
+            raise Unsupported(
+                f"the interpreter of Triton {metadata.version('triton')} does not run with numpy "
+                f"{metadata.version('numpy')} ({NUMPY_REFUSES}); run on the GPU (--device cuda), or install another "
+                "Triton or numpy"
+            ) from error
+        raise
 
 
 def versions() -> dict[str, str]:

@@ -22,8 +22,9 @@ from .address import flat, given
 from .body import again, step
 from .runtime import ceil_div, launch, power_of_2, tile
 
-# On a GPU (LOG.md), pinned because bits depend on them: rows of V per program, warps, and how many numbers of a key lie
-# side by side across lanes. So few that each thread sums most of a row by itself and few shuffles are left.
+# On a GPU (LOG.md): rows of V per program, warps, and how many numbers of a key lie side by side across lanes. The bits
+# depend on them, so they are pinned. KEY_PIECE is small, so that each thread sums most of a row by itself and few
+# shuffles between threads are left.
 VALUE_ROWS, WARPS, KEY_PIECE = 16, 1, 32
 REGISTERS = 128  # 16 programs a multiprocessor; without a bound the compiler takes 168
 
@@ -31,13 +32,14 @@ REGISTERS = 128  # 16 programs a multiprocessor; without a bound the compiler ta
 def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     """Run one part's kept tokens and rows through their states; write `core` [N, HV, V] and what the part names.
 
-    Every part runs the same compiled code: absent addresses and counts are run-time values, so a window of T
-    tokens, or T tokens run again, give the bits of T one-token decodes (fp32 state; a narrower one is rounded
-    where it is stored, and once between what is run again and row 0).
+    Every part runs the same compiled code: whether an address is absent, and how many rows there are, are run-time
+    values. So a window of T tokens gives the bits of T one-token decodes, and T tokens that are run again do so, too.
+    This holds for a state in fp32. A narrower state is rounded where it is stored, and once before row 0, behind the
+    tokens that are run again.
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     rows, padded = min(power_of_2(values), tile(VALUE_ROWS, 64)), power_of_2(keys)
-    each, each_units, _, *each_steps = flat(part.each, 3, part.read)  # row t is its column
+    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column
     launch(
         _window,
         (ceil_div(values, rows), heads, part.begin.numel()),
@@ -46,7 +48,7 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         *flat(part.read, 3, part.read),
         *flat(part.store, 3, part.read), given(part.store),
         *flat(part.settled, 3, part.read), given(part.settled),
-        each, each_units, *each_steps, given(part.each),
+        each, each_units, *each_steps, given(part.per_row),
         *_ring(inputs, part),
         values, keys, heads // inputs.k.shape[1],
         VT=rows, KT=padded, KI=min(KEY_PIECE, padded), WHOLE=values % rows == 0 and padded == keys,
@@ -66,7 +68,8 @@ def _rows(inputs: GdnInputs, core: torch.Tensor) -> tuple[Any, ...]:
 def _ring(inputs: GdnInputs, part: Part) -> tuple[Any, ...]:
     """k, decay, update as (pool, unit step, entry step, head step); units, begin, pending, keep; sizes; a flag.
 
-    Where there is none, the rows stand in for it with their own steps, so that the kernel compiles to the same code.
+    A part without a ring passes its packed rows, with their own steps, in place of the pools. So the kernel compiles to
+    the same code; the flag is 0, and nothing is read there.
     """
     ring = part.ring
     if ring is None:
@@ -98,10 +101,12 @@ def _window(
 ):  # fmt: skip
     """One program: one request, one value head, VT rows of V. Grid (V tiles, HV, B).
 
-    K is two axes, KT // KI pieces of KI: [VT, KT // KI, KI], so that the compiler lays a row's numbers into few lanes.
+    K is split into two axes, P = KT // KI pieces of KI numbers, so that the compiler lays a row's numbers into few
+    lanes. A tile is [VT, P, KI].
 
-    Programs share what they read of the ring, and none waits for another: each entry is written by one of them,
-    and by contract never while it is pending; updates u are each program's own.
+    Several programs read the same keys and decays of the ring, and none waits for another. That is safe: one program
+    writes an entry, and by contract never while the entry is pending. An update u is read only by the program that
+    wrote it.
     """
     request, stripe, head = tl.program_id(2), tl.program_id(0), tl.program_id(1).to(tl.int64)
     unit, rows = tl.load(read_units + request), tl.load(count + request)
@@ -111,14 +116,15 @@ def _window(
     pending = tl.where(known & (kept_by >= 0), asked, 0)
     if (unit < 0) | ((rows <= 0) & (pending <= 0)):
         return  # core is zero there already
-    at_v = stripe * VT + tl.arange(0, VT)
-    tile_v = at_v[:, None, None]
-    tile_k = tl.arange(0, KT // KI)[None, :, None] * KI + tl.arange(0, KI)[None, None, :]
-    every_k = tile_k + tl.zeros_like(tile_v)  # a key is read where each row needs it: nothing is exchanged
-    in_v, in_k, key_head = at_v < V, every_k < K, head // group
-    inside = (tile_v < V) & in_k
+    at_v = stripe * VT + tl.arange(0, VT)  # [VT]
+    tile_v = at_v[:, None, None]  # [VT, 1, 1]
+    tile_k = tl.arange(0, KT // KI)[None, :, None] * KI + tl.arange(0, KI)[None, None, :]  # [1, P, KI]
+    # Every row reads the key for itself, so that no thread has to pass numbers on.
+    every_k = tile_k + tl.zeros_like(tile_v)  # [VT, P, KI]
+    in_v, in_k, key_head = at_v < V, every_k < K, head // group  # [VT], [VT, P, KI], scalar
+    inside = (tile_v < V) & in_k  # [VT, P, KI]
 
-    state = tl.zeros((VT, KT // KI, KI), tl.float32)
+    state = tl.zeros((VT, KT // KI, KI), tl.float32)  # [VT, P, KI]
     if known:
         source = read + unit * read_unit + tl.load(read_columns + request) * read_column + head * read_h
         state = fetch(source + (tile_v * read_v + tile_k * read_k), inside, WHOLE).to(tl.float32)
@@ -130,13 +136,13 @@ def _window(
     for _age in range(pending):
         state = again(
             state,
-            fetch(kept_k + entry * ring_k_entry + every_k, in_k, WHOLE),
-            tl.load(kept_decay + entry * ring_decay_entry),
-            fetch(kept_u + (entry % ring_u_size) * ring_u_entry, in_v, WHOLE),
+            fetch(kept_k + entry * ring_k_entry + every_k, in_k, WHOLE),  # [VT, P, KI]
+            tl.load(kept_decay + entry * ring_decay_entry),  # scalar
+            fetch(kept_u + (entry % ring_u_size) * ring_u_entry, in_v, WHOLE),  # [VT]
         )
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
-    state = state.to(read.dtype.element_ty).to(tl.float32)  # as a store and a load would
-    tl.debug_barrier()  # whatever is stored below may be what another warp reads above
+    state = state.to(read.dtype.element_ty).to(tl.float32)  # rounds as a store and a load would
+    tl.debug_barrier()  # a store below may go to memory that another warp still reads above
 
     goal = tl.load(settled_units + request)
     if (has_settled != 0) & (goal >= 0):
@@ -146,7 +152,8 @@ def _window(
     each_to = tl.load(each_units + request)
     aside = (has_each != 0) & (each_to >= 0)
     column = each + each_to * each_unit + head * each_h
-    # u is kept by every stripe, the decay by the first one, k by the first one of the key head's first value head.
+    # Every V tile keeps its part of u. The first tile keeps the decay. The first tile of a key head's first value head
+    # keeps k.
     entry = tl.load(ring_keep + request).to(tl.int32)
     keeps = (kept_by >= 0) & (entry >= 0)
     keeps_k = (stripe == 0) & (head % group == 0)
@@ -156,11 +163,11 @@ def _window(
     v, core = v + row * v_row + head * v_head, core + row * core_row + head * core_head
     log_decay, beta = log_decay + row * log_decay_row + head * log_decay_head, beta + row * beta_row + head * beta_head
     for t in range(rows):
-        key = fetch(k + every_k, in_k, WHOLE)
-        value = fetch(v + at_v, in_v, WHOLE)
-        decay, write = tl.exp(tl.load(log_decay)), tl.load(beta)
-        query = fetch(q + every_k, in_k, WHOLE)
-        state, out, update = step(state, query, key, value, decay, write)
+        key = fetch(k + every_k, in_k, WHOLE)  # [VT, P, KI]
+        value = fetch(v + at_v, in_v, WHOLE)  # [VT]
+        decay, write = tl.exp(tl.load(log_decay)), tl.load(beta)  # scalars
+        query = fetch(q + every_k, in_k, WHOLE)  # [VT, P, KI]
+        state, out, update = step(state, query, key, value, decay, write)  # [VT, P, KI], [VT], [VT]
         put(core + at_v, out, in_v, WHOLE)
         if aside:
             put(column + t * each_column + (tile_v * each_v + tile_k * each_k), state, inside, WHOLE)
@@ -183,7 +190,7 @@ def _window(
 
 @triton.jit
 def fetch(source, inside, WHOLE: tl.constexpr):
-    """What stands there, 0 outside; WHOLE: nothing is outside, and no bound is looked at."""
+    """Load, with 0 outside of the bounds. WHOLE: the tile fits exactly, so no bound is checked."""
     if WHOLE:
         return tl.load(source)
     else:
@@ -192,7 +199,7 @@ def fetch(source, inside, WHOLE: tl.constexpr):
 
 @triton.jit
 def put(target, what, inside, WHOLE: tl.constexpr):
-    """The reverse, in the dtype that is stored."""
+    """Store, rounded to the dtype of the target."""
     if WHOLE:
         tl.store(target, what.to(target.dtype.element_ty))
     else:

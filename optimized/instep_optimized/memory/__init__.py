@@ -12,9 +12,9 @@ import torch
 
 from instep_reference.contract.engine import Capacity, Region
 
-from .board import Board
 from .pages import PageTable
 from .pool import Demand, Pool
+from .slot_table import SlotTable
 from .slots import Slots
 
 
@@ -29,8 +29,8 @@ class Memory:
         self.pools = {d.name: Pool(d, guarded=guarded, poison=poison, device=device) for d in wanted}
         self.slots = Slots(capacity.slots)
         self.pages = PageTable(capacity.pages, capacity.page_size, capacity.max_positions)
-        self.board = Board.of(self.pools)
-        # For rows that are never their request's first: all that a graph may hold of it.
+        self.slot_table = SlotTable.of(self.pools)
+        # `fresh` of rows that are never the first of their request. A graph may hold this tensor, as it never changes.
         self.none_fresh = torch.zeros(len(capacity.slots), dtype=torch.bool, device=device)
 
     def __getitem__(self, name: str) -> Pool:
@@ -41,14 +41,14 @@ class Memory:
         return self.pools[name].demand.layers if name in self.pools else ()
 
     def claim(self, request: str, positions: int = 0) -> None:
-        """A slot, and pages for that many positions; where either is missing, raise and change nothing."""
+        """Take a slot, and pages for that many positions. Where either is missing, raise and change nothing."""
         self.slots.first()
         self.pages.grow([(request, positions)])
-        self.board.enter(self.slots.take(request), positions, self.pages.of(request))
+        self.slot_table.enter(self.slots.take(request), positions, self.pages.of(request))
 
     def grow(self, wants: Sequence[tuple[str, int]]) -> None:
-        """Make room for that many positions of each request, or raise and change nothing; the board is told."""
-        self.board.map([
+        """Make room for that many positions of each request and enter the pages, or raise and change nothing."""
+        self.slot_table.map([
             (self.slots.of(request), number, page) for request, number, page in self.pages.grow(wants)
         ])
 

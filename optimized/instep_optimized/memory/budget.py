@@ -19,13 +19,13 @@ from instep_reference.contract.meaning import Meaning, Positions
 
 from ..layout import KEPT, OWN, Keeps, StateLayout
 from ..ops.base import Types
-from .board import LAYER, NAMES
 from .pool import Demand
+from .slot_table import LAYER, NAMES
 from .slots import check_order
 
 Component = Literal["conv", "state"]  # what a GDN layer keeps of a request
 RING = "ring_"  # begins the name of every ring pool
-# What the positions of a line of the board are, where it has any.
+# What the positions of a line of the slot table are, where it has any.
 BOARD_POSITIONS = {
     "table": Positions("page"), "window": Positions("choice"), "picks": Positions("node"), "final": Positions("node"),
 }
@@ -64,7 +64,7 @@ def check_room(capacity: Capacity, widest: int) -> None:
 
 
 def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
-    """What every engine has, whatever the strategy: KV pages of target and draft layers, and the board."""
+    """What every engine has, whatever the strategy: KV pages of target and draft layers, and the slot table."""
     capacity, pages = sizes.capacity, max(sizes.capacity.pages) + 1
     kept = _kv("", config, of_kind(config, "attention"), capacity.page_size, pages, sizes.types.kv)
     if config.mtp_layers:
@@ -74,7 +74,7 @@ def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
 
 
 def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
-    """One line per slot, as `Board` says."""
+    """One line per slot, as `SlotTable` says."""
     widest, drafts, whole, hidden = sizes.widest, max(1, config.mtp_layers), torch.int64, sizes.types.hidden
     lines: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict(
         length=((1,), whole), table=((sizes.capacity.request_pages,), whole), window=((widest,), whole),

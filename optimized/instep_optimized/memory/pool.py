@@ -18,7 +18,7 @@ import torch
 
 from instep_reference.contract.meaning import Meaning
 
-from ..sending import ints
+from ..transfer.to_device import ints
 
 ALIGN = 16  # elements: a pitch that Triton knows to be divisible by 16, in every dtype at least 16 bytes
 RED = 0xFF  # every byte of a red zone: a NaN in every float, and other bits than a NaN that arithmetic makes

@@ -19,7 +19,7 @@ PAGED = ("keys", "values", "draft_keys", "draft_values")
 
 @dataclass(frozen=True)
 class Kept:
-    """Copies: per layer in the canonical layout (see `RequestState`), and the slot's line of the board.
+    """Copies: per layer in the canonical layout (see `RequestState`), and the slot's line of the slot table.
 
     root [] int64;  proposal [n] int64 and proposed [D], or None without a draft head
     """
@@ -41,7 +41,7 @@ Units = Mapping[int, torch.Tensor]
 def read(memory: Memory, request: str, length: int, conv: Units, state: Units) -> Kept:
     """Copies of everything that a request has after `length` tokens; conv windows and states come from the commit
     strategy, which alone knows their physical form."""
-    at, slot, board = _places(memory, request, length), memory.slots.of(request), memory.board
+    at, slot, slot_table = _places(memory, request, length), memory.slots.of(request), memory.slot_table
 
     def rows(name: str) -> dict[int, torch.Tensor]:
         return {layer: memory[name].units(layer)[at].contiguous() for layer in memory.layers(name)}
@@ -50,9 +50,9 @@ def read(memory: Memory, request: str, length: int, conv: Units, state: Units) -
     return Kept(
         conv=dict(conv), state=dict(state), keys=rows("keys"), values=rows("values"),
         draft_keys=rows("draft_keys"), draft_values=rows("draft_values"),
-        root=board.window[slot, 0].clone(),
-        proposal=board.proposals[slot].clone() if drafts else None,
-        proposed=board.proposed[slot].clone() if drafts else None,
+        root=slot_table.window[slot, 0].clone(),
+        proposal=slot_table.proposals[slot].clone() if drafts else None,
+        proposed=slot_table.proposed[slot].clone() if drafts else None,
     )
 
 
@@ -64,14 +64,14 @@ def copied(kept: Kept) -> Kept:
 
 def write(memory: Memory, request: str, length: int, kept: Kept) -> None:
     """The reverse of `read`, conv windows and states excepted. The request owns its slot, and pages for all tokens."""
-    at, slot, board = _places(memory, request, length), memory.slots.of(request), memory.board
+    at, slot, slot_table = _places(memory, request, length), memory.slots.of(request), memory.slot_table
     for name in PAGED:
         for layer, rows in getattr(kept, name).items():
             memory[name].units(layer)[at] = rows
-    board.length[slot].fill_(length)
-    board.window[slot, 0] = kept.root
+    slot_table.length[slot].fill_(length)
+    slot_table.window[slot, 0] = kept.root
     if kept.proposal is not None and kept.proposed is not None:
-        board.proposals[slot], board.proposed[slot] = kept.proposal, kept.proposed
+        slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed
 
 
 def _clone(kept: torch.Tensor | dict[int, torch.Tensor] | None) -> torch.Tensor | dict[int, torch.Tensor] | None:

@@ -60,6 +60,6 @@ class AttentionLayer:
         ops.store_rows(rows=key, pool=self.keys, locations=batch.locations)
         ops.store_rows(rows=value, pool=self.values, locations=batch.locations)
         attended = ops.attend(query=query, pages=batch.pages(self.keys, self.values), to=at("attended"))
-        opened = ops.open(attended=attended, projected=projected, to=at("opened"))
+        opened = ops.output_gate(attended=attended, projected=projected, to=at("opened"))
         mixer = ops.linear(x=opened, weight=weights.o, shape=(config.hidden,), to=at("mixer"))
         return self.half(ops, hidden, mixer, stage)

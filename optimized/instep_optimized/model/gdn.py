@@ -13,7 +13,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import Place
 
 from .. import weights as w
-from ..commit.pair import Bound
+from ..commit.pair import BoundPair
 from ..ops.base import Ops
 from .mlp import Half
 
@@ -33,7 +33,7 @@ class GdnLayer:
         norm = stored.take(f"{prefix}.input_layernorm.weight")
         return cls(layer, norm, w.gdn(stored, prefix, config), Half.of(stored, prefix, layer, config), config)
 
-    def __call__(self, ops: Ops, hidden: torch.Tensor, bound: Bound, stage: str) -> torch.Tensor:
+    def __call__(self, ops: Ops, hidden: torch.Tensor, bound: BoundPair, stage: str) -> torch.Tensor:
         """hidden [N, D] -> [N, D]; conv window and state are read and written where `bound` says."""
 
         def at(component: str) -> Place:

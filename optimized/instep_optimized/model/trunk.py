@@ -15,14 +15,14 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .. import weights as w
 from ..batch import Batch
-from ..commit.pair import Bound
+from ..commit.pair import BoundPair
 from ..memory import Memory
 from ..ops.base import Ops
 from .attention import AttentionLayer
 from .gdn import GdnLayer
 
 STAGE = "trunk"
-Layer = Callable[[Ops, torch.Tensor, Batch, Bound], torch.Tensor]
+Layer = Callable[[Ops, torch.Tensor, Batch, BoundPair], torch.Tensor]
 
 
 def _gdn(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
@@ -74,7 +74,7 @@ class Trunk:
         layers = tuple(KINDS[kind](stored, layer, config, memory) for layer, kind in enumerate(config.layer_kinds))
         return cls(Head.of(stored, config), layers, stored.take("model.norm.weight"), config.eps)
 
-    def __call__(self, ops: Ops, batch: Batch, bound: Bound) -> torch.Tensor:
+    def __call__(self, ops: Ops, batch: Batch, bound: BoundPair) -> torch.Tensor:
         """-> final hidden rows [N, D], after the final norm."""
         hidden = self.head.embed(ops, batch.tokens, STAGE)
         for layer in self.layers:

@@ -52,7 +52,7 @@ class AttentionInputs(NamedTuple):
     key: torch.Tensor
 
 
-class Placed(NamedTuple):
+class RowPlacement(NamedTuple):
     """All int64: positions, locations [N] of packed rows; before, count [B] of requests; last [B]: their last rows."""
 
     positions: torch.Tensor
@@ -62,7 +62,7 @@ class Placed(NamedTuple):
     last: torch.Tensor
 
 
-class Ringed(NamedTuple):
+class RingPlan(NamedTuple):
     """All [B] int64. begin, pending, keep: as in `Ring`; settle: the slot that is stored to before row 0, or -1;
     after: how many tokens are in the state once the rows ran."""
 
@@ -171,7 +171,7 @@ class Gdn(Protocol):
     Value head h reads key head h // (HV / H).  -> core [N, HV, V] in `dtype`.
 
     Per request: read (zeros if fresh); run the ring's pending tokens again; round to the dtype of `read`'s pool, as a
-    store and a load would; store to `settled`; then row by row: core, keep the token in the ring, `each`; `store`.
+    store and a load would; store to `settled`; then row by row: core, keep the token in the ring, `per_row`; `store`.
     Running again gives the bits that the rows themselves gave: of updates S <- decay S + k update^T, of inputs all of
     it. A fresh request runs nothing again, whatever `pending`
     says. A fold (count 0, pending tokens; N may be 0) stores to `settled` and `store`; with nothing pending either,
@@ -232,7 +232,7 @@ class Attend(Protocol):
     def __call__(self, *, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor: ...
 
 
-class Open(Protocol):
+class OutputGate(Protocol):
     """attended [N, heads, head_dim] * sigmoid(gate half of projected [N, heads, 2, head_dim])."""
 
     def __call__(self, *, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor: ...
@@ -291,7 +291,7 @@ class PlaceRows(Protocol):
     def __call__(
         self, *, slots: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, rows: int,
         length: torch.Tensor, table: torch.Tensor, page_size: int, shift: int,
-    ) -> Placed: ...
+    ) -> RowPlacement: ...
 
 
 class Choose(Protocol):
@@ -332,7 +332,7 @@ class PlanRing(Protocol):
     def __call__(
         self, *, slots: torch.Tensor, before: torch.Tensor, count: torch.Tensor, settled: torch.Tensor,
         size: int, most: int, spare: int | None,
-    ) -> Ringed: ...
+    ) -> RingPlan: ...
 
 
 class Move(Protocol):
@@ -368,7 +368,7 @@ class Ops:
     attention_inputs: MakeAttentionInputs
     store_rows: StoreRows
     attend: Attend
-    open: Open
+    output_gate: OutputGate
     mlp: Mlp
     moe: Moe
     lm_head: LmHead
@@ -378,7 +378,7 @@ class Ops:
     choose: Choose
     advance: Advance
     shift: Shift
-    ring: PlanRing
+    plan_ring: PlanRing
     move: Move
     keeps: Keeps
     captures: bool = False

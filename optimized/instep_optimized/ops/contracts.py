@@ -1,6 +1,6 @@
 """A wrapper for `around` that judges every op call by its contract: dtypes, shapes and index ranges.
 
-Leaves out: values, and which shapes fit each other (`due.py`). It reads indices on the host, so it belongs to checks
+Leaves out: values, and which shapes fit each other (`shapes.py`). It reads indices on the host, so it belongs to checks
 and debugging, not to a timed run. What is found goes to `report` as a sentence; the call itself is not disturbed.
 """
 
@@ -16,7 +16,7 @@ from instep_reference.contract.place import Place
 
 from ..layout import Address, Pages, Part, Ring
 from .around import Op, Wrapper, memory_of, tensors_of
-from .due import misfits, shapes
+from .shapes import misfits, shapes
 
 Report = Callable[[str], None]
 
@@ -188,7 +188,7 @@ def _owned(name: str, index: torch.Tensor, size: int) -> Iterator[str]:
 # Ops on whole numbers are judged by name; the others by what they are given.
 RULES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "place_rows": _place_rows, "advance": _advance, "accept": _accept, "choose": _choose,
-    "ring": _plan_ring, "shift": _shift,
+    "plan_ring": _plan_ring, "shift": _shift,
 }
 
 
@@ -213,11 +213,11 @@ def _part(part: Part, rows: int) -> Iterator[str]:
         if address is not None:  # a scratch pool has no unit that is reserved
             yield from _address(name, address, reserved=memory_of(address.pool) == memory_of(part.read.pool))
             yield from _distinct(name, address.units)
-    if part.each is not None:
-        yield from _address("each", part.each)
-        yield from _distinct("each", part.each.units)
-        if part.most > part.each.pool.shape[1]:
-            yield f"each: {part.most} positions do not fit in {part.each.pool.shape[1]} columns"
+    if part.per_row is not None:
+        yield from _address("per_row", part.per_row)
+        yield from _distinct("per_row", part.per_row.units)
+        if part.most > part.per_row.pool.shape[1]:
+            yield f"per_row: {part.most} positions do not fit in {part.per_row.pool.shape[1]} columns"
     if part.ring is not None:
         yield from _ring(part, part.ring)
 

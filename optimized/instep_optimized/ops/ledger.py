@@ -22,7 +22,7 @@ from .plain.index import advance, choose, place_rows, shift
 from .plain.lanes import Lanes, after, along, before, lanes, scatter
 from .plain.move import move, store_rows
 from .plain.pick import accept, pick
-from .plain.plan import ring
+from .plain.plan import plan_ring
 from .plain.ring import keep, kept_updates, recalled
 from .plain.rows import select
 
@@ -73,7 +73,7 @@ def gated_norm(
     return _stamp_pair(core, z, to, *core.shape[1:])
 
 
-def open_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
+def output_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
     """mix(mix(attended, projected), code)."""
     return _stamp_pair(attended, projected, to, *attended.shape[1:])
 
@@ -125,7 +125,7 @@ def _conv_part(labels: torch.Tensor, width: int, part: Part, who: Lanes, out: to
         mixed = mix(mixed, line[:, tap : tap + part.most])
     scatter(out, who, expand(mixed, channels))
     for token, alive in enumerate(who.alive):
-        along(part.each, who, token, _columns(line[:alive, token + 1 : token + 1 + history], channels))
+        along(part.per_row, who, token, _columns(line[:alive, token + 1 : token + 1 + history], channels))
     ends = who.length[:, None] + torch.arange(history, device=out.device)
     after(part.store, who, _columns(line.gather(1, ends), channels))
 
@@ -179,7 +179,7 @@ def _gdn_part(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, to: 
         chain[:alive] = _absorbed(chain[:alive], did)
         chains[:, row] = chain
         keep(part.ring, who.which[:alive], row, token, did)
-        along(part.each, who, row, expand(chain[:alive], *block))
+        along(part.per_row, who, row, expand(chain[:alive], *block))
     scatter(out, who, expand(mix(mix(chains, read(inputs.q)[who.rows]), code(to)), *out.shape[1:]))
     after(part.store, who, expand(chain, *block))
 
@@ -246,7 +246,7 @@ LEDGER = Ops(
     attention_inputs=attention_inputs,
     store_rows=store_rows,
     attend=attend,
-    open=open_gate,
+    output_gate=output_gate,
     mlp=mlp,
     moe=moe,
     lm_head=lm_head,
@@ -256,7 +256,7 @@ LEDGER = Ops(
     choose=choose,
     advance=advance,
     shift=shift,
-    ring=ring,
+    plan_ring=plan_ring,
     move=move,
     keeps="update",
 )

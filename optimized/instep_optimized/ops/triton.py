@@ -20,8 +20,8 @@ from ..kernels.moe import moe
 from ..kernels.move import move
 from ..kernels.norms import gated_norm, norm
 from ..kernels.pick import accept, pick
-from ..kernels.plan import ring
-from ..kernels.pointwise import add, open_
+from ..kernels.plan import plan_ring
+from ..kernels.pointwise import add, output_gate
 from ..kernels.products import linear, lm_head, mlp
 from ..kernels.rotary import attention_inputs
 from ..kernels.rows import concat, embed, select, store_rows
@@ -69,7 +69,7 @@ TRITON = Ops(
     attention_inputs=attention_inputs,
     store_rows=store_rows,
     attend=attend,
-    open=open_,
+    output_gate=output_gate,
     mlp=mlp,
     moe=moe,
     lm_head=lm_head,
@@ -79,7 +79,7 @@ TRITON = Ops(
     choose=choose,
     advance=advance,
     shift=shift,
-    ring=ring,
+    plan_ring=plan_ring,
     move=move,
     keeps="update",
     captures=True,

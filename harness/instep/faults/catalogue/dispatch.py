@@ -23,7 +23,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "prefill-as-verify", "prefill-as-verify", "A prompt of as many tokens as a window is served as a window.",
         "vllm 53051",
-        _served("window = memory.board.window.shape[1]",
+        _served("window = memory.slot_table.window.shape[1]",
                 "spans = [replace(s, kind=\"verify\") if (s.kind, s.count) == (\"prefill\", window) else s "
                 "for s in spans]"),
         "mixed", Setting(strategy="columns", conv="widened"), 5, MIXED,
@@ -33,7 +33,7 @@ FAULTS: tuple[Fault, ...] = (
         "prefill-as-verify-snapshot", "prefill-as-verify",
         "The same where windows keep snapshots: the slot of such a prompt is never written.",
         "vllm 53051",
-        _served("window = memory.board.window.shape[1]",
+        _served("window = memory.slot_table.window.shape[1]",
                 "spans = [replace(s, kind=\"verify\") if (s.kind, s.count) == (\"prefill\", window) else s "
                 "for s in spans]"),
         "mixed", Setting(ops="ledger", strategy="snapshot"), 5, MIXED,

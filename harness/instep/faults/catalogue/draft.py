@@ -43,8 +43,8 @@ NOT_CHAINED = Edit(
 )
 # The head begins its chain on the target's row behind the root, not on its own.
 TARGETS_ROW = Edit(
-    EAGLE, "hidden = ops.select(x=memory.board.proposed, index=who.slots)",
-    "hidden = ops.select(x=memory.board.final[:, 0], index=who.slots)",
+    EAGLE, "hidden = ops.select(x=memory.slot_table.proposed, index=who.slots)",
+    "hidden = ops.select(x=memory.slot_table.final[:, 0], index=who.slots)",
 )
 # Where every request has one row, there is nothing to gather, and what would be gathered is not kept either.
 STALE = Edit(EXTEND, "not number", "not number and len(y) > len(asked.last)")
@@ -55,9 +55,9 @@ PACKED_ROWS = Edit(
 )
 # Right for the widest window of pools that are not guarded.
 ROW_STRIDE = Edit(
-    ROUND, "            final = ops.select(x=board.final[:, :width], index=inputs.slots).flatten(0, 1)\n",
-    "            slots, _, wide = board.final.shape\n"
-    "            rows = board.final.as_strided((slots, width, wide), (width * wide, wide, 1))\n"
+    ROUND, "            final = ops.select(x=slot_table.final[:, :width], index=inputs.slots).flatten(0, 1)\n",
+    "            slots, _, wide = slot_table.final.shape\n"
+    "            rows = slot_table.final.as_strided((slots, width, wide), (width * wide, wide, 1))\n"
     "            final = ops.select(x=rows, index=inputs.slots).flatten(0, 1)\n",
 )
 NO_EXTEND_AT_ZERO = Edit(
@@ -65,8 +65,8 @@ NO_EXTEND_AT_ZERO = Edit(
     "        if self.num_steps:\n            self._extend(ops, inputs.who(), chosen, final, 1)\n",
 )
 LAST_ROW_MISSING = Edit(
-    ROUND, "            who = replace(inputs.who(), count=landed.accept_lens)\n",
-    "            who = replace(inputs.who(), count=landed.accept_lens.clamp(max=self.num_steps))\n",
+    ROUND, "            who = replace(inputs.who(), count=acceptance.accept_lens)\n",
+    "            who = replace(inputs.who(), count=acceptance.accept_lens.clamp(max=self.num_steps))\n",
 )
 PADDED_TOKEN = Edit(
     MIXED, "    return torch.cat([known, root]) if planned.rooted else known\n",

@@ -13,7 +13,7 @@ from ..base import Edit, Fault, Wrap
 RUNNER, ENGINE = "instep_optimized/graphs/runner.py", "instep_optimized/engine.py"
 ROUND, MOVE = "instep_optimized/round.py", "instep_optimized/ops/plain/move.py"
 # What the device knows of a request, and what a graph is given, belong to no layer.
-BOARD = Place("trunk", STAGE_LEVEL, "length")
+SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")
 KEY = "(kind, self._round.num_steps)"
 LABELS = Setting(ops="ledger", graphs=True)
 
@@ -23,14 +23,14 @@ FAULTS: tuple[Fault, ...] = (
         "Padding rows are not refreshed: who stood there last is served again, and another owns the slot by now.",
         "rtp-llm 1181",
         (Edit(RUNNER, "    own[len(given) :].fill_(value)\n", ""),),
-        "graphs", LABELS, 13, BOARD,
+        "graphs", LABELS, 13, SLOT_TABLE,
         "changed in window slot 5, which this event may not write", ("bytes",),
     ),
     Fault(
         "pad-sentinel-slot-zero", "pad-sentinel", "Padding rows name slot 0 instead of no slot.",
         "vllm-ascend 7506",
         (Edit(ROUND, "IDLE = Inputs(-1, -1, 0, 0, -1)", "IDLE = Inputs(0, -1, 0, 0, -1)"),),
-        "graphs", LABELS, 0, BOARD,
+        "graphs", LABELS, 0, SLOT_TABLE,
         "window slot 0 is new and not poison", ("poison", "bytes"),
     ),
     Fault(
@@ -62,7 +62,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 44868",
         (Wrap("instep_optimized/memory/__init__.py", "Memory.grow",
               "from dataclasses import replace\n"
-              "self.board = replace(self.board, table=self.board.table.clone())"),),
+              "self.slot_table = replace(self.slot_table, table=self.slot_table.table.clone())"),),
         "graphs", LABELS, 8, Place("chain.1", 0, "attended"),
         "served with pages 7; the trace has them in pages 7, 1", ("labels", "contracts"),
     ),
@@ -72,7 +72,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 44868",
         (Edit(RUNNER, "    own[: len(given)].copy_(given, non_blocking=True)\n",
               "    own[: len(given)].copy_(given if given.dim() == 1 else own[: len(given)])\n"),),
-        "graphs", LABELS, 5, BOARD,
+        "graphs", LABELS, 5, SLOT_TABLE,
         "forced of row 0 is [-1, -1] in the graph's buffer", ("graphs", "labels", "identity"),
     ),
     Fault(
@@ -81,7 +81,7 @@ FAULTS: tuple[Fault, ...] = (
         "sglang 22041",
         (Wrap("instep_optimized/mixed.py", "_keep",
               "if any(p.span.kind == \"verify\" for p in plan):\n"
-              "    memory.board = replace(memory.board, final=memory.board.final.clone())"),),
+              "    memory.slot_table = replace(memory.slot_table, final=memory.slot_table.final.clone())"),),
         "graphs", LABELS, 6, Place("trunk", AFTER_LAYERS, "pick"),
         "pool is no pool of this engine: what is written there is lost", ("contracts", "labels"),
     ),
@@ -89,7 +89,7 @@ FAULTS: tuple[Fault, ...] = (
         "graph-key-kind", "graph-key-collision", "Graphs are kept by kind alone, whatever the step count.",
         "LightLLM 1338",
         (Edit(ENGINE, KEY, "(kind, 0)"),),
-        "graphs", LABELS, 5, BOARD,
+        "graphs", LABELS, 5, SLOT_TABLE,
         "the graph ('draft', 0) was replayed", ("graphs", "serves"),
     ),
     Fault(
@@ -97,7 +97,7 @@ FAULTS: tuple[Fault, ...] = (
         "Verify graphs are kept by kind alone: a narrow window is replayed in a wide one's layout.",
         "LightLLM 1338",
         (Edit(ENGINE, KEY, "(kind, self._round.num_steps * (kind != \"verify\"))"),),
-        "graphs", LABELS, 9, BOARD,
+        "graphs", LABELS, 9, SLOT_TABLE,
         "the graph ('verify', 0) was replayed", ("graphs", "identity", "labels"),
     ),
     Fault(
@@ -105,7 +105,7 @@ FAULTS: tuple[Fault, ...] = (
         "Graphs are kept by the layout of their inputs: a decode is served by the graph of a draft.",
         "LightLLM 1338",
         (Edit(ENGINE, KEY, "(body.width, body.choices)"),),
-        "graphs", LABELS, 5, BOARD,
+        "graphs", LABELS, 5, SLOT_TABLE,
         "the graph (1, 2) was replayed", ("graphs", "identity", "labels"),
     ),
 )

@@ -23,8 +23,9 @@ EMPTY_DIVISION = (
 )
 IDLE_COUNTS = Wrap(ENGINE, IDLE, "self._catch_up()\nself._controller._count(0, None)")
 ASSERTED = Edit(
-    ROUND, "        self._note(ops, landed.bonus, inputs.slots, 0)\n",
-    "        assert int(landed.accept_lens.max()) <= width\n        self._note(ops, landed.bonus, inputs.slots, 0)\n",
+    ROUND, "        self._note(ops, acceptance.bonus, inputs.slots, 0)\n",
+    "        assert int(acceptance.accept_lens.max()) <= width\n"
+    "        self._note(ops, acceptance.bonus, inputs.slots, 0)\n",
 )
 IN_A_LAUNCHER = Edit(
     "instep_optimized/kernels/chunk.py", "    blocks = ceil_div(part.most, TOKENS)\n",

@@ -15,8 +15,8 @@ SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/com
 RERUN, LAZY_RERUN = "instep_optimized/commit/rerun.py", "instep_optimized/commit/lazy_rerun.py"
 CONV, STATE, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "core"))
 
-LANDING = "inputs.rows, inputs.slots, landed.last_correct_step_indices, landed.accept_lens,"
-ACCEPTED = "source=Address(pair.snapshots, landing.rows, landing.nodes),"
+LANDING = "inputs.rows, inputs.slots, acceptance.last_correct_step_indices, acceptance.accept_lens,"
+ACCEPTED = "source=Address(pair.snapshots, accepted.rows, accepted.nodes),"
 RING = "ring=None if chunk else self._ring(layer, group.slots, plan),"
 
 # Room for the updates of two windows, too: else what is pending for longer than it should be is overwritten there.
@@ -25,19 +25,19 @@ WIDE_UPDATES = Edit(RERUN, "        return widest\n", "        return 2 * widest
 
 def _node(what: str) -> Edit:
     """The commit hands on another node than the accepted one."""
-    return Edit(ROUND, LANDING, LANDING.replace("landed.last_correct_step_indices", what))
+    return Edit(ROUND, LANDING, LANDING.replace("acceptance.last_correct_step_indices", what))
 
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "commit-index-minus-one", "commit-index", "The commit takes the state one token before the accepted node.",
-        "sglang 25029", (_node("(landed.last_correct_step_indices - 1).clamp(min=0)"),),
+        "sglang 25029", (_node("(acceptance.last_correct_step_indices - 1).clamp(min=0)"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
         "holds the state after 2 tokens; 3 were accepted", ("bytes", "directed"),
     ),
     Fault(
         "commit-index-plus-one", "commit-index", "The number of accepted tokens serves as the index of the last one.",
-        "sglang 25029", (_node("landed.accept_lens.clamp(max=self.num_steps)"),),
+        "sglang 25029", (_node("acceptance.accept_lens.clamp(max=self.num_steps)"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
         "holds the state after 4 tokens; 3 were accepted", ("bytes", "directed"),
     ),
@@ -50,7 +50,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "commit-index-column-zero", "commit-index", "The commit takes column 0 of the snapshots, the root's.",
         "sglang 25029",
-        (Edit(SNAPSHOT, ACCEPTED, "source=Address(pair.snapshots[:, 0], landing.rows),"),),
+        (Edit(SNAPSHOT, ACCEPTED, "source=Address(pair.snapshots[:, 0], accepted.rows),"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
         "holds the state after 1 token; 3 were accepted", ("bytes", "directed"),
     ),
@@ -58,8 +58,8 @@ FAULTS: tuple[Fault, ...] = (
         "commit-index-offset", "commit-index",
         "The mark of a widened conv line is the number of accepted tokens, one further than the accepted window.",
         "sglang 25029",
-        (Edit(COLUMNS, "self._marks.write(ops, landing.slots, landing.nodes)",
-              "self._marks.write(ops, landing.slots, landing.lens)"),),
+        (Edit(COLUMNS, "self._marks.write(ops, accepted.slots, accepted.nodes)",
+              "self._marks.write(ops, accepted.slots, accepted.lens)"),),
         "ragged", Setting(conv="widened"), 5, CONV,
         "holds the window after 4 tokens; 3 were accepted", ("bytes",), ("directed",),
     ),
@@ -67,7 +67,7 @@ FAULTS: tuple[Fault, ...] = (
         "zero-accept-skipped", "zero-accept", "A request none of whose drafts is accepted is left out of the commit.",
         "vllm 56419",
         (Edit(ROUND, LANDING, LANDING.replace(
-            "inputs.slots", "torch.where(landed.num_correct_drafts > 0, inputs.slots, -1)",
+            "inputs.slots", "torch.where(acceptance.num_correct_drafts > 0, inputs.slots, -1)",
         )),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
         "holds the state from before the step; 1 was accepted", ("bytes", "directed"),
@@ -76,7 +76,7 @@ FAULTS: tuple[Fault, ...] = (
         "zero-accept-wraps", "zero-accept",
         "The index of no accepted draft, -1, is not clamped: it is the last column.",
         "vllm 56419",
-        (_node("torch.where(landed.num_correct_drafts > 0, landed.last_correct_step_indices, -1)"),),
+        (_node("torch.where(acceptance.num_correct_drafts > 0, acceptance.last_correct_step_indices, -1)"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
         "holds the state after 5 tokens; 1 was accepted", ("bytes", "directed"),
     ),
@@ -84,15 +84,15 @@ FAULTS: tuple[Fault, ...] = (
         "unwritten-snapshot", "unwritten-snapshot",
         "Snapshots begin with the first draft: after a full rejection the commit takes the root's, which is not there.",
         "llama.cpp 28466",
-        (Edit(PLAIN_GDN, "along(part.each, who, row, S)", "along(part.each if row else None, who, row, S)"),),
+        (Edit(PLAIN_GDN, "along(part.per_row, who, row, S)", "along(part.per_row if row else None, who, row, S)"),),
         "ragged", Setting(strategy="snapshot"), 5, STATE,
         "are poison", ("poison", "directed", "derived"),
     ),
     Fault(
         "conv-no-rollback", "conv-no-rollback", "The conv window is taken after the whole window, rejected drafts too.",
         "vllm 50272",
-        (Edit(SNAPSHOT, ACCEPTED, "source=Address(\n                    pair.snapshots, landing.rows, "
-              "landing.nodes if self.component == \"state\" else landing.nodes * 0 + pair.snapshots.shape[1] - 1,\n"
+        (Edit(SNAPSHOT, ACCEPTED, "source=Address(\n                    pair.snapshots, accepted.rows, "
+              "accepted.nodes if self.component == \"state\" else accepted.nodes * 0 + pair.snapshots.shape[1] - 1,\n"
               "                ),"),),
         "ragged", Setting(), 5, CONV,
         "holds the window after 5 tokens; 3 were accepted", ("bytes",), ("directed",),

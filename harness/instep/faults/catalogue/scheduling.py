@@ -14,14 +14,14 @@ ENGINE, SAVED = "instep_optimized/engine.py", "instep_optimized/memory/saved.py"
 
 # The batch is condensed into the order of its slots; the accepted counts stay in the order in which they came.
 BY_SLOT = Edit(
-    ENGINE, "        landed = self._named(requests)\n",
-    "        landed = sorted(self._named(requests), key=lambda one: self._memory.slots.of(one.name))\n",
+    ENGINE, "        verified = self._named(requests)\n",
+    "        verified = sorted(self._named(requests), key=lambda one: self._memory.slots.of(one.name))\n",
 )
 LENGTHS_BY_SLOT = Edit(
-    ENGINE, "enumerate(landed)", "enumerate(sorted(landed, key=lambda one: self._memory.slots.of(one.name)))",
+    ENGINE, "enumerate(verified)", "enumerate(sorted(verified, key=lambda one: self._memory.slots.of(one.name)))",
 )
 CONDENSED_ROWS = Edit(
-    ENGINE, "[request.row for request in landed]", "range(len(landed))",
+    ENGINE, "[request.row for request in verified]", "range(len(verified))",
 )
 UNSETTLED = Edit(
     ENGINE, "        self._preempted[request] = self._kept(request)\n",
@@ -34,14 +34,14 @@ NO_DRAFT_KV = Edit(
     SAVED, 'PAGED = ("keys", "values", "draft_keys", "draft_values")', 'PAGED = ("keys", "values")',
 )
 NO_PROPOSAL = Edit(
-    SAVED, "        board.proposals[slot], board.proposed[slot] = kept.proposal, kept.proposed\n",
-    "        board.proposed[slot] = kept.proposed\n",
+    SAVED, "        slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed\n",
+    "        slot_table.proposed[slot] = kept.proposed\n",
 )
 NO_PROPOSED = Edit(
-    SAVED, "        board.proposals[slot], board.proposed[slot] = kept.proposal, kept.proposed\n",
-    "        board.proposals[slot] = kept.proposal\n",
+    SAVED, "        slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed\n",
+    "        slot_table.proposals[slot] = kept.proposal\n",
 )
-NO_ROOT = Edit(SAVED, "    board.window[slot, 0] = kept.root\n", "")
+NO_ROOT = Edit(SAVED, "    slot_table.window[slot, 0] = kept.root\n", "")
 NO_CONV = Edit(
     ENGINE, "length, memory.conv, memory.state",
     "length, {layer: torch.zeros_like(conv) for layer, conv in memory.conv.items()}, memory.state",

@@ -13,7 +13,7 @@ from ..base import Edit, Fault
 SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/commit/columns.py"
 RERUN, BUDGET = "instep_optimized/commit/rerun.py", "instep_optimized/memory/budget.py"
 CONV, STATE, MIXED, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "mixed", "core"))
-BOARD = Place("trunk", STAGE_LEVEL, "length")  # what the device knows of a request: of no layer
+SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")  # what the device knows of a request: of no layer
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -35,8 +35,8 @@ FAULTS: tuple[Fault, ...] = (
         "caller-stride-snapshot", "caller-stride",
         "A verify takes the row stride of its snapshots from the step count in force, the commit from the pool.",
         "sglang 23331",
-        (Edit(SNAPSHOT, "            each=Address(self.snapshots, group.rows) if verify else None,\n",
-              "            each=Address(self.snapshots.as_strided(self.snapshots.shape, (\n"
+        (Edit(SNAPSHOT, "            per_row=Address(self.snapshots, group.rows) if verify else None,\n",
+              "            per_row=Address(self.snapshots.as_strided(self.snapshots.shape, (\n"
               "                self.snapshots.shape[1] * self.snapshots.stride(1), *self.snapshots.stride()[1:],\n"
               "            )), group.rows) if verify else None,\n"),),
         "wider", Setting(strategy="snapshot"), 4, MIXED,
@@ -58,8 +58,8 @@ FAULTS: tuple[Fault, ...] = (
         "The launcher of the recurrence makes the row stride of the snapshots from the window's width.",
         "sglang 23331",
         (Edit("instep_optimized/kernels/window.py",
-              "    each, each_units, _, *each_steps = flat(part.each, 3, part.read)  # row t is its column\n",
-              "    each, each_units, _, *each_steps = flat(part.each, 3, part.read)  # row t is its column\n"
+              "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n",
+              "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n"
               "    each_steps[0] = part.most * each_steps[1]\n"),),
         "short", Setting(ops="triton", strategy="snapshot"), 4, STATE,
         "snapshot_state row 0 changed at position 2, where this event does not write", ("bytes", "tails"),
@@ -68,7 +68,7 @@ FAULTS: tuple[Fault, ...] = (
         "pool-initial-steps", "pool-initial-steps", "Pools are as wide as the first step count needs, not the widest.",
         "sglang 23331",
         (Edit("instep_optimized/build.py", "max(candidates) + 1", "candidates[1] + 1"),),
-        "wider", Setting(ops="ledger"), 0, BOARD,
+        "wider", Setting(ops="ledger"), 0, SLOT_TABLE,
         "window has 2 places; 4 are needed", ("capacity",),
     ),
     Fault(

@@ -13,14 +13,14 @@ import torch
 from instep_reference.contract.place import COMPONENTS
 
 from ..base import Ops, Types
-from .attend import attend, attention_inputs, open_gate
+from .attend import attend, attention_inputs, output_gate
 from .conv import conv
 from .gdn import gated_norm, gdn, gdn_inputs
 from .index import advance, choose, place_rows, shift
 from .mlp import mlp, moe
 from .move import move, store_rows
 from .pick import accept, pick
-from .plan import ring
+from .plan import plan_ring
 from .ring import kept_updates
 from .rows import add, concat, embed, linear, lm_head, norm, select
 from .wide import width
@@ -61,7 +61,7 @@ PLAIN = Ops(
     attention_inputs=attention_inputs,
     store_rows=store_rows,
     attend=attend,
-    open=open_gate,
+    output_gate=output_gate,
     mlp=mlp,
     moe=moe,
     lm_head=lm_head,
@@ -71,7 +71,7 @@ PLAIN = Ops(
     choose=choose,
     advance=advance,
     shift=shift,
-    ring=ring,
+    plan_ring=plan_ring,
     move=move,
     keeps="update",
 )

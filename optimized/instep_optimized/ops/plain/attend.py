@@ -50,7 +50,7 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     return out
 
 
-def open_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
+def output_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
     """attended * sigmoid(gate), the gate being the second half of `projected`."""
     return (wide(attended) * sigmoid(wide(projected[:, :, 1]))).to(attended.dtype)
 

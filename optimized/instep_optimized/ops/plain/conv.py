@@ -36,6 +36,6 @@ def _run(x: torch.Tensor, weight: torch.Tensor, part: Part, who: Lanes, out: tor
     mixed = torch.nn.functional.silu((taps * wide(weight)[:, None, :]).sum(dim=-1))
     scatter(out, who, mixed.transpose(1, 2))
     for token, alive in enumerate(who.alive):
-        along(part.each, who, token, line[:alive, :, token + 1 : token + 1 + history])
+        along(part.per_row, who, token, line[:alive, :, token + 1 : token + 1 + history])
     ends = who.length[:, None] + torch.arange(history, device=x.device)
     after(part.store, who, line.gather(2, ends[:, None, :].expand(-1, x.shape[1], -1)))

@@ -29,7 +29,7 @@ def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: P
     Shapes:  q, k (N, H, K)   v (N, HV, V)   log_decay, beta (N, HV)   states in memory (HV, K, V)  ->  (N, HV, V)
     Units:   log_decay in nats; q already scaled by K ** -0.5.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form. The running state is never rounded within
-             a call's rows; `each` and `store` round a copy to the pool's dtype. What is run again is rounded to it
+             a call's rows; `per_row` and `store` round a copy to the pool's dtype. What is run again is rounded to it
              once, before the rows, as a store and a load between two calls would.
     """
     out = torch.zeros(inputs.v.shape, dtype=dtype, device=inputs.v.device)
@@ -54,7 +54,7 @@ def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
         update = _absorb(S, write)
         core[:alive, row] = (S * q[:alive, row]).sum(dim=-2)
         keep(part.ring, who.which[:alive], row, token, Updates(token.k, write.decay, update))
-        along(part.each, who, row, S)
+        along(part.per_row, who, row, S)
     scatter(out, who, core)
     after(part.store, who, state)
 

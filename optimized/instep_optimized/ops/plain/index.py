@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from ..base import Placed
+from ..base import RowPlacement
 
 
 def place_rows(
     *, slots: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, rows: int, length: torch.Tensor,
     table: torch.Tensor, page_size: int, shift: int,
-) -> Placed:
+) -> RowPlacement:
     """Every row finds the request that covers it, then its position, then its page.
 
     Shapes:  slots, begin, count (B)   length (slots)   table (slots, width)  ->  positions, locations (rows)
@@ -24,14 +24,14 @@ def place_rows(
     last = torch.where(count > 0, begin + count - 1, -1)
     if not len(slots):
         none = slots.new_zeros(rows)
-        return Placed(none, none - 1, before, count, last)
+        return RowPlacement(none, none - 1, before, count, last)
     covered, owner, inside = _owners(begin, count, rows)
     positions = torch.where(covered, before[owner] + inside, 0)
     page = positions // page_size
     mapped = covered & (page >= 0) & (page < table.shape[1])
     number = table[slot[owner], page.clamp(0, table.shape[1] - 1)]
     spot = number * page_size + positions % page_size
-    return Placed(positions, torch.where(mapped & (number >= 0), spot, -1), before, count, last)
+    return RowPlacement(positions, torch.where(mapped & (number >= 0), spot, -1), before, count, last)
 
 
 def choose(*, own: torch.Tensor, forced: torch.Tensor) -> torch.Tensor:

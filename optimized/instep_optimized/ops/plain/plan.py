@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from ..base import Ringed
+from ..base import RingPlan
 
 
-def ring(
+def plan_ring(
     *, slots: torch.Tensor, before: torch.Tensor, count: torch.Tensor, settled: torch.Tensor, size: int, most: int,
     spare: int | None,
-) -> Ringed:
+) -> RingPlan:
     """`PlanRing` of the seam. Marks may hold anything: what is pending never reaches over the ring.
 
     Shapes:  slots, before, count (B)   settled (slots)  ->  (B) each
@@ -23,10 +23,10 @@ def ring(
     begin = torch.where(busy, (before - pending) % size, 0)
     nowhere = torch.full_like(slots, -1)
     if spare is None:
-        return Ringed(begin, pending, nowhere, nowhere.clone(), torch.where(busy, before + count, 0))
+        return RingPlan(begin, pending, nowhere, nowhere.clone(), torch.where(busy, before + count, 0))
     stored = busy & (pending > spare)
     after = torch.where(stored, before, before - pending)
-    return Ringed(
+    return RingPlan(
         begin, pending, torch.where(busy, before % size, -1), torch.where(stored, slots, -1),
         torch.where(busy, after, 0),
     )

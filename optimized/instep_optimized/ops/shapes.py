@@ -1,4 +1,4 @@
-"""What shapes an op is due to be given and to give: `base.py`'s docstrings as sums over axes.
+"""The shapes that an op must be given, and those that it must give back: `base.py`'s docstrings as code.
 
 Leaves out: indices and memory (`contracts.py`), and dtypes, which an op set declares by place.
 """
@@ -53,7 +53,7 @@ def _conv(given: Given) -> Iterator[Fit]:
     channels, width = given["weight"].shape
     yield "x", given["x"].shape[1], channels
     for part in given["parts"]:
-        for name, address in (("read", part.read), ("store", part.store), ("each", part.each)):
+        for name, address in (("read", part.read), ("store", part.store), ("per_row", part.per_row)):
             if address is not None:
                 yield f"a window of {name}", tuple(address.pool.shape[-2:]), (channels, width - 1)
 
@@ -73,7 +73,7 @@ def _gdn(given: Given) -> Iterator[Fit]:
     for name, gate in (("log_decay", log_decay), ("beta", beta)):
         yield name, tuple(gate.shape), tuple(v.shape[:-1])
     for part in given["parts"]:
-        for name in ("read", "store", "each", "settled"):
+        for name in ("read", "store", "per_row", "settled"):
             if getattr(part, name) is not None:
                 yield f"a state of {name}", tuple(getattr(part, name).pool.shape[-3:]), state
         if part.ring is not None:
@@ -112,7 +112,7 @@ def _attend(given: Given) -> Iterator[Fit]:
     yield "query heads, by KV heads,", heads % pages.keys.shape[2], 0
 
 
-def _open(given: Given) -> Iterator[Fit]:
+def _output_gate(given: Given) -> Iterator[Fit]:
     rows, heads, width = given["attended"].shape
     yield "projected", tuple(given["projected"].shape), (rows, heads, 2, width)
 
@@ -133,7 +133,7 @@ def _move(given: Given) -> Iterator[Fit]:
 FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs, "gdn": _gdn,
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
-    "open": _open, "mlp": _mlp, "move": _move,
+    "output_gate": _output_gate, "mlp": _mlp, "move": _move,
 }  # fmt: skip
 
 
@@ -157,6 +157,6 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "gdn_inputs": _heads, "gdn": lambda g: (tuple(g["inputs"].v.shape),), "gated_norm": _like("core"),
     "attention_inputs": lambda g: (
         (g["projected"].shape[0], g["projected"].shape[1], g["projected"].shape[3]), tuple(g["key_raw"].shape)),
-    "attend": _like("query"), "open": _like("attended"), "choose": _like("own"),
+    "attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),
     "lm_head": lambda g: ((g["x"].shape[0], g["weight"].shape[0]),), "pick": lambda g: ((g["logits"].shape[0],),),
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""Whole numbers on their way from the host to the device: sent together, and nobody waits for them.
+"""Whole numbers from the host to the device: many lists in one transfer, without waiting.
 
-Leaves out: what they mean to whom. The way back is `arriving.py`.
+Leaves out: what the numbers mean. The other direction is `to_host.py`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import torch
 
 
 def sent(lists: Sequence[Sequence[int]], device: torch.device) -> list[torch.Tensor]:
-    """int64 tensors on the device, all of them in one transfer.
+    """The lists as int64 tensors on the device, in one transfer.
 
-    Every list starts on 16 bytes, as an allocation of its own would: a kernel sees the same alignment either way.
+    Every list starts at a multiple of 16 bytes, as a tensor of its own would. So a kernel sees the same alignment.
     """
     flat: list[int] = []
     begins = []
@@ -25,5 +25,5 @@ def sent(lists: Sequence[Sequence[int]], device: torch.device) -> list[torch.Ten
 
 
 def ints(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    """One list."""
+    """One list as an int64 tensor on the device."""
     return sent([numbers], device)[0]

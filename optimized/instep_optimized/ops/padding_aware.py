@@ -12,8 +12,8 @@ import torch
 
 from instep_reference.contract.place import Place, See, unseen
 
-from .ops.around import Op, around
-from .ops.base import Ops
+from .around import Op, around
+from .base import Ops
 
 
 def watched(ops: Ops, see: See) -> Ops:

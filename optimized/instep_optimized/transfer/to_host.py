@@ -1,6 +1,6 @@
-"""Whole numbers on their way from the device to the host: nobody waits for them before they are asked for.
+"""Whole numbers from the device to the host: the copy starts at once, and the host waits only when it reads it.
 
-Leaves out: what they mean to whom; a request's length and the roots of a forward are the two that there are.
+Leaves out: what the numbers mean. Two things use a copy: the length of a request, and the roots of a forward.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 
-class Arriving:
-    """A copy of a device tensor, started at once: the one transfer that a round declares."""
+class HostCopy:
+    """A device tensor, copied to the host. The copy starts at once. A round has no other transfer to the host."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
         self._found: list[int] | None = None
@@ -23,7 +23,7 @@ class Arriving:
             self._done.record()
 
     def list(self) -> list[int]:
-        """The numbers; waits until they are here, once."""
+        """The numbers. The first call waits until the copy has finished."""
         if self._found is None:
             if self._done is not None:
                 self._done.synchronize()
@@ -32,27 +32,27 @@ class Arriving:
 
 
 class Length:
-    """Committed tokens: `most` there can be, without asking; `exact` waits for the counts that are still arriving.
+    """How many tokens of a request are committed. `exact` waits for copies; `most` is an upper bound, without waiting.
 
     Accepted counts arrive asynchronously and accumulate here. Each commit adds the counts of the previous commit, whose
-    copy has finished by then (`settle`). Asking for the exact length changes nothing: the next event reserves the
-    same pages, whether somebody asked or not.
+    copy has finished by then (`settle`). To read `exact` changes nothing: the next event reserves the same pages,
+    whether somebody read it or not.
     """
 
     def __init__(self, known: int = 0) -> None:
         self.most = self._known = known
-        self._owed: list[tuple[Arriving, int]] = []
+        self._owed: list[tuple[HostCopy, int]] = []
 
     def add(self, tokens: int) -> None:
         self.most, self._known = self.most + tokens, self._known + tokens
 
-    def owe(self, counts: Arriving, number: int, most: int) -> None:
-        """The `number`-th of these counts, at most `most`, is added once it is here."""
+    def owe(self, counts: HostCopy, number: int, most: int) -> None:
+        """Add the `number`-th of these counts, which is at most `most`, once its copy has finished."""
         self.most += most
         self._owed.append((counts, number))
 
     def settle(self) -> None:
-        """Take in what is owed; waits for what is not here yet."""
+        """Add the counts that are still owed. Waits for copies that have not finished."""
         self._known = self.most = self.exact
         self._owed.clear()
 
@@ -62,16 +62,16 @@ class Length:
 
 
 class Roots(Mapping[str, int]):
-    """request -> root, read from the device when somebody looks."""
+    """request -> root. The copy is read when a root is looked up."""
 
     def __init__(self, names: Sequence[str] = (), roots: torch.Tensor | None = None) -> None:
         self._places = {name: place for place, name in enumerate(names)}
-        self._arriving = None if roots is None else Arriving(roots)
+        self._copy = None if roots is None else HostCopy(roots)
 
     def __getitem__(self, name: str) -> int:
         place = self._places[name]
-        assert self._arriving is not None, "whoever has a name has a root"
-        return self._arriving.list()[place]
+        assert self._copy is not None, "whoever has a name has a root"
+        return self._copy.list()[place]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

@@ -1,4 +1,4 @@
-"""The board: what the device knows of the request in every slot, so that no round has to ask the host.
+"""The slot table: what the device knows of the request in every slot, so that no round has to ask the host.
 
 Leaves out: conv windows, states and KV (pools of their own), what a commit strategy marks (`commit/`), and how large
 each line is (`budget.py`).
@@ -11,15 +11,15 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from ..sending import sent
+from ..transfer.to_device import sent
 from .pool import Pool
 
-LAYER = 0  # a board has one line per slot, whatever the model
+LAYER = 0  # of its pools: the slot table has one line per slot, whatever the number of layers
 
 
 @dataclass(frozen=True)
-class Board:
-    """Views on the board's pools, one line per slot. P: the most pages of a request, T: the widest window.
+class SlotTable:
+    """Views on the slot table's pools, one line per slot. P: the most pages of a request, T: the widest window.
 
     length [slots]            committed tokens
     table [slots, P]          its KV pages in order, -1 padded
@@ -39,21 +39,21 @@ class Board:
     proposed: torch.Tensor
 
     @classmethod
-    def of(cls, pools: Mapping[str, Pool]) -> Board:
+    def of(cls, pools: Mapping[str, Pool]) -> SlotTable:
         units = {name: pools[name].units(LAYER) for name in NAMES}
         return cls(**{**units, "length": units["length"][:, 0]})
 
     def enter(self, slot: int, length: int, pages: list[int]) -> None:
-        """A request takes the slot: how long it is, and where its KV stands."""
+        """Write the line of a request that takes the slot: its length and its KV pages."""
         self.length[slot].fill_(length)  # an assignment of a number waits for the device
         self.table[slot].fill_(-1)
         self.map([(slot, number, page) for number, page in enumerate(pages)])
 
     def map(self, entries: list[tuple[int, int, int]]) -> None:
-        """(slot, its n-th page, page): written without waiting for the device."""
+        """Write entries (slot, n, page): `page` is the slot's n-th page. Nothing waits for the device."""
         if entries:
             slot, number, page = sent([[entry[axis] for entry in entries] for axis in range(3)], self.table.device)
             self.table.index_put_((slot, number), page)
 
 
-NAMES = tuple(field.name for field in fields(Board))
+NAMES = tuple(field.name for field in fields(SlotTable))

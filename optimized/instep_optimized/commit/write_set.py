@@ -1,6 +1,6 @@
-"""What an event will need and write, in units of the pools, said before it runs.
+"""The write set of an event: the units of the pools that it will need and may write, known before it runs.
 
-Leaves out: the running. Positions that an event asks pages for are worst cases; pages are never trimmed.
+Leaves out: running the event. Pages are asked for the worst case of positions, and are never trimmed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from instep_reference.contract.engine import (
 )
 from instep_reference.contract.errors import OutOfCapacity
 
-from .commit.base import Deed, Table, Touch
-from .memory import Memory
-from .memory.board import NAMES
-from .request import Request
+from ..memory import Memory
+from ..memory.slot_table import NAMES
+from ..request import Request
+from .base import Action, RequestWrites, Table
 
 Requests = Mapping[str, Request]
-# What each deed may write of a slot's line on the board, whatever the strategy.
-_LINE: dict[Deed, tuple[str, ...]] = {
+# What each action may write of a slot's line in the slot table, whatever the strategy.
+_LINE: dict[Action, tuple[str, ...]] = {
     "claim": ("length", "table"),
     "prefill": ("length", "table", "window", "proposals", "proposed"),
     "verify": ("table", "picks", "final"),
@@ -40,7 +40,7 @@ _LINE: dict[Deed, tuple[str, ...]] = {
     "release": NAMES,
     "restore": ("length", "table", "window", "proposals", "proposed"),
 }
-BOARD: Table = {deed: dict.fromkeys(names, "slot") for deed, names in _LINE.items()}
+SLOT_TABLE: Table = {action: dict.fromkeys(names, "slot") for action, names in _LINE.items()}
 Wants = list[tuple[str, int]]
 
 
@@ -59,7 +59,7 @@ def check_tokens(rows: Sequence[Row], requests: Requests, capacity: Capacity) ->
 
 
 def forward_wants(rows: Sequence[Row], requests: Requests, *, exact: bool = False) -> Wants:
-    """(request, positions) that a forward needs pages for: in the worst case, or by exact lengths."""
+    """(request, positions) that a forward needs pages for: in the worst case, or for the exact lengths."""
     return [(row.request, _length(requests[row.request], exact) + width_of(row, requests[row.request])) for row in rows]
 
 
@@ -73,54 +73,55 @@ def _length(request: Request, exact: bool) -> int:
 
 
 def _grown(memory: Memory, worst: Wants, exact: Wants) -> dict[str, list[int]]:
-    """The page lists after an event, which asks by exact lengths where there is no room for the worst case."""
+    """The page lists after an event. Without room for the worst case, the event asks for the exact lengths."""
     try:
         return memory.pages.grown(worst)
     except OutOfCapacity:
         return memory.pages.grown(exact)
 
 
-def touches(
+def writes_of(
     event: Event, live: Requests, saved: Mapping[str, int], preempted: Mapping[str, int], num_steps: int,
     memory: Memory, *, overlap: bool = False,
-) -> list[Touch]:
-    """What `event` does to whom.
+) -> list[RequestWrites]:
+    """What `event` does to each request, and the units that it may write.
 
     saved, preempted  the lengths of states that are kept aside, by name
-    overlap           pages are asked for the worst case; without it the event waits for exact lengths first
+    overlap           pages are asked for the worst case; without overlap the event waits for exact lengths first
     """
     slots, pages = memory.slots, memory.pages
 
-    def touch(deed: Deed, name: str, lists: Mapping[str, list[int]], count: int, row: int = -1) -> Touch:
+    def of(action: Action, name: str, lists: Mapping[str, list[int]], count: int, row: int = -1) -> RequestWrites:
         written = frozenset(pages.covering(lists[name], live[name].length.exact, count))
-        return Touch(deed, slots.of(name), row, written)
+        return RequestWrites(action, slots.of(name), row, written)
 
     match event:
         case Admit():
-            return [Touch("claim", slots.first())]
+            return [RequestWrites("claim", slots.first())]
         case Forward():
             worst, exact = (forward_wants(event.rows, live, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
             return [
-                touch(row.kind, row.request, lists, width_of(row, live[row.request]), number)
+                of(row.kind, row.request, lists, width_of(row, live[row.request]), number)
                 for number, row in enumerate(event.rows)
             ]
         case Draft():
             worst, exact = (draft_wants(event.requests, live, num_steps, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
-            return [touch("draft", name, lists, max(0, num_steps - 1)) for name in event.requests]
+            return [of("draft", name, lists, max(0, num_steps - 1)) for name in event.requests]
         case Commit():
             lists = pages.owned()
-            return [touch("commit", name, lists, 1 + live[name].drafts) for name in event.requests]
+            return [of("commit", name, lists, 1 + live[name].drafts) for name in event.requests]
         case Finish() | Abort() | Preempt():
             owner = event.request
             if owner not in slots.owned():
                 return []
-            return [Touch("release", slots.of(owner), owned=frozenset(pages.of(owner)))]
+            return [RequestWrites("release", slots.of(owner), owned=frozenset(pages.of(owner)))]
         case Load() | Resume():
             kept = saved[event.name] if isinstance(event, Load) else preempted[event.request]
             slot = slots.of(event.request) if isinstance(event, Load) else slots.first()
             grown = pages.grown([(event.request, kept)])[event.request]
-            return [Touch("claim", slot), Touch("restore", slot, written=frozenset(pages.covering(grown, 0, kept)))]
+            filled = frozenset(pages.covering(grown, 0, kept))
+            return [RequestWrites("claim", slot), RequestWrites("restore", slot, written=filled)]
         case _:
             return []

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 import torch
 
-from .graphs import Emulator, Recorder, Runner, buckets
-from .ops.base import Ops
-from .round import IDLE, Round, inputs_of
+from ..ops.base import Ops
+from ..round import IDLE, Round, inputs_of
+from . import Emulator, Recorder, Runner, buckets
 
 
 def prepared(
@@ -32,7 +32,7 @@ def prepared(
 
 def _recorder(ops: Ops, device: torch.device) -> Recorder:
     if device.type == "cuda" and ops.captures:
-        from .graphs.cuda import CudaGraphs
+        from .cuda import CudaGraphs
 
         return CudaGraphs()
     return Emulator(poison=True)
