@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What only a GPU can show: the tests marked gpu and the recorded trace natively, side by side; then the figures, alone
-# on the card. Usage: tests/on_gpu.sh FOLDER COMMIT [check|time]    writes *.json and *.txt into FOLDER
+# What only a GPU can show: the tests marked gpu and the recorded trace natively, side by side; then a look for data races
+# and the figures, each alone on the card. Usage: tests/on_gpu.sh FOLDER COMMIT [check|race|time]    writes *.json and
+# *.txt into FOLDER
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$1 commit=$2 part=${3:-all} failed=$(mktemp -d)
@@ -18,11 +19,19 @@ task() {  # name, seconds, command: its output in FOLDER/name.txt
 replay() { local name=$1; shift; task "$name" 300 python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" --json "$out/$name.json" "$@"; }
 tests() { local name=$1; shift; task "$name" 300 python3 -m pytest -q --durations=5 -p no:cacheprovider -m gpu "$@"; }
 
-if [ "$part" != time ]; then
-  replay replay-h200-fp32 --ops triton &
-  replay replay-h200-bf16 --ops triton --dtype bfloat16 &
-  replay replay-h200-kv --ops triton --layout KV --strategy snapshot --conv widened &
-  replay replay-h200-graphs --ops triton --graphs &
+summary() {  # files of tests: what stands in the repository of them
+  local file
+  for file in "$@"; do
+    head -n 1 "$file"
+    grep -E "^(FAILED|ERROR|[0-9]+ (passed|failed)|=+ RACECHECK SUMMARY)" "$file"
+  done
+}
+
+if [ "$part" = all ] || [ "$part" = check ]; then
+  replay replay-native-fp32 --ops triton &
+  replay replay-native-bf16 --ops triton --dtype bfloat16 &
+  replay replay-native-kv --ops triton --layout KV --strategy snapshot --conv widened &
+  replay replay-native-graphs --ops triton --graphs &
   tests tests-kernels tests/optimized/test_kernels*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py &
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
@@ -30,21 +39,21 @@ if [ "$part" != time ]; then
   tests tests-harness tests/harness &
   tests tests-invariant-ops tests/optimized/test_invariant.py &
   tests tests-invariant-engine tests/optimized/test_invariant_engine.py &
-  task racecheck 300 compute-sanitizer --tool racecheck python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_exact_order.py -x &
-  task streams-h200 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-h200.json" &
-  task fla-h200 300 python3 tests/perf/fla_gpu.py --out "$out/fla-h200.json" --commit "$commit" &
-  task shapes-h200 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-h200.json" --commit "$commit" &
+  task streams-native 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-native.json" &
+  task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
+  task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &
   wait
-  for file in "$out"/tests-*.txt "$out/racecheck.txt"; do  # what stands in the repository of them
-    head -n 1 "$file"
-    grep -E "^(FAILED|ERROR|[0-9]+ (passed|failed)|=+ RACECHECK SUMMARY)" "$file"
-  done >"$out/suite-h200.txt"
+  summary "$out"/tests-*.txt >"$out/suite-native.txt"
 fi
-if [ "$part" != check ]; then
-  task strategies-h200 60 python3 tests/perf/strategies_gpu.py --json "$out/strategies-h200.json" --commit "$commit"
-  task effect-h200 240 python3 tests/perf/adaptive_effect.py --layers 32 --graphs --fixed 1 3 7 --laps 5 --prompts 16 --checked 16 --judged 13 --out "$out/effect-h200.json" --commit "$commit"
-  task kernels-h200 40 python3 tests/perf/kernels_gpu.py
-  task invariant-h200 40 python3 tests/perf/invariant_gpu.py
+if [ "$part" = all ] || [ "$part" = race ]; then
+  task racecheck 580 compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_exact_order.py -x
+  summary "$out/racecheck.txt" >"$out/race-native.txt"
+fi
+if [ "$part" = all ] || [ "$part" = time ]; then
+  task strategies-native 60 python3 tests/perf/strategies_gpu.py --json "$out/strategies-native.json" --commit "$commit"
+  task effect-native 240 python3 tests/perf/adaptive_effect.py --layers 32 --graphs --fixed 1 3 7 --laps 5 --prompts 16 --checked 16 --judged 13 --out "$out/effect-native.json" --commit "$commit"
+  task kernels-native 40 python3 tests/perf/kernels_gpu.py
+  task invariant-native 40 python3 tests/perf/invariant_gpu.py
 fi
 cat "$failed"/* 2>/dev/null
 [ -z "$(ls -A "$failed")" ]

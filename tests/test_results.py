@@ -6,7 +6,6 @@ Leaves out: making them (`tests/on_gpu.sh`).
 from __future__ import annotations
 
 import json
-import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from instep.cli import app
+from instep.report.kernel_syntax import digest, kernels_syntax
+from support.kernel_history import changed, digest_at, has
 
 TOP = Path(__file__).resolve().parents[1]
 RESULTS = sorted((TOP / "fixtures" / "results").glob("replay-*.json"))
-NATIVE = [path for path in RESULTS if "h200" in path.name]
+NATIVE = [path for path in RESULTS if "native" in path.name]
 
-# What runs natively. A result may be this much older than the newest change to it: CI has no GPU.
-SPOKEN_FOR = ("optimized/instep_optimized/kernels", "optimized/instep_optimized/ops/triton.py")
+# A result of other kernels may be this much older than the newest change to their syntax trees: CI has no GPU.
 OLDEST = timedelta(days=14)
 
 
@@ -40,14 +40,65 @@ def test_a_native_result_is_not_older_than_the_kernels_allow(path: Path) -> None
     result: dict[str, Any] = json.loads(path.read_text())
     assert result["machine"]["device"] == "cuda" and result["runs"][0]["ops"] == "triton"
     assert result["runs"][0]["events"] == result["runs"][0]["of"], "not the whole trace"
-    done = subprocess.run(
-        ["git", "log", "-1", "--format=%ct", "--", *SPOKEN_FOR], cwd=TOP, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 and done.stdout.strip(), f"no history to tell the kernels' age by: {done.stderr}"
-    changed = datetime.fromtimestamp(int(done.stdout), UTC)
+    assert not too_old(result), "the kernels have changed: run tests/on_gpu.sh again"
+
+
+def too_old(result: dict[str, Any]) -> bool:
+    """Of the kernels beside it no age matters; of others, the newest change to the kernels decides."""
+    if result["machine"]["kernels_syntax"] == kernels_syntax():
+        return False
     measured = datetime.fromisoformat(result["date"])
     measured = measured if measured.tzinfo else measured.replace(tzinfo=UTC)
-    assert changed - measured < OLDEST, "the kernels have changed: run tests/on_gpu.sh again"
+    return changed() - measured >= OLDEST
+
+
+@pytest.mark.parametrize(("syntax", "age", "old"), [("same", 400, False), ("other", 13, False), ("other", 15, True)])
+def test_age_matters_only_where_the_kernels_are_others(syntax: str, age: int, old: bool) -> None:
+    told = kernels_syntax() if syntax == "same" else "0" * 64
+    date = (changed() - timedelta(days=age)).isoformat()
+    assert too_old({"machine": {"kernels_syntax": told}, "date": date}) is old
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=lambda path: path.name)
+def test_a_native_result_tells_the_kernels_of_its_commit(path: Path) -> None:
+    result: dict[str, Any] = json.loads(path.read_text())
+    if not has(result["commit"]):
+        pytest.skip("a clone without that commit")
+    assert result["machine"]["kernels_syntax"] == digest_at(result["commit"])
+
+
+SOURCE = '''
+"""A file."""
+
+class Window:
+    """A class."""
+    size: int = 1
+
+def run(keys, count=None):
+    """A function."""
+    return f"{keys}" if count is None else keys[:count]  # why
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"""A file."""', ""), ("A function.", "Else."), ("# why", ""), ("\n    size: int", "\n\n    size: (int)")],
+)
+def test_words_and_line_breaks_do_not_change_the_digest(old: str, new: str) -> None:
+    assert old in SOURCE and digest({"a.py": SOURCE.replace(old, new)}) == digest({"a.py": SOURCE})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("size: int = 1", "size: int = 2"), ("= 1", "= True"), ("=None", "=0"), ("[:count]", "[count:]"),
+     ("(keys, count=None)", "(keys, *, count=None)"), (" is None", " == None"), ("keys", "key"), ("{keys}", "keys")],
+)  # fmt: skip
+def test_what_is_computed_changes_the_digest(old: str, new: str) -> None:
+    assert old in SOURCE and digest({"a.py": SOURCE.replace(old, new)}) != digest({"a.py": SOURCE})
+
+
+def test_every_file_of_the_kernels_counts() -> None:
+    assert digest({"a.py": SOURCE, "b.py": ""}) != digest({"a.py": SOURCE}) != digest({"c.py": SOURCE})
 
 
 HEAD = {"schema", "exit", "command", "date", "commit", "machine"}  # of every result file

@@ -1,7 +1,7 @@
 """Layers of real shape on a GPU with our kernels and with FLA's: T0, T1 and T2d after every commit, and how far apart.
 
 Leaves out: speed. Run it as a script on a machine with a GPU where fla-core and einops are installed:
-    python tests/perf/fla_gpu.py --out fixtures/results/fla-h200.json --commit REVISION
+    python tests/perf/fla_gpu.py --out fixtures/results/fla-native.json --commit REVISION
 The widths of a 9B model (HV = 32) and of a 27B one (HV = 48), K = V = 128, one GDN layer and the draft head; bf16
 weights drawn at random, fp32 states. Both op sets see the same rows, so what the states differ by is the kernels'. With
 `--narrow --device cpu` it runs anywhere.

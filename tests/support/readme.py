@@ -60,7 +60,7 @@ TIMED_LAYERS = 6  # of `tests/perf/strategies_gpu.py`
 
 def strategies() -> str:
     """Bytes per request and layer, and microseconds of one verify with its commit, per layer, by batch."""
-    found = _read("strategies-h200.json")["rows"]
+    found = _read("strategies-native.json")["rows"]
     batches = sorted({row["batch"] for row in found})
     head = ["strategy", "conv form", "MiB a request", *(f"B = {batch}" for batch in batches), "exact"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
@@ -89,7 +89,7 @@ def memory() -> str:
 def shapes() -> str:
     """The real shapes, checked after every event."""
     lines = ["| model | strategy | events | states under T2d | numbers compared | T0, T1 | T2d |", "|---" * 7 + "|"]
-    for run in _read("shapes-h200.json")["runs"]:
+    for run in _read("shapes-native.json")["runs"]:
         tiers = {tier["tier"]: tier for tier in run["tiers"]}
         lines.append(
             f"| {run['name']} | `{run['strategy']}` | {run['events']} of {run['of']} "
@@ -105,9 +105,9 @@ def found() -> str:
     reported = sum(bool(re.search(r"\d", one["origin"])) for one in planted["results"])
     equal, raised = fault_tables.unheard(planted)
     blocks = sum(rate["blocks"] for rate in variants["false_alarms"])
-    peers, sizes = (_read(name)["runs"] for name in ("fla-h200.json", "shapes-h200.json"))
+    peers, sizes = (_read(name)["runs"] for name in ("fla-native.json", "shapes-native.json"))
     fla = [run for run in peers if run["ops"] == "fla"]
-    version = _read("fla-h200.json")["peers"]["fla-core"]
+    version = _read("fla-native.json")["peers"]["fla-core"]
     worst = max(row.worst for row in stored() if row.width == "fp64")
     rows = {
         f"{planted['faults']} faults in {len(families)} families, planted one at a time in a copy of this engine; "
@@ -120,8 +120,8 @@ def found() -> str:
         f"{variants['variants']} correct engines that differ in rounding, order of sums, strategy, layout or chunks":
             f"{_sum(variants['false_alarms'], 'alarms')} of {blocks:,} judged blocks called wrong",
         f"kernels that are not ours: FLA's (fla-core {version}) behind the same op, layers of "
-        f"{_names(fla)}, {_machine(_read('fla-h200.json')['machine'])}": _agreed(fla),
-        f"our kernels in layers of {_names(sizes)}, {_machine(_read('shapes-h200.json')['machine'])}": _agreed(sizes),
+        f"{_names(fla)}, {_machine(_read('fla-native.json')['machine'])}": _agreed(fla),
+        f"our kernels in layers of {_names(sizes)}, {_machine(_read('shapes-native.json')['machine'])}": _agreed(sizes),
         "our reference against `transformers`, fp64": f"worst relative error {worst:.0e}",
     }  # fmt: skip
     lines = [f"| {what} | {came} |" for what, came in rows.items()]
@@ -163,7 +163,7 @@ def calibration() -> str:
 
 def effect() -> str:
     """What adaptive step counts bring at the size of a 9B model; medians of laps over the same forced events."""
-    result = _read("effect-h200.json")
+    result = _read("effect-native.json")
     lines = ["| arm | tokens/s | ms a round | latency s | accepted drafts | rounds by step count |", "|---" * 6 + "|"]
     for name, arm in result["arms"].items():
         steps = ", ".join(f"{count}: {rounds}" for count, rounds in arm["steps"].items())
@@ -182,7 +182,7 @@ def effect() -> str:
 
 def peers() -> str:
     """Layers of real shape with our kernels and with FLA's behind the same op."""
-    result = _read("fla-h200.json")
+    result = _read("fla-native.json")
     apart = {(one["name"], one["strategy"]): one["worst"] for one in result["apart"]}
     head = ["layer of", "delta rule by", "strategy", "states under T2d", "T0, T1", "T2d", "states from ours, at worst"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]

@@ -1,4 +1,4 @@
-"""On what a result was made: versions and device.
+"""On what a result was made: versions, device, and the kernels that are installed.
 
 Leaves out: the result. Light to import: torch is asked only for the name of a device.
 """
@@ -8,12 +8,15 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from .kernel_syntax import kernels_syntax
+
 
 def machine(device: str) -> dict[str, str | None]:
-    """Versions and device; what is not here is None."""
+    """Versions, device, and the digest of the kernels; what is not here is None."""
     return {
         "python": platform.python_version(), "system": system(), "device": device,
         "device_name": _name(device), **{package: installed(package) for package in ("torch", "triton", "instep")},
+        "kernels_syntax": kernels_syntax(),
     }
 
 

@@ -1,0 +1,49 @@
+"""One digest of what the native kernels do: of their syntax trees, so that a comment or a line break changes nothing.
+
+Leaves out: whether a result is too old for the kernels beside it (the repository's tests decide that).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGE = "instep_optimized"
+KERNELS, LAUNCHES = "kernels", "ops/triton.py"  # inside the package: a folder, and the op set that calls it
+
+
+def digest(sources: Mapping[str, str]) -> str:
+    """Of source texts by path: names and order of statements count; docstrings, comments and positions do not."""
+    trees = sorted((path, _told(ast.parse(text))) for path, text in sources.items())
+    return sha256(repr(trees).encode()).hexdigest()
+
+
+@cache
+def kernels_syntax() -> str | None:
+    """The digest of the kernels that are imported here; None where their source cannot be read."""
+    spec = find_spec(PACKAGE)  # finds a package without importing it
+    top = Path(spec.origin).parent if spec and spec.origin else None
+    if top is None or not (top / LAUNCHES).is_file():
+        return None
+    files = (top / LAUNCHES, *(top / KERNELS).rglob("*.py"))
+    return digest({path.relative_to(top).as_posix(): path.read_text(encoding="utf-8") for path in files})
+
+
+def _told(node: object) -> object:
+    """A tree as nested tuples. Not `ast.dump`: which empty fields that one writes depends on Python's version."""
+    if isinstance(node, list):
+        return tuple(_told(item) for item in node if not _is_text_alone(item))
+    if not isinstance(node, ast.AST):
+        return type(node).__name__, repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
+    told = tuple((name, _told(value)) for name, value in fields)
+    return type(node).__name__, tuple((name, value) for name, value in told if value != ())
+
+
+def _is_text_alone(node: object) -> bool:
+    """A docstring, or a string that stands as a statement and does nothing."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
