@@ -72,6 +72,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("small"))
 
 
+@pytest.mark.slow
 def test_the_file_of_the_page_agrees_and_is_short(mine: Callable[..., Path], instep: Runner) -> None:
     assert len(mine().read_text().splitlines()) < 30
     ran = instep("replay", ADAPTIVE, "--ops", "mine:OPS", "--until", 6)
@@ -113,6 +114,7 @@ def test_dense_keeps_to_the_contract(case: Case, mine: Callable[..., Path]) -> N
     assert agree(case, serve(PLAIN, case), served) == []
 
 
+@pytest.mark.slow
 def test_dense_states_without_the_word_that_rings_keep_inputs_are_refused(
     mine: Callable[..., Path], small: Trace
 ) -> None:

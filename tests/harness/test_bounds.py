@@ -70,6 +70,7 @@ def test_a_table_that_is_a_little_wider_is_a_finding(trace, name, says):
     assert first.check == "bounds" and first.kind == "commit" and says in first.diagnosis
 
 
+@pytest.mark.slow
 def test_scratch_is_listed_and_nothing_else_is_excused(trace, capsys):
     from rich.console import Console
 
@@ -89,6 +90,7 @@ def test_scratch_that_the_trace_hands_out_is_a_finding(trace):
     assert first.diagnosis == "state declares slot 1 as scratch, which the trace gives to requests"
 
 
+@pytest.mark.slow
 def test_what_is_not_declared_is_looked_at_as_a_whole_and_said_to_be(trace):
     verdict = replayed(trace, "UNDECLARED").verdict
     assert verdict.exit is Exit.AGREED

@@ -42,6 +42,7 @@ def test_the_same_kernel_diverges_where_it_declares_nothing() -> None:
     assert found.place.component == "core" and found.tier is Tier.DERIVED, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "component"), [("UNDERSTATED", "core"), ("SLIPPED", "core"), ("LOST", "state")])
 def test_what_the_declaration_does_not_excuse_is_found(name: str, component: str) -> None:
     """bf16 where tf32 is declared; 2 percent too much of what was remembered; the last token of a block not written."""
@@ -49,11 +50,13 @@ def test_what_the_declaration_does_not_excuse_is_found(name: str, component: str
     assert found and component in {one.place.component for one in found}, found[:1]
 
 
+@pytest.mark.slow
 def test_a_lost_token_is_named_under_a_declared_chunk() -> None:
     found = [one for one in judged("LOST").findings if one.tier is Tier.DIRECTED]
     assert found and "holds the state" in found[0].diagnosis, found[:1]
 
 
+@pytest.mark.slow
 def test_verify_stays_as_sharp_as_it_was() -> None:
     """The window kernel multiplies in tf32, and only the chunk's products are declared."""
     found = judged("WINDOW_CUT").findings[0]
@@ -62,6 +65,7 @@ def test_verify_stays_as_sharp_as_it_was() -> None:
     assert judged("WINDOW_DECLARED").exit is Exit.AGREED
 
 
+@pytest.mark.slow
 def test_what_is_declared_of_a_chunk_changes_no_other_allowance() -> None:
     """Behind the prompts the largest allowance of every component is that of another draw, never of another format."""
 
@@ -85,6 +89,7 @@ def test_every_form_is_declared_by_itself(form: str) -> None:
     assert declared.exit is Exit.AGREED, declared.findings[:1]
 
 
+@pytest.mark.slow
 def test_an_engine_of_somebody_else_that_declares_what_it_stores_agrees(instep: Runner, tmp_path: Path) -> None:
     words = ("replay", TRACE, "--dtype", "bfloat16", "--no-ladder", "--json", tmp_path / "a.json")
     ran = instep(*words, "--ops", "support.subjects:declared")
@@ -115,6 +120,7 @@ def test_relations_within_tolerance_grant_what_is_declared(relation: str, instep
     assert instep(*words, "--ops", f"{NARROW}:UNDECLARED").code == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "exit_"), [("CUT", Exit.AGREED), ("NEAREST", Exit.AGREED), ("UNDECLARED", Exit.DIVERGED)]
 )

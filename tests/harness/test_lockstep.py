@@ -39,6 +39,7 @@ def test_a_right_engine_agrees_on_every_event(trace, ops):
     assert {compared.event for compared in outcome.verdict.compared} == set(range(len(trace.events)))
 
 
+@pytest.mark.slow
 def test_every_tier_of_numbers_is_used(trace):
     tiers = {compared.tier for compared in Replay(trace, Setting("plain")).run().verdict.compared}
     assert tiers == set(Tier)
@@ -127,6 +128,7 @@ def test_asking_changes_nothing(trace):
         assert one.contiguous().view(-1).numpy().tobytes() == other.contiguous().view(-1).numpy().tobytes()
 
 
+@pytest.mark.slow
 def test_history_is_read_off_the_trace(trace):
     history = Replay(trace, Setting("ledger")).run().history
     assert [count for _, count in history.steps] == [1, 3, 0, 3]

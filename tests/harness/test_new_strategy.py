@@ -65,6 +65,7 @@ def found(trace: Trace, ops: str) -> list[Comparison]:
     return Replay(trace, Setting(ops, strategy="put_by")).run().verdict.findings
 
 
+@pytest.mark.slow
 def test_it_agrees_and_its_positions_are_looked_at(trace):
     verdict = Replay(trace, Setting("plain", strategy="put_by")).run().verdict
     assert verdict.exit is Exit.AGREED and not [one for one in verdict.skipped if one.check == "tails"]

@@ -22,7 +22,7 @@ from instep_optimized.transfer.to_host import Length
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
 from support.checkpoints import write
-from support.traces import PROMPTS, policy, recorded
+from support.traces import PROMPTS, VOCAB, policy, recorded
 
 ROUNDS = policy(
     arrivals=(Arrival("a", "few", max_new=14), Arrival("b", "one", max_new=9)), deeds=(), num_steps=3,
@@ -89,6 +89,7 @@ def test_an_exact_length_is_not_taken_in_by_asking():
     assert (length.exact, length.most) == (7, 7)
 
 
+@pytest.mark.slow
 def test_what_fits_by_exact_lengths_alone_is_legal_and_served(tmp_path):
     """The worst case has no room: both the rules and the engine go by exact lengths."""
     loose = recorded(tmp_path / "loose", ROUNDS)
@@ -101,6 +102,7 @@ def test_what_fits_by_exact_lengths_alone_is_legal_and_served(tmp_path):
     assert Replay(tight, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
 
 
+@pytest.mark.slow
 def test_a_request_near_its_most_positions_goes_by_exact_lengths(tmp_path):
     """The worst case of the last round is more than a request may have; its exact length is not."""
     rejected = msgspec.structs.replace(ROUNDS, accept=(0,))
@@ -119,9 +121,10 @@ def test_a_request_near_its_most_positions_goes_by_exact_lengths(tmp_path):
     assert Replay(tight, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
 
 
+@pytest.mark.slow
 def test_a_request_ends_one_round_late_and_says_so(instep, tmp_path):
     """As a user records it."""
-    model = write(tmp_path / "model")
+    model = write(tmp_path / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2)
     files = {"prompts": tmp_path / "prompts.json", "policy": tmp_path / "policy.json"}
     files["prompts"].write_bytes(msgspec.json.encode([{"name": n, "tokens": t} for n, t in PROMPTS.items()]))
     plain = msgspec.structs.replace(ROUNDS, accept=(), steps=())

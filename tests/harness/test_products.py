@@ -115,6 +115,7 @@ def test_a_form_that_is_not_declared_is_left_alone(model: Weights) -> None:
         assert torch.equal(out, x @ y) is (form not in ("gdn.chunk", "mlp")), form
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "error"), [("3xtf32", 2.0**-19), ("tf32", 2.0**-9), ("fp16", 2.0**-10), ("bf16", 2.0**-7)]
 )

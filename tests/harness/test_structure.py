@@ -76,6 +76,7 @@ def test_a_right_engine_is_asked_everything_and_nothing_is_found(trace, how):
     assert not [skipped for skipped in verdict.skipped if skipped.check in NAMES]
 
 
+@pytest.mark.slow
 def test_somebody_elses_engine_is_asked_what_it_can_answer_and_the_rest_is_said(trace):
     verdict = replayed(trace, "support.subjects:right")
     assert verdict.exit is Exit.AGREED
@@ -84,6 +85,7 @@ def test_somebody_elses_engine_is_asked_what_it_can_answer_and_the_rest_is_said(
     assert reasons.keys() >= {"contracts", "hostreads", "poison", "graphs", "leaks"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["support.subjects:right", "support.wide:EMPTY", "support.wide:UNDECLARED"])
 def test_of_an_engine_without_ops_every_check_compares_or_says_why_not(trace, ops):
     verdict = replayed(trace, ops)

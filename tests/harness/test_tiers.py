@@ -33,6 +33,7 @@ def test_names_are_read_with_commas_and_repeated() -> None:
             tiers_of([wrong])
 
 
+@pytest.mark.slow
 def test_a_numeric_finding_does_not_hide_the_rest() -> None:
     replay = Replay(read(TRACE), Setting(LOUDER))
     whole = replay.run()
@@ -44,6 +45,7 @@ def test_a_numeric_finding_does_not_hide_the_rest() -> None:
     assert exact.left_out == (Tier.DERIVED, Tier.PROPAGATED, Tier.DECISIONS)
 
 
+@pytest.mark.slow
 def test_what_stands_behind_a_numeric_finding_is_found() -> None:
     """Two faults: every gated norm is too loud, and one commit leaves the state where it was."""
     replay = Replay(read(TRACE), Setting(STALE, strategy="snapshot"))
@@ -57,6 +59,7 @@ def test_an_exception_is_a_finding_whatever_was_asked() -> None:
     assert found.check == "serves"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", list(Tier))
 def test_every_tier_stands_alone(tier: Tier) -> None:
     verdict = Replay(read(TRACE), Setting("plain")).run(tiers=[tier]).verdict
@@ -68,6 +71,7 @@ def test_tiers_that_compare_nothing_are_inconclusive(instep: Runner) -> None:
     assert ran.code == 3 and "inconclusive" in ran.out, ran
 
 
+@pytest.mark.slow
 def test_the_last_line_the_file_and_the_command_say_what_was_left_out(instep: Runner, tmp_path: Path) -> None:
     ran = instep("replay", TRACE, "--ops", "plain", "--tiers", "T0", "--tiers", "T2d,T1", "--json", tmp_path / "a.json")
     assert ran.code == 0
@@ -84,6 +88,7 @@ def test_a_run_of_all_tiers_says_nothing_of_it(instep: Runner) -> None:
     assert "left out" not in ran.out
 
 
+@pytest.mark.slow
 def test_the_ladder_climbs_with_the_same_tiers() -> None:
     """Without them another tier's finding would stay, and nothing would be confirmed."""
     from instep.localise import locate
@@ -98,6 +103,7 @@ def test_an_unknown_tier_is_refused_in_a_line(instep: Runner) -> None:
     assert "--tiers: found 'T9', expected some of T0, T1, T2, T2d, T3, T4" in said
 
 
+@pytest.mark.slow
 def test_the_plugin_takes_tiers(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))  # where the op set is found
     words = ("-p", "no:benchmark", f"--instep-traces={TRACE}", f"--instep-ops={LOUDER}")

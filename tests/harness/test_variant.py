@@ -153,6 +153,7 @@ def test_without_until_the_last_event_is_the_end(trace):
             Replay(trace, Setting("plain")).run(variant=Variant(patch=(patch_of(typed),)))
 
 
+@pytest.mark.slow
 def test_memory_that_nobody_can_write_is_bad_input(trace):
     """While every request is within its round."""
     for verify in (number for number, event in enumerate(trace.events) if isinstance(event, e.Forward)

@@ -93,6 +93,7 @@ def stored(location: int = 1) -> list[float]:
     return pool.flatten().tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edit",
     [

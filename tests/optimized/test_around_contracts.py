@@ -45,6 +45,7 @@ def broken(op: str, **given: Any) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ops", "activation", "state"),
     [

@@ -106,6 +106,7 @@ def test_what_is_no_op_set_is_refused_with_the_names_that_are(name: str, found: 
         load(name)
 
 
+@pytest.mark.slow
 def test_triton_is_imported_only_when_it_is_asked_for() -> None:
     program = "import sys, instep_optimized; instep_optimized.load('plain'); print('triton' in sys.modules)"
     paths = {"PYTHONPATH": ":".join(sys.path)}

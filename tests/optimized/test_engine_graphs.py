@@ -145,6 +145,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
+@pytest.mark.slow
 def test_nobody_s_events_change_no_byte(checkpoint: Checkpoint) -> None:
     subject = engine(checkpoint, "plain", "cpu", emulated("cpu"))
     course(lambda event: event.on(subject))
@@ -185,6 +186,7 @@ def test_overlapping_rounds_answer_what_waiting_ones_do(checkpoint: Checkpoint, 
     assert both.compared > 1_000
 
 
+@pytest.mark.slow
 def test_a_round_is_launched_before_the_counts_of_the_last_one_are_known(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def sides(path: Path, model: str, **options: Any) -> TwoSides:
     return TwoSides(subject, LedgerEngine(checkpoint.config, num_steps=STEPS[0], adaptive=FILE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_label_is_where_a_right_engine_has_it(model: str, tmp_path: Path) -> None:
     both = sides(tmp_path, model)

@@ -48,6 +48,7 @@ def sides(path: Path, model: str, **options: Any) -> TwoSides:
     return TwoSides(engine(checkpoint, **options), ReferenceEngine(weights, num_steps=STEPS[0], adaptive=FILE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_the_model_is_the_reference_s(model: str, tmp_path: Path) -> None:
     both = sides(tmp_path, model)

@@ -130,6 +130,7 @@ def test_labels_are_right_in_every_order_of_three_kinds(model: Model) -> None:
         served(labels(model, Options().strategy), crowd(3, (*first, 0, 2, 4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @FEW
 @given(order=ORDERS)

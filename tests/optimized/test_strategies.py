@@ -80,6 +80,7 @@ def test_every_label_is_where_a_right_engine_has_it(
     assert both.compared > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", RINGS, ids="-".join)
 def test_labels_of_rings_that_keep_inputs_are_right_too(checkpoint: Checkpoint, pair: tuple[str, str]) -> None:
     """Whose updates are shown nowhere, as nothing keeps them."""

@@ -98,6 +98,7 @@ def drafting(subject: OptimizedEngine, change: Callable[[Vanilla], Vanilla]) -> 
 # ---- as the reference has it --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", STEPS)
 @pytest.mark.parametrize("forced", [True, False], ids=["forced", "free"])
 def test_every_label_is_where_the_reference_has_it(checkpoints: Checkpoints, layers: int, forced: bool) -> None:
@@ -177,6 +178,7 @@ def test_a_replay_is_the_eager_run_on_the_same_bucket(checkpoints: Checkpoints, 
     assert both.compared > 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_what_graphs_hold_is_what_the_reference_says(checkpoints: Checkpoints, ops: str) -> None:
     both = TwoSides(engine(checkpoints[2], ops, Emulator(poison=True)), truth(checkpoints[2], ops), watched=False)
