@@ -1,12 +1,10 @@
 """A commit strategy that the harness has never heard of: its pools are looked at as closely as any other's.
 
-Leaves out: what strategies compute. The new one is `snapshot` with pools of another name, made here and nowhere else.
+Leaves out: what strategies compute. The new one is `snapshot` with a pool of another name (`support/put_by.py`), which
+`tests/test_adding.py` adds to a copy of the product.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -15,49 +13,13 @@ from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit
 from instep_optimized import commit
-from instep_optimized.commit.base import StrategySpec, Table
-from instep_optimized.commit.snapshot import Snapshot
-from instep_optimized.memory.budget import snapshots, units
+from support.put_by import PUT_BY, PutBy
 from support.traces import recorded
-
-NAME = "put_by"  # of the pool of states by batch row
-
-
-RENAMED: Table = {
-    deed: {NAME if region.startswith("snapshot") else region: which for region, which in table.items()}
-    for deed, table in Snapshot.may.items()
-}
-
-
-class PutBy(Snapshot):
-    """The rows of its windows stand in a pool of another name."""
-
-    may = RENAMED
-    narrower = 0  # columns that its pool lacks
-
-    def __init__(self, config: Any, sizes: Any, memory: Any, width: int) -> None:
-        super().__init__(config, sizes, _Renamed(memory), width)
-
-    @classmethod
-    def demands(cls, config: Any, sizes: Any) -> Any:
-        rows = snapshots("state", config, replace(sizes, widest=sizes.widest - cls.narrower))
-        return units("state", config, sizes), replace(rows, name=NAME)
-
-
-class _Renamed:
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
-
-    def __getitem__(self, name: str) -> Any:
-        return self.memory[NAME if name.startswith("snapshot") else name]
-
-    def layers(self, name: str) -> Any:
-        return self.memory.layers(name)
 
 
 @pytest.fixture
 def trace(tmp_path_factory, monkeypatch) -> Trace:
-    monkeypatch.setitem(commit.STRATEGIES, "put_by", StrategySpec(PutBy.demands, PutBy))
+    monkeypatch.setitem(commit.STRATEGIES, "put_by", PUT_BY)
     return recorded(tmp_path_factory.mktemp("new"))
 
 

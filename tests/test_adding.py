@@ -1,0 +1,217 @@
+"""What it costs to add something to instep: a copy of the packages gets it and runs, and what was touched is counted.
+
+Leaves out: op sets, faults and relations, which their own catalogues test; how sharply a new strategy is looked at
+(`harness/test_new_strategy.py`); what a gate per channel computes (`reference/test_gdn.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from instep.faults.plant import PACKAGES, planted, run, run_python, source
+from instep.replay.guard import METHODS
+from instep.trace.file import Trace
+from instep_reference.contract.engine import AnyEvent, Idle
+from support import put_by
+from support.traces import recorded
+
+EVENT_FILES = 8  # that a new event type may cost; none of them a check
+COMMIT, CHECKS = "instep_optimized/commit", "instep/checks"
+Text = tuple[str, str, str]  # file, what stands there once, what takes its place
+
+STRATEGY: tuple[Text, ...] = (
+    (f"{COMMIT}/__init__.py", "from .rerun import RERUN\n", "from .put_by import PUT_BY\nfrom .rerun import RERUN\n"),
+    (f"{COMMIT}/__init__.py", "STRATEGIES: dict[str, StrategySpec] = {\n",
+     'STRATEGIES: dict[str, StrategySpec] = {\n    "put_by": PUT_BY,\n'),
+)  # fmt: skip
+IDLENESS = '''"""T0: nobody idles. It is wrong on purpose, so that a run shows that it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..observe.context import EventContext
+from ..verdict import Comparison, Tier
+from .base import NOWHERE, said_of
+
+
+class Idleness:
+    name = "idleness"
+    tier = Tier.IDENTITY
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison]:
+        yield said_of(self, context, NOWHERE, 1, ["nothing was asked for"] if context.kind == "idle" else [])
+'''
+CHECK: tuple[Text, ...] = (
+    (f"{CHECKS}/__init__.py", "from .labels import Labels\n",
+     "from .idleness import Idleness\nfrom .labels import Labels\n"),
+    (f"{CHECKS}/__init__.py", "return (Bounds(), ", "return (Bounds(), Idleness(), "),
+)  # fmt: skip
+SCALAR = "decay, beta = log_decay[None, :, :, None], "
+ALIKE, FALLING = "", " * torch.arange(1, K + 1)"  # all channels of a head forget alike; each one more than the last
+PAUSE = '''class Pause(Event, frozen=True):
+    """A step in which nothing happens."""
+
+    def on(self, engine: Engine) -> None:
+        engine.pause()
+
+
+'''
+METHOD = "    def pause(self) -> None:\n        return None\n\n    def idle(self) -> None:\n"
+EVENT: tuple[Text, ...] = (
+    # what it is, and the two sides
+    ("instep_reference/contract/engine.py", "AnyEvent = (\n    ", f"{PAUSE}AnyEvent = (\n    Pause | "),
+    ("instep_reference/contract/engine.py", "    def idle(self) -> None: ...\n",
+     "    def idle(self) -> None: ...\n    def pause(self) -> None: ...\n"),
+    ("instep_reference/rounds.py", "    def idle(self) -> None:\n", METHOD),
+    ("instep_optimized/engine.py", "    def idle(self) -> None:\n", METHOD),
+    # when it is legal, what it may write, and whose mistake an error in it is
+    ("instep/trace/event_rules.py", "    e.Idle: _idle,\n", "    e.Idle: _idle, e.Pause: _idle,\n"),
+    ("instep/trace/event_rules.py", "    e.Idle: _idled,\n", "    e.Idle: _idled, e.Pause: _idled,\n"),
+    ("instep/trace/bounds.py", "| e.Idle():", "| e.Idle() | e.Pause():"),
+    ("instep/replay/guard.py", '"abort", "idle", ', '"abort", "idle", "pause", '),
+    # how a policy asks for it
+    ("instep/trace/policy.py", '"abort", "idle", ', '"abort", "idle", "pause", '),
+    ("instep/trace/drive.py", '"abort", "idle")', '"abort", "idle", "pause")'),
+    ("instep/trace/drive.py", "            return e.Idle()\n",
+     '            return e.Idle()\n        case "pause":\n            return e.Pause()\n'),
+)  # fmt: skip
+# An event that fuzz draws too, and that the contract's package exports, stands in three files more.
+BESIDE = {"instep/fuzz/coverage.py", "instep/fuzz/draw.py", "instep_reference/contract/__init__.py"}
+# In the copy's own process: a policy that asks for it is recorded, and the trace is replayed.
+RECORD_AND_REPLAY = """
+import sys
+from pathlib import Path
+sys.path.append(sys.argv[1])
+import msgspec
+from support.traces import policy, recorded
+from instep.trace.policy import Policy, ScheduledAction
+asked = msgspec.json.encode(policy(deeds=(ScheduledAction(2, "pause"),)))
+recorded(Path.cwd(), msgspec.json.decode(asked, type=Policy))
+from instep.cli import main
+sys.argv[1:] = ["replay", "small.jsonl", "--ops", "ledger", "--ops", "plain", "--no-ladder", "--json", "found.json"]
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("trace"))
+
+
+def added(folder: Path, texts: tuple[Text, ...], **files: str) -> Path:
+    """A copy of the packages with other texts and new files in it."""
+    planted(folder)
+    for file, old, new in texts:
+        text = (folder / file).read_text()
+        assert text.count(old) == 1, f"{file}: {old!r} stands there {text.count(old)} times"
+        (folder / file).write_text(text.replace(old, new))
+    for file, text in files.items():
+        assert not (folder / file).exists()
+        (folder / file).write_text(text)
+    return folder
+
+
+def touched(folder: Path) -> dict[str, int]:
+    """File -> lines that the copy has and the product has not; of a new file 0, as none of its lines was touched."""
+    found = {}
+    for package in PACKAGES:
+        root = source(package)
+        for path in (folder / package).rglob("*.py"):
+            was = root / path.relative_to(folder / package)
+            if not was.exists():
+                found[str(path.relative_to(folder))] = 0
+            elif was.read_bytes() != path.read_bytes():
+                lines = difflib.unified_diff(was.read_text().splitlines(), path.read_text().splitlines(), n=0)
+                found[str(path.relative_to(folder))] = sum(line.startswith("+") for line in list(lines)[2:])
+    return found
+
+
+def replayed(folder: Path, trace: Trace, *options: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code of `instep replay` in the copy, and its runs."""
+    done = run(folder, "replay", str(trace.path), *options, "--no-ladder", "--json", "found.json")
+    assert (folder / "found.json").exists(), done.stdout + done.stderr
+    return done.returncode, runs_of(folder)
+
+
+def runs_of(folder: Path) -> list[dict[str, Any]]:
+    runs = json.loads((folder / "found.json").read_text())["runs"]
+    assert isinstance(runs, list)
+    return runs
+
+
+def test_a_commit_strategy_is_a_file_and_a_line_of_the_table(tmp_path: Path, trace: Trace) -> None:
+    file = f"{COMMIT}/put_by.py"
+    copy = added(tmp_path / "copy", STRATEGY, **{file: Path(put_by.__file__).read_text()})
+    assert touched(copy) == {file: 0, f"{COMMIT}/__init__.py": 2}, "its import, and its line"
+    code, (one,) = replayed(copy, trace, "--ops", "plain", "--strategy", "put_by")
+    assert (code, one["strategy"], one["findings"], one["events"]) == (0, "put_by", [], len(trace.events))
+
+
+def test_a_check_is_a_file_and_a_line_of_the_table(tmp_path: Path, trace: Trace) -> None:
+    file, idle = f"{CHECKS}/idleness.py", next(n for n, event in enumerate(trace.events) if isinstance(event, Idle))
+    copy = added(tmp_path / "copy", CHECK, **{file: IDLENESS})
+    assert touched(copy) == {file: 0, f"{CHECKS}/__init__.py": 2}, "its import, and its place in the order"
+    code, runs = replayed(copy, trace, "--ops", "ledger", "--ops", "plain", "--until", str(idle))
+    assert code == 1
+    for one in runs:
+        assert one["looked"]["idleness"] == "T0"
+        (found,) = one["findings"]
+        assert (found["check"], found["event"], found["diagnosis"]) == ("idleness", idle, "nothing was asked for")
+
+
+@pytest.mark.parametrize(("channels", "right"), [(ALIKE, 0), (FALLING, 1)], ids=["alike", "falling"])
+def test_a_decay_per_channel_is_a_line_of_the_layer(tmp_path: Path, trace: Trace, channels: str, right: int) -> None:
+    """The reference alone has it: it agrees with an engine of scalar gates exactly if the channels are alike."""
+    wide = f"decay, beta = log_decay[None, :, :, None].expand(-1, -1, -1, K){channels}, "
+    copy = added(tmp_path / "copy", (("instep_reference/gdn.py", SCALAR, wide),))
+    assert touched(copy) == {"instep_reference/gdn.py": 1}
+    code, (one,) = replayed(copy, trace, "--ops", "plain", "--until", "3")
+    assert code == right
+    # The first that shows it comes behind the rule: the yardstick's chunks take the decay from its place, and that one
+    # is as it was, so that the read-out and the state are allowed what truth and yardstick differ by.
+    assert [(found["layer"], found["component"]) for found in one["findings"][:1]] == [(0, "gated")] * right
+
+
+def test_an_event_type_costs_eight_files_and_no_check(tmp_path: Path) -> None:
+    """Recorded from a policy that asks for it, and replayed by two op sets. See BESIDE for what is left out."""
+    copy = added(tmp_path / "copy", EVENT)
+    files = touched(copy)
+    assert len(files) == EVENT_FILES and not any(file.startswith(CHECKS) for file in files)
+    assert sum(files.values()) == 23, files
+    assert naming("Idle") - files.keys() == BESIDE
+    done = run_python(copy, "-c", RECORD_AND_REPLAY, str(Path(__file__).parent))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '{"event":"pause"}' in (copy / "small.jsonl").read_text()
+    assert [(one["ops"], one["exit"], one["of"]) for one in runs_of(copy)] == [
+        (ops, 0, (copy / "small.jsonl").read_text().count('{"event"')) for ops in ("ledger", "plain")
+    ]
+
+
+def test_an_event_without_a_rule_of_its_own_is_named_in_eight_files_at_most() -> None:
+    files = {event.__name__: naming(event.__name__) for event in get_args(AnyEvent)}
+    assert len(files) == len(get_args(AnyEvent)) and all(len(found) >= 5 for found in files.values())
+    idle = files["Idle"]
+    assert len(idle) <= EVENT_FILES and not any(file.startswith(CHECKS) for file in idle)
+
+
+def test_every_event_is_guarded() -> None:
+    """An event type that the guard does not know would run, but its errors would be the harness's."""
+    assert {event.__struct_config__.tag for event in get_args(AnyEvent)} <= set(METHODS)
+
+
+def naming(name: str) -> set[str]:
+    """The files of the product in which a class is defined, imported or used."""
+    return {
+        f"{package}/{path.relative_to(source(package))}"
+        for package in PACKAGES for path in source(package).rglob("*.py")
+        if name in path.read_text()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if name in (getattr(node, "id", None), getattr(node, "attr", None), getattr(node, "name", None))
+    }  # fmt: skip
