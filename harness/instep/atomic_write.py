@@ -59,14 +59,18 @@ def writable(path: Path, *others: Path | None) -> None:
 
     others: what the same command reads, or writes elsewhere; of a trace, the file of its tensors is meant, too.
     """
+    with _refused(path):  # a link to itself, a name that is too long
+        _writable(path, *others)
+
+
+def _writable(path: Path, *others: Path | None) -> None:
     for other in filter(None, others):
         for taken in (other, other.parent / f"{other.name.removesuffix('.jsonl')}.safetensors"):
             if _same(path, taken):
                 raise BadInput(str(path), found="a file that this command uses otherwise", expected="a file of its own")
     if is_stdout(path):
         return
-    with _refused(path):
-        there = _there(path)
+    there = _there(path)
     if there is not None:
         if stat.S_ISDIR(there.st_mode):
             raise BadInput(str(path), found="a folder", expected="the name of a file")

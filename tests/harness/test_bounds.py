@@ -41,9 +41,9 @@ def test_a_table_that_names_every_unit_is_a_finding_at_the_first_event(trace):
     found = replayed(trace, "EVERYTHING").verdict
     assert found.exit is Exit.DIVERGED and found.events == 1
     said = {finding.diagnosis for finding in found.findings if finding.check == "bounds"}
-    assert ("the engine's table lets this admit write state slots 0, 1, 2; the law allows slot 3, of the requests "
-            "that it names") in said  # fmt: skip
-    assert any("keys pages 0, 1, 2, 3, 4, 5, 6, 7 and 1 more; the law allows nothing there" in one for one in said)
+    assert ("the engine's table lets this admit write state slots 0, 1, 2; the event rules allow slot 3, of the "
+            "requests that it names") in said  # fmt: skip
+    assert any("pages 0, 1, 2, 3, 4, 5, 6, 7 and 1 more; the event rules allow nothing there" in one for one in said)
     assert any("state_ends" in one for one in said), "red zones are nobody's"
 
 

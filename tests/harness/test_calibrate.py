@@ -209,7 +209,7 @@ def test_the_command_writes_both_tables_and_leaves_correct_engines_alone(instep,
     assert told["commit"] == "abc" and told["command"].endswith("--commit abc") and {"date", "machine"} <= told.keys()
     assert told["variants"] == 1 and told["alarms"] == [] and told["ran"][0]["form"] == "permuted"
     assert {rate["tier"] for rate in told["false_alarms"]} == {tier.value for tier in Tier}
-    assert "1 honest engine" in ran.out and "upper bound" in ran.out
+    assert "1 correct engine" in ran.out and "upper bound" in ran.out
 
 
 def test_the_command_refuses_what_computes_nothing(instep):

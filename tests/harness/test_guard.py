@@ -26,8 +26,8 @@ def trace(tmp_path_factory) -> Trace:
     return recorded(tmp_path_factory.mktemp("asked"))
 
 
-def replayed(trace: Trace, name: str) -> Outcome:
-    return Replay(trace, Setting(f"support.fallen:{name}")).run()
+def replayed(trace: Trace, name: str, module: str = "fallen") -> Outcome:
+    return Replay(trace, Setting(f"support.{module}:{name}")).run()
 
 
 @pytest.mark.parametrize("method", fallen.METHODS)
@@ -64,10 +64,32 @@ def test_an_answer_of_another_kind_is_its_finding(trace, method, says):
     ("ANOTHER_AXIS", "regions: 'state': means gave a Meaning"),
     ("NO_COMPONENT", "regions: 'state': means gave a Meaning"),
     ("SCRATCH_NONE", "regions: 'state': scratch gave None; the contract asks for a set of units"),
+    ("SCRATCH_BEYOND", "regions: 'state': scratch gave a frozenset (frozenset({1000000})); the contract asks"),
 ])  # fmt: skip
 def test_a_region_that_is_none_is_its_finding(trace, name, says):
     first = Replay(trace, Setting(f"support.wide:{name}")).run().verdict.findings[0]
     assert first.check == "interface" and first.diagnosis.startswith(says), first.diagnosis
+
+
+def test_a_region_that_is_shown_no_more_is_its_finding(trace):
+    """Whoever hides a pool for one event could write into it unseen."""
+    found = replayed(trace, "HIDING", "wide").verdict
+    first = found.findings[0]
+    assert found.exit is Exit.DIVERGED and (first.check, first.kind) == ("interface", "commit")
+    assert first.diagnosis == "regions left out what it showed before: state (layer 0)"
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("silent", "raised Silent (no message); the event is legal"),
+    ("panicking", "raised Panic (no message); the event is legal"),
+    ("panic", "asked for state, the engine raised Panic (no message)"),
+])  # fmt: skip
+def test_an_exception_without_a_message_and_one_that_is_no_exception_are_findings(trace, name, says):
+    outcome = replayed(trace, f"ODD_{name}")
+    first = outcome.verdict.findings[0]
+    assert outcome.verdict.exit is Exit.DIVERGED and first.diagnosis.startswith(says)
+    assert first.raised is not None and first.raised.function == "_throws.<locals>.method"
+    assert "_throws" in divergence(outcome)
 
 
 @pytest.mark.parametrize(("maker", "says"), [

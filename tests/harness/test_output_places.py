@@ -93,8 +93,9 @@ def test_links_in_a_circle_and_links_to_nowhere_are_refused(tmp_path):
     (tmp_path / "two").symlink_to("one")
     (tmp_path / "far").symlink_to(Path("no") / "such" / "file")
     for name, said in (("one", "symbolic links"), ("far", "no such folder")):
-        with pytest.raises(BadInput, match=said):
-            writable(tmp_path / name)
+        for others in ((), (Path(__file__),)):  # alone, and beside what the command reads
+            with pytest.raises(BadInput, match=said):
+                writable(tmp_path / name, *others)
 
 
 def test_two_names_of_one_file_are_refused_before_any_work(tmp_path):

@@ -1,6 +1,6 @@
 """What the engine refuses, with one clear line and before anything has changed; and what it only observes.
 
-Leaves out: which event may follow which (the harness's law).
+Leaves out: which event may follow which (the harness's event rules).
 """
 
 from __future__ import annotations

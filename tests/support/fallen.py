@@ -43,8 +43,28 @@ def _gives(value: Any) -> Any:
     return lambda self, *given, **named: value
 
 
+class Silent(Exception):
+    """Asking for its message raises, too."""
+
+    def __str__(self) -> str:
+        raise ValueError("no message can be made")
+
+
+class Panic(BaseException):
+    """No `Exception`, as a panic of an extension in Rust is none."""
+
+
+def _throws(kind: type[BaseException]) -> Any:
+    def method(self: Any, *given: Any, **named: Any) -> Any:
+        raise kind
+
+    return method
+
+
 METHODS = ("may_change", "regions", "slots", "pages", "state", "next_num_steps", "watch")
 RAISING = {name: engine(name, _raises) for name in METHODS}
+ODD = {"silent": engine("commit", _throws(Silent)), "panic": engine("state", _throws(Panic)),
+       "panicking": engine("commit", _throws(Panic))}  # fmt: skip
 GARBAGE = {name: engine(name, _gives(value)) for name, value in {
     "may_change": ["slot 1"], "regions": None, "slots": None, "pages": {"a": 3}, "state": None,
     "next_num_steps": "three", "draft": None, "forward": 7, "commit": (),
@@ -78,7 +98,7 @@ IN_AN_OP = replace(PLAIN, name="in an op", attend=_in_the_target)
 def __getattr__(name: str) -> Any:
     """RAISING_state, GARBAGE_slots, MAKER_none."""
     table, _, key = name.partition("_")
-    found = {"RAISING": RAISING, "GARBAGE": GARBAGE, "MAKER": MAKERS}.get(table, {})
+    found = {"RAISING": RAISING, "GARBAGE": GARBAGE, "ODD": ODD, "MAKER": MAKERS}.get(table, {})
     if key not in found:
         raise AttributeError(name)
     return found[key]

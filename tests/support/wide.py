@@ -38,9 +38,9 @@ class _Wide(OptimizedEngine):
         return super().commit(requests, accepted)
 
 
-def maker(**members: Any) -> Any:
+def maker(base: type[_Wide] = _Wide, **members: Any) -> Any:
     """Makes such an engine; without poison, as an engine of somebody else's."""
-    kind = type("Wide", (_Wide,), members)
+    kind = type("Wide", (base,), members)
 
     def make(checkpoint: Any, capacity: Any, *, layout: str, device: str, dtype: torch.dtype, **told: Any) -> Any:
         return kind(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
@@ -77,6 +77,22 @@ UNDECLARED = maker(shown=lambda self, region: replace(region, means=None))
 EMPTY = maker(regions=lambda self: [], may_change=lambda self, event: {})
 
 
+class _Hiding(_Wide):
+    """Shows its states until the first commit, at which they are written."""
+
+    hidden = False
+
+    def regions(self) -> list[Region]:
+        return [region for region in super().regions() if not (self.hidden and region.name == "state")]
+
+    def may_change(self, event: Event) -> dict[str, set[int]]:
+        self.hidden |= isinstance(event, Commit)
+        return super().may_change(event)
+
+
+HIDING = maker(_Hiding, units=(0, 2))
+
+
 def _states(**changed: Any) -> Any:
     """An engine whose pools of states are declared so."""
     return maker(shown=lambda self, region: replace(region, **changed) if region.name == "state" else region)
@@ -85,4 +101,5 @@ def _states(**changed: Any) -> Any:
 BY_PAIR = _states(by="pair")
 ANOTHER_AXIS = _states(means=Meaning("state", positions=Positions("column", axis=9)))
 NO_COMPONENT = _states(means=Meaning("memory"))
+SCRATCH_BEYOND = _states(scratch=frozenset({10**6}))
 SCRATCH_NONE = _states(scratch=None)

@@ -21,8 +21,10 @@ def calibrate(
     count: int, *, device: str = "cpu", op_sets: Iterable[str] = (), seconds: float | None = None, runs: int = RUNS,
     advance: Advance = lambda what, done, of: None,
 ) -> Calibration:
-    """So many correct variants, then graded slips in so many runs each; where both are asked for, each ends with its
-    half of `seconds`."""
+    """So many correct variants, then graded injected errors in so many runs each.
+
+    Where both are asked for, each ends with its half of `seconds`.
+    """
     result, stage = Calibration(device), Stage(device)
     parts, begun = 2 if count and runs else 1, time.perf_counter()
 
@@ -34,12 +36,12 @@ def calibrate(
             break
         result.add(variant, stage.run(variant))
         result.pairs = stage.pairs
-        advance("honest variants", len(result.ran), count)
+        advance("correct variants", len(result.ran), count)
     result.seconds["variants"] = time.perf_counter() - begun
     begun = time.perf_counter()
     for limit in limits(device, runs) if runs else ():
         result.limits.append(limit)
-        advance("graded slips", len(result.limits), 2 * len(names()))
+        advance("graded errors", len(result.limits), 2 * len(names()))
         if late(begun):
             break
     result.seconds["limits"] = time.perf_counter() - begun

@@ -52,8 +52,8 @@ class Bounds:
 def _sentence(kind: str, wider: Wider) -> str:
     region = wider.region
     allowed = f"{listed(region.by, wider.allowed)}, {RULES[region.by]}" if wider.allowed else "nothing there"
-    return (f"the engine's table lets this {kind} write {region.name} {listed(region.by, wider.units)}; the law "
-            f"allows {allowed}")  # fmt: skip
+    return (f"the engine's table lets this {kind} write {region.name} {listed(region.by, wider.units)}; the event "
+            f"rules allow {allowed}")  # fmt: skip
 
 
 def _handed_out(room: Room, by: str) -> set[int]:

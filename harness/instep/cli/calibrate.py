@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def calibrate(
     given: Given,
     variants: Annotated[int, typer.Option(help="Honest engines, no two alike.", min=0)] = 200,
-    runs: Annotated[int, typer.Option(help="Runs per size of a graded slip; 0: none.", min=0)] = 3,
+    runs: Annotated[int, typer.Option(help="Runs per size of an injected error; 0: none.", min=0)] = 3,
     seconds: Annotated[float | None, typer.Option(help="Stop after so many, half for each table.", min=1.0)] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
@@ -74,7 +74,7 @@ def _rates(result: Calibration) -> Table:
     from ..calibrate.tables import by_tier
     from ..report.tables import table
 
-    made = table(f"{len(result.ran)} honest engines; the rate is that of false alarms per block", {
+    made = table(f"{len(result.ran)} correct engines; the rate is that of false alarms per block", {
         "tier": "word", "blocks": "number", "undecided": "number", "alarms": "number",
         "upper bound of the rate (95%)": "number", "used": "number", "by": "text",
     })
@@ -90,8 +90,10 @@ def _limits(result: Calibration) -> Table:
     from ..report.tables import Kind, table
 
     tiers = list(result.limits[0].found)
-    numbers: dict[str, Kind] = {name: "number" for name in ("honest error", *(tier.value for tier in tiers))}
-    made = table("the smallest slip that is found in every run", {"place": "word", "activations": "word", **numbers})
+    numbers: dict[str, Kind] = {name: "number" for name in ("error when correct", *(tier.value for tier in tiers))}
+    made = table("the smallest injected error that is found in every run", {
+        "place": "word", "activations": "word", **numbers,
+    })
     for limit in result.limits:
         sizes = ("" if limit.found[tier] is None else f"{limit.found[tier]:.0e}" for tier in tiers)
         made.add_row(limit.slip, limit.storage, f"{limit.correct:.1e}", *sizes)

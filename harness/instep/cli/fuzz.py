@@ -91,7 +91,7 @@ def _show(result: Result, console: Console) -> None:
     refused = sum(result.refused.values())
     for line in (
         f"{result.examples:,} runs in {result.seconds:.0f} s, {result.events:,} events: {kinds or 'none'}",
-        f"{len(coverage.pairs)} different pairs of events; {refused:,} draws refused by the law (no room left)",
+        f"{len(coverage.pairs)} different pairs of events; {refused:,} draws refused by the event rules (no room left)",
         f"{result.elements:,} elements compared",
     ):
         console.print(Text(line), soft_wrap=True)

@@ -83,7 +83,7 @@ class Calls:
         """The op itself; if it raises, which one it was is known."""
         try:
             return op(**given)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._failed_op = FailedOp(name, self._place(given), error)
             raise
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.config import LayerKind, ModelConfig
+from instep_reference.contract.config import LayerKind
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import STAGE_LEVEL, Place
 from instep_reference.contract.rounding import Product
@@ -82,11 +82,11 @@ def _lean(checkpoint: Checkpoint, gdn_layers: list[int]) -> Checkpoint:
     )
     tensors = {name: checkpoint.tensors[name][:1] for name in ("model.embed_tokens.weight", "model.norm.weight")}
     for number, layer in enumerate(gdn_layers):
-        tensors |= _layer(checkpoint, f"model.layers.{layer}.", f"model.layers.{number}.", config)
+        tensors |= _layer(checkpoint, f"model.layers.{layer}.", f"model.layers.{number}.")
     return Checkpoint(config, MappingProxyType(tensors), checkpoint.digest)
 
 
-def _layer(checkpoint: Checkpoint, old: str, new: str, config: ModelConfig) -> dict[str, torch.Tensor]:
+def _layer(checkpoint: Checkpoint, old: str, new: str) -> dict[str, torch.Tensor]:
     kept = ("linear_attn.", "input_layernorm.", "post_attention_layernorm.")
     tensors = {
         new + name.removeprefix(old): tensor for name, tensor in checkpoint.tensors.items()

@@ -18,7 +18,7 @@ from ..checks.capacity import judged
 from ..checks.contracts import broken
 from ..observe.event_log import NOTHING, EventLog, FailedOp
 from ..verdict import Comparison, Raised, Tier
-from .guard import MAKES, SERVES, SubjectFailed, WrongType
+from .guard import MAKES, SERVES, SubjectFailed, WrongType, said_by
 from .participants import Participants
 
 UNSEEN = Place("trunk", STAGE_LEVEL, "embedding")  # where a subject stands that has shown no place yet
@@ -55,7 +55,8 @@ def failure(
     why = "the event is legal and the reference served it" if serves else "asking is legal at any time"
     if isinstance(error, WrongType):
         return _finding(check, index, kind, place, f"{error}; {why}" if serves else str(error), None)
-    said = str(error).splitlines()[0] if str(error).strip() else "no message"
+    message = said_by(error)
+    said = message.splitlines()[0] if message.strip() else "no message"
     what = f"raised {type(error).__name__} ({said})"
     if failed_op is not None:
         where = f"{op_at(failed_op.op, failed_op.place)} "
@@ -77,7 +78,7 @@ def raised_of(error: BaseException) -> Raised:
         frame, line = inner[-1]
         file, function = frame.f_code.co_filename, frame.f_code.co_qualname
     return Raised(
-        type(error).__name__, str(error), file, line, function, _spelled(error, _from_own(error.__traceback__)),
+        type(error).__name__, said_by(error), file, line, function, _spelled(error, _from_own(error.__traceback__)),
         _spelled(error, error.__traceback__),
     )
 

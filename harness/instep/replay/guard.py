@@ -37,6 +37,7 @@ METHODS = (
     "finish", "abort", "idle", "state", "regions", "may_change", "slots", "pages", "watch",
 )
 COUNTED = ("slot", "row", "page")  # what the first axis of a region counts
+LISTED = 4  # regions that are named in one finding
 # Kind of event -> what its answer is; the others answer nothing.
 ANSWERS: Mapping[type[Event], type] = {Draft: Drafted, Forward: Forwarded, Commit: Committed}
 
@@ -46,7 +47,7 @@ class SubjectFailed(Exception):
 
     def __init__(self, question: str, error: BaseException) -> None:
         self.question, self.error = question, error
-        super().__init__(str(error))
+        super().__init__(said_by(error))
 
 
 class WrongType(TypeError):
@@ -64,7 +65,9 @@ def calling(question: str) -> Iterator[None]:
         if question == MAKES or (question == SERVES and isinstance(error, Unsupported)):
             raise
         raise SubjectFailed(question, error) from error
-    except (Exception, SystemExit) as error:  # whatever it is: the subject may be anybody's
+    except KeyboardInterrupt:  # the user's
+        raise
+    except BaseException as error:  # whatever it is, no `Exception` either: a panic of Rust's, an outcome of pytest's
         raise SubjectFailed(question, error) from error
 
 
@@ -73,6 +76,7 @@ class GuardedSubject:
 
     def __init__(self, engine: Subject) -> None:
         self.engine = engine
+        self.pools: frozenset[tuple[str, int]] = frozenset()  # name and layer of every region that was ever shown
 
     def regions(self) -> list[Region]:
         with calling("regions"):
@@ -84,8 +88,13 @@ class GuardedSubject:
                 _must(_is_memory(region), what, region.units, "units with a first axis to count")
                 _must(region.by in COUNTED, f"{what}: by", region.by, f"one of {', '.join(COUNTED)}")
                 _must(_is_declared(region), f"{what}: means", region.means, "a `Meaning` that fits the units, or None")
-                right = isinstance(region.scratch, Set) and all(map(_whole, region.scratch))
-                _must(right, f"{what}: scratch", region.scratch, "a set of units")
+                _must(_is_scratch(region), f"{what}: scratch", region.scratch, "a set of units of the region")
+            pools = frozenset((region.name, region.layer) for region in found)
+            hidden = [f"{name} (layer {layer})" for name, layer in sorted(self.pools - pools)]
+            if hidden:  # what is shown now and then could be written to whenever it is not
+                raise WrongType(f"regions left out what it showed before: {', '.join(hidden[:LISTED])}"
+                                f"{' and more' if len(hidden) > LISTED else ''}")  # fmt: skip
+            self.pools = pools
             return list(found)
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
@@ -214,6 +223,14 @@ def make_subject(maker: Maker, *given: Any, **named: Any) -> Subject:
         return engine
 
 
+def said_by(error: BaseException) -> str:
+    """Its message; none where asking for the message raises, too."""
+    try:
+        return str(error)
+    except Exception:  # the exception may be anybody's, like the subject
+        return ""
+
+
 def _must(right: bool, what: str, found: object, expected: str) -> None:
     if not right:
         raise WrongType(f"{what} gave {_spelled(found)}; the contract asks for {expected}")
@@ -235,6 +252,11 @@ def _is_declared(region: Region) -> bool:
         return False
     fits = along is None or 0 < along.axis < region.units.dim()
     return means.component in COMPONENTS and fits
+
+
+def _is_scratch(region: Region) -> bool:
+    found = region.scratch
+    return isinstance(found, Set) and all(_whole(unit) and 0 <= unit < len(region.units) for unit in found)
 
 
 def _whole(value: object) -> bool:

@@ -39,7 +39,7 @@ from ..observe.memory import Watch
 from ..observe.products import Operands
 from ..observe.reorder import Reordered
 from .declared import NOTHING, Declared, declared
-from .guard import MAKES, GuardedSubject, calling, make_subject
+from .guard import MAKES, GuardedSubject, calling, make_subject, said_by
 from .participant import Participant, WatchedEngine, guarded
 from .patching import PatchableEngine, Patching
 from .setting import Setting, moves_labels
@@ -168,7 +168,7 @@ def enough_memory(capacity: Capacity) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError, TypeError) as error:
         signs = ("allocate memory", "out of memory", "verflow")  # how torch says it, in three places
-        if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in signs):
+        if not isinstance(error, MemoryError) and not any(sign in said_by(error) for sign in signs):
             raise
         raise BadInput(
             "capacity", found=f"slots up to {max(capacity.slots)}, pages up to {max(capacity.pages)} of "

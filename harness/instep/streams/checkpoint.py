@@ -49,7 +49,7 @@ def stream_checkpoint(made: ModelConfig) -> Checkpoint:
     for layer, kind in enumerate(made.layer_kinds):
         at = f"model.layers.{layer}"
         tensors[f"{at}.input_layernorm.weight"] += _unit(ONES)
-        tensors |= _gdn(made, f"{at}.linear_attn", layer) if kind == "gdn" else _values(made, at, layer, (0, 0))
+        tensors |= _gdn(made, f"{at}.linear_attn", layer) if kind == "gdn" else _values(at, layer, (0, 0))
     if made.mtp_layers:
         tensors |= _draft(made, tensors)
     stored = {name: tensor if name.endswith("A_log") else tensor.bfloat16() for name, tensor in tensors.items()}
@@ -92,7 +92,7 @@ def _gdn(made: ModelConfig, at: str, layer: int) -> dict[str, torch.Tensor]:
     }
 
 
-def _values(made: ModelConfig, at: str, layer: int, lanes: tuple[int, int]) -> dict[str, torch.Tensor]:
+def _values(at: str, layer: int, lanes: tuple[int, int]) -> dict[str, torch.Tensor]:
     """lanes: of which lane each value head holds the code."""
     coders = [_coder(head, layer, lambda value: value, lane) for head, lane in enumerate(lanes)]
     return {f"{at}.self_attn.v_proj.weight": torch.cat(coders)}
@@ -108,7 +108,7 @@ def _draft(made: ModelConfig, tensors: dict[str, torch.Tensor]) -> dict[str, tor
     for layer in range(made.mtp_layers):
         at = f"mtp.layers.{layer}"
         name = f"{at}.input_layernorm.weight"
-        found |= {name: tensors[name] + _unit(2 * ONES), **_values(made, at, layer, (0, 1))}
+        found |= {name: tensors[name] + _unit(2 * ONES), **_values(at, layer, (0, 1))}
     return found
 
 

@@ -283,7 +283,7 @@ class RequestState:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the trace's header says about room; both sides and the law take it from there.
+    """What the trace's header says about room; both sides and the event rules take it from there.
 
     slots          the order in which free slots are handed out: the first free one in this order.
                    Slot 0 is reserved and never listed.
@@ -375,9 +375,9 @@ class Inspectable(Protocol):
     def may_change(self, event: Event) -> dict[str, set[int]]:
         """Region name -> units that the event may write; every other unit must keep its bytes.
 
-        Read BEFORE the event runs. Names that are absent may not change at all. No table may be wider than the law:
-        slots of the requests that the event names, pages on which the positions stand that it writes (all pages of a
-        request that leaves), batch rows of its batch; nothing where an event names nobody. Scratch is left out.
+        Read BEFORE the event runs. Names that are absent may not change at all. No table may be wider than the event
+        rules: slots of the requests that the event names, pages on which the positions stand that it writes (all pages
+        of a request that leaves), batch rows of its batch; nothing where an event names nobody. Scratch is left out.
         """
         ...
 
