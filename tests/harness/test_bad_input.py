@@ -229,6 +229,7 @@ def test_a_header_that_cannot_be(instep, trace, old, new, said):
     assert said in replayed(instep, trace)
 
 
+@pytest.mark.slow
 def test_a_header_without_a_plan(instep, trace):
     seal(trace.path, lines_of(msgspec.structs.replace(trace.header, replay=()), list(trace.events)))
     assert "or --ops to name it" in complaint(instep("replay", trace.path))

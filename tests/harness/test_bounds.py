@@ -62,6 +62,7 @@ def test_a_write_behind_a_right_table_is_found(trace):
     assert "changed in state slot 0, which this event may not write" in found[0].diagnosis
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "says"), [
     ("OLD_PAGES", "on which the positions stand that it writes"), ("OTHERS", "of the requests that it names"),
 ])  # fmt: skip

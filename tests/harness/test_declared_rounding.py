@@ -37,6 +37,7 @@ def test_a_right_kernel_that_declares_its_products_agrees(name: str, trace: str)
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
 
 
+@pytest.mark.slow
 def test_the_same_kernel_diverges_where_it_declares_nothing() -> None:
     found = judged("UNDECLARED").findings[0]
     assert found.place.component == "core" and found.tier is Tier.DERIVED, found
@@ -101,6 +102,7 @@ def test_an_engine_of_somebody_else_that_declares_what_it_stores_agrees(instep: 
     assert ran.code == 1 and "hint: this engine declares no rounding" in ran.out and "declares: no rounding" in ran.out
 
 
+@pytest.mark.slow
 def test_declared_products_are_printed(instep: Runner, tmp_path: Path) -> None:
     ran = instep("replay", TRACE, "--ops", f"{NARROW}:CUT", "--until", 2, "--json", tmp_path / "a.json")
     assert ran.code == 0 and f"{NARROW}:CUT declares: multiplies gdn.chunk as tf32 in blocks of 64" in ran.out

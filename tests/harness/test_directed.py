@@ -306,6 +306,7 @@ def test_a_commit_that_did_nothing_is_named(run):
     assert finding.worst == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_stale_tile_after_a_commit_is_named_with_head_and_columns(run):
     def tile(commit, name, right):
         right = right.clone()

@@ -94,10 +94,12 @@ def test_a_wrong_owner_is_told_whatever_layer_is_judged(trace):
     assert first.diagnosis == "length is 3; expected 4"
 
 
+@pytest.mark.slow
 def test_no_checks_is_no_pass(trace):
     assert Replay(trace, Setting("ledger"), checks=lambda plan: ()).run().verdict.exit is Exit.INCONCLUSIVE
 
 
+@pytest.mark.slow
 def test_the_context_holds_what_the_trace_alone_expects(trace):
     lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("ledger")).plan))
     contexts: list[EventContext] = [lockstep.step() for _ in trace.events]

@@ -54,6 +54,7 @@ def test_the_prediction_differs_from_that_of_waiting_rounds(trace):
     assert more
 
 
+@pytest.mark.slow
 def test_rules_of_waiting_rounds_see_that_they_overlap(trace):
     participants = replace(participants_of(Replay(trace, Setting("ledger", overlap=True)).plan), overlap=False)
     lockstep, off = Lockstep(trace, participants), []
@@ -121,7 +122,6 @@ def test_a_request_near_its_most_positions_goes_by_exact_lengths(tmp_path):
     assert Replay(tight, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
 
 
-@pytest.mark.slow
 def test_a_request_ends_one_round_late_and_says_so(instep, tmp_path):
     """As a user records it."""
     model = write(tmp_path / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2)

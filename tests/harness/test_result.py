@@ -50,6 +50,7 @@ def test_every_command_that_writes_a_result_writes_it_so(instep, tmp_path):
     assert ran.code == 0 and list(data)[: len(HEAD)] == HEAD and data["widest"] == 4
 
 
+@pytest.mark.slow
 def test_json_is_written_in_one_place():
     """`write_atomically` is for what is no result: traces, pictures, trails."""
     root = Path(instep.__file__).parent

@@ -130,6 +130,7 @@ SAID = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("ops", "name", "says"), SAID, ids=[ops for ops, _, _ in SAID])
 def test_a_state_in_the_wrong_place_says_whose_it_is(
@@ -149,6 +150,7 @@ def test_at_the_op_level_a_state_is_right_to_the_bit_at_the_model_level_to_the_l
     assert streamed(ragged, setting, "model", until=2).verdict.exit is Exit.AGREED
 
 
+@pytest.mark.slow
 def test_the_command_says_it_and_writes_its_result(tmp_path: Path) -> None:
     trace, file = str(TRACES / "faults" / "ragged.jsonl"), tmp_path / "found.json"
     told = ["--strategy", "rerun", "--level", "op", "--json", str(file)]

@@ -226,6 +226,7 @@ def _on_the_board(self: Any, requests: Any, picks: Any = None, parents: Any = No
     return engine.Drafted(windows[: len(requests), 1 : drafts.shape[1] + 1], drafts)
 
 
+@pytest.mark.slow
 def test_an_answer_that_the_next_replay_overwrites_is_named(trace, monkeypatch):
     def kept(outputs: Any, bucket: int, rows: int) -> Any:
         if isinstance(outputs, torch.Tensor):
@@ -240,6 +241,7 @@ def test_an_answer_that_the_next_replay_overwrites_is_named(trace, monkeypatch):
 # Graphs
 
 
+@pytest.mark.slow
 def test_a_padding_row_that_is_not_refreshed_is_named(tmp_path, plant):
     told = Policy(
         name="small", claim="One of four leaves.", capacity=msgspec.structs.replace(ROOM, slots=(3, 1, 2, 5)),
@@ -251,12 +253,14 @@ def test_a_padding_row_that_is_not_refreshed_is_named(tmp_path, plant):
     assert "of padding row" in said[0] and "an idle row says" in said[0]
 
 
+@pytest.mark.slow
 def test_an_input_that_is_not_copied_is_named(trace, plant):
     plant(*by_id()["frozen-capture-forced"].edits)
     said = found(trace, "graphs", graphs=True)[0].diagnosis
     assert said.startswith("forced of row 0 is") and "this event says" in said
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_too_wide_is_named(trace, plant):
     plant(Wrap(RUNNER, "Runner._bucket", result="result = self.buckets[-1]"))
     said = found(trace, "graphs", graphs=True)[0].diagnosis
@@ -292,6 +296,7 @@ def test_a_read_between_ops_is_named(trace, plant):
     assert "instep_optimized.round.Round.commit line" in first.diagnosis
 
 
+@pytest.mark.slow
 def test_a_read_inside_an_op_that_says_it_can_be_captured_is_named(trace):
     first = found(trace, "hostreads", "support.wrong_ops:WAITING")[0]
     assert "(op gated_norm; support.wrong_ops._waiting line" in first.diagnosis
@@ -304,6 +309,7 @@ def test_a_read_inside_an_op_that_says_it_can_be_captured_is_named(trace):
 # Tails
 
 
+@pytest.mark.slow
 def test_a_column_behind_a_narrow_window_is_named(trace):
     first = found(trace, "tails", "support.wrong_ops:ONE_COLUMN_MORE", strategy="snapshot")[0]
     assert first.diagnosis == ("snapshot_state row 0 changed at position 2, where this event does not write (there it "
@@ -325,6 +331,7 @@ def test_poison_that_is_read_is_named_with_its_row(trace):
     assert first.place.component == "gated" and first.request == "a"
 
 
+@pytest.mark.slow
 def test_a_slot_that_is_given_back_as_it_was_is_named(trace, plant):
     plant(Wrap(
         MEMORY, "Memory.release",
@@ -338,6 +345,7 @@ def test_a_slot_that_is_given_back_as_it_was_is_named(trace, plant):
     assert first.place.component == "conv"
 
 
+@pytest.mark.slow
 def test_pages_that_stay_owned_are_named(trace, plant):
     plant(*by_id()["lifecycle-loss-pages"].edits)
     said = " ".join(finding.diagnosis for finding in found(trace, "leaks"))

@@ -54,6 +54,7 @@ def test_what_stands_behind_a_numeric_finding_is_found() -> None:
     assert (found.kind, found.place.component) == ("commit", "state"), found
 
 
+@pytest.mark.slow
 def test_an_exception_is_a_finding_whatever_was_asked() -> None:
     found = Replay(read(TRACE), Setting("support.subjects:refusing")).run(tiers=[Tier.DECISIONS]).verdict.findings[0]
     assert found.check == "serves"

@@ -119,6 +119,7 @@ def test_a_patch_heals_its_event_and_no_other(trace):
     assert healed.place == at.place and healed.event > at.event
 
 
+@pytest.mark.slow
 def test_what_stands_in_memory_is_replaced_after_the_event(trace):
     """The commit of a move that moves nothing: with the reference's memory the next events agree."""
     replay = Replay(trace, Setting("support.wrong_ops:UNMOVED", strategy="snapshot"))

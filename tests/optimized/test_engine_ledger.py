@@ -62,6 +62,7 @@ def test_neither_layout_nor_guards_nor_poison_move_a_label(
     assert both.compared > 10_000
 
 
+@pytest.mark.slow
 def test_free_choices_agree_too(tmp_path: Path) -> None:
     both = sides(tmp_path, "dense")
     for event in scenario(64, STEPS, forced=False):

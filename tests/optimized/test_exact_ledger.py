@@ -49,6 +49,7 @@ TWO = (right(100), right(500))
 OF_INPUTS = replace(LEDGER, name="ledger of inputs", keeps="inputs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", [LEDGER, OF_INPUTS], ids=lambda ops: ops.name)
 @given(rounds=ROUNDS, start=st.integers(0, 40), lazy=st.booleans(), room=st.integers(2 * WIDEST, 2 * WIDEST + 9))
 @settings(max_examples=30, deadline=None, database=None)

@@ -49,6 +49,7 @@ def test_triton_imported_the_right_way_is_accepted(kind: str, cuda: bool) -> Non
     assert runtime.decide({}, witness(kind), cuda) is not cuda
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here: native Triton is right")
 def test_a_process_that_imported_triton_first_is_told() -> None:
     program = "import triton, triton.language\nimport instep_optimized.kernels"

@@ -72,6 +72,7 @@ def made(subject: OptimizedEngine) -> Iterator[list[str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
 def test_no_launch_makes_a_copy_as_wide_as_the_pool(checkpoint: Checkpoint, ops: str, graphs: bool) -> None:

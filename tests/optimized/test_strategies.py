@@ -173,6 +173,7 @@ def test_every_state_has_the_bits_that_snapshot_gives(
     assert same_bits(subject, other, story()) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["rerun", "lazy_rerun"])
 def test_rings_of_inputs_give_the_bits_of_snapshot(checkpoint: Checkpoint, strategy: str) -> None:
     subject, other = engine(checkpoint, "plain", (strategy, "windows"), "inputs"), engine(checkpoint, "plain", PAIRS[0])
