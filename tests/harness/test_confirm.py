@@ -84,7 +84,7 @@ def test_an_op_far_from_the_place_is_found_by_halving(trace):
 
 def test_two_wrong_ops_are_named_together(trace):
     _, found = located(trace, ops="support.wrong_ops:LOUDER_TWICE")
-    assert (found.cause, found.op) == ("op", "gated_norm, open")
+    assert (found.cause, found.op) == ("op", "gated_norm, output_gate")
 
 
 def test_a_wrong_op_of_labels_is_swapped_for_the_ledgers(trace):
