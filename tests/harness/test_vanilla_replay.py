@@ -6,6 +6,7 @@ Leaves out: what the drafter does (`tests/optimized/test_vanilla.py`).
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from instep.cli.record import make
 from instep.faults.base import Wrap
@@ -86,3 +87,19 @@ def test_drafts_that_are_not_the_layers_own_are_found(trace, ops, plant):
     first = Replay(trace, Setting(ops)).run().verdict.findings[0]
     assert first.kind == "draft" and "own draft 2 is" in first.diagnosis
     assert first.place == Place("extend.1", AFTER_LAYERS, "pick")
+
+
+@pytest.mark.parametrize(("recorded", "replayed", "why"), [
+    (Setting(dtype="float32"), Setting("plain"), "the recorder chose in float32; the reference chooses in float64"),
+    (Setting(dtype="float64", drafter="eagle"), Setting("plain", drafter="vanilla"),
+     "the recorder drafted with eagle; vanilla is replayed"),
+])  # fmt: skip
+def test_what_another_recorder_would_have_chosen_is_not_compared(tmp_path, recorded, replayed, why):
+    model = write(tmp_path / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2,
+                  mtp_num_hidden_layers=1)  # fmt: skip
+    alone = structs.replace(POLICY, num_steps=1, steps=(), deeds=(), adaptive=None)
+    trace = make(model, PROMPTS, alone, tmp_path / "other.jsonl", recorded)
+    verdict = Replay(trace, replayed).run().verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    assert {one.reason for one in verdict.skipped if one.check == "remembered"} == {why}
+    assert "remembered" not in {one.check for one in verdict.compared}

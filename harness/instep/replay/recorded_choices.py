@@ -15,25 +15,37 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.context import EventContext
 from ..trace.drive import own_say
+from ..trace.header import Recording
 from ..verdict import Comparison, Skipped, Tier
+
+EXACT = "float64"
 
 
 class RecordedChoices:
-    """Every choice of the fp64 reference, forced or not, is the recorded one. Exact: it was recorded in fp64."""
+    """Every choice of the fp64 reference, forced or not, is the recorded one. Exact: it was recorded in fp64.
+
+    A recorder that chose in another width, or with another drafter than is replayed, may choose otherwise: then
+    nothing is compared, and the reason is said.
+    """
 
     name = "remembered"
     tier = Tier.DECISIONS
 
-    def __init__(self, recorded: Mapping[str, torch.Tensor]) -> None:
-        self.recorded = recorded
+    def __init__(self, recorded: Mapping[str, torch.Tensor], recording: Recording, drafter: str) -> None:
+        self.recorded, self.other = recorded, ""
+        if recording.dtype != EXACT:
+            self.other = f"the recorder chose in {recording.dtype}; the reference chooses in {EXACT}"
+        elif recording.drafter != drafter:
+            self.other = f"the recorder drafted with {recording.drafter}; {drafter} is replayed"
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         said = own_say(context.event, context.truth.answer)
         if said is None:
             return
         known = self.recorded.get(f"own.{context.index}")
-        if known is None:
-            yield Skipped(self.name, context.index, "the trace does not say what its recorder would have chosen")
+        if known is None or self.other:
+            unsaid = "the trace does not say what its recorder would have chosen"
+            yield Skipped(self.name, context.index, self.other or unsaid)
             return
         same = said.shape == known.shape
         wrong = int((said != known).sum()) if same else said.numel()

@@ -2,7 +2,7 @@
 
 Leaves out: telling it (`instep.report`). Every command builds a replay; everything it does can be done from Python:
 
-    outcome = Rig(read(Path("fixtures/traces/adaptive.jsonl")), Setting("plain", strategy="columns")).run()
+    outcome = Replay(read(Path("fixtures/traces/adaptive.jsonl")), Setting("plain", strategy="columns")).run()
     assert outcome.verdict.exit == Exit.AGREED
 """
 
@@ -122,7 +122,8 @@ class Replay:
             return self._unmade(failed, variant)
         lockstep = Lockstep(self.trace, participants)
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
-            self.plan, participants, self.trace.recorded, variant
+            self.plan, participants,
+            RecordedChoices(self.trace.recorded, self.trace.header.recording, self.plan.setting.mode), variant,
         )
         chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
         verdict = run(lockstep, [*chosen, *also], until=until, layers=layers, progress=progress)
@@ -182,12 +183,11 @@ def must_have(layers: Iterable[int], config: ModelConfig) -> None:
 
 
 def checks_for(
-    plan: Plan, participants: Participants, recorded: Mapping[str, torch.Tensor] | None = None,
-    variant: Variant = AS_IS,
+    plan: Plan, participants: Participants, recorded: RecordedChoices | None = None, variant: Variant = AS_IS,
 ) -> tuple[Check, ...]:
     """Every check that has a meaning for these sides; checks remember their run, so each run has its own.
 
-    recorded: what a recorded trace's reference answered, if there is one.
+    recorded: the check against what a recorded trace's reference answered, if there is one.
     """
     if moves_labels(participants.ops):
         return for_labels()
@@ -195,7 +195,7 @@ def checks_for(
     oracle = PatchedOracle(plan.checkpoint, declared.rounds, plan.setting.state, declared.products)
     oracle.patches = frozenset(variant.patch)
     checks = for_numbers(oracle)
-    return checks if recorded is None else (RecordedChoices(recorded), *checks)
+    return checks if recorded is None else (recorded, *checks)
 
 
 def served() -> dict[str, str]:
