@@ -103,11 +103,15 @@ def test_a_ring_with_room_for_one_window_only_is_caught_by_the_order() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
-def test_launches_of_real_size_repeat_bit_by_bit() -> None:
-    heads, requests, window, size = Heads(16, 32, 128, 128), 32, 4, 8
+@pytest.mark.parametrize(("heads", "requests", "launches"), [
+    pytest.param(Heads(16, 32, 128, 128), 32, 20, id="real-size"),
+    pytest.param(Heads(1, 2, 128, 128), 2, 2, id="few-programs"),  # what racecheck can look at within a minute
+])  # fmt: skip
+def test_launches_repeat_bit_by_bit(heads: Heads, requests: int, launches: int) -> None:
+    window, size = 4, 8
     rows = stream(heads, requests * 2 * window, 33, "cuda")
     outcomes = []
-    for _ in range(20):
+    for _ in range(launches):
         world = World.of(TRITON, heads, "cuda", size=size, widest=1, slots=requests + 1)
         world.state.view[1:] = Draw(34, "cuda").normal(1, *world.state.view.shape[1:])
         turns = []
