@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from instep.checks.bytes import Bytes, shifted
 from instep.checks.poison import poisoned
 from instep.observe.rows import RowSpan, row_spans
+from instep.trace.policy import ScheduledAction
 from instep.verdict import Comparison, Verdict
-from instep_reference.contract.engine import Commit, Forward, RequestState, Resume
+from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from support import contexts as m
 
@@ -26,21 +28,21 @@ PICK, FINAL, CONV = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTER
 @pytest.fixture(scope="module")
 def contexts(tmp_path_factory) -> list[Any]:
     opened = m.checkpoint(tmp_path_factory.mktemp("bytes"))
-    return m.run(opened, m.events_of(opened))
+    kept = ScheduledAction(2, "save", "c", "kept"), ScheduledAction(3, "load", "d", "kept")
+    policy = msgspec.structs.replace(m.POLICY, deeds=(*m.POLICY.deeds, *kept))
+    return m.run(opened, m.events_of(opened, policy))
 
 
 def found(contexts: list[Any], at: int, name: str, change: Any) -> Comparison:
-    """The first finding of `bytes` alone, with another state of a request after event `at`, and none before."""
-    check, verdict = Bytes(), Verdict()
-    for context in contexts[:at]:
-        assert not verdict.add(check(context))
-    findings = verdict.add(check(m.with_state(contexts[at], name, change)))
+    """The first finding of `bytes` alone, with another state of a request after event `at`: it sees no other event."""
+    assert not Verdict().add(Bytes()(contexts[at]))
+    findings = Verdict().add(Bytes()(m.with_state(contexts[at], name, change)))
     assert findings, "nothing was found"
     return findings[0]
 
 
-def resumed(contexts: list[Any]) -> tuple[int, str]:
-    context = next(context for context in contexts if isinstance(context.event, Resume))
+def returned(contexts: list[Any], kind: type[Load | Resume]) -> tuple[int, str]:
+    context = next(context for context in contexts if isinstance(context.event, kind))
     return context.index, context.event.request
 
 
@@ -54,14 +56,15 @@ def committed(contexts: list[Any]) -> tuple[int, RowSpan]:
     raise AssertionError("the run has no such commit")
 
 
+@pytest.mark.parametrize("kind", [Load, Resume])
 @pytest.mark.parametrize(("change", "place", "says"), [
     (lambda s: replace(s, proposal=s.proposal + 1), PICK, "draft 1 is"),
     (lambda s: replace(s, root=s.root + 1), Place("trunk", AFTER_LAYERS, "root"), "root is"),
     (lambda s: replace(s, proposal_hidden=-s.proposal_hidden), FINAL, "bytes differ"),
     (lambda s: replace(s, conv={**s.conv, 0: -s.conv[0]}), CONV, "bytes differ"),
 ], ids=["proposal", "root", "proposed", "conv"])  # fmt: skip
-def test_what_comes_back_otherwise_is_said_to(contexts, change, place, says):
-    finding = found(contexts, *resumed(contexts), change)
+def test_what_comes_back_otherwise_is_said_to(contexts, change, place, says, kind):
+    finding = found(contexts, *returned(contexts, kind), change)
     assert finding.place == place
     assert finding.diagnosis.startswith("comes back otherwise than it was kept: ") and says in finding.diagnosis
 

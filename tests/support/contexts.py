@@ -15,6 +15,7 @@ import torch
 
 from instep.checks import Check
 from instep.observe.context import EventContext
+from instep.observe.earlier import left_by
 from instep.observe.memory import UNWATCHED
 from instep.observe.reorder import Reordered
 from instep.observe.updates import cut_down
@@ -100,10 +101,7 @@ def run(
     truth = numbers("truth", torch.float64, unseen)
     rounded = numbers("rounded", wide(activation), rounding(rounds), Reordered(torch.Generator().manual_seed(0)))
     subject = numbers("subject", wide(activation), reordered(rounds, seed))
-    return [
-        replace(context, subject=_stored(context.subject, rounds))
-        for context in _contexts(header_of(opened), events, subject, truth, rounded)
-    ]
+    return list(_contexts(header_of(opened), events, subject, truth, rounded, rounds))
 
 
 def run_labels(opened: Checkpoint, events: Sequence[Event]) -> list[EventContext]:
@@ -150,19 +148,21 @@ def first(verdict: Verdict) -> Comparison:
 
 def _contexts(
     header: Header, events: Sequence[Event], subject: Participant, truth: Participant,
-    rounded: Participant | None,
+    rounded: Participant | None, stored: Mapping[str, torch.dtype] | None = None,
 ) -> Iterator[EventContext]:
-    rules = EventRules(header)
+    rules, context = EventRules(header), None
     for index, event in enumerate(events):
         before = replace(rules.table, live=dict(rules.table.live))
         rules.apply(event)
         other = None if rounded is None else rounded.serve(event)
         expected = expect(before, rules.table)
-        yield cut_down(EventContext(
-            index, event, expected, subject.serve(event), truth.serve(event), other, UNWATCHED,
+        side = subject.serve(event) if stored is None else _stored(subject.serve(event), stored)
+        context = cut_down(EventContext(
+            index, event, expected, side, truth.serve(event), other, UNWATCHED,
             dict(expected.slots_after), {name: list(pages) for name, pages in expected.pages_after.items()},
-            updates=True,
+            updates=True, earlier=left_by(context),
         ))  # fmt: skip
+        yield context
 
 
 def _stored(side: Side, rounds: Mapping[str, torch.dtype]) -> Side:

@@ -6,15 +6,16 @@ slots and positions they are comes from the trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
-from instep_reference.contract.engine import Abort, Commit, Forward, Load, Preempt, RequestState, Resume, Save
+from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 
-from ..observe.context import EventContext
+from ..observe.context import EventContext, LastForward
+from ..observe.earlier import last_forward
 from ..observe.memory import Trespass, bits
 from ..observe.pools import stands
 from ..observe.rows import RowSpan, row_spans, rows
@@ -34,44 +35,29 @@ PROPOSAL, PROPOSED = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTE
 ROOT = Place("trunk", AFTER_LAYERS, "root")
 
 
-@dataclass(frozen=True)
-class Verified:
-    """A window in flight: the memory before it, and the rows that a commit chooses from."""
-
-    before: RequestState
-    rows: Mapping[Place, torch.Tensor]
-
-
 class Bytes:
     """No byte changes that may not, and every moved byte arrives."""
 
     name = "bytes"
     tier = Tier.BITWISE
 
-    def __init__(self) -> None:
-        self.round: dict[str, Verified] = {}  # of the last forward, whatever became of them
-        self.verified: dict[str, Verified] = {}
-        self.parked: dict[str, RequestState] = {}
-        self.saved: dict[str, RequestState] = {}
-
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         yield from self._pools(context)
         busy: set[str] = set()
-        if isinstance(context.event, Forward):
-            busy = {row.request for row in context.event.rows}
-            self.round = {span.request: _flight(context, span) for span in row_spans(context, "trunk")}
-            for span in row_spans(context, "trunk"):
-                yield from self._ran(context, span)
+        forward = last_forward(context)
+        if isinstance(context.event, Forward) and forward is not None:
+            busy = set(forward.spans)
+            for span in forward.spans.values():
+                yield from self._ran(context, span, forward)
         elif isinstance(context.event, Commit):
             busy = set(context.event.requests)
             for span in row_spans(context, "extend"):
-                if span.request in self.verified:
-                    flight = self.verified.pop(span.request)
-                    yield from self._taken_in(context, span, flight, list(span.nodes))
+                if forward is not None and span.request in forward.spans:
+                    yield from self._taken_in(context, span, forward, list(span.nodes))
         elif isinstance(context.event, Load | Resume):
             busy = {context.event.request}
-        yield from self._kept_aside(context)
-        for name in context.subject.before.keys() & context.subject.after.keys() - busy - self.verified.keys():
+            yield from self._came_back(context, context.event)
+        for name in context.subject.before.keys() & context.subject.after.keys() - busy - context.expected.flying:
             yield from self._unchanged(context, name, context.subject.before[name])
 
     def _pools(self, context: EventContext) -> Iterator[Comparison | Skipped]:
@@ -98,13 +84,11 @@ class Bytes:
             f"this event may not write",
         )  # fmt: skip
 
-    def _ran(self, context: EventContext, span: RowSpan) -> Iterator[Comparison | Skipped]:
-        flight = self.round[span.request]
+    def _ran(self, context: EventContext, span: RowSpan, forward: LastForward) -> Iterator[Comparison | Skipped]:
         if span.kind == "verify":
-            self.verified[span.request] = flight
-            yield from self._in_flight(context, span, flight.before)
+            yield from self._in_flight(context, span, forward.subject.before[span.request])
         else:
-            yield from self._taken_in(context, span, flight, list(range(span.count)))
+            yield from self._taken_in(context, span, forward, list(range(span.count)))
 
     def _in_flight(self, context: EventContext, span: RowSpan, before: RequestState) -> Iterator[Comparison]:
         """A verified window, not committed: KV and draft KV up to the length are untouched."""
@@ -116,25 +100,26 @@ class Bytes:
                 yield self._same(context, place, span.request, found, cache)
 
     def _taken_in(
-        self, context: EventContext, span: RowSpan, flight: Verified, nodes: list[int]
+        self, context: EventContext, span: RowSpan, forward: LastForward, nodes: list[int]
     ) -> Iterator[Comparison | Skipped]:
-        """The rows at `nodes`, and no others, stand behind what was there before."""
-        before, after = flight.before, context.subject.after[span.request]
+        """The rows at `nodes` of its forward, and no others, stand behind what was there before."""
+        side, ran = forward.subject, forward.spans[span.request]
+        before, after = side.before[span.request], context.subject.after[span.request]
         for layer, window in before.conv.items():
             found = after.conv.get(layer)
             if not window.numel() and found is not None and found.shape == window.shape:
                 yield Skipped(self.name, context.index, "a conv of width 1 keeps no inputs: no window is compared")
                 continue
-            fed = flight.rows.get(Place("trunk", layer, "qkv"))
+            fed = rows(side, Place("trunk", layer, "qkv"), ran)
             if fed is not None and len(fed) > max(nodes):
                 start = window if span.start else torch.zeros_like(window)
-                yield self._window(context, span, layer, start, fed, nodes)
+                yield self._window(context, span, layer, start, fed, nodes, forward)
         extend = next((other for other in row_spans(context, "extend") if other.request == span.request), None)
         for field, stage, source, component in CACHES:
             for layer, cache in getattr(before, field).items():
                 place = Place(_stage(stage, layer), layer, source)
                 drafted = None if extend is None else rows(context.subject, place, extend)
-                row = drafted if stage == "extend" else _picked(flight.rows.get(place), nodes)
+                row = drafted if stage == "extend" else _picked(rows(side, place, ran), nodes)
                 if row is not None:
                     right = torch.cat((cache[: span.start], row.to(cache.dtype)))
                     found = getattr(after, field).get(layer)
@@ -153,7 +138,7 @@ class Bytes:
 
     def _window(
         self, context: EventContext, span: RowSpan, layer: int, before: torch.Tensor, fed: torch.Tensor,
-        nodes: list[int],
+        nodes: list[int], forward: LastForward,
     ) -> Comparison:
         """A conv window [C, W-1] after the rows `nodes` of fed [n, C] came in; a wrong count of rows is named."""
         right = shifted(before, fed[nodes])
@@ -162,28 +147,16 @@ class Bytes:
         if result.agrees or found is None or found.shape != right.shape:
             return result
         verb = "accepted" if span.kind == "commit" else "given"
-        others = {name: flight for name, flight in self.round.items() if name != span.request}
-        for said, wrong in wrong_windows(before, fed, nodes, verb, others, layer):
+        for said, wrong in wrong_windows(before, fed, nodes, verb, _others(forward, span.request, layer)):
             if torch.equal(bits(wrong), bits(found)):
                 return replace(result, diagnosis=said)
         return result
 
-    def _kept_aside(self, context: EventContext) -> Iterator[Comparison]:
-        """What is preempted or saved comes back bit by bit."""
-        event, before = context.event, context.subject.before
-        if isinstance(event, Preempt) and event.request in before:
-            self.parked[event.request] = before[event.request]
-        elif isinstance(event, Save) and event.request in before:
-            self.saved[event.name] = before[event.request]
-        elif isinstance(event, Resume) and event.request in self.parked:
-            yield from self._came_back(context, event.request, self.parked.pop(event.request))
-        elif isinstance(event, Load) and event.name in self.saved:
-            yield from self._came_back(context, event.request, self.saved[event.name])
-        elif isinstance(event, Abort):
-            self.verified.pop(event.request, None)
-
-    def _came_back(self, context: EventContext, name: str, kept: RequestState) -> Iterator[Comparison]:
-        for result in self._unchanged(context, name, kept):
+    def _came_back(self, context: EventContext, event: Load | Resume) -> Iterator[Comparison]:
+        """What was preempted or saved comes back bit by bit."""
+        earlier, name = context.earlier, event.request
+        kept = earlier.saved.get(event.name) if isinstance(event, Load) else earlier.preempted.get(name)
+        for result in self._unchanged(context, name, kept.state) if kept is not None else ():
             said = result.diagnosis and f"comes back otherwise than it was kept: {result.diagnosis}"
             yield replace(result, diagnosis=said)
 
@@ -221,15 +194,18 @@ def _stage(family: str, layer: int) -> str:
     return draft_stage(layer) if family == "extend" else family
 
 
-def _flight(context: EventContext, span: RowSpan) -> Verified:
-    """What this request brought into a forward, and its rows there."""
-    kept = {place: rows(context.subject, place, span) for place in context.subject.places if place.stage == "trunk"}
-    before = context.subject.before[span.request]
-    return Verified(before, {place: row.clone() for place, row in kept.items() if row is not None})
+def _others(forward: LastForward, request: str, layer: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """The others in a forward: whose conv window, the window before it, and the rows that it was given."""
+    for name, span in forward.spans.items():
+        before, fed = forward.subject.before[name], rows(forward.subject, Place("trunk", layer, "qkv"), span)
+        window = before.conv.get(layer)
+        if name != request and window is not None and fed is not None:
+            yield name, window if before.length else torch.zeros_like(window), fed
 
 
 def wrong_windows(
-    before: torch.Tensor, fed: torch.Tensor, nodes: Sequence[int], verb: str, others: Mapping[str, Verified], layer: int
+    before: torch.Tensor, fed: torch.Tensor, nodes: Sequence[int], verb: str,
+    others: Iterable[tuple[str, torch.Tensor, torch.Tensor]],
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """What a conv window [C, W-1] would be if a known mistake had been made, and the sentence that says so."""
     for count in range(len(fed) + 1):
@@ -237,11 +213,7 @@ def wrong_windows(
     begun = shifted(torch.zeros_like(before), fed[list(nodes)])
     yield "was begun anew: what came before these tokens is lost", begun
     yield "is all zero", torch.zeros_like(before)
-    for name, other in others.items():
-        window, taken = other.before.conv.get(layer), other.rows.get(Place("trunk", layer, "qkv"))
-        if window is None or taken is None:
-            continue
-        window = window if other.before.length else torch.zeros_like(window)
+    for name, window, taken in others:
         for count in range(len(taken) + 1):
             after = f"after {counted(count)}" if count else "from before the step"
             yield f'holds the window of request "{name}" {after}', shifted(window, taken[:count])

@@ -6,13 +6,12 @@ Leaves out: contents of memory (`bytes.py`) and of places (`labels.py` where the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded, Load, Save
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded
 from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
-from ..observe.context import EventContext
-from ..observe.rows import paths, row_spans, rows
+from ..observe.context import EventContext, LastForward
+from ..observe.rows import paths, row_spans
 from ..verdict import Comparison, Tier
 from .base import NOWHERE, exact
 
@@ -22,31 +21,16 @@ PICK = Place("trunk", AFTER_LAYERS, "pick")
 DRAFT_PICK = Place("extend", AFTER_LAYERS, "pick")  # of draft 1; the others stand at their steps
 
 
-@dataclass(frozen=True)
-class Window:
-    """What was verified: tokens, parents and this side's own pick, per node."""
-
-    tokens: Sequence[int]
-    parents: Sequence[int]
-    picks: Sequence[int]
-
-
 class Identity:
     """Slots, pages, lengths, roots, rows, answers and wishes are what the trace, or the other side, says."""
 
     name = "identity"
     tier = Tier.IDENTITY
 
-    def __init__(self) -> None:
-        self.verified: dict[str, Window] = {}
-        self.proposed: dict[str, list[int]] = {}  # by the draft extend, one per MTP layer
-        self.saved: dict[str, list[int]] = {}
-
     def __call__(self, context: EventContext) -> Iterator[Comparison]:
         yield from self._rooms(context)
         yield from self._standings(context)
         yield from self._row_counts(context)
-        self._propose(context)
         if isinstance(context.event, Draft):
             yield from self._drafted(context, context.event)
         if isinstance(context.event, Forward):
@@ -103,25 +87,8 @@ class Identity:
             picks = context.subject.places.get(chained)
             if picks is not None and len(picks) > row:
                 yield chained, int(picks[row])
-            elif len(self.proposed.get(name, ())) > step:
-                yield Place(draft_stage(step), AFTER_LAYERS, "pick"), self.proposed[name][step]
-
-    def _propose(self, context: EventContext) -> None:
-        """Remember what every MTP layer picked behind the root."""
-        event = context.event
-        if isinstance(event, Save):
-            self.saved[event.name] = self.proposed.get(event.request, [])
-        elif isinstance(event, Load):
-            self.proposed[event.request] = self.saved.get(event.name, [])
-        elif isinstance(event, Forward | Commit):
-            for span in row_spans(context, "extend"):
-                self.proposed[span.request] = []
-            for place in sorted(context.subject.places, key=Place.order):
-                if place.component == "pick" and place.stage.startswith("extend"):
-                    for span in row_spans(context, place.stage):
-                        picks = rows(context.subject, place, span)
-                        if picks is not None and len(picks) == 1:
-                            self.proposed[span.request].append(int(picks[0]))
+            elif len(proposed := context.earlier.proposed.get(name, ())) > step:
+                yield Place(draft_stage(step), AFTER_LAYERS, "pick"), proposed[step]
 
     def _forwarded(self, context: EventContext) -> Iterator[Comparison]:
         answer = context.subject.answer
@@ -134,10 +101,7 @@ class Identity:
             begin, count = span.at(PICK)
             right = picks[begin : begin + count]
             yield exact(self, context, PICK, said, right, "own choices are {}", name)
-            if span.kind == "verify":
-                tokens = context.expected.windows[name]
-                self.verified[name] = Window(tokens, context.expected.parents[name], said)
-            elif span.logit_rows:
+            if span.kind != "verify" and span.logit_rows:
                 root = context.expected.roots_after[name]
                 yield exact(self, context, PICK, answer.roots.get(name), root, "answers the root {}", name)
 
@@ -154,19 +118,26 @@ class Identity:
                 ("bonus", int(answer.bonus[row]), path.bonus),
             ):
                 yield exact(self, context, PICK, found, right, f"{field} is {{}}", name)
-            window = self.verified.pop(name, None)
-            if window is not None and len(window.picks) == len(window.tokens):
+            if (right_own := _own(context.earlier.forward, name)) is not None:
                 own = int(answer.own_num_correct_drafts[row]), int(answer.own_bonus[row])
-                right_own = greedy(window)
                 yield exact(self, context, PICK, own, right_own, "own (accepted drafts, bonus) are {}", name)
 
 
-def greedy(window: Window) -> tuple[int, int]:
+def _own(forward: LastForward | None, name: str) -> tuple[int, int] | None:
+    """(accepted drafts, bonus) of a window in flight by the subject's own picks."""
+    answer = None if forward is None else forward.subject.answer
+    if forward is None or not isinstance(answer, Forwarded) or name not in forward.windows:
+        return None
+    own, tokens = answer.own.get(name), forward.windows[name]
+    picks = [] if own is None else own.tolist()
+    return greedy(tokens, forward.parents[name], picks) if len(picks) == len(tokens) else None
+
+
+def greedy(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -> tuple[int, int]:
     """(accepted drafts, bonus) that follow from the picks: go down while a child is what the target picked."""
     at = accepted = 0
     while True:
-        children = [node for node, parent in enumerate(window.parents) if parent == at]
-        agreeing = [node for node in children if window.tokens[node] == window.picks[at]]
+        agreeing = [node for node, parent in enumerate(parents) if parent == at and tokens[node] == picks[at]]
         if not agreeing:
-            return accepted, window.picks[at]
+            return accepted, picks[at]
         at, accepted = agreeing[0], accepted + 1

@@ -11,12 +11,13 @@ from zlib import crc32
 
 import torch
 
-from instep_reference.contract.engine import Forward, RequestState
+from instep_reference.contract.engine import RequestState
 from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D
 from instep_reference.contract.place import Place
 
 from ..observe.context import EventContext
-from ..observe.rows import row_spans, whose
+from ..observe.earlier import last_forward
+from ..observe.rows import whose
 from ..verdict import Comparison, Tier
 from .base import held, slot_of
 
@@ -29,15 +30,10 @@ class Labels:
     name = "labels"
     tier = Tier.IDENTITY
 
-    def __init__(self) -> None:
-        self.flights: dict[tuple[str, int], list[int]] = {}  # what a state is after 0, 1, .. tokens of a window
-
     def __call__(self, context: EventContext) -> Iterator[Comparison]:
         for place, truth in context.truth.places.items():
             if truth.numel():
                 yield self._rows(context, place, truth)
-        if isinstance(context.event, Forward):
-            self._remember(context)
         for name, state in context.truth.after.items():
             yield from self._memory(context, name, state, name in context.expected.flying)
 
@@ -74,7 +70,7 @@ class Labels:
         if partly < wrong.numel():
             return f"{partly} of {wrong.numel()} elements are wrong, the first at {tuple(wrong.nonzero()[0].tolist())}"
         first = int(found.flatten()[0]) & MASK
-        chain = self.flights.get((name, place.layer), []) if place.component == "state" else []
+        chain = _chain(context, name, place.layer) if place.component == "state" else []
         if first in chain:
             taken = chain.index(int(right.flatten()[0]) & MASK)
             return held("state", chain.index(first), taken, "accepted")
@@ -83,22 +79,6 @@ class Labels:
             if other != name and its is not None and its.shape == found.shape and torch.equal(its, found.cpu()):
                 return f'holds what belongs to request "{other}"'
         return "holds labels that nobody should hold here" if found.any() else "is empty"
-
-    def _remember(self, context: EventContext) -> None:
-        """Fold the truth's labels of a window, token by token, to name a wrong count at the commit."""
-        self.flights = {}
-        for span in row_spans(context, "trunk"):
-            for layer, state in context.truth.before[span.request].state.items():
-                if span.kind != "verify":
-                    continue
-                chain = [int(state.flatten()[0]) & MASK]
-                for row in range(span.begin, span.begin + span.count):
-                    parts = [
-                        int(context.truth.places[Place("trunk", layer, part)][row].flatten()[0]) & MASK
-                        for part in ("k", "v", "log_decay", "beta")
-                    ]
-                    chain.append(folded(layer, chain[-1], *parts))
-                self.flights[span.request, layer] = chain
 
     def _comparison(
         self, context: EventContext, place: Place, elements: int, wrong: int, request: str | None, said: str
@@ -121,6 +101,19 @@ def folded(layer: int, chain: int, k: int, v: int, log_decay: int, beta: int) ->
     """The chain of a trunk layer with one token more: with its update, which hangs on the chain before it."""
     own = crc32(f"trunk.{layer}.update".encode("ascii"))
     return mix(chain, mix(mix(k, log_decay), reduce(mix, (chain, k, v, log_decay, beta, own))))
+
+
+def _chain(context: EventContext, name: str, layer: int) -> list[int]:
+    """What the truth's state is after 0, 1, .. tokens of a request's window in flight, to name a wrong count."""
+    forward = last_forward(context)
+    span = None if forward is None else forward.spans.get(name)
+    if forward is None or span is None or span.kind != "verify":
+        return []
+    chain = [int(forward.truth.before[name].state[layer].flatten()[0]) & MASK]
+    parts = [forward.truth.places[Place("trunk", layer, part)] for part in ("k", "v", "log_decay", "beta")]
+    for row in range(span.begin, span.begin + span.count):
+        chain.append(folded(layer, chain[-1], *(int(part[row].flatten()[0]) & MASK for part in parts)))
+    return chain
 
 
 def _differing(found: torch.Tensor | None, right: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,6 @@ class Leaks:
     tier = Tier.BITWISE
 
     def __init__(self) -> None:
-        self.pages: dict[str, tuple[int, ...]] = {}
         self.said = False
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
@@ -35,14 +34,13 @@ class Leaks:
         event, slots = context.event, context.expected.slots_before
         if isinstance(event, Finish | Abort | Preempt) and event.request in slots:
             name = event.request
-            slot, pages = context.expected.slots_before[name], self.pages.get(name, ())
+            slot, pages = slots[name], context.expected.pages_before[name]
             yield self._owners(context, name, slot, pages)
             for looked in context.changes.looked:
                 if looked.poison is not None and looked.region.by != "row":
                     yield from self._left(context, looked, name, (slot,) if looked.region.by == "slot" else pages)
             if not context.expected.slots_after:
                 yield self._last(context)
-        self.pages = dict(context.expected.pages_after)
 
     def _owners(self, context: EventContext, name: str, slot: int, pages: tuple[int, ...]) -> Comparison:
         said = [f'slot {slot} is owned by "{other}"' for other, its in context.subject_slots.items() if its == slot]

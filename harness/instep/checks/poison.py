@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 
@@ -31,7 +32,6 @@ class Poison:
 
     def __init__(self) -> None:
         self.begun = False
-        self.held: dict[str, set[int]] = {"slot": set(), "page": set()}
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         poison = context.log.poison
@@ -44,12 +44,10 @@ class Poison:
             for looked in context.changes.looked:
                 yield from self._untouched(context, looked)
         self.begun = True
-        held, before = owned(context), self.held
-        self.held = held
+        held = owned(context)
         for looked in context.changes.looked:
             if looked.poison is not None and looked.region.by in held:
-                busy = held[looked.region.by] | before[looked.region.by] | looked.region.scratch
-                yield from self._free(context, looked, busy)
+                yield from self._free(context, looked, held[looked.region.by] | looked.region.scratch)
         yield from self._visible(context, poison)
 
     def _untouched(self, context: EventContext, looked: Looked) -> Iterator[Comparison]:
@@ -117,9 +115,9 @@ def poisoned(tensor: torch.Tensor, poison: float) -> torch.Tensor:
 
 
 def owned(context: EventContext) -> dict[str, set[int]]:
-    """What a unit is counted by -> the units that the trace gives somebody after the event."""
+    """What a unit is counted by -> the units that the trace gives somebody before the event or after it."""
     expected = context.expected
-    pages = {page for each in expected.pages_after.values() for page in each}
-    return {"slot": set(expected.slots_after.values()), "page": pages}
+    slots = {*expected.slots_before.values(), *expected.slots_after.values()}
+    return {"slot": slots, "page": {*chain(*expected.pages_before.values(), *expected.pages_after.values())}}
 
 

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from instep_reference.contract.engine import Event, Region
+from instep_reference.contract.engine import Event, Region, RequestState
 
 from ..player import Side
 from .event_log import NOTHING, EventLog
 from .memory import Changes
+
+if TYPE_CHECKING:
+    from .rows import RowSpan
 
 # Rows of a place are packed in batch order. Which requests have rows at a stage, and how many:
 #   trunk    forward: every row of the event;  logits and pick: all nodes of a verify row, one row for a
@@ -46,11 +50,51 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class LastForward:
+    """The rows of the last forward, whatever became of them. Its verified windows are the round in flight.
+
+    spans             request -> its rows of the target
+    subject, truth    the two sides there: answers, rows of the target, and the states of these requests before
+    windows, parents  as in `Expected`
+    """
+
+    spans: Mapping[str, RowSpan]
+    subject: Side
+    truth: Side
+    windows: Mapping[str, tuple[int, ...]]
+    parents: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class KeptCopy:
+    """What a save or a preempt keeps of the subject: the logical state, and what its MTP layers had proposed."""
+
+    state: RequestState
+    proposed: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What the events before this one left for it, as the subject had it (`earlier.py` carries it on).
+
+    forward    the last forward; None before the first
+    proposed   request -> what each MTP layer picked behind its root
+    preempted  request -> its copy; saved: name -> the copy kept under it
+    """
+
+    forward: LastForward | None = None
+    proposed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    preempted: Mapping[str, KeptCopy] = field(default_factory=dict)
+    saved: Mapping[str, KeptCopy] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class EventContext:
     """subject: the engine under test. truth: the reference in fp64, or the ledger of labels when the subject
     moves labels. rounded: the reference in the declared width with its rounding points; None for labels.
     resampled: the rounded run up to here once more, as another draw (see `replay/participants.py`), by its number;
-    costly. regions: the subject's pools as they stand now. updates: whether its rings keep updates (`updates.py`)."""
+    costly. regions: the subject's pools as they stand now. updates: whether its rings keep updates (`updates.py`).
+    earlier: what checks need of the events before."""
 
     index: int
     event: Event
@@ -65,6 +109,7 @@ class EventContext:
     regions: Callable[[], Sequence[Region]] = tuple
     log: EventLog = NOTHING  # op calls, host reads, graphs: what no tensor says
     updates: bool = False
+    earlier: Earlier = field(default_factory=Earlier)
 
     @property
     def kind(self) -> str:

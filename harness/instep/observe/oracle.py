@@ -35,7 +35,6 @@ from .recomputation import (
     Recomputation,
     Run,
     Runner,
-    WindowInFlight,
     Work,
     again,
     fold,
@@ -45,7 +44,7 @@ from .rows import RowSpan, paths, row_spans, rows
 
 
 class Oracle:
-    """Serves one run: it remembers windows between their verify and their commit, and the step before."""
+    """Serves one run: it remembers what it computed of windows until their commit, and of the step before."""
 
     def __init__(
         self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype,
@@ -55,7 +54,7 @@ class Oracle:
         products: form of an op -> how it multiplies."""
         self.config, self.rounds = checkpoint.config, rounds
         self.runner = Runner(Weights.of(checkpoint, torch.float64), Weights.of(checkpoint, width), rounds, products)
-        self.flights: dict[str, WindowInFlight] = {}
+        self.flights: dict[str, Mapping[int, Recomputation]] = {}  # by request and layer
         self.previous: dict[str, Mapping[int, PreviousStep]] = {}  # by request and layer
         self._answered: tuple[EventContext, list[Recomputation | Skipped]] | None = None
 
@@ -76,9 +75,9 @@ class Oracle:
                 yield from self._extend(context, span)
         elif isinstance(event, Commit):
             for span in row_spans(context, "extend"):
-                flight = self.flights.pop(span.request, None)
-                if flight is not None:
-                    yield from self._commit(context, span, flight)
+                verified = self.flights.pop(span.request, None)
+                if verified is not None:
+                    yield from self._commit(context, span, verified)
         elif isinstance(event, Draft):
             if any(context.expected.is_tree(name) for name in event.requests):
                 yield Skipped("oracle", context.index, "the drafts form trees")
@@ -116,8 +115,7 @@ class Oracle:
             yield piece
         yield from self._answers(context, span, "trunk", len(self.config.layer_kinds) - 1)
         if span.kind == "verify":
-            final = rows(side, Place("trunk", AFTER_LAYERS, "final"), span)
-            self.flights[name] = WindowInFlight(before, layers, None if final is None else final.clone(), tuple(tokens))
+            self.flights[name] = layers
         else:
             self._remember(span, layers)
 
@@ -192,20 +190,22 @@ class Oracle:
     # -- the commit --------------------------------------------------------------------------------------
 
     def _commit(
-        self, context: EventContext, span: RowSpan, flight: WindowInFlight
+        self, context: EventContext, span: RowSpan, layers: Mapping[int, Recomputation]
     ) -> Iterator[Recomputation | Skipped]:
         """The state at the accepted length, restarted from before the verify."""
-        name = span.request
-        for verified in flight.layers.values():
+        name, forward = span.request, context.earlier.forward
+        for verified in layers.values():
             if verified.folding is not None:
                 folding = self._folding(context, verified, verified.folding.base, span.count)
                 yield replace(self.runner.fold(verified, folding, span.nodes), span=span)
-        self._remember(span, flight.layers)
-        if self.config.mtp_layers and flight.final is not None:
+        self._remember(span, layers)
+        at = Place("trunk", AFTER_LAYERS, "final")
+        final = None if forward is None else rows(forward.subject, at, forward.spans[name])
+        if self.config.mtp_layers and forward is not None and final is not None:
             event = cast(Commit, context.event)
             path = paths(context, event)[event.requests.index(name)]
-            tokens = [flight.window[node] for node in path.nodes] + [path.bonus]
-            yield from self._layers(context, span, tokens, flight.final[list(span.nodes)], flight.before)
+            tokens = [forward.windows[name][node] for node in path.nodes] + [path.bonus]
+            yield from self._layers(context, span, tokens, final[list(span.nodes)], forward.subject.before[name])
 
     # -- the draft head ----------------------------------------------------------------------------------
 

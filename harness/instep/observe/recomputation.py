@@ -13,7 +13,6 @@ import torch
 
 from instep_reference import gdn
 from instep_reference.chunked import recur_in_chunks
-from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import Place, See
 from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
@@ -106,16 +105,6 @@ class Recomputation:
 
     def place(self, component: str) -> Place:
         return Place(self.stage, self.layer, component)
-
-
-@dataclass(frozen=True)
-class WindowInFlight:
-    """A verified window that is not committed: everything that a commit goes back to."""
-
-    before: RequestState
-    layers: Mapping[int, Recomputation]
-    final: torch.Tensor | None
-    window: tuple[int, ...]
 
 
 @dataclass

@@ -23,7 +23,7 @@ from ..verdict import Skipped
 from .context import EventContext
 from .oracle import Oracle, to_state
 from .products import NONE
-from .recomputation import PreviousStep, Recomputation, Runner, WindowInFlight
+from .recomputation import PreviousStep, Recomputation, Runner
 from .rows import RowSpan, rows
 
 
@@ -40,7 +40,7 @@ class StateOracle(Oracle):
         self.gdn_layers = [n for n, kind in kinds if kind == "gdn" and (layers is None or n in layers)]
         lean = _lean(checkpoint, self.gdn_layers)
         self.runner = Runner(Weights.of(lean, torch.float64, device), Weights.of(lean, width, device), rounds, products)
-        self.flights: dict[str, WindowInFlight] = {}
+        self.flights: dict[str, Mapping[int, Recomputation]] = {}
         self.previous: dict[str, Mapping[int, PreviousStep]] = {}
         self._answered: tuple[EventContext, list[Recomputation | Skipped]] | None = None
 
@@ -63,7 +63,7 @@ class StateOracle(Oracle):
             layers[layer] = replace(piece, folding=folding, dithered=dithered, narrow=narrow, leans=leans)
             yield layers[layer]
         if span.kind == "verify":
-            self.flights[name] = WindowInFlight(before, layers, None, context.expected.windows[name])
+            self.flights[name] = layers
         else:
             self._remember(span, layers)
 

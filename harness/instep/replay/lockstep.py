@@ -17,6 +17,7 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.base import Check
 from ..observe.context import EventContext, Expected
+from ..observe.earlier import left_by
 from ..observe.event_log import NOTHING
 from ..observe.updates import cut_down, kept
 from ..player import Side
@@ -71,7 +72,7 @@ class Lockstep:
         log = NOTHING if self.participants.instrumentation is None else self.participants.instrumentation.take()
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,
-            kept(regions()),
+            kept(regions()), left_by(self.last),
         ))  # fmt: skip
         return self.last
 
