@@ -17,7 +17,7 @@ DEFAULT_CANDIDATES = (1, 3, 7)  # of the specification, when a bracket names non
 
 @dataclass
 class _Course:
-    """One bracket of batch sizes: its rules, its candidates in order, and what was learned so far."""
+    """One bracket of batch sizes: its rules, its sorted candidates, and the state of its controller."""
 
     rules: Bracket
     candidates: tuple[int, ...]
@@ -26,7 +26,7 @@ class _Course:
     batches: int = 0
 
     def count(self, in_force: int, mean: float | None, probing: bool) -> None:
-        """One counted batch; `mean` accepted drafts per request if it was a commit."""
+        """Count one batch. mean: accepted drafts per request if it was a commit; None: a forward of decode rows."""
         rules = self.rules
         self.batches += 1
         if mean is not None and in_force > 0:
@@ -62,9 +62,9 @@ class _Course:
 
 
 class Controller:
-    """What is in force, what is wished, and every step count that may ever be in force.
+    """The step count in force, the one that is wished for, and all that may ever be in force.
 
-    candidates  sorted, over all brackets, with 0;  messages: what was changed in the file's candidates
+    candidates  sorted, of all brackets, with 0;  messages: changes to the candidates of the file
     """
 
     def __init__(self, initial: int, file: AdaptiveFile | None) -> None:
@@ -100,7 +100,7 @@ class Controller:
             self._probing = False
 
     def decoded(self, rows: int) -> None:
-        """A forward with that many decode rows: it counts while nothing is speculated."""
+        """A forward with that many decode rows. It is a counted batch only while the step count is 0."""
         if rows and self.in_force == 0:
             self._count(rows, None)
 

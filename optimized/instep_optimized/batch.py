@@ -49,7 +49,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Group:
-    """The requests of one kind: their state memory moves in the same way. All [B] on the device, in batch order."""
+    """The requests of one kind in a launch: their state memory moves in the same way. All [B], in batch order.
+
+    begin, count, slots, rows  as in `Who`;  most: the largest count, on the host
+    before  committed tokens before the first row;  fresh [B] bool: whether the request has no tokens yet
+    """
 
     kind: Kind
     begin: torch.Tensor
@@ -64,7 +68,7 @@ class Group:
         self, read: Address, *, store: Address | None = None, per_row: Address | None = None, ring: Ring | None = None,
         settled: Address | None = None,
     ) -> Part:
-        """These rows, with the addresses that a strategy chose for them."""
+        """This group's part of an op call, with the addresses that a strategy chose."""
         form: Literal["chunk", "window"] = "chunk" if self.kind == "prefill" else "window"
         return Part(form, self.begin, self.count, self.most, read, self.fresh, store, per_row, ring, settled)
 
@@ -96,9 +100,9 @@ class Batch:
 def windows(
     ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, kind: Kind, width: int, shift: int = 0
 ) -> Batch:
-    """A launch of `width` packed rows per request, of which the first `who.count` are used. Ops and views only.
+    """A launch of `width` packed rows per request; the first `who.count` of them are used. Ops and views only.
 
-    shift: the first row stands at position length + shift of its request.
+    shift: the first row stands at position length + shift of its request (a chain of drafts runs ahead of the length).
     """
     placed = _placed(ops, memory, who, tokens, shift)
     group = Group(
@@ -108,11 +112,12 @@ def windows(
 
 
 def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) -> Batch:
-    """Pack spans in their order; kinds may be mixed in any order."""
+    """A launch of spans, packed in their order; kinds may be mixed in any order."""
     begins = begins_of(spans)
     kinds = [kind for kind in FORWARD_KINDS if any(span.kind == kind for span in spans)]
     mine = [[(begin, span) for begin, span in zip(begins, spans, strict=True) if span.kind == kind] for kind in kinds]
     lists = [_columns(list(zip(begins, spans, strict=True)), memory), *(_columns(members, memory) for members in mine)]
+    # One transfer to the device: first the columns of all requests, then those of each kind.
     flat = sent([column for columns in lists for column in columns], tokens.device)
     (*whole, _), *parts = (flat[begin : begin + COLUMNS] for begin in range(0, len(flat), COLUMNS))
     who = Who(*whole)
@@ -150,7 +155,7 @@ def _batch(
 
 
 def _columns(members: Sequence[tuple[int, Span]], memory: Memory) -> tuple[list[int], ...]:
-    """Per request, in the order of `Who`; then whether it is fresh."""
+    """COLUMNS lists with one number per request: the fields of `Who` in their order, then whether it is fresh."""
     return (
         [memory.slots.of(span.request) for _, span in members],
         [span.row for _, span in members],

@@ -27,7 +27,7 @@ from .weights import Stored
 def built(
     checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int]
 ) -> tuple[Model, dict[int, Round]]:
-    """Pools, and the budget that sizes them, are for the largest of all candidates; there is a round for each."""
+    """The model on its pools, and one round per candidate. Pools are sized for the window of the largest candidate."""
     config, device, widest = checkpoint.config, torch.device(options.device), max(candidates) + 1
     check_room(capacity, widest)
     sizes = Sizes(ops.types(options.activation, options.state), options.layout, capacity, widest, ops.keeps)

@@ -50,7 +50,7 @@ NO_OPINION = -1  # `own` of a model that has no draft head
 
 
 class OptimizedEngine:
-    """Implements `Engine`, `Inspectable` and `Watched` of the contract. `messages`: what was changed on the way in.
+    """Implements `Engine`, `Inspectable` and `Watched` of the contract. `messages`: changes to the adaptive candidates.
 
     Between a draft and its commit nothing waits for the device: lengths, windows, roots and counts stand in the slot
     table. The host gets copies of the numbers that it needs, and waits for a copy only when it reads it. A draft
@@ -74,6 +74,7 @@ class OptimizedEngine:
         self._memory = self._model.memory
         self._round = self._rounds[num_steps]
         self._requests: dict[str, Request] = {}
+        # Requests without a slot, and saved states by name: what the host knows, and copies of their memory.
         self._preempted: dict[str, tuple[Request, Kept]] = {}
         self._saved: dict[str, tuple[Request, Kept]] = {}
         self._graphs = prepared(ops, self._rounds.values(), self._device) if options.graphs else None
@@ -122,7 +123,7 @@ class OptimizedEngine:
             own = self._run("verify", requests).picks.flatten()
         elif kinds == {"decode"}:
             own, roots = self._run("decode", requests, [[p.forced] for p in plan])
-        else:
+        else:  # several kinds, or prefill chunks: never captured in a graph
             own, roots = mixed.forward(self._ops, self._model, at.strategy, plan, at.num_steps)
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
         for p in plan:
@@ -147,7 +148,7 @@ class OptimizedEngine:
         return answered(answer)
 
     def set_num_steps(self, num_steps: int) -> None:
-        self._catch_up()
+        self._catch_up()  # commits before the switch count under the old step count
         self._controller.set(num_steps)
         self._round = self._rounds[num_steps]
 
@@ -166,12 +167,12 @@ class OptimizedEngine:
         self._restore(replace(kept, name=request), memory)
 
     def preempt(self, request: str) -> None:
-        self._preempted[request] = self._kept(request)
+        self._preempted[request] = self._kept(request)  # first the copies: `_end` poisons what it frees
         self._end(request)
 
     def resume(self, request: str) -> None:
         kept, memory = self._preempted[request]
-        self._claim(request, kept.length.exact)
+        self._claim(request, kept.length.exact)  # raises without room; then the request stays preempted
         self._restore(kept, memory)
         del self._preempted[request]
 
@@ -231,6 +232,7 @@ class OptimizedEngine:
         inputs = inputs_of(slots, range(len(slots)) if rows is None else rows, body.width, forced, self._device)
         if self._graphs is None:
             return body.run(self._ops, inputs)
+        # Inside a graph no row can be cut: what a replay shows is noted, and cut when the answer says which rows count.
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen))
         show(self._see, seen, answer.accept_lens if kind == "commit" else None, body.width)
@@ -244,7 +246,7 @@ class OptimizedEngine:
         return requests
 
     def _grow(self, requests: Sequence[Request], wants: Callable[[], write_set.Wants]) -> None:
-        """Reserve pages for the worst case. Without room for that, wait for the exact lengths and reserve for these."""
+        """Reserve pages for the longest possible lengths. Without room for them, wait for the exact lengths."""
         try:
             self._memory.grow(wants())
         except OutOfCapacity:
@@ -263,7 +265,7 @@ class OptimizedEngine:
         self._round.strategy.claim(self._memory.slots.of(name))
 
     def _kept(self, name: str) -> tuple[Request, Kept]:
-        """Copies of a request's logical state. A round in flight is not part of that state."""
+        """Copies of a request's logical state. A round in flight is not part of it."""
         request = self._requests[name].between_rounds()
         length = request.length.exact
         conv, state = self._round.strategy.peek(self._base, self._memory.slots.of(name), length)

@@ -1,7 +1,7 @@
 """Addresses: which unit of which pool an op reads or writes.
 
-Leaves out: allocation (`memory/pool.py`). A pool's physical layout is nothing but its strides: every op
-sees a state as [HV, K, V] and a `VK` pool is the transposed view of its [HV, V, K] memory.
+A pool's physical layout is nothing but its strides: every op sees a state as [HV, K, V], and a `VK` pool is the
+transposed view of memory that is [HV, V, K]. Leaves out: allocation (`memory/pool.py`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class Address:
 
 
 class Updates(NamedTuple):
-    """A token as what it does to a state, S <- decay S + k update^T: running it again needs no recall.
+    """A kept token, as what it does to a state: S <- decay S + k update^T. To run it again nothing is read out of S.
 
-    k [..., H, K] as consumed;  decay [..., HV], exp(log_decay);  update [..., HV, V] = beta (v - S^T k), S decayed
+    k [..., H, K] as the delta rule consumed it;  decay [..., HV] = exp(log_decay)
+    update [..., HV, V] = beta (v - S^T k), with S after the decay
     """
 
     k: torch.Tensor
@@ -41,7 +42,7 @@ class Updates(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """A token as what the delta rule consumed: for kernels that give no update back.
+    """A kept token, as what the delta rule consumed of it: for kernels that do not return updates.
 
     k [..., H, K];  v [..., HV, V];  log_decay, beta [..., HV]
     """
@@ -54,13 +55,13 @@ class Inputs(NamedTuple):
 
 Keeps = Literal["update", "inputs"]  # what the rings of an op set keep of a token
 KEPT: dict[Keeps, type[Updates] | type[Inputs]] = {"update": Updates, "inputs": Inputs}
-# Read by the one program that wrote it, after all that is pending: so these pools may have fewer entries than a ring.
+# Only the program that wrote them reads these. So their pools may have fewer entries than the ring (see `Ring`).
 OWN = ("update", "v")
 
 
 @dataclass(frozen=True)
 class Ring:
-    """What is kept of tokens, per request by position, so that they can be run again with the same bits.
+    """Tokens that are kept, per request and by position, so that they can be run again with the same bits.
 
     kept         the pools [units, size, ...]; strides the pools' own. Updates have the dtype in which the recurrence
                  computes, inputs that in which they are consumed
@@ -69,10 +70,13 @@ class Ring:
     pending      [B] int64, how many to run again, taken as 0 .. size; the j-th stands in entry (begin + j) % size
     keep         [B] int64, the entry of row 0 of this launch; row t goes to (keep + t) % size; -1: rows are not kept
 
-    An entry is its token's position modulo the size, so rows of a window never fall on pending entries as long as
-    pending + window <= size: programs of other heads may still read those while this one writes. A token's update (or
-    v) is read by the program alone that writes it, after all that is pending: so that pool may have fewer entries, a
-    divisor of the size that holds a window, and an entry is taken modulo their number.
+    A token stands in entry position % size. So rows of a new window never fall on pending entries as long as
+    pending + window <= size. They must not: programs of other heads may still read pending entries while one writes.
+
+    The pool `own` (of updates, or of v) is different. Only the program that wrote an entry reads it, and it reads all
+    pending tokens before it writes. So this pool may have fewer entries: a divisor of the size that holds a window. The
+    entry is taken modulo their number. Example: size 8, own 4: the token at position 13 has its k and decay in entry 5
+    and its update in entry 1.
     """
 
     kept: Updates | Inputs
@@ -100,14 +104,15 @@ class Part:
     begin   [B] int64, first packed row of each request
     count   [B] int64, its number of rows (0: none)
     most    the largest count, on the host
-    read    where the memory before the first row stands
-    fresh   [B] bool: nothing came before; `read` must not be read, zeros are meant
+    read    the memory before the first row
+    fresh   [B] bool; True: the request has no tokens yet. `read` must not be read, the memory is zeros
     store   where the memory after the last row goes; None: nowhere
     per_row where the memory after every row t goes (column t); None: nowhere
-    ring    of "window" parts of the delta rule: kept tokens to run again first, and where these rows are kept
-    settled where the memory goes that is run again, before row 0; None: nowhere
+    ring    only for "window" parts of the delta rule: the kept tokens to run again first, and where the rows are kept
+    settled where the memory goes after the kept tokens were run again, before row 0; None: nowhere
 
-    A request with no rows but pending tokens is a fold: it runs again and stores. With neither, it does nothing.
+    A request with pending tokens but no rows is a fold: its pending tokens run again, and the result is stored. A
+    request with neither does nothing.
     """
 
     form: Literal["chunk", "window"]

@@ -1,6 +1,7 @@
-"""A forward whose rows are of several kinds, or prefill chunks: run as it comes, never held in a graph.
+"""A forward whose rows are of several kinds, or prefill chunks. It always runs eagerly, never in a graph.
 
-Leaves out: forwards of verify or decode rows alone (`round.py`), and the requests' bookkeeping (`engine.py`).
+Leaves out: forwards with only verify rows or only decode rows (`round.py`), and the bookkeeping of requests
+(`engine.py`).
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from .transfer.to_device import ints, sent
 
 @dataclass(frozen=True)
 class Planned:
-    """A span and its request; begin: of a prefill, how many tokens of the prompt came before it; forced: the root to
-    use after it, -1: the engine's own."""
+    """A span of a forward and its request.
+
+    begin   of a prefill: how many tokens of the prompt came before it
+    forced  the root to use after it; -1: the target's own choice
+    """
 
     span: Span
     request: Request
@@ -43,16 +47,16 @@ class Planned:
 
     @property
     def asked(self) -> int:
-        """How many of its last rows logits are asked for."""
+        """For how many rows, counted from its last one, logits are needed."""
         return self.span.count if self.span.kind == "verify" else int(self.rooted)
 
     def known(self, behind: int) -> int:
-        """The token of an unfinished prompt that stands so many places behind the last row's; -1: there is none."""
+        """The prompt token `behind` places after the last row's; -1: the prompt ends before it, or a root follows."""
         at = self.begin + self.span.count - 1 + behind
         return self.request.prompt[at] if not self.rooted and at < len(self.request.prompt) else -1
 
     def ran(self) -> None:
-        """What the host knows once the forward was launched: a verified window waits, anything else is committed."""
+        """Note that the forward was launched: a verified window waits for its commit, all other rows are committed."""
         if self.span.kind == "verify":
             self.request.row = self.span.row
         else:
@@ -61,7 +65,7 @@ class Planned:
 
 
 def planned(row: Row, number: int, request: Request) -> Planned:
-    """A row of a forward, the `number`-th of the batch."""
+    """The plan of one row of a forward, the `number`-th of the batch."""
     prefill = row.kind == "prefill"
     begin = request.length.exact if prefill else 0
     span = Span(row.request, row.kind, width_of(row, request), number, fresh=prefill and not begin)
@@ -71,9 +75,9 @@ def planned(row: Row, number: int, request: Request) -> Planned:
 def forward(
     ops: Ops, model: Model, commit: CommitPair, plan: Sequence[Planned], num_steps: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> the target's argmax at every row that is asked for, in batch order; and the roots that are now in force.
+    """-> the target's argmax at every row that needs logits, in batch order; and the roots that are now in force.
 
-    num_steps: what is in force, which a draft extend may depend on.
+    num_steps: the step count in force. A draft extend may depend on it (`draft/vanilla.py`).
     """
     memory = model.memory
     batch = pack(ops, memory, [planned.span for planned in plan], torch.cat([_tokens(p, memory) for p in plan]))
@@ -85,6 +89,7 @@ def forward(
     picks = _select(ops, final, asked)
     own = model.trunk.head.pick(ops, picks, STAGE) if asked else ints((), final.device)
 
+    # Packed row -> its place among the rows that needed logits.
     said = dict(zip(asked, range(len(asked)), strict=True))
     _keep(ops, memory, plan, begins, said, own, final)
     committed = [(p, begin) for p, begin in zip(plan, begins, strict=True) if p.span.kind != "verify"]
@@ -101,7 +106,7 @@ def _keep(
     ops: Ops, memory: Memory, plan: Sequence[Planned], begins: Sequence[int], said: dict[int, int], own: torch.Tensor,
     final: torch.Tensor,
 ) -> None:
-    """Verified windows wait in the slot table. They are equally wide: a step count changes between rounds only."""
+    """Keep the verified windows in the slot table. They are equally wide, for the step count changes between rounds."""
     verified = [(p, begin) for p, begin in zip(plan, begins, strict=True) if p.span.kind == "verify"]
     if not verified:
         return
@@ -133,9 +138,11 @@ def _extend(ops: Ops, model: Model, committed: Sequence[Planned], hidden: torch.
 
 
 def _asked(memory: Memory, committed: Sequence[Planned], layer: int, layers: int) -> Asked:
-    """MTP layer `layer` picks for whoever has a root; and where the prompt ends before what the next layer reads.
+    """For which requests MTP layer `layer` picks a token.
 
-    Behind the rows of the others the prompt goes on: its token stands `layer` + 2 places behind their last row's own.
+    It picks for every request whose root is known. The next layer reads, for a request's last row, the token that
+    stands `layer` + 2 places after the row's own. Where the prompt is unfinished and has that token, it is known and
+    nothing is picked. Where the prompt ends before it, this layer's pick stands in.
     """
     spans, further = [p.span for p in committed], layer + 1 < layers
     ends = [begin + span.count - 1 for begin, span in zip(begins_of(spans), spans, strict=True)]
@@ -150,7 +157,7 @@ def _asked(memory: Memory, committed: Sequence[Planned], layer: int, layers: int
 
 
 def _tokens(planned: Planned, memory: Memory) -> torch.Tensor:
-    """What a row runs on: the prompt's next tokens, or what stands in the slot's window."""
+    """The tokens that a span runs on: the next ones of the prompt, or those in the slot's window."""
     span, request = planned.span, planned.request
     if span.kind == "prefill":
         return request.tokens[planned.begin : planned.begin + span.count]
@@ -158,7 +165,7 @@ def _tokens(planned: Planned, memory: Memory) -> torch.Tensor:
 
 
 def _following(planned: Planned, memory: Memory) -> torch.Tensor:
-    """The tokens one place further on; the root once it is known."""
+    """For each row the token one place after its own: of the prompt, or the root behind the last row."""
     root = memory.slot_table.window[memory.slots.of(planned.span.request), :1]
     if planned.span.kind == "decode":
         return root

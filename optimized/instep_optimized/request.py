@@ -1,6 +1,6 @@
-"""What the host knows of a live request; tokens, lengths and windows stand on the device (`memory/slot_table.py`).
+"""What the host knows of a live request. Lengths and windows themselves stand on the device (`memory/slot_table.py`).
 
-Leaves out: where its memory stands (`memory/`) and everything about other requests.
+Leaves out: where the request's memory stands (`memory/`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Request:
     row: int | None = None
 
     def between_rounds(self) -> Request:
-        """The same, its length settled; a round in flight is not part of it."""
+        """A copy without the round in flight, and with its exact length: waits for the accepted counts."""
         return Request(self.name, self.prompt, self.tokens, Length(self.length.exact), self.rooted)
 
 
 def logical(request: Request, kept: Kept) -> RequestState:
-    """What the host knows and copies of what memory holds, as the contract's logical state."""
+    """The contract's logical state, made of what the host knows and of copies of the memory."""
     drafting = request.rooted and kept.proposal is not None
     return RequestState(
         length=request.length.exact,

@@ -1,7 +1,7 @@
-"""Everything that depends on the step count, in one object: one is built per candidate, and one assignment switches.
+"""Everything that depends on the step count, in one object. One is built per candidate; one assignment switches.
 
-Leaves out: the choice of a step count (`adaptive.py`), and forwards of several kinds (`mixed.py`). Each event here is a
-*body*: it consists of ops and views only, on tensors of the device. So the same body runs eagerly or in a graph.
+Each event here is a *body*: it consists of ops and views only, on tensors of the device. So the same body runs eagerly
+or in a graph. Leaves out: the choice of a step count (`adaptive.py`), and forwards of several kinds (`mixed.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
 def inputs_of(
     slots: Sequence[int], rows: Iterable[int | None], width: int, forced: Sequence[Sequence[int]], device: torch.device
 ) -> Inputs:
-    """The inputs, sent to the device in one transfer. Every request has `width` packed rows."""
+    """The inputs, sent to the device in one transfer. The packed rows of request n begin at n * width."""
     number = range(len(slots))
     flat = [choice for choices in forced for choice in choices]
     at, row, begin, widths, choices = sent([
@@ -54,7 +54,7 @@ def inputs_of(
     return Inputs(at, row, begin, widths, choices.view(len(slots), len(flat) // max(1, len(slots))))
 
 
-IDLE = Inputs(-1, -1, 0, 0, -1)  # type: ignore[arg-type]  # the fill value of each input, in rows that pad a bucket
+IDLE = Inputs(-1, -1, 0, 0, -1)  # type: ignore[arg-type]  # the value of each input in rows that pad a bucket
 
 
 class Verified(NamedTuple):
@@ -105,7 +105,7 @@ class Round:
     # Bodies
 
     def draft(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """The drafts in use, one [B] per step, then the head's own, one [B] per step if there is a head."""
+        """-> the drafts in use, one [B] per step; then the head's own drafts, one [B] per step, if there is a head."""
         drafter = self.model.drafter
         if drafter is None:
             drafts = tuple(inputs.forced[:, step] for step in range(self.num_steps))
@@ -139,12 +139,13 @@ class Round:
         own = self.model.trunk.head.pick(ops, final, STAGE)
         chosen = ops.choose(own=own, forced=inputs.forced[:, 0])
         self._note(ops, chosen, inputs.slots, 0)
+        # The length grows last: until then every op finds the row at position `length`.
         self._extend(ops, inputs.who(), chosen, final, 1)
         ops.advance(length=memory.slot_table.length, slots=inputs.slots, by=batch.count)
         return Decoded(own, chosen)
 
     def commit(self, ops: Ops, inputs: Inputs) -> Acceptance:
-        """Accept, make the accepted node's memory the request's own, extend the draft head, and move on."""
+        """Accept drafts, make the accepted node's memory the request's own, extend the draft head, grow the length."""
         slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
         acceptance = ops.accept(
             window=ops.select(x=slot_table.window[:, :width], index=inputs.slots),
@@ -158,12 +159,14 @@ class Round:
         self._note(ops, acceptance.bonus, inputs.slots, 0)
         if self.model.drafter is not None:
             final = ops.select(x=slot_table.final[:, :width], index=inputs.slots).flatten(0, 1)
+            # Every request has `width` packed rows; the extend uses as many of them as were accepted.
             who = replace(inputs.who(), count=acceptance.accept_lens)
             self._extend(ops, who, acceptance.tokens.view(count * width), final, width)
+        # The length grows last: the strategy and the extend need the length before the window.
         ops.advance(length=slot_table.length, slots=inputs.slots, by=acceptance.accept_lens)
         return acceptance
 
-    # Parts of them
+    # Parts of the bodies
 
     def _forward(self, ops: Ops, batch: Batch) -> torch.Tensor:
         bound = self.strategy.bind(ops, batch)
@@ -172,7 +175,7 @@ class Round:
         return final
 
     def _extend(self, ops: Ops, who: Who, tokens: torch.Tensor, final: torch.Tensor, width: int) -> None:
-        """Extend the draft head, if there is one, over committed rows. Here the root of every request is known."""
+        """Extend the draft head, if there is one, over committed rows of requests whose root is known."""
         memory, drafter = self.model.memory, self.model.drafter
         if drafter is not None:
             batch = windows(ops, memory, who, tokens, "draft", width)

@@ -1,9 +1,9 @@
-"""Stored tensors made into what the ops take: packed projections and experts unpacked, gate and up stacked, cast once.
+"""Stored tensors become what the ops take: packed projections and experts unpacked, gate and up stacked, cast once.
 
 Leaves out: reading files (the contract's checkpoint) and every use of a weight.
 
-Everything is cast to the activation dtype except A_log, dt_bias and the gated norm, which are kept in fp32 at least:
-they are consumed in fp32, and a cast to 16 bits would be a rounding point that nobody declared.
+Everything is cast to the activation dtype, except A_log, dt_bias and the gated norm: these stay in fp32 at least. They
+are consumed in fp32, so a cast to 16 bits would be a rounding point that nobody declared.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Stored:
         return self.tensors[name].to(device=self.device, dtype=dtype or self.dtype).contiguous()
 
     def wide(self, name: str) -> torch.Tensor:
-        """In fp32, or wider if activations are."""
+        """The tensor in fp32, or in fp64 if activations are fp64."""
         return self.take(name, torch.promote_types(torch.float32, self.dtype))
 
     def has(self, name: str) -> bool:
@@ -144,7 +144,7 @@ def _gate_up(stored: Stored, at: str) -> torch.Tensor:
 
 
 def _experts(stored: Stored, at: str, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fused, or one by one: files have both."""
+    """(gate_up, down) of all experts. Some files store them fused, others one by one."""
     if stored.has(f"{at}.gate_up_proj"):
         return stored.take(f"{at}.gate_up_proj"), stored.take(f"{at}.down_proj")
     gate_up = [_gate_up(stored, f"{at}.{expert}") for expert in range(experts)]

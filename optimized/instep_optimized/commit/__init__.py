@@ -1,6 +1,6 @@
-"""Commit strategies by name, states and conv windows apart: a line here and a file beside it.
+"""The commit strategies by name: one table for the recurrent states, one for the conv windows.
 
-Leaves out: their contents; see `base.py` for what a strategy is.
+A new strategy is one line here and one file beside this one. Leaves out: what a strategy is (`base.py`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CONV_FORMS: dict[str, StrategySpec] = {"windows": WINDOWS, "widened": WIDENED}
 
 
 def demands(config: ModelConfig, sizes: Sizes, strategy: str, conv: str) -> tuple[Demand, ...]:
-    """The pools of a pair: states, conv windows, and what it keeps beside them."""
+    """The pools that a pair of strategies needs: states, conv windows, and marks, rings or snapshots beside them."""
     return CONV_FORMS[conv].demands(config, sizes) + STRATEGIES[strategy].demands(config, sizes)
 
 
 def make(config: ModelConfig, sizes: Sizes, memory: Memory, width: int, strategy: str, conv: str) -> CommitPair:
-    """A pair for windows of at most `width` tokens."""
+    """A pair of strategies for windows of at most `width` tokens."""
     return CommitPair(*(
         spec.make(config, sizes, memory, width) for spec in (CONV_FORMS[conv], STRATEGIES[strategy])
     ))

@@ -19,14 +19,15 @@ from ..ops.base import Acceptance, Ops
 def keep_window(
     ops: Ops, slot_table: SlotTable, slots: torch.Tensor, picks: torch.Tensor, final: torch.Tensor, width: int
 ) -> None:
-    """picks [B * width] and final [B * width, D] of verified windows into the slot table; ops and views only."""
+    """Store picks [B * width] and final [B * width, D] of verified windows in the slot table. Ops and views only."""
     count = len(slots)
+    # `store_rows` addresses [pages, page_size, ...]; a slot is seen as a page of one entry, which is the whole window.
     ops.store_rows(rows=picks.view(count, width), pool=slot_table.picks[:, None, :width], locations=slots)
     ops.store_rows(rows=final.view(count, width, -1), pool=slot_table.final[:, None, :width], locations=slots)
 
 
 def forced_paths(accepted: Sequence[Path] | None, requests: int) -> list[list[int]]:
-    """(accepted drafts, bonus) of every request, -1 where the engine accepts by itself."""
+    """[accepted drafts, bonus] of every request; [-1, -1] where the engine does its own greedy acceptance."""
     if accepted is None:
         return [[-1, -1]] * requests
     for path in accepted:
@@ -36,5 +37,8 @@ def forced_paths(accepted: Sequence[Path] | None, requests: int) -> list[list[in
 
 
 def answered(acceptance: Acceptance) -> Committed:
-    """What the caller is told. The tensors are copies already, so the caller may keep them."""
+    """The answer of a commit. The caller may keep its tensors: they are new results of an op, or copies out of a graph.
+
+    `tokens` is not part of the answer. It is what the draft extend runs on.
+    """
     return Committed(**{name: x for name, x in acceptance._asdict().items() if name != "tokens"})

@@ -1,9 +1,10 @@
-"""What a commit strategy is: a choice of addresses for the ops that touch a GDN layer's memory, and a table.
+"""What a commit strategy is: it chooses addresses for the ops that touch a GDN layer's memory, and it has a table.
 
-An engine has two of them (`pair.py`): one for states and one for conv windows. A strategy does no arithmetic of its
-own, so two strategies differ by a bit only if an address is wrong. What a strategy knows of a request is a mark on the
-device (`marks.py`): `bind`, `ran` and `commit` never read a mark on the host. Leaves out: every particular strategy (a
-file each).
+The table says what each event may change. An engine has two strategies (`pair.py`): one for the recurrent states and
+one for the conv windows. A strategy does no arithmetic of its own, so two strategies differ by a bit only if an address
+is wrong. What a strategy knows of a request beside its memory is at most one whole number on the device, the mark
+(`marks.py`). `bind`, `ran` and `commit` never read a mark on the host. Leaves out: every particular strategy (one file
+each).
 """
 
 from __future__ import annotations
@@ -78,12 +79,16 @@ class AcceptedWindows:
 
 
 def _nothing(ops: Ops) -> None:
-    """Most strategies have nothing to do once a forward ran."""
+    """The default of `BoundStrategy.ran`: most strategies have nothing to do after a forward."""
 
 
 @dataclass(frozen=True)
 class BoundStrategy:
-    """A strategy bound to one forward. parts: layer -> the parts that its ops are given;  ran: after the last layer."""
+    """A strategy bound to one forward.
+
+    parts  layer -> the parts that are handed to the layer's `conv` or `gdn` op
+    ran    called once, after the last layer
+    """
 
     parts: Callable[[int], tuple[Part, ...]]
     ran: Callable[[Ops], None] = _nothing
@@ -95,26 +100,26 @@ class CommitStrategy(Protocol):
     may: Table
 
     def bind(self, ops: Ops, batch: Batch) -> BoundStrategy:
-        """Read the marks and choose addresses, once per forward, for all layers."""
+        """Read the marks and choose the addresses. This happens once per forward, for all layers together."""
         ...
 
     def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
-        """Make the accepted nodes' memory the requests' own, in every layer."""
+        """Make the memory after the accepted nodes the requests' own memory, in every layer."""
         ...
 
     def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
-        """Layer -> a copy of what a request has after `length` tokens; zeros before the first. Changes nothing.
+        """Layer -> a copy of the request's unit after `length` tokens; zeros when `length` is 0. Changes nothing.
 
-        Between verify and commit the memory belongs to nobody: then anything may come back.
+        Between a verify and its commit the memory belongs to no request. A copy that is made then may hold anything.
         """
         ...
 
     def restore(self, slot: int, length: int, units: Mapping[int, torch.Tensor]) -> None:
-        """The reverse: write the physical form, marks included."""
+        """The reverse of `peek`: write `units` in this strategy's physical form, and set the mark."""
         ...
 
     def claim(self, slot: int) -> None:
-        """A request was given this slot: write its marks, as whatever stood there is nobody's."""
+        """A request was given this slot: write its mark. The mark that stands there belongs to no request any more."""
         ...
 
 
@@ -136,7 +141,7 @@ def changes(table: Table, writes: Iterable[RequestWrites]) -> dict[str, set[int]
 
 
 def merged(*tables: Table) -> Table:
-    """Tables of different regions as one."""
+    """One table made of several; no region stands in two of them."""
     return {action: {r: w for table in tables for r, w in table.get(action, {}).items()} for action in ACTIONS}
 
 

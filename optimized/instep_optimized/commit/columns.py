@@ -1,7 +1,7 @@
-"""The `columns` strategy: a slot has a place per window position, and a mark says which one holds the request's state.
+"""The `columns` strategy: a slot has one column per window position; a mark says which one holds the request's state.
 
-Leaves out: tree windows. Verify writes every place, a commit moves the mark alone. Traffic per layer and request:
-(T + 1) states. Mirrors vLLM, where a request owns T slots; here they are columns of one.
+A verify writes the state after row t into column t. A commit moves only the mark. Traffic per layer and request:
+(T + 1) states. Mirrors vLLM, where a request owns T slots; here one slot has T columns. Leaves out: tree windows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .snapshot import taken
 
 
 def may_change(component: Component, name: str) -> Table:
-    """What each event may write, per component and its mark: a verify any column, everything else one."""
+    """What each event may write of a component and of its mark: a verify any column, every other event one column."""
     slot: Table = {action: {component: "slot"} for action in ("prefill", "verify", "decode")}
     both: Table = {action: {component: "slot", name: "slot"} for action in ("release", "restore")}
     return {"claim": {name: "slot"}, **slot, "commit": {name: "slot"}, **both}
@@ -36,10 +36,12 @@ MAY_CHANGE = may_change("state", "column")
 class Columns:
     __doc__ = f"""Addresses of the columns strategy, for windows of at most `width` tokens.
 
-    The mark is the column that is read. Row t of a window is stored in column t, prefill and decode store where they
-    read. Whatever the width in force, the strides are those of the widest: a column stays where it is when the step
-    count changes, and a mark beyond a narrower window is right. Between verify and commit the marked column may hold
-    the state after some row: it belongs to nobody. What an event may change (units in brackets):
+    The mark is the column that the next step reads. A verify stores row t of its window in column t. A prefill and a
+    decode store into the column that they read. The pool always has the columns of the widest window, so a column
+    stays where it is when the step count changes, and a mark may lie beyond a narrower window. Example: of a window of
+    8 tokens node 5 was accepted; the next window has 4 tokens, reads column 5 and writes columns 0 to 3.
+    Between a verify and its commit the marked column may hold the state after some row: it belongs to no request then.
+    What an event may change (units in brackets):
 {printed(MAY_CHANGE)}
     """
 
@@ -68,7 +70,7 @@ class Columns:
         self._marks.write(ops, accepted.slots, accepted.nodes)
 
     def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
-        column = self._marks.of(slot) if length else 0
+        column = self._marks.of(slot) if length else 0  # before the first token no column is read
         return {layer: taken(columns[slot, column], length) for layer, columns in self._columns.items()}
 
     def restore(self, slot: int, length: int, units: Mapping[int, torch.Tensor]) -> None:
@@ -82,12 +84,13 @@ class Columns:
 
     @staticmethod
     def _by_column(units: torch.Tensor, widest: int) -> torch.Tensor:
-        """[slots, columns, *block]."""
+        """The pool as [slots, columns, *block]; it has this form already."""
         return units
 
     def _part(self, columns: torch.Tensor, group: Group, column: torch.Tensor) -> Part:
         own = Address(columns, group.slots, column)
         verify = group.kind == "verify"
+        # A window of this step count cannot write behind its own columns: the address is cut to them.
         return group.part(
             own,
             store=None if verify else own,

@@ -9,29 +9,32 @@ from __future__ import annotations
 from .base import StrategySpec, printed
 from .rerun import MAY_CHANGE, Rerun
 
-WINDOWS, FEWEST = 4, 16  # ring entries: of so many of the widest windows, and at least so many
+WINDOWS, FEWEST = 4, 16  # a ring has room for so many of the widest windows, and at least so many entries
 
 
 class LazyRerun(Rerun):
-    __doc__ = f"""A verify leaves the slot and its mark alone unless a further window, the widest, would find no room.
+    __doc__ = f"""A verify stores the state only if the ring would otherwise have no room for the next window.
 
-    What an event may change is what `rerun` may (units in brackets):
+    The next window is taken as the widest one. If there is room, the verify leaves the slot and its mark alone.
+    Example: the widest window has 4 tokens, so the ring has 16 entries. A verify of 4 tokens leaves up to
+    16 - 4 - 4 = 8 tokens pending. With 9 pending tokens it stores the state, and nothing older is pending any more.
+    An event may change what it may change under `rerun` (units in brackets):
 {printed(MAY_CHANGE)}
     """
 
     @staticmethod
     def ring_size(widest: int) -> int:
-        """Entries per slot: the more, the rarer a store, and the more tokens run again."""
+        """Entries per slot. With more of them states are stored less often, but more tokens are run again."""
         return max(FEWEST, WINDOWS * widest)
 
     @staticmethod
     def own_entries(widest: int) -> int:
-        """As many: what is pending stays in the ring beside the new window."""
+        """As many as `ring_size`: the updates of all pending tokens stay in the ring beside those of the new window."""
         return LazyRerun.ring_size(widest)
 
     @staticmethod
     def spare(size: int, width: int, widest: int) -> int:
-        """Tokens that may stay pending: with this window behind them the widest one still has room."""
+        """How many tokens may stay pending: this window and then one of the widest still fit behind them."""
         return size - width - widest
 
 

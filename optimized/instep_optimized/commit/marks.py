@@ -1,7 +1,7 @@
-"""A mark: a whole number per slot, on the device, that tells how a request's memory is to be read.
+"""A mark: one whole number per slot, on the device, that says how the request's memory must be read.
 
-Leaves out: what it means; its strategy says. A freed slot's mark is poison like its memory, so it is written before it
-is read: when the slot is given to a request.
+Leaves out: what the number means (its strategy says that). The mark of a freed slot is poisoned like the slot's memory.
+So a mark is written when the slot is given to a request, before anybody reads it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..ops.base import Ops
 
 
 class Marks:
-    """The marks of one pool [slots, 1]. `at`: the view [slots] for ops that read it themselves."""
+    """The marks of one pool [slots, 1]. `at` is the view [slots], for ops that read the marks themselves."""
 
     def __init__(self, units: torch.Tensor) -> None:
         self._units, self.at = units, units[:, 0]
@@ -25,12 +25,12 @@ class Marks:
         """marks [B]; a slot of -1 is skipped."""
         ops.store_rows(rows=marks, pool=self._units, locations=slots)
 
-    # Aside from the hot path
+    # Not on the hot path: one mark, by the host
 
     def of(self, slot: int) -> int:
-        """One mark, on the host."""
+        """Read one mark. The host waits for the device."""
         return int(self.at[slot])
 
     def put(self, slot: int, mark: int) -> None:
-        """One mark, from the host."""
-        self.at[slot].fill_(mark)  # an assignment of a number waits for the device
+        """Write one mark, without waiting."""
+        self.at[slot].fill_(mark)  # `at[slot] = mark` would copy a number from the host and wait for the device

@@ -1,6 +1,6 @@
-"""The two commit strategies of an engine as one value: the one for states and the one for conv windows.
+"""The two commit strategies of an engine as one value: one for the recurrent states, one for the conv windows.
 
-Leaves out: what either does.
+Leaves out: what each of them does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .base import PAGES, AcceptedWindows, BoundStrategy, CommitStrategy, Table, 
 
 @dataclass(frozen=True)
 class BoundPair:
-    """Both strategies, bound to one forward."""
+    """Both strategies after `bind`: the addresses of one forward."""
 
     of_conv: BoundStrategy
     of_state: BoundStrategy
@@ -28,11 +28,11 @@ class BoundPair:
         return self.of_conv.parts(layer)
 
     def state(self, layer: int) -> tuple[Part, ...]:
-        """The same for the recurrent states."""
+        """Addresses of the recurrent states that this layer reads and writes."""
         return self.of_state.parts(layer)
 
     def ran(self, ops: Ops) -> None:
-        """After the last layer: prefill and decode rows are committed, and marks follow."""
+        """Called after the last layer. A forward commits its prefill and decode rows itself, so marks move here."""
         self.of_conv.ran(ops)
         self.of_state.ran(ops)
 
@@ -46,7 +46,7 @@ class CommitPair:
 
     @property
     def may(self) -> Table:
-        """What an event may change: both tables, and the KV pages that every strategy has."""
+        """What an event may change: the tables of both strategies, and the KV pages, the same for all of them."""
         return merged(PAGES, self.of_conv.may, self.of_state.may)
 
     def bind(self, ops: Ops, batch: Batch) -> BoundPair:
@@ -58,7 +58,7 @@ class CommitPair:
         self.of_conv.commit(ops, accepted)
         self.of_state.commit(ops, accepted)
 
-    # Aside from the hot path
+    # Not on the hot path
 
     def peek(
         self, ops: Ops, slot: int, length: int
@@ -69,11 +69,11 @@ class CommitPair:
     def restore(
         self, slot: int, length: int, conv: Mapping[int, torch.Tensor], state: Mapping[int, torch.Tensor]
     ) -> None:
-        """Write them into a slot, in the form of this strategy."""
+        """Write both into a slot, each in the physical form of its strategy."""
         self.of_conv.restore(slot, length, conv)
         self.of_state.restore(slot, length, state)
 
     def claim(self, slot: int) -> None:
-        """A request was given this slot."""
+        """A request was given this slot: both strategies write their marks."""
         self.of_conv.claim(slot)
         self.of_state.claim(slot)

@@ -1,8 +1,10 @@
-"""The `rerun` strategy: verify stores no new state; it keeps what each token does to one (or what the delta rule
-consumed of it, as the op set declares), and the next step runs the accepted tokens again before its own.
+"""The `rerun` strategy: a verify stores no state after its rows; the next step runs the accepted tokens again.
 
-Leaves out: the running, which is the per-token body of decode and stands behind the `gdn` op. Traffic per layer and
-request: 2 states, whatever the window. A commit writes nothing: the request's length says what was accepted.
+For each token a verify keeps, in a ring, what the token adds to the state (its update), or what the delta rule consumed
+(its inputs): the op set declares which (`Ops.keeps`). The next step first runs the accepted tokens again, then its own
+rows. Leaves out: the arithmetic of it, which is the per-token body of decode and stands behind the `gdn` op. Traffic
+per layer and request: 2 states, whatever the window. A commit writes nothing: the request's length says how many tokens
+were accepted.
 """
 
 from __future__ import annotations
@@ -41,16 +43,19 @@ MAY_CHANGE = may_change("update")
 class Rerun:
     __doc__ = f"""Addresses of the rerun strategy.
 
-    The slot holds the state after `settled` tokens, the mark; tokens from there to the request's length are pending
-    and stand in the slot's ring, each at its position modulo the ring's size. A verify runs the pending ones again,
-    stores the state that they make, and keeps its own rows in the ring; rows that are rejected are overwritten by the
-    next window, whose positions they have. A decode runs the pending ones again and stores the state after its row: so
-    when speculation is left (`num_steps` 0) nothing else has to be done. Save and preempt take `peek`'s folded state,
-    and a restored request has nothing pending.
+    The slot holds the state after the first `settled` tokens; `settled` is the mark. The tokens from there to the
+    request's length are *pending*: committed, but not yet in the state. They stand in the slot's ring, each in the
+    entry position % size. Example: length 10, settled 8, 8 entries: tokens 8 and 9 are pending, in entries 0 and 1.
 
-    The ring has room for two of the widest windows, pending and new: a program of another head may still read the
-    ones while the others are written. (Updates have room for one, as each program reads its own.) So it serves a
-    window that is narrower, or wider, than the one before, too.
+    A verify runs the pending tokens again, stores the state that they make, and keeps its own rows in the ring.
+    Rejected rows lie behind the request's length, so they are never pending, and later rows overwrite them. A decode
+    runs the pending tokens again and stores the state after its own row. So nothing else has to be done when
+    speculation ends (`num_steps` 0). Save and preempt take the folded state of `peek`. A restored request has no
+    pending tokens.
+
+    The ring has room for two of the widest windows: a program of another head may still read pending entries while new
+    entries are written. (The updates have room for one window: a program reads only updates that it wrote itself.)
+    For the same reason a window may be narrower or wider than the one before it.
     What an event may change (units in brackets), where updates are kept; inputs have pools of their own names:
 {printed(MAY_CHANGE)}
     """
@@ -71,22 +76,23 @@ class Rerun:
 
     @staticmethod
     def ring_size(widest: int) -> int:
-        """Entries per slot: for the pending window and the new one."""
+        """Entries per slot: one window of pending tokens and one new window."""
         return 2 * widest
 
     @staticmethod
     def own_entries(widest: int) -> int:
-        """Entries of updates, or of values: for one window, as nobody else reads a program's own (see `Ring`)."""
+        """Entries of the pool of updates (or of values): one window, as no other program reads them (see `Ring`)."""
         return widest
 
     @staticmethod
     def spare(size: int, width: int, widest: int) -> int:
-        """How many tokens may stay pending when a window was verified: none."""
+        """How many tokens a verify may leave pending, instead of storing the state that they make: none."""
         return 0
 
     def bind(self, ops: Ops, batch: Batch) -> BoundStrategy:
         plans = [(group, self._plan(ops, group)) for group in batch.groups]
 
+        # The marks move after the last layer: all layers share one plan, and it was made from the old marks.
         def ran(ops: Ops) -> None:
             for group, plan in plans:
                 self._marks.write(ops, group.slots, plan.after)
@@ -94,11 +100,12 @@ class Rerun:
         return BoundStrategy(lambda layer: tuple(self._part(layer, group, plan) for group, plan in plans), ran)
 
     def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
-        """Nothing moves: the accepted tokens are pending from now on, the rejected ones are not."""
+        """Nothing moves. The length grows by the accepted tokens, so these are pending now; rejected ones are not."""
 
     def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
         if not length or self._marks.of(slot) == length:
             return {layer: taken(state[slot], length) for layer, state in self._states.items()}
+        # Some tokens are pending: a launch of no rows, in which only the pending tokens run, into scratch memory.
         slots, before = (self._marks.at.new_tensor([number]) for number in (slot, length))
         none = slots.new_zeros(1)
         plan = self._absorbed(ops, slots, before, none, most=0)
@@ -124,8 +131,8 @@ class Rerun:
     def _absorbed(
         self, ops: Ops, slots: torch.Tensor, before: torch.Tensor, count: torch.Tensor, *, most: int
     ) -> RingPlan:
-        """Rows that go into the state, behind all that is pending. A chunk keeps nothing: it may be longer than the
-        ring."""
+        """The plan of rows that are committed at once (prefill, decode, a fold): first the pending tokens, then the
+        rows go into the state. The rows are not kept in the ring, so a chunk may be longer than the ring."""
         return ops.plan_ring(
             slots=slots, before=before, count=count, settled=self._marks.at, size=self._size,
             most=min(most, self._size), spare=None,
@@ -150,9 +157,11 @@ class Rerun:
     ) -> torch.Tensor:
         """The state with the pending tokens in it, made by the engine's own op in scratch memory of the same form."""
         state, scratch_unit = self._states[layer], none + 1
+        # Same strides as the pool: a kernel then runs as it does on the pool. Unit 0 is reserved in every pool, so the
+        # result goes to unit 1 of two.
         scratch = state.new_empty_strided((2, *state.shape[1:]), state.stride())
         ring = self._ring(layer, slots, plan)
-        k, v = (pool[0, :0] for pool in (ring.kept.k, ring.own))
+        k, v = (pool[0, :0] for pool in (ring.kept.k, ring.own))  # no rows, with the dtypes and widths of rows
         ops.gdn(
             inputs=GdnInputs(k, k, v, v[..., 0], v[..., 0]),
             parts=(Part(

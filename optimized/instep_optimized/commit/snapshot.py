@@ -1,6 +1,6 @@
-"""The `snapshot` strategy: verify keeps a state per window position aside, commit copies the accepted one back.
+"""The `snapshot` strategy: a verify keeps the state after every window position; a commit copies the accepted one back.
 
-Leaves out: tree windows. Traffic per layer and request: (T + 3) states; other strategies do with less.
+Leaves out: tree windows. Traffic per layer and request: (T + 3) states; the other strategies need fewer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
 
 
 def may_change(component: Component) -> Table:
-    """What each event may write, per component: the slot, or the snapshot row of a window."""
+    """What each event may write of a component: its slot; a verify instead the snapshot row of its window."""
     slot: Table = {action: {component: "slot"} for action in ("prefill", "decode", "commit", "release", "restore")}
     return {**slot, "verify": {f"snapshot_{component}": "row"}}
 
@@ -32,10 +32,10 @@ MAY_CHANGE = may_change("state")
 class Snapshot:
     __doc__ = f"""Addresses of the snapshot strategy, for windows of at most `width` tokens.
 
-    Rows are packed by BATCH ROW of the verify forward; the commit's destination is a SLOT.
-
-    Between verify and commit the slot still holds the state before the window: verify stores nothing there.
-    Positions from the window's length on are not written. What an event may change (units in brackets):
+    Snapshots are indexed by BATCH ROW of the verify forward; the destination of a commit is indexed by SLOT. Example:
+    a request in batch row 0 with slot 5: the verify writes snapshots[0, t], the commit copies snapshots[0, node] to
+    slots[5]. Between the two the slot still holds the state before the window, for a verify stores nothing there.
+    Snapshot positions behind the window's last row are not written. What an event may change (units in brackets):
 {printed(MAY_CHANGE)}
     """
 
@@ -71,23 +71,23 @@ class Snapshot:
                 pair.slots[slot] = units[layer]
 
     def claim(self, slot: int) -> None:
-        """There is nothing to write: no mark is kept, and a first chunk does not read its slot."""
+        """Nothing to write: this strategy keeps no mark, and the first chunk of a request does not read its slot."""
 
 
 def taken(unit: torch.Tensor, length: int) -> torch.Tensor:
-    """A copy of a unit in logical order; zeros before the first token, whatever a slot holds by then."""
+    """A contiguous copy of a unit in its logical order. Before the first token it is zeros, whatever the slot holds."""
     copy = unit.new_zeros(unit.shape)
     return copy.copy_(unit) if length else copy
 
 
 class _Pair:
-    """One layer: its slots, and its snapshots as far as the width goes."""
+    """One layer: its units by slot, and its snapshots, cut to the width of the window."""
 
     def __init__(self, slots: torch.Tensor, snapshots: torch.Tensor) -> None:
         self.slots, self.snapshots = slots, snapshots
 
     def part(self, group: Group) -> Part:
-        """Verify keeps every position's state by row; prefill and decode store the last one in the slot."""
+        """A verify stores the state after every row, by batch row; prefill and decode store the last in the slot."""
         own = Address(self.slots, group.slots)
         verify = group.kind == "verify"
         return group.part(

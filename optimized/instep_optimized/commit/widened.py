@@ -1,8 +1,8 @@
-"""The conv form `widened`: one line of inputs per channel, in which the window of every position is a piece.
+"""The conv form `widened`: each channel has one line of inputs, in which the windows of all positions overlap.
 
-Leaves out: how it is used, which is the `columns` strategy on pieces that overlap. A verify writes W-1 + T-1 inputs
-for T windows, and a commit moves the mark alone. Mirrors LightLLM and vLLM; the narrow committed window that LightLLM
-keeps beside it is here what `peek` returns.
+A verify of T tokens writes W-1 + T-1 inputs, which contain all T windows. A commit moves only the mark. Leaves out: how
+the windows are used, which is the `columns` strategy; its columns overlap here. Mirrors LightLLM and vLLM. LightLLM
+keeps a narrow committed window beside the line; here `peek` returns it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ MAY_CHANGE = may_change("conv", "offset")
 class Widened(Columns):
     __doc__ = f"""Lines [C, W-1 + widest-1] by slot; the window of offset p, [C, W-1], begins at input p of the line.
 
-    The mark is the offset of the committed window. A window of T tokens writes offsets 0 to T-1, left-aligned for
-    every T; every op reads the whole window before it writes. What an event may change (units in brackets):
+    The mark is the offset of the committed window. Example, W = 4: mark 2 means inputs 2, 3, 4 of the line. A verify of
+    T tokens writes the windows of offsets 0 to T-1, from the left end of the line for every T. The windows overlap, so
+    every op reads its whole old window before it writes. What an event may change (units in brackets):
 {printed(MAY_CHANGE)}
     """
 
@@ -37,7 +38,7 @@ class Widened(Columns):
 
     @staticmethod
     def _by_column(units: torch.Tensor, widest: int) -> torch.Tensor:
-        """[slots, C, W-1 + widest-1] -> [slots, widest, C, W-1], each window one input further on; they overlap."""
+        """A view [slots, C, W-1 + widest-1] -> [slots, widest, C, W-1]: window p begins one input after window p-1."""
         slots, channels, line = units.shape
         slot, channel, one = units.stride()
         return units.as_strided((slots, widest, channels, line - (widest - 1)), (slot, one, channel, one))

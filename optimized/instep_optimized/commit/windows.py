@@ -1,6 +1,6 @@
-"""The conv form `windows`: verify keeps a conv window per position aside, commit copies the accepted one back.
+"""The conv form `windows`: a verify keeps the conv window after every position; a commit copies the accepted one back.
 
-Leaves out: how, which is the `snapshot` strategy on another component.
+Leaves out: how this is done. It is the `snapshot` strategy on another component.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MAY_CHANGE = may_change("conv")
 
 
 class Windows(Snapshot):
-    __doc__ = f"""Conv windows [C, W-1] by slot; those after every row of a window by batch row.
+    __doc__ = f"""Conv windows [C, W-1] by slot; the ones that a verify keeps, one per row, by batch row.
 
     What an event may change (units in brackets):
 {printed(MAY_CHANGE)}

@@ -1,6 +1,7 @@
-"""The write set of an event: the units of the pools that it will need and may write, known before it runs.
+"""The write set of an event: the units of the pools that it needs and may write, known before it runs.
 
-Leaves out: running the event. Pages are asked for the worst case of positions, and are never trimmed.
+Pages are reserved for the largest number of positions that is possible. A request gives pages back only all at once.
+Leaves out: running the event.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ def check_tokens(rows: Sequence[Row], requests: Requests, capacity: Capacity) ->
 
 
 def forward_wants(rows: Sequence[Row], requests: Requests, *, exact: bool = False) -> Wants:
-    """(request, positions) that a forward needs pages for: in the worst case, or for the exact lengths."""
+    """(request, positions) for which a forward needs pages, from the largest possible or the exact lengths."""
     return [(row.request, _length(requests[row.request], exact) + width_of(row, requests[row.request])) for row in rows]
 
 
 def draft_wants(names: Sequence[str], requests: Requests, num_steps: int, *, exact: bool = False) -> Wants:
-    """The same for a draft."""
+    """(request, positions) for which a draft needs pages."""
     return [(name, _length(requests[name], exact) + num_steps) for name in names]
 
 
@@ -73,7 +74,7 @@ def _length(request: Request, exact: bool) -> int:
 
 
 def _grown(memory: Memory, worst: Wants, exact: Wants) -> dict[str, list[int]]:
-    """The page lists after an event. Without room for the worst case, the event asks for the exact lengths."""
+    """The page lists after an event. If the worst case finds no room, the event asks for its exact lengths instead."""
     try:
         return memory.pages.grown(worst)
     except OutOfCapacity:
@@ -87,7 +88,7 @@ def writes_of(
     """What `event` does to each request, and the units that it may write.
 
     saved, preempted  the lengths of states that are kept aside, by name
-    overlap           pages are asked for the worst case; without overlap the event waits for exact lengths first
+    overlap           pages are reserved for the worst case; without overlap the event first waits for exact lengths
     """
     slots, pages = memory.slots, memory.pages
 
@@ -108,13 +109,14 @@ def writes_of(
         case Draft():
             worst, exact = (draft_wants(event.requests, live, num_steps, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
+            # Draft 1 is known from the last extend: the chain writes KV for the num_steps - 1 tokens that it runs.
             return [of("draft", name, lists, max(0, num_steps - 1)) for name in event.requests]
         case Commit():
-            lists = pages.owned()
+            lists = pages.owned()  # the verify has reserved pages for the whole window
             return [of("commit", name, lists, 1 + live[name].drafts) for name in event.requests]
         case Finish() | Abort() | Preempt():
             owner = event.request
-            if owner not in slots.owned():
+            if owner not in slots.owned():  # an abort of a preempted request: it owns nothing
                 return []
             return [RequestWrites("release", slots.of(owner), owned=frozenset(pages.of(owner)))]
         case Load() | Resume():

@@ -1,6 +1,6 @@
-"""Drafters by (model type, mode): a line here and a file beside it.
+"""The drafters by (model type, mode). A new drafter is one line here and one file beside this one.
 
-Leaves out: their contents; see `base.py` for what a drafter is.
+Leaves out: what a drafter is (`base.py`).
 """
 
 from __future__ import annotations

@@ -22,12 +22,13 @@ from ..ops.base import Ops
 
 @dataclass(frozen=True)
 class Asked:
-    """For whom one MTP layer picks a token in an extend of B requests; all int64 on the device.
+    """For which M of the B requests of an extend one MTP layer picks a token; all int64 on the device.
 
-    last [M]    the last rows of those requests
-    slots [M]   where the pick is kept as a proposal; -1: it only fills a row of the next layer
-    places [B]  which of the M each request is, -1: none of them. None: the M are the B, in this order
-    known [B]   what stands behind the rows of those others (their prompt goes on), -1 for the M; None: nobody is other
+    last [M]    the last packed row of each of these requests
+    slots [M]   the slot in which the pick is kept as a proposal; -1: the pick only fills a row of the next layer
+    places [B]  the number of each request among the M; -1: it gets no pick. None: M is B, in the same order
+    known [B]   for a request without a pick: the prompt token behind its rows, for its prompt goes on. -1 for the M.
+                None: every request gets a pick
     """
 
     last: torch.Tensor
@@ -36,7 +37,7 @@ class Asked:
     known: torch.Tensor | None = None
 
 
-# A head's own draft [B] of a step -> the one in use, forced or not, which now stands in the requests' windows.
+# (the head's own draft [B], its step) -> the draft in use [B], forced or not. Also writes it into the windows.
 Use = Callable[[torch.Tensor, int], torch.Tensor]
 
 
@@ -54,8 +55,10 @@ class Drafter(Protocol):
         """Take in rows that became committed: hidden [N, D] are the target's final rows.
 
         Writes the draft KV of every row. Where a request's root is known, its proposals go into the slot table.
-        `batch.tokens` are the tokens one place further on. asked: one per layer. `num_steps` is what is in force. It
-        runs whatever the step count is, so the draft KV never falls behind.
+
+        batch.tokens  for the row at position p the token at position p + 1
+        asked         one per MTP layer
+        num_steps     the step count in force. An extend runs even when it is 0, so the draft KV is never too short
         """
         ...
 

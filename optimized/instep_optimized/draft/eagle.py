@@ -24,7 +24,7 @@ from .mtp import MtpLayer
 
 @dataclass(frozen=True)
 class Eagle:
-    """Draft 1 is what extend proposed; each further one a forward of the chain on the draft in use before it."""
+    """Draft 1 is the proposal of the last extend. Each further draft is one forward on the draft in use before it."""
 
     mtp: MtpLayer
 
@@ -40,12 +40,15 @@ class Eagle:
     def extend(
         self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[Asked], num_steps: int
     ) -> None:
-        """The same whatever the step count."""
+        """One run of the MTP layer, whatever the step count."""
         y = self.mtp.rows(ops, hidden, batch, stage_of(0))
         propose(ops, memory.slot_table, self.mtp, 0, y, asked[0])
 
     def draft(self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int) -> tuple[torch.Tensor, ...]:
-        """Step i runs at position L - 1 + i on draft i and the y of the step before; its KV rows are scratch."""
+        """Step i, from 1, runs draft i at position L - 1 + i, with the y of step i - 1; its KV rows are scratch.
+
+        They are scratch: they lie behind the request's length, and an extend writes them before they are committed.
+        """
         own = [ops.select(x=memory.slot_table.proposals[:, 0], index=who.slots)]
         drafts = [use(own[0], 0)]
         hidden = ops.select(x=memory.slot_table.proposed, index=who.slots)

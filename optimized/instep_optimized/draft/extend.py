@@ -1,6 +1,6 @@
-"""What every draft extend ends in: tokens are picked behind the last rows, and kept on the slot table as proposals.
+"""The end of every draft extend: pick the token behind each request's last row, and keep it as a proposal.
 
-Leaves out: the rows themselves (`mtp.py`), and what becomes of a pick beside that (the drafters).
+Leaves out: the rows themselves (`mtp.py`), and every other use of a pick (the drafters).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ def stage_of(layer: int) -> str:
 def propose(
     ops: Ops, slot_table: SlotTable, layer: MtpLayer, number: int, y: torch.Tensor, asked: Asked
 ) -> torch.Tensor:
-    """y [N, D] of MTP layer `number` -> its picks [M], which are draft `number` + 1 of everyone whose root is known.
+    """Pick from the rows y [N, D] of MTP layer `number` -> picks [M].
 
-    The first layer's y behind it is kept too.
+    Where the request's root is known, the pick is its draft `number` + 1. Of the first layer the row y of the pick is
+    kept too: a chain of drafts goes on from it.
     """
     if not len(asked.last):
         return asked.last

@@ -1,6 +1,6 @@
 """An MTP layer as a head: it runs over rows of hidden states, writes its own KV, and picks tokens.
 
-Leaves out: which rows it runs on, and what it is fed; that is what drafters differ in.
+Leaves out: which rows it runs on, and which hidden rows it is given. Drafters differ in these two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..ops.base import Ops
 
 @dataclass(frozen=True)
 class MtpLayer:
-    """Frozen. Row p pairs a hidden row of position p with a token further on, and has KV index p.
+    """Frozen. Row p combines the hidden row of position p with a token of a later position. Its KV index is p.
 
     x = fc([norm(embed(token)) | norm(hidden)]);  y = norm(layer(x));  pick = argmax(lm_head(y))
     """
@@ -34,9 +34,9 @@ class MtpLayer:
 
     @classmethod
     def all(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> tuple[MtpLayer, ...]:
-        """From the target's configuration, which stays as it is: the draft head has one of its own.
+        """All MTP layers of a checkpoint. Each has its own decoder layer and KV; fc, norms and head are shared.
 
-        The layers differ in themselves alone: fc, the norms around it and the head are shared.
+        `config` is the target's. It is not changed: `config.drafter()` is the draft head's own configuration.
         """
         own, weights, pools = config.drafter(), w.draft(stored), (memory["draft_keys"], memory["draft_values"])
         return tuple(

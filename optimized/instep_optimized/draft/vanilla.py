@@ -24,10 +24,14 @@ from .mtp import MtpLayer
 
 @dataclass(frozen=True)
 class Vanilla:
-    """Layer i pairs row p with token p + 1 + i; behind the root, and where a chunk's prompt ends, stand the picks of
-    the layers before.
+    """Layer i, from 0, combines the hidden row of position p with the token at position p + 1 + i.
 
-    chained  layer i reads the y of layer i - 1 while i < num_steps; otherwise, and beyond, the target's rows
+    A token behind the root is not known yet, and neither is the root while the prompt is unfinished. There the pick of
+    the layer before stands in. Example: the root is known, at position L; for the last row, L - 1, layer 0 takes the
+    root, and layer 1 takes the pick of layer 0.
+
+    chained  layer i takes the y of layer i - 1 while i < num_steps; layers from num_steps on take the target's rows.
+             If not chained, every layer takes the target's rows
     """
 
     mtp: tuple[MtpLayer, ...]
@@ -44,10 +48,10 @@ class Vanilla:
     def extend(
         self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[Asked], num_steps: int
     ) -> None:
-        """Every layer runs whatever the step count, so that all their KV is as long as the target's.
+        """Every layer runs whatever the step count, so that the KV of all layers is as long as the target's.
 
-        What a layer reads of the one before is that one's result and nothing that outlives this extend: a graph has
-        no buffer for it that could go stale.
+        A layer takes the result of the layer before it directly. Nothing of that is kept after this extend, so a graph
+        has no buffer for it that could become stale.
         """
         fed = hidden
         for number, (layer, whom) in enumerate(zip(self.mtp, asked, strict=True)):
@@ -60,13 +64,13 @@ class Vanilla:
             fed = y if self.chained and number + 1 < num_steps else hidden
 
     def draft(self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int) -> tuple[torch.Tensor, ...]:
-        """Drafts that are forced change nothing: all proposals were made before."""
+        """The proposals of the last extend. A forced draft changes no later draft: all of them were made before."""
         own = [ops.select(x=memory.slot_table.proposals[:, step], index=who.slots) for step in range(num_steps)]
         return (*(use(draft, step) for step, draft in enumerate(own)), *own)
 
 
 def _behind(ops: Ops, picks: torch.Tensor, whom: Asked) -> torch.Tensor:
-    """[B]: the token behind each request's rows, which the next layer reads last; picked [M], or known."""
+    """[B]: the token behind each request's rows, for the last row of the next layer: picked, or of its prompt."""
     if whom.places is None or whom.known is None:
         return picks
     if not len(picks):

@@ -1,7 +1,8 @@
 """CUDA graphs: a body of op calls is recorded once per (key, bucket) and replayed on buffers of its own.
 
-Leaves out: the bodies (the engine's core has them). `runner.py` keeps keys, buckets and inputs; `cuda.py` records for
-real; `recorded.py` does the same on a CPU, call by call, so that what goes stale is found without a GPU.
+`runner.py` keeps keys, buckets and inputs. `cuda.py` records real graphs. `recorded.py` emulates them on a CPU, call by
+call, so that a test finds stale data without a GPU. `capture.py` captures all graphs of an engine. Leaves out: the
+bodies (`round.py`).
 """
 
 from .recorded import Emulator, LooseCall

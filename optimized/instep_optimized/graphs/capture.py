@@ -1,6 +1,6 @@
 """The graphs of an engine: every body of every step count, captured at the start for every bucket.
 
-Leaves out: how a body is recorded and replayed (`graphs/`), and forwards of several kinds, which are never held.
+Leaves out: how a body is recorded and replayed (`runner.py`), and forwards of several kinds, which always run eagerly.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from . import Emulator, Recorder, Runner, buckets
 def prepared(
     ops: Ops, rounds: Iterable[Round], device: torch.device, recorder: Recorder | None = None
 ) -> Runner:
-    """CUDA graphs where the device and the op set have them; elsewhere the emulator, which finds what goes stale.
+    """CUDA graphs where the device and the op set have them; elsewhere the emulator, which makes stale data show.
 
-    A verify of width w and w decodes have equally many rows, and are different graphs: the kind is part of the key.
+    A verify of one window of w tokens and w decodes have equally many packed rows, but they are different graphs. So
+    the kind is part of the key.
     """
     rounds = list(rounds)
     runner = Runner(recorder or _recorder(ops, device), buckets(rounds[0].model.memory.slots.count), device)
     for at in rounds:
         for kind, body in at.bodies.items():
+            # Idle inputs: the warm-up runs the body for real, and with slot -1 it changes no byte.
             nobody = inputs_of([-1], [-1], body.width, [[-1] * body.choices], device)
             runner.prepare((kind, at.num_steps), ops, body.run, nobody, IDLE)
     return runner

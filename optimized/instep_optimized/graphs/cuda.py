@@ -1,7 +1,8 @@
 """Real CUDA graphs behind the same `Recorder` as the emulator's.
 
-Leaves out: keys, buckets and inputs (`runner.py`). A capture computes nothing, but the warm-up before it runs the body
-for real: whoever records gives inputs with which it changes no byte (slots of -1, counts of 0), as `Runner` does.
+A capture computes nothing, but the warm-up before it runs the body for real. So the caller must give inputs with which
+the body changes no byte (slots of -1, counts of 0), as `Runner` does. Leaves out: keys, buckets and inputs
+(`runner.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from ..ops.base import Ops
 
 T = TypeVar("T")
 
-WARM_UPS = 2  # the first run compiles kernels and makes handles; the second shows that it had nothing left to make
+WARM_UPS = 2  # the first run compiles kernels and makes library handles; the second runs as the capture will
 
 
 class CudaGraphs:
-    """A `Recorder`: all graphs share one memory pool, one stream captures, one graph at a time.
+    """A `Recorder`. All graphs share one memory pool; one stream captures them, one at a time.
 
-    Sharing: a later graph may use the memory of an earlier one's results once nobody holds those; replays of different
-    graphs must therefore follow each other on one stream, which is how an engine runs them. A replay waits for nothing.
+    Because the pool is shared, a later graph may reuse the memory of an earlier graph's results when nobody holds them
+    any more. So replays of different graphs must follow each other on one stream. An engine runs them like that. A
+    replay waits for nothing.
     """
 
     def __init__(self) -> None:
@@ -32,7 +34,7 @@ class CudaGraphs:
     def __call__(self, ops: Ops, body: Callable[[Ops], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         assert not torch.cuda.is_current_stream_capturing(), "one capture at a time"
         here = torch.cuda.current_stream()
-        self._stream.wait_stream(here)
+        self._stream.wait_stream(here)  # the warm-up reads what was launched before on the caller's stream
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 body(ops)

@@ -1,8 +1,8 @@
 """The emulator of CUDA graphs: op calls are kept with their tensor objects, and replayed one after the other.
 
-Leaves out: speed, and whatever happens inside an op: a replay calls the op again, host reads of a plain op included.
-What it shares with a real graph is what goes wrong with graphs: host values and branches are frozen at capture, tensors
-are the ones that were seen then, and a result stands where it stood.
+It shares with a real graph what faults of graphs come from. Host values and branches are frozen at capture. A replay
+uses the tensors of the capture. A result is written where it stood at capture. Leaves out: speed, and the inside of an
+op: a replay calls the op again, so a host read inside a plain op happens again too.
 """
 
 from __future__ import annotations
@@ -24,19 +24,23 @@ from ..ops.base import Ops
 
 T = TypeVar("T")
 
-GARBAGE = -7  # of whole numbers when poisoned: neither a value nor the -1 that skips
-HOST_READS = {"tolist", "numpy", "__array__"}  # they read memory without an ATen call
+GARBAGE = -7  # the poison of whole numbers: neither a valid index nor the -1 that an op skips
+HOST_READS = {"tolist", "numpy", "__array__"}  # they read memory without an ATen call, so `_Guard` cannot see them
 
 
 class LooseCall(Unsupported):
-    """Between two ops something was computed, made or read on the host: no graph would replay it as it was meant."""
+    """Between two ops the body computed or made a tensor, or read one on the host. A graph would not replay that."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"a graph holds ops and views alone; between two ops there is a call of {name}")
 
 
 class Emulator:
-    """A `Recorder`. `poison`: nothing but inputs and pools survives from one replay, of any graph, to the next."""
+    """A `Recorder`. With `poison`, every replay first overwrites the results of all recordings.
+
+    Then only inputs and pools survive from one replay to the next, as in a memory pool that all graphs share. A body
+    that reads a result of an earlier replay reads poison.
+    """
 
     def __init__(self, *, poison: bool = False) -> None:
         self._poison = poison
@@ -58,7 +62,7 @@ class Emulator:
 
 @dataclass(frozen=True)
 class Call:
-    """One op call: what it was given, and the tensors that it gave, which stay where they are."""
+    """One op call: its arguments, and the result tensors of the capture, into which every replay writes."""
 
     op: Op
     given: dict[str, Any]
@@ -66,13 +70,13 @@ class Call:
 
 
 class Recorded:
-    """A `Recording`: the calls in order. `before` runs ahead of every replay."""
+    """A `Recording`: the op calls in order. `before` is called at the start of every replay."""
 
     def __init__(self, calls: list[Call], before: Callable[[], None]) -> None:
         self._calls, self._before = calls, before
 
     def replay(self) -> None:
-        """Call by call, each result into the tensor in which later calls and views look for it."""
+        """Call every op again. Each result goes into the tensor of the capture, where later calls and views read it."""
         self._before()
         for call in self._calls:
             for kept, fresh in zip(call.results, _results(call.op(**call.given)), strict=True):
@@ -80,7 +84,7 @@ class Recorded:
                 kept.copy_(fresh)
 
     def wreck(self) -> None:
-        """Fill results with what nobody may read, views on pools and inputs excepted."""
+        """Overwrite all results with poison, except results that are views on an argument (a pool or an input)."""
         for call in self._calls:
             given = {memory_of(tensor) for value in call.given.values() for tensor in tensors_of(value)}
             for tensor in call.results:
@@ -89,7 +93,7 @@ class Recorded:
 
 
 def _keeper(calls: list[Call], guard: _Guard) -> Callable[[str, Op], Op]:
-    """The wrapper that keeps every call of an op; inside an op nothing is watched."""
+    """The wrapper that keeps every call of an op. It switches the guard off inside the op."""
 
     def wrapper(name: str, op: Op) -> Op:
         @wraps(op)
@@ -108,7 +112,7 @@ def _keeper(calls: list[Call], guard: _Guard) -> Callable[[str, Op], Op]:
 
 
 class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Between ops only views pass: they make nothing and read nothing."""
+    """Between ops it lets only views pass: a view makes no memory and reads none."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,11 +1,10 @@
-"""Who replays what: graphs by key and bucket, their own input buffers, and outputs that outlive the next replay.
+"""Captures and replays graphs by (key, bucket): each has input buffers of its own, and its outputs are copied out.
 
-Leaves out: how a body is recorded (`recorded.py`, `cuda.py`) and what it computes.
-
-A body is `body(ops, inputs) -> tensors` (one, or a tuple or NamedTuple of them): it calls ops and takes views, nothing
-else. Its inputs are the graph's own tensors [bucket, ...], written before every replay, padding rows included; host
-numbers that it uses are frozen. It is recorded with idle inputs, and run for real then: with these it must change no
-byte of any pool. The rows of a result are a multiple of the bucket's, request by request.
+A body is `body(ops, inputs) -> tensors` (one, or a tuple or NamedTuple of them). It calls ops and takes views, nothing
+else. Its inputs are the graph's own tensors [bucket, ...]. They are written before every replay, padding rows included.
+Host numbers that a body uses are frozen. A body is recorded with idle inputs, and recording runs it for real: so with
+idle inputs it must change no byte of any pool. A result has a fixed number of rows per request, in the order of the
+requests. Leaves out: how a body is recorded (`recorded.py`, `cuda.py`) and what it computes.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ I = TypeVar("I", bound=tuple[Any, ...])  # noqa: E741  a NamedTuple of tensors
 
 
 class Recording(Protocol):
-    """What was recorded; `replay` runs it again on the tensors of then, and waits for nothing."""
+    """A recorded body; `replay` runs it again on the tensors of the capture, and waits for nothing."""
 
     def replay(self) -> None: ...
 
 
 class Recorder(Protocol):
-    """Runs a body once under capture (after warm-up runs): what replays it, and its outputs, which stay in place."""
+    """Runs a body once under capture, after warm-up runs -> its recording, and its outputs, which stay in place."""
 
     def __call__(self, ops: Ops, body: Callable[[Ops], T]) -> tuple[Recording, T]: ...
 
 
 def buckets(most: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, ... and `most` itself."""
+    """Batch sizes for which graphs are captured: 1, 2, 4, 8, .. and `most` itself."""
     return (*(1 << power for power in range((most - 1).bit_length())), most)
 
 
 @dataclass(frozen=True)
 class Captured:
-    """One graph: its inputs, its outputs, and the named results that `see` is shown after every replay."""
+    """One graph: its inputs, its outputs, and the named results that are shown to `see` after every replay."""
 
     recording: Recording
     inputs: tuple[torch.Tensor, ...]
@@ -55,7 +54,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What the last replay was of: whoever watches an engine reads it. given, idle: as they came to `run`."""
+    """The last replay, for a watcher of the engine. given, idle: the arguments of `run`."""
 
     key: Hashable
     bucket: int
@@ -66,8 +65,10 @@ class Replayed:
 
 
 class Runner:
-    """Graphs by (key, bucket). The key says all that a body depends on beside its inputs: kind and step count at least,
-    for layouts with equal token counts are different graphs. A watched run has a graph of its own: it keeps results.
+    """Graphs by (key, bucket). The key must name everything that a body depends on beside its inputs.
+
+    That is at least the kind and the step count, for two launches with equally many tokens may be different graphs. A
+    watched run has a graph of its own, because that graph also keeps the named results.
     """
 
     def __init__(self, record: Recorder, buckets: Sequence[int], device: torch.device | str = "cpu") -> None:
@@ -78,10 +79,10 @@ class Runner:
     def run(
         self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen
     ) -> T:
-        """Replay on these rows; what comes back is cut to them, and copied.
+        """Replay with these rows -> the outputs, without padding rows, as copies.
 
-        inputs: B rows each, on the graphs' device; idle: the fill value of each in a padding row.
-        No rows: nothing is replayed. Nothing is waited for once (key, bucket) is captured.
+        inputs: B rows each, on the graphs' device;  idle: for each input its value in a padding row.
+        With B = 0 nothing is replayed. Once (key, bucket) is captured, a run waits for nothing.
         """
         rows = _rows(inputs)
         captured = self._of(key, self._bucket(rows), ops, body, inputs, idle, see is not unseen)
@@ -97,8 +98,8 @@ class Runner:
     def prepare(
         self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen
     ) -> None:
-        """Capture every bucket of a key ahead of time; of `inputs` only types and shapes of a row matter."""
-        for bucket in reversed(self.buckets):  # the widest first: the others then fit into the memory that it needed
+        """Capture every bucket of a key ahead of time. Of `inputs` only dtypes and the shape of a row matter."""
+        for bucket in reversed(self.buckets):  # the widest first: the others then fit into the memory that it used
             self._of(key, bucket, ops, body, inputs, idle, see is not unseen)
 
     def _bucket(self, rows: int) -> int:
@@ -123,7 +124,7 @@ class Runner:
             return tensor
 
         def watch(recording: Ops) -> T:
-            seen.clear()  # a warm-up run saw tensors that are not the graph's
+            seen.clear()  # a warm-up run has noted tensors that are not the graph's
             return body(around(recording, note if watched else unseen), own)
 
         recording, outputs = self._record(ops, watch)
@@ -147,12 +148,12 @@ def _rows(inputs: tuple[Any, ...]) -> int:
 
 
 def _own(given: torch.Tensor, value: Any, bucket: int, device: torch.device) -> torch.Tensor:
-    """A graph's own input, all of its rows idle."""
+    """An input buffer of a graph, with the idle value in all rows."""
     return torch.full((bucket, *given.shape[1:]), value, dtype=given.dtype, device=device)
 
 
 def _fill(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> None:
-    """Write every row of `own`, without waiting: what is given, then the idle value."""
+    """Write every row of the buffer `own`, without waiting: first the given rows, then the idle value."""
     if given.shape[1:] != own.shape[1:] or given.dtype != own.dtype:
         found = f"rows of {tuple(given.shape[1:])}, {given.dtype}"
         raise BadInput(name, found=found, expected=f"{tuple(own.shape[1:])}, {own.dtype}, as it was recorded")
@@ -161,7 +162,7 @@ def _fill(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> None
 
 
 def _cut(tensor: torch.Tensor, bucket: int, rows: int) -> torch.Tensor:
-    """The rows that are not padding, in packed tensors those of each request."""
+    """The rows of the first `rows` requests: the others are padding. A packed tensor has several rows per request."""
     assert tensor.shape[0] % bucket == 0, f"{tensor.shape[0]} rows for {bucket} requests"
     return tensor[: rows * (tensor.shape[0] // bucket)]
 

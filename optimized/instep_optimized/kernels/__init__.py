@@ -1,6 +1,6 @@
-"""The production kernels in Triton; importing the package settles first how they run (`runtime.py`).
+"""The production kernels in Triton. To import the package decides first whether they are interpreted (`runtime.py`).
 
-Leaves out: which op is served by which kernel (`instep_optimized.ops.triton`).
+Leaves out: which kernel serves which op (`instep_optimized.ops.triton`).
 """
 
 from __future__ import annotations

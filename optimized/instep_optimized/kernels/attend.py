@@ -27,7 +27,8 @@ WARPS, STAGES = 8, 2
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     """`Attend` of the seam: row j of request b sees positions 0 .. before[b] + j of its mapped pages.
 
-    Scores and sums in fp32 (fp32 inputs: products too, `ieee`); probabilities are cast to the values' dtype.
+    Scores and sums are fp32. The products of fp32 inputs are fp32 too (`ieee`). Probabilities are cast to the dtype of
+    the values.
     """
     group, size = query.shape[1] // pages.keys.shape[2], query.element_size()
     most = tile(QUERIES.get(size, 32), 128)
@@ -38,9 +39,9 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
 def read(
     query: torch.Tensor, pages: Pages, queries: int, positions: int, warps: int, stages: int, *, alone: bool
 ) -> torch.Tensor:
-    """Attention with tiles of `queries` rows (tokens times grouped heads) and `positions` positions from position 0.
+    """Attention in tiles of `queries` rows (tokens times grouped heads) and steps of `positions` positions, from 0.
 
-    alone: a row's bits are its own, whatever rows share its tile (`invariant/attend.py`).
+    alone: the bits of a row do not depend on the other rows of its tile (`invariant/attend.py`).
     """
     assert query.stride(2) == pages.keys.stride(3) == pages.values.stride(3) == 1, "heads are contiguous"
     heads, width = query.shape[1:]
@@ -70,9 +71,11 @@ def _attend(
 ):  # fmt: skip
     """`tokens` rows of one request for the `group` query heads of one KV head. Grid (row tiles, KV heads, B).
 
-    held: how many positions a line of the table has pages for; nothing behind them is read.
-    WIDEN, ORDERED: see `dot`. ALONE: a step that lies behind a row's last position, and is there for the sake of
-    later rows, leaves the row as it is, whatever those positions hold.
+    held: how many positions a line of the table has entries for; nothing behind them is read.
+    WIDEN, ORDERED: see `dot`. ALONE: a row is not changed by a step that lies behind its last position. Such a step
+    serves later rows of the tile, and its positions may hold anything.
+
+    best, total, mean are the running maximum, sum of weights and weighted sum of values of the online softmax.
     """
     request, kv_head = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, rows, slot = tl.program_id(0).to(tl.int64) * tokens, tl.load(count + request), tl.load(slots + request)
@@ -81,13 +84,14 @@ def _attend(
     line = table + slot * table_row  # slot is 64 bits wide, and so is the product
     m, d = tl.arange(0, MT), tl.arange(0, DT)
     token, head = first + m // group, kv_head * group + m % group
-    live = (m // group < tokens) & (token < rows)
-    inside = live[:, None] & (d < width)[None, :]
+    live = (m // group < tokens) & (token < rows)  # [MT]
+    inside = live[:, None] & (d < width)[None, :]  # [MT, DT]
     row = tl.load(begin + request) + token
     queries = tl.load(
         query + (row * query_row + head * query_head)[:, None] + d[None, :], mask=inside, other=0.0
     )
     known = tl.load(before + request)
+    # last [MT]: the last position that each row sees; reach: one past the last position that any row of the tile sees
     last, reach = known + token, tl.minimum(known + tl.minimum(first + tokens, rows), held)
 
     best = tl.full((MT,), float("-inf"), tl.float32)
@@ -95,23 +99,25 @@ def _attend(
     mean = tl.zeros((MT, DT), tl.float32)
     for start in range(0, reach.to(tl.int32), NT):  # positions are 32 bits wide: 64-bit division is slow
         at = start + tl.arange(0, NT)
+        # One page lookup per position: a step of positions need not begin at a page, nor end at one.
         page = tl.load(line + at // page_size * table_column, mask=at < reach, other=-1)
-        mapped, entry = page >= 0, at % page_size
+        mapped, entry = page >= 0, at % page_size  # [NT]
         there = mapped[:, None] & (d < width)[None, :]
         key = tl.load(
             keys + (page * keys_page + entry * keys_entry + kv_head * keys_head)[:, None] + d[None, :],
             mask=there, other=0.0,
         )  # fmt: skip
-        score = dot(queries, tl.trans(key), WIDEN, ORDERED) * scale
+        score = dot(queries, tl.trans(key), WIDEN, ORDERED) * scale  # [MT, NT]
         score = tl.where(mapped[None, :] & (at[None, :] <= last[:, None]), score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, axis=1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep -inf - -inf out
         weight = tl.exp(score - shift[:, None])
-        kept = tl.exp(best - shift)
+        kept = tl.exp(best - shift)  # [MT]: what was summed so far had the old maximum
         value = tl.load(
             values + (page * values_page + entry * values_entry + kv_head * values_head)[:, None] + d[None, :],
             mask=there, other=0.0,
         )  # fmt: skip
+        # The sum of weights is taken before they are cast to the values' dtype.
         new_mean = mean * kept[:, None] + dot(weight.to(value.dtype), value, WIDEN, ORDERED)
         new_total = total * kept + tl.sum(weight, axis=1)
         if ALONE:

@@ -1,4 +1,4 @@
-"""The gated delta rule for one token: the one device function that decode, verify, re-runs and folds share.
+"""The gated delta rule for one token, as device functions that decode, verify, re-runs and folds share.
 
 Leaves out: where states come from and go to (`window.py`), and chunks (`chunk.py`).
 """
@@ -14,16 +14,16 @@ import triton.language as tl
 
 @triton.jit
 def step(state, q, k, v, decay, beta):
-    """One token into a tile of V rows of one head's memory, and what the memory then answers to q (already scaled).
+    """Put one token into a tile of V rows of one head's state, and read the state with q (already scaled).
 
         S <- decay S;   u = beta (v - S k);   S <- S + u k^T;   o = S q        (S here is [V, K])
 
     Shapes:  state, q, k [VT, pieces, KI] fp32, K in pieces, q and k the same in every row; v [VT]; decay, beta scalars;
              padding of K and V is zero.  -> state, o [VT], u [VT]
     Units:   decay within 0 and 1, the exponential of a log decay in nats.
-    Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form, V first: rows of V never meet, so a program
-             may own any number of them. Differs: the update is one fused multiply-add, said explicitly, and the
-             decay is multiplied in before anything is read (carrying it aside would round differently).
+    Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form, with V as the first axis. No sum runs over V, so a
+             program may own any number of its rows. Differs: the update is one explicit fused multiply-add; the
+             decay is multiplied in before the state is read (a decay that is kept apart would round differently).
     """
     state = forget(state, decay)
     update = beta * (v - recall(state, k))
@@ -33,7 +33,7 @@ def step(state, q, k, v, decay, beta):
 
 @triton.jit
 def again(state, k, decay, update):
-    """A token whose update u [VT] is known: the multiply and the multiply-add of `step`, on the same bits.  -> state"""
+    """A token whose update u [VT] is known: the multiply and multiply-add of `step` on the same bits.  -> state"""
     return add(forget(state, decay), k, update)
 
 
@@ -51,5 +51,5 @@ def add(state, k, update):
 
 @triton.jit
 def recall(state, key):
-    """S key: over the pieces first, which one thread holds, then across a piece.  -> [VT]"""
+    """S key: the sum over the pieces first (they lie in one thread), then over the numbers of a piece.  -> [VT]"""
     return tl.sum(tl.sum(state * key, axis=1), axis=1)

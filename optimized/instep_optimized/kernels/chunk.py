@@ -33,15 +33,16 @@ def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         o    = D_i0 q S + (tril(q k^T) D) U
         S   <- D_C0 S + sum_j D_Cj k_j u_j^T
 
-    (D_i0 includes the decay of the block's first token.) The first kernel forms (I + A)^-1 and tril(q k^T) D of
-    all blocks at once; the second carries the state from block to block.
-    Mirrors: Gated DeltaNet (arXiv:2412.06464), chunked form with the UT transform. Differs: decays are sums of
-    their own terms, not differences of running sums, so none loses digits behind a strong one or passes 1; the
-    inverse is applied to the residual instead of to keys and values apart.
+    (D_i0 includes the decay of the block's first token.) The first kernel, `_solve`, makes (I + A)^-1 and tril(q k^T) D
+    of all blocks at once. The second, `_carry`, carries the state from block to block.
+    Mirrors: Gated DeltaNet (arXiv:2412.06464), chunked form with the UT transform. Differs: each decay D_ij sums its
+    own terms and is not a difference of running sums, so it loses no digits after a strong decay and never passes 1;
+    the inverse is applied to the residual, not to keys and values apart.
     """
     assert part.per_row is None, "a prefill chunk keeps no state per position"
     requests, heads, values, keys = part.begin.numel(), core.shape[1], core.shape[2], inputs.k.shape[2]
     group, wide = heads // inputs.k.shape[1], max(power_of_2(keys), SMALLEST_DOT)
+    # Scratch between the kernels: per row and head one line of (I + A)^-1 and one of tril(q k^T) D.
     solved, mixed = (inputs.k.new_empty(core.shape[0], heads, TOKENS) for _ in range(2))
     rows = tuple(y for x in inputs[:3] for y in (x, x.stride(0), x.stride(1)))
     gates = tuple(y for x in inputs[3:] for y in (x, x.stride(0), x.stride(1)))
@@ -69,7 +70,7 @@ def _solve(
 ):  # fmt: skip
     """(I + A)^-1 and tril(q k^T) D of one block of C = TOKENS tokens. Grid (blocks, HV, B).
 
-    Tiles of token pairs are held transposed, as [j, i].
+    Tiles of token pairs are held transposed, as [j, i]: the decays from token j on are then a running sum along axis 1.
     """
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
     first = tl.program_id(0).to(tl.int64) * TOKENS
@@ -86,6 +87,7 @@ def _solve(
     write = tl.load(beta + row * beta_row + head * beta_head, mask=live, other=0.0)  # [C]
 
     later, not_earlier = i[None, :] > i[:, None], i[None, :] >= i[:, None]  # [C, C]
+    # D_ij sums the log decays of the tokens j+1 .. i. All are at most 0, so no decay is above 1.
     decay = tl.exp(tl.cumsum(tl.where(later, forget[None, :], 0.0), axis=1))  # [C, C]
     overlap = tl.dot(keys, tl.trans(keys), input_precision=PRECISION) * decay * write[None, :]  # [C, C]
     overlap = tl.where(later, overlap, 0.0)  # [C, C]
@@ -138,6 +140,7 @@ def _carry(
         until = tl.exp(tl.cumsum(following, axis=0, reverse=True))  # [C], from after token i to the block's end
         work = row[:, None] * work_row + head * TOKENS + i[None, :]  # [C, C]
 
+        # What the state before the block gives for each key; the residual, solved, is the update of each token.
         recalled = since[:, None] * tl.dot(keys, state, input_precision=PRECISION)  # [C, VT]
         inverse = tl.load(solved + work, mask=some, other=0.0)  # [C, C]
         update = tl.dot(inverse, write[:, None] * (values - recalled), input_precision=PRECISION)  # [C, VT]

@@ -1,6 +1,6 @@
-"""Causal depthwise conv over prefill chunks and verify windows, its history in memory: one kernel for both.
+"""Causal depthwise conv over prefill chunks and verify windows, with its history in memory: one kernel for both.
 
-Leaves out: the projections around it and the choice of addresses (the commit strategy's).
+Leaves out: the projections around it, and the choice of addresses (the commit strategy makes it).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -18,13 +18,13 @@ from ..layout import Part
 from .address import flat, given
 from .runtime import ceil_div, launch, power_of_2, tile
 
-ROWS = 16  # rows per block on a GPU, fewer in a shorter window: every result is its own sum, so no bit depends on it
+ROWS = 16  # rows per block on a GPU, fewer in a shorter window; no bit depends on it: every result is its own sum
 CHANNELS = 128  # channels per program on a GPU: 256 bytes of bf16
-COLUMN_ROWS = tl.constexpr(4)  # windows per step where one is kept per row
+COLUMN_ROWS = tl.constexpr(4)  # windows that one step stores, where a window is kept per row
 
 
 def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
-    """`Conv` of the seam: fp32 inside, result in x's dtype; memory moves bit by bit."""
+    """`Conv` of the seam: fp32 inside, result in x's dtype. Windows in memory keep the bits of x."""
     assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
     channels, width = weight.shape
     mixed = torch.zeros_like(x)
@@ -54,8 +54,10 @@ def _conv(
 ):  # fmt: skip
     """RT rows of one request, CT channels. Grid (row blocks, channel tiles, B).
 
-    Row t takes inputs t - (W-1) .. t, and the window after row t is the last W-1 of them. The program of the
-    first block alone reads the history, and alone writes windows, after it has read: no other one can be late.
+    Row t takes the inputs t - (W-1) .. t. The window after row t is the last W-1 of them.
+
+    Only the program of the first row block reads the history, and only it writes windows, after it has read. So no
+    program can read a window too late, when another one has overwritten it.
     """
     request, first = tl.program_id(2), tl.program_id(0).to(tl.int64) * RT
     unit, rows = tl.load(read_units + request), tl.load(count + request)
@@ -63,11 +65,12 @@ def _conv(
         return  # mixed is zero there already
     c = tl.program_id(1).to(tl.int64) * CT + tl.arange(0, CT)
     in_c, row, start = c < channels, first + tl.arange(0, RT), tl.load(begin + request)
-    # A condition on the whole tile is a bound of 0 on its channels: nothing is below it.
+    # A fresh request must not read its history. Then the bound is 0; no channel index is below 0, so nothing is loaded.
     remembered = c < tl.where(tl.load(fresh + request) == 0, channels, 0)
     history = read + unit * read_unit + tl.load(read_columns + request) * read_column + c * read_c
 
-    total = tl.zeros((RT, CT), tl.float32)
+    # An input before row 0 (back < 0) is entry back + W-1 of the history.
+    total = tl.zeros((RT, CT), tl.float32)  # [RT, CT]
     for tap in tl.static_range(W):
         back = row - (W - 1 - tap)
         new = tl.load(
@@ -88,8 +91,9 @@ def _conv(
     if first > 0:
         return
 
-    w = tl.arange(0, WT)  # of a window; the last of WT >= W is padding
-    behind = rows - (W - 1) + w
+    # The window after the last row: its inputs are read here, and stored at the end.
+    w = tl.arange(0, WT)  # [WT], entry of a window; entries from W-1 on are padding
+    behind = rows - (W - 1) + w  # [WT], the row of each entry; negative: it is in the history
     last_new = tl.load(
         x + ((start + behind) * x_row)[:, None] + c[None, :],
         mask=((w < W - 1) & (behind >= 0))[:, None] & in_c[None, :], other=0.0,
@@ -101,9 +105,10 @@ def _conv(
 
     kept_unit = tl.load(each_units + request)
     kept = each + kept_unit * each_unit + c[None, None, :] * each_c + (w * each_w)[None, :, None]
+    # The window after every row, COLUMN_ROWS of them in a step. Without such an address the loop has no steps.
     for t in range(0, tl.where((has_each != 0) & (kept_unit >= 0), rows, 0), COLUMN_ROWS):
         token = t + tl.arange(0, COLUMN_ROWS)
-        reach = token[:, None] + (w - (W - 2))[None, :]
+        reach = token[:, None] + (w - (W - 2))[None, :]  # [COLUMN_ROWS, WT], the row of each entry; negative: history
         live = (token < rows)[:, None] & (w < W - 1)[None, :]
         later = tl.load(
             x + ((start + reach) * x_row)[:, :, None] + c[None, None, :],
@@ -119,7 +124,7 @@ def _conv(
             kept + (token * each_column)[:, None, None], columns, mask=live[:, :, None] & in_c[None, None, :]
         )
 
-    tl.debug_barrier()
+    tl.debug_barrier()  # `store` may be the same memory as a window that was read or stored above
     goal = tl.load(store_units + request)
     target = store + goal * store_unit + tl.load(store_columns + request) * store_column + c * store_c
     window = tl.where((behind >= 0)[:, None], last_new.to(store.dtype.element_ty), last_old.to(store.dtype.element_ty))

@@ -16,9 +16,10 @@ import triton.language as tl
 def dot(x, y, WIDEN: tl.constexpr, ORDERED: tl.constexpr):
     """x [M, K] times y [K, N]; fp32 operands are not rounded.
 
-    WIDEN    operands are widened to fp32, exactly: the interpreter multiplies the bit patterns of bf16
-    ORDERED  every element is its own sum over K, first to last. The interpreter's `tl.dot` is a call of the CPU's
-             BLAS, which owes nobody that two rows of a tile are summed alike; a tensor core's instruction does
+    WIDEN    operands are first widened to fp32, which is exact. The interpreter needs it: it holds bf16 as whole
+             numbers and would multiply these
+    ORDERED  every element is a sum of its own over K, in order. The interpreter's `tl.dot` calls the CPU's BLAS, which
+             may sum two rows of one tile in different orders. A tensor core sums all rows alike
     """
     if WIDEN:
         x, y = x.to(tl.float32), y.to(tl.float32)

@@ -18,7 +18,7 @@ FORMS = {"chunk": chunk, "window": window}
 
 
 def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
-    """`Gdn` of the seam: rows that no part covers, and idle requests, stay zero."""
+    """`Gdn` of the seam. Rows that no part covers, and rows of idle requests, stay zero."""
     core = torch.zeros_like(inputs.v, dtype=dtype)
     for part in parts:
         FORMS[part.form](inputs, part, core)

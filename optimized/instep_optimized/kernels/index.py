@@ -1,4 +1,4 @@
-"""Whole numbers of a round, on the device: where rows stand, forced or own, and lengths that grow.
+"""Whole numbers of a round, on the device: where rows stand, forced or own choices, and lengths that grow.
 
 Leaves out: acceptance (`pick.py`) and everything that is not int64.
 """
@@ -15,14 +15,14 @@ import triton.language as tl
 from ..ops.base import RowPlacement
 from .runtime import ceil_div, launch, power_of_2, tile
 
-REQUESTS = 64  # looked at per step by every row
+REQUESTS = 64  # requests that every row compares itself with in one step
 
 
 def place_rows(
     *, slots: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, rows: int, length: torch.Tensor,
     table: torch.Tensor, page_size: int, shift: int,
 ) -> RowPlacement:
-    """`PlaceRows` of the seam: lane i of the grid looks after packed row i and after request i."""
+    """`PlaceRows` of the seam: lane i of the grid computes the results of packed row i and those of request i."""
     assert all(x.is_contiguous() for x in (slots, begin, count)), "vectors are contiguous"
     requests = slots.numel()
     positions, locations = (slots.new_empty(rows) for _ in range(2))
@@ -50,14 +50,14 @@ def choose(*, own: torch.Tensor, forced: torch.Tensor) -> torch.Tensor:
 
 
 def advance(*, length: torch.Tensor, slots: torch.Tensor, by: torch.Tensor) -> None:
-    """`Advance` of the seam; requests have different slots, so nobody adds where another one does."""
+    """`Advance` of the seam. Requests have different slots, so no two lanes add to the same length."""
     assert slots.is_contiguous() and by.is_contiguous(), "vectors are contiguous"
     requests, tall = slots.numel(), tile(32, 128)
     launch(_advance, (ceil_div(requests, tall),), length, length.stride(0), slots, by, requests, RT=tall)
 
 
 def shift(*, tokens: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, behind: torch.Tensor) -> torch.Tensor:
-    """`Shift` of the seam: lane i of the grid looks after packed row i."""
+    """`Shift` of the seam: lane i of the grid computes packed row i."""
     assert all(x.is_contiguous() for x in (tokens, begin, count, behind)), "vectors are contiguous"
     rows, requests, tall = tokens.numel(), begin.numel(), tile(32, 128)
     out = torch.empty_like(tokens)
@@ -76,6 +76,7 @@ def _place(
 ):  # fmt: skip
     """RT packed rows, and as many requests. Grid (tiles)."""
     lane = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    # As request `lane`.
     asked = lane < requests
     slot = tl.load(slots + lane, mask=asked, other=-1)
     busy = slot >= 0
@@ -86,15 +87,17 @@ def _place(
     end = tl.load(begin + lane, mask=asked, other=0) + mine - 1
     tl.store(last + lane, tl.where(mine > 0, end, -1), mask=asked)
 
-    owner = tl.full((RT,), -1, tl.int64)
-    inside = tl.zeros((RT,), tl.int64)
+    # As packed row `lane`: at most one request covers a row, so a maximum over all requests finds its slot, and a sum
+    # over all requests finds its number among the request's rows.
+    owner = tl.full((RT,), -1, tl.int64)  # [RT], the slot
+    inside = tl.zeros((RT,), tl.int64)  # [RT], the number within the request
     for start in range(0, requests, CT):
         request = start + tl.arange(0, CT)
         there = request < requests
         theirs = tl.load(slots + request, mask=there, other=-1)
         first = tl.load(begin + request, mask=there, other=0)
         many = tl.load(count + request, mask=there, other=0)
-        past = lane[:, None] - first[None, :]
+        past = lane[:, None] - first[None, :]  # [RT, CT]
         covers = (past >= 0) & (past < many[None, :]) & (theirs >= 0)[None, :]
         owner = tl.maximum(owner, tl.max(tl.where(covers, theirs[None, :], -1), axis=1))
         inside = inside + tl.sum(tl.where(covers, past, 0), axis=1)
@@ -135,8 +138,8 @@ def _advance(length, length_step, slots, by, requests, RT: tl.constexpr):
 def _shift(tokens, begin, count, behind, out, rows, requests, RT: tl.constexpr, CT: tl.constexpr):
     """RT packed rows, each found in at most one request. Grid (tiles)."""
     lane = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
-    inner = tl.zeros((RT,), tl.int64)  # 1: the row after it is the same request's
-    ended = tl.zeros((RT,), tl.int64)  # what stands behind, where the row is a request's last
+    inner = tl.zeros((RT,), tl.int64)  # 1: the next row belongs to the same request; 0: it does not
+    ended = tl.zeros((RT,), tl.int64)  # for the last row of a request: the token behind it
     for start in range(0, requests, CT):
         request = start + tl.arange(0, CT)
         there = request < requests

@@ -24,7 +24,7 @@ def gdn_inputs(
     *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
     key_heads: int, key_dim: int, to: tuple[Place, ...],
 ) -> GdnInputs:  # fmt: skip
-    """`MakeGdnInputs` of the seam; computed once per token here, never again per tile of the state."""
+    """`MakeGdnInputs` of the seam. Computed once per token here, so that no program of the rule has to do it again."""
     assert mixed.stride(1) == a.stride(1) == b.stride(1) == 1, "rows are contiguous"
     rows, heads = a.shape
     width = (mixed.shape[1] - 2 * key_heads * key_dim) // heads
@@ -46,7 +46,7 @@ def _gdn_inputs(
     rows, H, K, HV, V, scale,
     RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """RT (row, head) pairs of q, k, or v with the gates. Grid (pairs, 3)."""
+    """RT (row, head) pairs of q (kind 0), of k (1), or of v with the gates (2). Grid (pair tiles, 3)."""
     kind = tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.arange(0, CT)
@@ -55,6 +55,7 @@ def _gdn_inputs(
         inside = live[:, None] & (at < V)[None, :]
         value = tl.load(mixed + (row * mixed_row + 2 * H * K + head * V)[:, None] + at[None, :], mask=inside, other=0.0)
         tl.store(v + pair[:, None] * V + at[None, :], value.to(tl.float32), mask=inside)
+        # log_decay = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)
         drive = tl.load(a + row * a_row + head, mask=live, other=0.0).to(tl.float32)
         drive += tl.load(dt_bias + head, mask=live, other=0.0).to(tl.float32)
         rate = tl.exp(tl.load(A_log + head, mask=live, other=0.0).to(tl.float32))
@@ -77,8 +78,8 @@ def _gdn_inputs(
 def softplus(x):
     """log(1 + e^x), without overflow, and to full relative precision where e^x is tiny.
 
-    A head that remembers hundreds of tokens has e^x of 1e-4 and less, where log(1 + y) keeps few digits of y;
-    log(u) * y / (u - 1) with u = 1 + y as rounded cancels that rounding (Kahan).
+    A head that remembers hundreds of tokens has e^x of 1e-4 and less. There 1 + y rounds most digits of y away. Kahan's
+    formula log(u) * y / (u - 1), with u = 1 + y as rounded, cancels this rounding.
     """
     y = tl.exp(-tl.abs(x))
     u = 1.0 + y

@@ -1,6 +1,6 @@
 """Mixture of experts: routing, then each chosen expert's products for each row, and the gated shared expert.
 
-Leaves out: grouping rows by expert (a prefill reads an expert's weights once per row here; decode does anyway).
+Leaves out: grouping rows by expert. So a prefill reads an expert's weights once per row; a decode must do that anyway.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -22,7 +22,7 @@ from .runtime import ceil_div, launch, power_of_2, tile
 
 
 class Dense(Protocol):
-    """Whose products serve the shared expert; a module of kernels is one."""
+    """The products for the shared expert. The modules `products` and `invariant.linear` have this form."""
 
     @property
     def mlp(self) -> Mlp: ...
@@ -31,14 +31,15 @@ class Dense(Protocol):
 
 
 def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
-    """`Moe` of the seam: router, softmax and all products in fp32, one cast at the end; no host reads."""
+    """`Moe` of the seam: router, softmax and products of the experts in fp32, one cast at the end; no host reads."""
     return mix(x, weights, top_k, norm_topk, products, to)
 
 
 def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, dense: Dense, to: Place) -> torch.Tensor:
-    """Route every row, run its experts, add the shared expert, whose products are `dense.mlp` and `dense.lm_head`.
+    """Route every row, run its experts, and add the shared expert, whose products are `dense.mlp` and `dense.lm_head`.
 
-    Every program here serves one row with tiles that only the weights size: what is a row's own but for `dense`.
+    Every program here serves one row, in tiles whose size depends only on the weights. So a row's bits do not depend on
+    other rows, unless they do in `dense`.
     """
     rows, width = x.shape
     experts, inner = weights.router.shape[0], weights.down.shape[2]
@@ -65,7 +66,7 @@ def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, de
 
 
 def _shared(x: torch.Tensor, weights: ExpertWeights, dense: Dense, to: Place) -> tuple[torch.Tensor, torch.Tensor]:
-    """The shared expert's rows and the logit of its gate; without one, stand-ins that are not read."""
+    """The shared expert's rows and the logit of its gate. Without a shared expert: x twice, which is not read."""
     if weights.shared_gate_up is None or weights.shared_down is None or weights.shared_gate is None:
         return x, x
     rows = dense.mlp(x=x, gate_up=weights.shared_gate_up, down=weights.shared_down, to=to)
@@ -77,7 +78,7 @@ def _route(
     x, x_row, router, router_row, chosen, share, experts, width,
     NORM: tl.constexpr, TOP: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """One row: softmax over all experts, its TOP largest in order, the lowest index on a tie."""
+    """One row: softmax over all experts, then the TOP largest in order, the lowest index on a tie. Grid (N)."""
     row, e = tl.program_id(0).to(tl.int64), tl.arange(0, ET)
     logit = tl.zeros((ET,), tl.float32)
     for start in range(0, width, DT):
@@ -90,16 +91,17 @@ def _route(
     logit = tl.where(e < experts, logit, float("-inf"))
     likely = tl.exp(logit - tl.max(logit, axis=0))
     likely = likely / tl.sum(likely, axis=0)
-    left, total = tl.where(e < experts, likely, -1.0), 0.0
+    left, total = tl.where(e < experts, likely, -1.0), 0.0  # -1: padding, or chosen already
     for i in tl.static_range(TOP):
         most = tl.max(left, axis=0)
-        expert = tl.minimum(tl.min(tl.where(left == most, e, ET), axis=0), experts - 1)  # a row of NaN has no most
+        # In a row of NaN nothing equals the maximum; the bound keeps the index among the experts.
+        expert = tl.minimum(tl.min(tl.where(left == most, e, ET), axis=0), experts - 1)
         tl.store(chosen + row * TOP + i, expert.to(tl.int64))
         tl.store(share + row * TOP + i, most)
         left = tl.where(e == expert, -1.0, left)
         total += most
     if NORM:
-        tl.debug_barrier()  # the choices are read again by other warps than the one that wrote them
+        tl.debug_barrier()  # the choices are read again below, by other warps than the one that wrote them
         i, left = tl.arange(0, ET), tl.where((left < 0.0) & (e < experts), likely / total, 0.0)
         for n in tl.static_range(TOP):
             tl.store(share + row * TOP + n, tl.sum(tl.where(i == tl.load(chosen + row * TOP + n), left, 0.0), axis=0))
@@ -110,7 +112,7 @@ def _up(
     x, x_row, gate_up, expert_step, row_step, column_step, chosen, middle, inner, width,
     IT: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up of one chosen expert, IT of its rows. Grid (tiles of I, TOP, N)."""
+    """silu(gate) * up of one chosen expert for one row, IT inner channels. Grid (tiles of I, TOP, N)."""
     row, pair = tl.program_id(2).to(tl.int64), tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     i = tl.program_id(0) * IT + tl.arange(0, IT)
     expert = gate_up + tl.load(chosen + pair) * expert_step
@@ -121,7 +123,7 @@ def _up(
         value = tl.load(x + row * x_row + d, mask=d < width, other=0.0).to(tl.float32)[None, :]
         at = i[:, None] * row_step + d[None, :] * column_step
         gate += tl.sum(tl.load(expert + at, mask=inside, other=0.0).to(tl.float32) * value, axis=1)
-        lower = expert + inner * row_step
+        lower = expert + inner * row_step  # the up half stands behind the gate half
         up += tl.sum(tl.load(lower + at, mask=inside, other=0.0).to(tl.float32) * value, axis=1)
     tl.store(middle + pair * inner + i, gate / (1.0 + tl.exp(-gate)) * up, mask=i < inner)
 
@@ -131,7 +133,7 @@ def _down(
     middle, down, expert_step, row_step, column_step, chosen, share, shared, opening, out, inner, width,
     SHARED: tl.constexpr, TOP: tl.constexpr, DT: tl.constexpr, IT: tl.constexpr,
 ):  # fmt: skip
-    """The weighted sum over one row's experts, in their order, DT of its channels. Grid (tiles of D, N)."""
+    """The weighted sum over one row's experts, in the order of choice, DT channels. Grid (tiles of D, N)."""
     row, d = tl.program_id(1).to(tl.int64), tl.program_id(0) * DT + tl.arange(0, DT)
     total = tl.zeros((DT,), tl.float32)
     for n in tl.static_range(TOP):

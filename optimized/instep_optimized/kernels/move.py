@@ -1,6 +1,6 @@
-"""Copying units of memory bit by bit: the commit of a snapshot strategy, save and load.
+"""Copies units of memory bit by bit: the commit of the snapshot strategies.
 
-Leaves out: deciding what goes where.
+Leaves out: the choice of units.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -23,7 +23,7 @@ AXES = 3  # of a unit, at most: [HV, K, V]
 
 
 def move(*, source: Address, target: Address) -> None:
-    """`Move` of the seam: as integers, so -0 and NaN payloads survive; -1 on either side skips."""
+    """`Move` of the seam. Elements move as whole numbers, so -0 and the bits of a NaN survive. -1 skips a request."""
     assert source.pool.dtype == target.pool.dtype, "bits move between equal dtypes"
     inner = source.pool.dim() - 1 - (source.column is not None)
     shape = source.pool.shape[-inner:]
@@ -31,7 +31,7 @@ def move(*, source: Address, target: Address) -> None:
     near, far = source.pool.stride()[-inner:], target.pool.stride()[-inner:]
     order = sorted(range(inner), key=lambda axis: -far[axis])  # the target's contiguous axis runs fastest
     pad = (AXES - inner) * [0]
-    sizes = [*(1 for _ in pad), *(shape[axis] for axis in order)]
+    sizes = [*(1 for _ in pad), *(shape[axis] for axis in order)]  # always AXES axes: missing ones have size 1, step 0
     elements = math.prod(shape)
     block = min(power_of_2(elements), tile(ELEMENTS, 1 << 16))
     launch(
@@ -43,7 +43,7 @@ def move(*, source: Address, target: Address) -> None:
 
 
 def _leading(address: Address) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
-    """Pool as integers, units, columns, and the steps of both."""
+    """(pool as whole numbers, units, columns, unit step, column step); absent columns: the units, with step 0."""
     pool = address.pool.view(BITS[address.pool.element_size()])
     if address.column is None:
         return pool, address.units, address.units, pool.stride(0), 0

@@ -1,6 +1,6 @@
 """RMS norms over rows: the plain one times (1 + w), and the gated one of the GDN layer times w and a gate.
 
-Leaves out: the norms of queries and keys, which belong to their inputs (`inputs.py`, `rotary.py`).
+Leaves out: the norms of queries and keys, which are made with the inputs of their ops (`inputs.py`, `rotary.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

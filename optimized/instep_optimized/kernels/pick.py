@@ -17,7 +17,7 @@ from instep_reference.contract.place import Place
 from ..ops.base import Acceptance
 from .runtime import ceil_div, launch, power_of_2, tile
 
-COLUMNS = 4096  # of the vocabulary per step
+COLUMNS = 4096  # tokens of the vocabulary per step
 
 
 def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:
@@ -34,7 +34,7 @@ def accept(
     *, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor, forced_correct: torch.Tensor,
     forced_bonus: torch.Tensor,
 ) -> Acceptance:
-    """`Accept` of the seam: a draft is right while each one before it was, and it equals the pick one place before."""
+    """`Accept` of the seam: a draft is right if it, and each one before it, equals the pick one node before."""
     assert count.is_contiguous(), "the windows' lengths are contiguous"
     requests, width = window.shape
     correct, lens, last, bonus, own, own_bonus = (window.new_empty(requests) for _ in range(6))
@@ -50,7 +50,7 @@ def accept(
 
 @triton.jit
 def _pick(logits, logits_row, picked, rows, width, RT: tl.constexpr, CT: tl.constexpr):
-    """Each lane keeps its first largest element; a NaN is never larger. Grid (row tiles)."""
+    """Each lane keeps the first of its largest elements; a NaN is never larger. Grid (row tiles)."""
     row, lane = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
     best = tl.full((RT, CT), float("-inf"), tl.float32)
     where = tl.zeros((RT, CT), tl.int32) + lane[None, :]
@@ -62,6 +62,7 @@ def _pick(logits, logits_row, picked, rows, width, RT: tl.constexpr, CT: tl.cons
         larger = value > best
         where = tl.where(larger, at[None, :], where)
         best = tl.where(larger, value, best)
+    # Of all lanes with the largest value the lowest index wins: the first maximum of the row.
     largest = tl.max(best, axis=1)
     lowest = tl.min(tl.where(best == largest[:, None], where, width), axis=1)
     tl.store(picked + row, lowest.to(tl.int64), mask=row < rows)
@@ -81,6 +82,7 @@ def _accept(
     busy = live & (nodes > 0)
     drafts = window + request[:, None] * window_row
     said = picks + request * picks_row
+    # Own acceptance: the first node whose draft is wrong, minus 1. The root (t = 0) is never wrong.
     drafted = live[:, None] & (t >= 1)[None, :] & (t[None, :] < nodes[:, None])
     draft = tl.load(drafts + t[None, :] * window_column, mask=drafted, other=0)
     before = tl.load(said[:, None] + (t - 1)[None, :] * picks_column, mask=drafted, other=0)
@@ -89,6 +91,7 @@ def _accept(
     ours = tl.minimum(tl.maximum(tl.min(wrong, axis=1).to(tl.int64) - 1, 0), most)
     tl.store(own + request, ours, mask=live)
     tl.store(own_bonus + request, tl.load(said + ours * picks_column, mask=busy, other=0), mask=live)
+    # In force: the forced count where it is not -1, but never more than the window has drafts.
     forced = tl.load(forced_correct + request * correct_step, mask=live, other=-1)
     in_force = tl.where(forced >= 0, tl.minimum(forced, most), ours)
     tl.store(correct + request, in_force, mask=live)
@@ -98,6 +101,7 @@ def _accept(
     reached = tl.load(said + in_force * picks_column, mask=busy, other=0)
     root = tl.where(busy, tl.where(named >= 0, named, reached), 0)
     tl.store(bonus + request, root, mask=live)
+    # The path is nodes 0 .. in_force. Node t is followed by draft t + 1; the last node by the bonus.
     on_path = busy[:, None] & (t[None, :] <= in_force[:, None])
     accepted = busy[:, None] & (t[None, :] < in_force[:, None])
     inside = live[:, None] & (t < width)[None, :]

@@ -1,4 +1,4 @@
-"""Whole numbers of the ring: what is run again, where rows are kept, and how far the state then reaches.
+"""Whole numbers of the ring: which tokens run again, where rows are kept, how many tokens the state then contains.
 
 Leaves out: the ring itself, which the delta rule reads and writes (`window.py`).
 """
@@ -16,7 +16,7 @@ from ..ops.base import RingPlan
 from .runtime import ceil_div, launch, tile
 
 REQUESTS = 64  # per program
-ABSORBED = -1  # for the kernel: rows go into the state, nothing is kept
+ABSORBED = -1  # stands for spare=None in the kernel: rows go into the state, none is kept
 
 
 def plan_ring(
@@ -39,7 +39,7 @@ def _ring(
     size, limit, spare, requests,
     RT: tl.constexpr,
 ):  # fmt: skip
-    """RT requests. A mark may hold anything: it is clamped before anything is made of it. Grid (tiles)."""
+    """RT requests. A mark may hold anything, so the pending count made of it is clamped first. Grid (tiles)."""
     request = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     asked = request < requests
     slot = tl.load(slots + request, mask=asked, other=-1)
@@ -50,10 +50,12 @@ def _ring(
     owed = tl.where(busy, tl.minimum(tl.maximum(reach - mark, 0), limit), 0)
     kept = busy & (spare >= 0)
     stored = kept & (owed > spare)
-    first = (reach - owed + size) % size  # a device's remainder has the sign of what is divided; owed <= size
+    # On the device a remainder has the sign of the dividend: + size makes it positive, for owed <= size.
+    first = (reach - owed + size) % size
     tl.store(begin + request, tl.where(busy, first, 0), mask=asked)
     tl.store(pending + request, owed, mask=asked)
     tl.store(keep + request, tl.where(kept, reach % size, -1), mask=asked)
     tl.store(settle + request, tl.where(stored, slot, -1), mask=asked)
+    # The new mark: after a verify the tokens that were stored, after other rows all tokens.
     now = tl.where(kept, tl.where(stored, reach, reach - owed), reach + rows)
     tl.store(after + request, tl.where(busy, now, 0), mask=asked)

@@ -27,7 +27,7 @@ def add(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
 
 
 def output_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
-    """`Open` of the seam: attended times sigmoid of the gate half of `projected`."""
+    """`OutputGate` of the seam: attended times sigmoid of the gate half of `projected`."""
     out = attended.new_empty(attended.shape)
     gate = projected[:, :, 1]
     heads, width = attended.shape[1:]

@@ -1,8 +1,9 @@
 """Matrix products: linear layers, the dense MLP and the head, by the vendor's library.
 
-Leaves out: row-invariant products (a row's bits may depend on how many rows there are) and experts (`moe.py`).
-Operands are stored in the activation dtype; the library accumulates in fp32, to the end of a sum: a library that splits
-a sum over programs may otherwise add the parts in 16 bits, a rounding point that nobody declared.
+Operands are stored in the activation dtype, and the library sums in fp32. A library may split a sum over several
+programs and then add the parts in 16 bits, a rounding point that nobody declared: two switches below forbid that. The
+library may choose another kernel for another number of rows, so a row's bits may depend on it. Leaves out:
+row-invariant products (`invariant/linear.py`) and experts (`moe.py`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to:
 
 
 def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
-    """`Mlp` of the seam: two products and one kernel between them; its input is rounded to x's dtype."""
+    """`Mlp` of the seam: two products and one kernel between them, which reads rows rounded to x's dtype."""
     return silu_mul(x @ gate_up.t()) @ down.t()
 
 
 def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
-    """`LmHead` of the seam: narrow operands, fp32 logits, without widening the weight on a GPU."""
+    """`LmHead` of the seam: operands as stored, fp32 logits. On a GPU no fp32 copy of the weight is made."""
     if x.dtype == torch.float32:
         return x @ weight.t()
     if x.is_cuda:

@@ -25,7 +25,7 @@ def attention_inputs(
     *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
     k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, to: tuple[Place, Place],
 ) -> AttentionInputs:  # fmt: skip
-    """`MakeAttentionInputs` of the seam; channel i of the first half turns by position * theta^(-2i/rotary_dim)."""
+    """`MakeAttentionInputs` of the seam. Channel i of the first half turns by position * theta^(-2i/rotary_dim)."""
     raw_query = projected[:, :, 0]
     return AttentionInputs(
         *(
@@ -51,7 +51,7 @@ def _norm_and_rotate(
 
 
 def _halves(x: float) -> tuple[float, float]:
-    """x as a sum of two fp32 numbers, good to 48 bits: kernels take their floats in fp32."""
+    """x as a sum of two fp32 numbers, exact to about 48 bits, because a kernel takes a float argument as fp32."""
     upper: float = struct.unpack("f", struct.pack("f", x))[0]
     return upper, x - upper
 
@@ -61,10 +61,10 @@ def _rotary(
     x, x_row, x_head, positions, weight, out, pairs, heads, width, eps, half, step, step_rest, turn, turn_rest,
     RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """RT (row, head) pairs. Every channel is normed together with its partner half a rotation away.
+    """RT (row, head) pairs. Every lane norms its channel and the channel's partner, `half` channels away.
 
-    The angle is formed and reduced to one turn in fp64: in fp32 a position of 100 000 has lost five of its digits.
-    Channel i turns by 2^(i * (step + step_rest)) per position; a turn is turn + turn_rest.
+    The angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at position 100 000 would
+    have lost five digits. Channel i turns by 2^(i * (step + step_rest)) per position; 2 pi is turn + turn_rest.
     """
     pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     row, head, at = pair // heads, pair % heads, tl.arange(0, CT)
@@ -81,7 +81,7 @@ def _rotary(
     channel = tl.where(at < half, at, at - half).to(tl.float64)
     position = tl.load(positions + row, mask=live, other=0).to(tl.float64)
     angle = position[:, None] * tl.exp2(channel * step + channel * step_rest)[None, :]
-    whole = tl.floor(angle / turn)  # one more or less does not matter
+    whole = tl.floor(angle / turn)  # one more or less does not matter: sine and cosine stay the same
     angle = (angle - whole * turn - whole * turn_rest).to(tl.float32)
     sign = tl.where(at < half, -1.0, 1.0)[None, :]
     turned = value * tl.cos(angle) + sign * partner * tl.sin(angle)

@@ -1,6 +1,6 @@
-"""Moving rows by number: embedding, selection, joining, and storing into pages.
+"""Moves rows by number: embedding, selection, joining, and storing into pages. Bits move as whole numbers.
 
-Leaves out: arithmetic; bits are moved as integers.
+Leaves out: arithmetic.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -44,7 +44,7 @@ def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
 
 
 def store_rows(*, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor) -> None:
-    """`StoreRows` of the seam: rows [N, ...] into pool [pages, page_size, ...], up to two axes behind."""
+    """`StoreRows` of the seam: rows [N, ...] into pool [pages, page_size, ...]; a row has at most AXES axes."""
     assert rows.dtype == pool.dtype and rows.shape[1:] == pool.shape[2:], "equal dtypes, equal rows"
     bits = BITS[rows.element_size()]
     here, there = (x.view(bits)[(..., *[None] * (AXES - len(rows.shape[1:])))] for x in (rows, pool))
@@ -55,7 +55,7 @@ def store_rows(*, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tenso
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    """[N] or [N, ...] as integers [N, width]."""
+    """[N] or [N, ...] as whole numbers [N, width]."""
     return x.view(BITS[x.element_size()]).unsqueeze(-1).flatten(1)
 
 

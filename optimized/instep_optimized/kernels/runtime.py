@@ -1,7 +1,7 @@
 """How kernels run: interpreted or native, decided before Triton is first imported, and one launcher with fixed options.
 
-Leaves out: the kernels. No other file asks for a version or passes launch options. Only `ops/interpreter.py` sets the
-variable.
+No other file asks for a version or passes launch options. Beside this file only `ops/interpreter.py` sets the variable.
+Leaves out: the kernels.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from instep_reference.contract.errors import Unsupported
 
 from ..ops.interpreter import VARIABLE
 
-_WITNESS = "triton.language.standard"  # its functions were decorated when Triton was imported, one way or the other
+_WITNESS = "triton.language.standard"  # the type of its functions shows how Triton was imported
 
 
 def decide(environment: MutableMapping[str, str], loaded: Mapping[str, Any], cuda: bool) -> bool:
     """Whether kernels are interpreted: always without a CUDA device, else if the environment asks for it.
 
-    Triton reads the variable when a kernel is decorated, its own helpers included, so it must be set before
-    the first import; if somebody imported Triton natively before us, nothing here could run.
+    Triton reads the variable when a kernel is decorated. It decorates its own helpers when it is imported, so the
+    variable must be set before the first import. If Triton was imported the other way before, this raises Unsupported.
     """
     if not cuda:
         environment[VARIABLE] = "1"
@@ -44,15 +44,15 @@ def decide(environment: MutableMapping[str, str], loaded: Mapping[str, Any], cud
 def to_nearest(convert: Callable[..., Any]) -> Callable[..., Any]:
     """The interpreter's conversion between float formats, with fp32 to bf16 as a GPU does it: to nearest, ties to even.
 
-    Triton's own (3.6 to 3.9, `_convert_float`) cuts the lower 16 bits off. The error of that is up to twice that of
-    rounding, and every result leans towards zero. Where a kernel asks for a cut (RTZ), it gets one.
+    Triton's own function (3.6 to 3.9, `_convert_float`) cuts the lower 16 bits off. Its error is up to twice that of
+    rounding, and always towards zero. If a kernel asks for this rounding towards zero (RTZ), it gets it.
     """
 
     def converted(data: Any, source: Any, target: Any, mode: Any) -> Any:
         if (source.name, target.name) != ("fp32", "bf16") or "RTZ" in str(mode):
             return convert(data, source, target, mode)
         bits = data.astype("float32", order="C", copy=False).view("uint32").astype("uint64")
-        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # half of the last bit kept, less 1 if that bit is even
         nearest[data != data] = 0x7FC0  # a NaN stays one, whatever its lower bits
         return nearest.astype("uint16")
 
@@ -60,7 +60,7 @@ def to_nearest(convert: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mend() -> bool:
-    """Make the interpreter round to bf16; whether it now does. It is judged by what it answers, not by its version."""
+    """Make the interpreter round to bf16 -> whether it does now. This is tested, not concluded from its version."""
     interpreter: Any = import_module("triton.runtime.interpreter")
     tl: Any = import_module("triton.language")
 
@@ -68,7 +68,7 @@ def mend() -> bool:
         exact = torch.tensor([1.0078124, 1.01171875, -1.00390625, 3.4e38, -0.0], dtype=torch.float32)
         handle = interpreter.TensorHandle(exact.numpy(), tl.float32)
         found = interpreter.InterpreterBuilder().create_fp_trunc(handle, tl.bfloat16).data
-        if found.dtype != "uint16":  # whatever it is, it is not how this interpreter holds bf16
+        if found.dtype != "uint16":  # this interpreter holds bf16 in another form than the one known here
             return False
         return torch.equal(torch.from_numpy(found.view("int16")), exact.bfloat16().view(torch.int16))
 
@@ -76,11 +76,11 @@ def mend() -> bool:
         if not rounds():
             interpreter._convert_float = to_nearest(interpreter._convert_float)
         return rounds()
-    except (AttributeError, TypeError, ValueError, RuntimeError):  # an interpreter that is built in another way
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # an interpreter with other internals
         return False
 
 
-# How numpy 2.4 refuses what the interpreter of Triton 3.6 does with the bound of a loop.
+# The error of numpy 2.4 when the interpreter of Triton 3.6 reads the bound of a loop.
 NUMPY_REFUSES = "only 0-dimensional arrays can be converted to Python scalars"
 
 INTERPRETED: bool = decide(os.environ, sys.modules, torch.cuda.is_available())
@@ -88,7 +88,7 @@ ROUNDS = mend() if INTERPRETED else True
 
 
 def must_round(*stored: torch.dtype) -> None:
-    """Refuse to store bf16 where the interpreter would cut it off: a divergence that would be nobody's fault."""
+    """Refuse to store bf16 where the interpreter would cut it off: that divergence would not be an engine's fault."""
     if torch.bfloat16 in stored and not ROUNDS:
         raise Unsupported(
             f"the interpreter of Triton {metadata.version('triton')} cuts fp32 off to bfloat16 instead of rounding it: "
@@ -97,7 +97,7 @@ def must_round(*stored: torch.dtype) -> None:
 
 
 def tile(native: int, interpreted: int) -> int:
-    """A tile size: an interpreted program costs milliseconds whatever its size, so few large ones run there."""
+    """A tile size. An interpreted program costs milliseconds whatever its size, so there few large programs run."""
     return interpreted if INTERPRETED else native
 
 
@@ -115,10 +115,10 @@ def launch(
     kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 1, registers: int | None = None,
     **constants: Any,
 ) -> None:
-    """Run `kernel` over `grid`; an empty grid returns at once. registers: the most of a thread, None: any number.
+    """Run `kernel` over `grid`; an empty grid returns at once. registers: the most that a thread may use; None: any.
 
-    Floating-point fusion is off: where a fused multiply-add is meant the kernel says `tl.fma`, so the same
-    source gives the same bits wherever it is inlined, and Triton's changing default cannot matter.
+    Floating-point fusion is off. Where a fused multiply-add is meant the kernel says `tl.fma`. So the same source gives
+    the same bits wherever it is inlined, and Triton's default, which changes between versions, does not matter.
     """
     if 0 in grid:
         return
@@ -142,7 +142,7 @@ def launch(
 
 
 def versions() -> dict[str, str]:
-    """What serves: for reports, results and baselines."""
+    """What runs the kernels here: versions, device, interpreted or native. For reports, results and baselines."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {
         "torch": torch.__version__,

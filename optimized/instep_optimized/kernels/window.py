@@ -1,6 +1,6 @@
 """The gated delta rule token by token: kept tokens run again, then decode or verify rows, one kernel for all.
 
-Leaves out: prefill chunks (`chunk.py`) and the choice of addresses (the commit strategy's).
+Leaves out: prefill chunks (`chunk.py`), and the choice of addresses (the commit strategy makes it).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -33,9 +33,9 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     """Run one part's kept tokens and rows through their states; write `core` [N, HV, V] and what the part names.
 
     Every part runs the same compiled code: whether an address is absent, and how many rows there are, are run-time
-    values. So a window of T tokens gives the bits of T one-token decodes, and T tokens that are run again do so, too.
-    This holds for a state in fp32. A narrower state is rounded where it is stored, and once before row 0, behind the
-    tokens that are run again.
+    values. So a window of T tokens gives the bits of T one-token decodes, and so do T tokens that are run again.
+    This holds for a state in fp32. A narrower state is rounded where it is stored, and also once between the tokens
+    that are run again and row 0.
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     rows, padded = min(power_of_2(values), tile(VALUE_ROWS, 64)), power_of_2(keys)
@@ -113,6 +113,7 @@ def _window(
     known = tl.load(fresh + request) == 0
     kept_by = tl.where(has_ring != 0, tl.load(ring_units + request), -1)
     asked = tl.minimum(tl.maximum(tl.load(ring_pending + request), 0), ring_size)
+    # A fresh request runs nothing again: its ring may still hold entries of the slot's last owner.
     pending = tl.where(known & (kept_by >= 0), asked, 0)
     if (unit < 0) | ((rows <= 0) & (pending <= 0)):
         return  # core is zero there already
@@ -129,6 +130,7 @@ def _window(
         source = read + unit * read_unit + tl.load(read_columns + request) * read_column + head * read_h
         state = fetch(source + (tile_v * read_v + tile_k * read_k), inside, WHOLE).to(tl.float32)
 
+    # Pointers to entry 0 of this request's rings. All heads of one key head share its k; u has V rows per program.
     kept_k = ring_k + kept_by * ring_k_unit + key_head * ring_k_head
     kept_decay = ring_decay + kept_by * ring_decay_unit + head * ring_decay_head
     kept_u = ring_u + kept_by * ring_u_unit + head * ring_u_head + at_v
@@ -149,6 +151,7 @@ def _window(
         target = settled + goal * settled_unit + tl.load(settled_columns + request) * settled_column + head * settled_h
         put(target + (tile_v * settled_v + tile_k * settled_k), state, inside, WHOLE)
 
+    # Where row t of this head goes, if a state is stored per row: column t of unit `each_to`.
     each_to = tl.load(each_units + request)
     aside = (has_each != 0) & (each_to >= 0)
     column = each + each_to * each_unit + head * each_h

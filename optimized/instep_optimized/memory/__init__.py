@@ -30,7 +30,7 @@ class Memory:
         self.slots = Slots(capacity.slots)
         self.pages = PageTable(capacity.pages, capacity.page_size, capacity.max_positions)
         self.slot_table = SlotTable.of(self.pools)
-        # `fresh` of rows that are never the first of their request. A graph may hold this tensor, as it never changes.
+        # `fresh` for launches in which no row is the first of its request. A graph may hold it: it never changes.
         self.none_fresh = torch.zeros(len(capacity.slots), dtype=torch.bool, device=device)
 
     def __getitem__(self, name: str) -> Pool:
@@ -42,7 +42,7 @@ class Memory:
 
     def claim(self, request: str, positions: int = 0) -> None:
         """Take a slot, and pages for that many positions. Where either is missing, raise and change nothing."""
-        self.slots.first()
+        self.slots.first()  # raises where no slot is free; from here on only the pages can be missing
         self.pages.grow([(request, positions)])
         self.slot_table.enter(self.slots.take(request), positions, self.pages.of(request))
 
@@ -53,13 +53,14 @@ class Memory:
         ])
 
     def release(self, request: str) -> None:
-        """Slot and pages are free again, and poisoned: nobody may build on what they held."""
+        """Slot and pages are free again, and poisoned, so that a later read of what they held shows."""
         slot, pages = self.slots.give(request), self.pages.release(request)
         for pool in self.pools.values():
+            # Snapshot rows belong to a batch and not to a request: none is freed here.
             pool.scrub({"slot": [slot], "page": pages, "row": []}[pool.demand.by])
 
     def regions(self) -> list[Region]:
-        """Every byte of every pool; the ends of a pool are a region of two units that nothing may ever write."""
+        """Every byte of every pool. The two ends of a pool are a region of their own, which no event may write."""
         found = []
         for name, pool in self.pools.items():
             demand, means = pool.demand, pool.demand.means

@@ -1,7 +1,7 @@
 """The memory budget: what every pool must hold, in bytes, and what fits.
 
-Leaves out: allocation (`pool.py`), and which of these a commit strategy asks for (`commit/`). Pools are made from these
-very demands, so a budget and its pools cannot disagree about the widest window: both take it from `widest`.
+Pools are made from these very demands. So a budget and its pools cannot disagree about the widest window: both take it
+from `Sizes.widest`. Leaves out: allocation (`pool.py`), and which of the pools a commit strategy asks for (`commit/`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .slot_table import LAYER, NAMES
 from .slots import check_order
 
 Component = Literal["conv", "state"]  # what a GDN layer keeps of a request
-RING = "ring_"  # begins the name of every ring pool
-# What the positions of a line of the slot table are, where it has any.
+RING = "ring_"  # the name of every ring pool begins with it
+# What a position is in a line of the slot table, for the fields that have positions.
 BOARD_POSITIONS = {
     "table": Positions("page"), "window": Positions("choice"), "picks": Positions("node"), "final": Positions("node"),
 }
@@ -33,8 +33,14 @@ BOARD_POSITIONS = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """What demands depend on beside the model: storage dtypes, layout, room, the widest window (max steps + 1), and
-    what a ring keeps of a token."""
+    """What the demands depend on, beside the model.
+
+    types     storage dtypes
+    layout    physical order of a state block
+    capacity  slots, pages, page size
+    widest    tokens of the widest window: the largest step count + 1
+    keeps     what a ring keeps of a token
+    """
 
     types: Types
     layout: StateLayout
@@ -49,7 +55,7 @@ class Sizes:
 
 
 def check_room(capacity: Capacity, widest: int) -> None:
-    """Refuse a room in which nothing could run, before anything is allocated."""
+    """Refuse a capacity in which no window could run, before anything is allocated."""
     check_order("capacity.slots", capacity.slots)
     check_order("capacity.pages", capacity.pages)
     if capacity.page_size < 1:
@@ -64,7 +70,7 @@ def check_room(capacity: Capacity, widest: int) -> None:
 
 
 def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
-    """What every engine has, whatever the strategy: KV pages of target and draft layers, and the slot table."""
+    """The pools of every engine, whatever the strategy: KV pages of target and draft layers, and the slot table."""
     capacity, pages = sizes.capacity, max(sizes.capacity.pages) + 1
     kept = _kv("", config, of_kind(config, "attention"), capacity.page_size, pages, sizes.types.kv)
     if config.mtp_layers:
@@ -74,7 +80,7 @@ def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
 
 
 def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
-    """One line per slot, as `SlotTable` says."""
+    """The fields of the slot table, one line per slot each; `SlotTable` says what they hold."""
     widest, drafts, whole, hidden = sizes.widest, max(1, config.mtp_layers), torch.int64, sizes.types.hidden
     lines: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict(
         length=((1,), whole), table=((sizes.capacity.request_pages,), whole), window=((widest,), whole),
@@ -99,19 +105,19 @@ def units(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
 
 
 def positions(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
-    """The same for every position of the widest window."""
+    """A conv window or a state per slot, GDN layer and position of the widest window."""
     one = units(component, config, sizes)
     return replace(one, shape=(sizes.widest, *one.shape), means=Meaning(component, positions=Positions("column")))
 
 
 def snapshots(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
-    """The same by batch row, for as many rows as a batch can have: one per slot that is ever handed out."""
+    """As `positions`, but by batch row. A batch has at most as many rows as there are slots to hand out."""
     each = positions(component, config, sizes)
     return replace(each, name=f"snapshot_{component}", by="row", units=len(sizes.capacity.slots))
 
 
 def widened(config: ModelConfig, sizes: Sizes) -> Demand:
-    """Conv windows [C, W-1 + widest-1] by slot, in which the window of every position is a piece of one line."""
+    """Lines [C, W-1 + widest-1] by slot: the conv windows of all positions of the widest window, which overlap."""
     one = units("conv", config, sizes)
     channels, history = one.shape
     line = Meaning("conv", positions=Positions("input", axis=2))
@@ -119,13 +125,16 @@ def widened(config: ModelConfig, sizes: Sizes) -> Demand:
 
 
 def ring_pools(keeps: Keeps) -> tuple[str, ...]:
-    """The names of the pools of a ring, in the order of `Updates` or of `Inputs`."""
+    """The names of a ring's pools, in the order of the fields of `Updates` or `Inputs`."""
     return tuple(RING + name for name in KEPT[keeps]._fields)
 
 
 def rings(config: ModelConfig, sizes: Sizes, size: int, own: int) -> tuple[Demand, ...]:
-    """What is kept of `size` tokens per slot and GDN layer (of updates, or values: of `own`): updates in the width in
-    which the recurrence computes, inputs in the precision consumed."""
+    """The pools of a ring: `size` entries per slot and GDN layer, but `own` entries in the pool of updates (or values).
+
+    A ring of updates is stored in the dtype in which the recurrence computes, so that no bit is lost. A ring of inputs
+    is stored in the dtype in which the delta rule consumes them.
+    """
     keys, gate = (config.key_heads, config.key_dim), (config.value_heads,)
     values = (*gate, config.value_dim)
     shapes = {"k": keys, "v": values, "update": values, "decay": gate, "log_decay": gate, "beta": gate}
@@ -138,19 +147,23 @@ def rings(config: ModelConfig, sizes: Sizes, size: int, own: int) -> tuple[Deman
 
 
 def _entries(name: str) -> Meaning:
-    """Pending tokens and a new window stand side by side; but a program reads its own update before it writes it."""
+    """What an entry means. A ring holds pending tokens and a new window side by side, so it needs room for two windows.
+
+    The pool of updates (or values) needs room for one: a program reads its old entry before it writes the new one.
+    """
     return Meaning("state", positions=Positions("entry", windows=1 if name in OWN else 2), keeps=name)
 
 
 def mark(name: str, sizes: Sizes) -> Demand:
-    """A whole number per slot that a strategy keeps on the device."""
+    """One whole number per slot, which a strategy keeps on the device (`commit/marks.py`)."""
     return Demand(name, "slot", (0,), max(sizes.capacity.slots) + 1, (1,), torch.int64, means=Meaning("length"))
 
 
 def bytes_per(wanted: tuple[Demand, ...], *, guarded: bool) -> dict[str, int]:
-    """What one more unit costs, over all layers: per slot, rings apart; per slot's rings; per snapshot row and KV page.
+    """The bytes of one more unit, over all layers, by kind of unit.
 
-    A request has one of each, and as many pages as its tokens need.
+    slot  a slot without its rings;  ring: the rings of one slot;  row: a snapshot row;  page: a KV page
+    A request has one slot, its rings, one row, and as many pages as its tokens need.
     """
     costs = {"slot": 0, "ring": 0, "row": 0, "page": 0}
     for demand in wanted:
@@ -162,8 +175,8 @@ def bytes_per(wanted: tuple[Demand, ...], *, guarded: bool) -> dict[str, int]:
 def bytes_of(requests: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:
     """All pools of an engine for so many requests of `tokens` tokens, to the byte.
 
-    A request has a slot, rings, a snapshot row and its pages. The reserved slot and page and the ends of every pool
-    are there even for nobody.
+    A request has a slot, rings, a snapshot row and its pages. The reserved slot, the reserved page and the two ends of
+    every pool are there even without a request.
     """
     costs = bytes_per(wanted, guarded=guarded)
     ends = sum(2 * demand.pitch(guarded) * demand.dtype.itemsize for demand in wanted)

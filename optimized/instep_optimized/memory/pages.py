@@ -1,7 +1,7 @@
 """KV pages: which request's positions stand on which page, for target and draft layers alike.
 
-Leaves out: the memory behind a page (`pool.py`). One page id is the same page number in every KV pool. Page 0 is
-reserved. A request's list grows when an event may write new positions and is never trimmed before it is released.
+One page id is the same page number in every KV pool. Page 0 is reserved. A request's list grows when an event may write
+new positions; it keeps all its pages until the request is released. Leaves out: the memory behind a page (`pool.py`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ class PageTable:
         self._owned: dict[str, list[int]] = {}
 
     def grown(self, wants: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
-        """(request, positions) -> the list each request would have, in this order; nothing is handed out yet."""
+        """(request, positions) -> the page list that each request would have. Nothing is handed out yet.
+
+        Requests are served in the order given: the first one takes the first free pages.
+        """
         wants = list(wants)
         for request, positions in wants:
             if self._most is not None and positions > self._most:
                 raise OutOfCapacity(f"{request!r} needs {positions} positions; one request may have {self._most}")
+        # -(-a // b) rounds up: the pages that so many positions need, less those that the request owns.
         missing = {request: max(0, -(-positions // self.size) - len(self.of(request))) for request, positions in wants}
         wanted = sum(missing.values())
         free = list(islice(self._free(), wanted)) if wanted else []  # most rounds want none: then nothing is searched
@@ -54,7 +58,7 @@ class PageTable:
         return new
 
     def release(self, request: str) -> list[int]:
-        """The request gives all its pages back; which ones they were."""
+        """Take all pages of a request back -> their ids."""
         return self._owned.pop(request, [])
 
     def of(self, request: str) -> list[int]:
@@ -64,12 +68,12 @@ class PageTable:
         return {request: list(pages) for request, pages in self._owned.items()}
 
     def locations(self, request: str, begin: int, count: int) -> list[int]:
-        """Flat places page * page_size + offset of positions begin .. begin + count - 1."""
+        """Flat locations page * page_size + offset of the positions begin .. begin + count - 1."""
         pages = self._owned.get(request, [])
         return [pages[at // self.size] * self.size + at % self.size for at in range(begin, begin + count)]
 
     def covering(self, pages: list[int], begin: int, count: int) -> set[int]:
-        """The pages of a list on which these positions stand."""
+        """The pages of a list on which the positions begin .. begin + count - 1 stand."""
         return {pages[at // self.size] for at in range(begin, begin + count)}
 
     def _free(self) -> Iterator[int]:

@@ -4,7 +4,8 @@ Leaves out: who owns a unit (`slots.py`, `pages.py`) and how many there are (`bu
 
     ends[0] | layer 0: unit 0 | gap | unit 1 | gap | ... | layer 1: unit 0 | gap | ... | ends[1]
 
-A unit and the gap behind it make one pitch. The two ends catch index -1 of the first layer and one past the last.
+A unit and the gap behind it make one pitch. The two ends catch a write to unit -1 of the first layer, and a write one
+unit past the last layer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from instep_reference.contract.meaning import Meaning
 from ..transfer.to_device import ints
 
 ALIGN = 16  # elements: a pitch that Triton knows to be divisible by 16, in every dtype at least 16 bytes
-RED = 0xFF  # every byte of a red zone: a NaN in every float, and other bits than a NaN that arithmetic makes
+RED = 0xFF  # every byte of a red zone: a NaN in every float dtype, with other bits than a NaN from arithmetic
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,10 @@ class Demand:
         return math.prod(self.shape)
 
     def pitch(self, guarded: bool) -> int:
-        """Elements from one unit to the next; with a guard never the packed size."""
+        """Elements from one unit to the next, a multiple of ALIGN.
+
+        With a guard it is never the packed size. So an op that computes strides from the shape reads wrong memory.
+        """
         return -(-(self.packed + (ALIGN if guarded else 0)) // ALIGN) * ALIGN
 
     def bytes(self, guarded: bool) -> int:
@@ -56,14 +60,15 @@ class Demand:
 
 
 class Pool:
-    """The memory behind one demand. Fresh units are poisoned like freed ones."""
+    """The memory behind one demand. Fresh units are poisoned, as freed ones are."""
 
     def __init__(self, demand: Demand, *, guarded: bool, poison: float | None, device: torch.device) -> None:
         self.demand, self.guarded = demand, guarded
         pitch, layers = demand.pitch(guarded), len(demand.layers)
+        # One line of `pitch` elements per unit, and one more at each end; all of it is a red zone at first.
         lines = torch.empty(layers * demand.units + 2, pitch, dtype=demand.dtype, device=device)
         lines.view(torch.uint8).fill_(RED)
-        self._ends = lines[:: layers * demand.units + 1]
+        self._ends = lines[:: layers * demand.units + 1]  # this step picks the first and the last line
         self._body = lines[1:-1].view(layers, demand.units, pitch)
         self._number = {layer: number for number, layer in enumerate(demand.layers)}
         self._poison = None if poison is None else _pattern(poison, demand.dtype)
@@ -73,7 +78,7 @@ class Pool:
         self.scrub(range(demand.units))
 
     def units(self, layer: int) -> torch.Tensor:
-        """[units, *shape]: a view on the pool itself, whatever the physical order of the last two axes."""
+        """[units, *shape]: a view on the pool itself, in the logical order of the axes whatever the physical one."""
         return self._views[layer]
 
     def gaps(self, layer: int) -> torch.Tensor | None:
@@ -85,7 +90,7 @@ class Pool:
         return self._ends if self.guarded else None
 
     def scrub(self, units: range | list[int]) -> None:
-        """Poison units in every layer: what is read from them shows. Nobody waits: a request may end amid rounds."""
+        """Poison units in every layer, so that a read of them shows. Does not wait: rounds may be running meanwhile."""
         if self._poison is not None and len(units):
             self._body[..., : self.demand.packed].index_fill_(1, ints(units, self._body.device), self._poison)
 
@@ -98,7 +103,7 @@ class Pool:
 
 
 def _pattern(poison: float, dtype: torch.dtype) -> float | int:
-    """The poison of a dtype: the number itself, or its fp64 bits where units hold labels."""
+    """The poison of a dtype: the number itself; for whole numbers (labels) the bits that it has in fp64."""
     if dtype.is_floating_point:
         return poison
     return int(struct.unpack("<q", struct.pack("<d", poison))[0])

@@ -1,7 +1,7 @@
 """Kept states: a request's logical state read out of its slot and pages, and written back into them.
 
-Leaves out: when that happens (`engine.py`), and the physical form of conv windows and states (the commit strategy's).
-Bits are moved, never made: what comes back is what was read.
+Bits are copied and never computed: what is written back is what was read. Leaves out: when that happens (`engine.py`),
+and the physical form of conv windows and states, which only the commit strategy knows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAGED = ("keys", "values", "draft_keys", "draft_values")
 
 @dataclass(frozen=True)
 class Kept:
-    """Copies: per layer in the canonical layout (see `RequestState`), and the slot's line of the slot table.
+    """Copies of a request's memory per layer, in the canonical layout (`RequestState`), and of its slot table fields.
 
     root [] int64;  proposal [n] int64 and proposed [D], or None without a draft head
     """
@@ -39,8 +39,10 @@ Units = Mapping[int, torch.Tensor]
 
 
 def read(memory: Memory, request: str, length: int, conv: Units, state: Units) -> Kept:
-    """Copies of everything that a request has after `length` tokens; conv windows and states come from the commit
-    strategy, which alone knows their physical form."""
+    """Copies of everything that a request has after `length` tokens.
+
+    conv, state: copies that the commit strategy made (`peek`), because only it knows their physical form.
+    """
     at, slot, slot_table = _places(memory, request, length), memory.slots.of(request), memory.slot_table
 
     def rows(name: str) -> dict[int, torch.Tensor]:
@@ -57,13 +59,16 @@ def read(memory: Memory, request: str, length: int, conv: Units, state: Units) -
 
 
 def copied(kept: Kept) -> Kept:
-    """The same bits in memory of their own."""
+    """A copy with the same bits in new memory."""
     clones: dict[str, Any] = {field.name: _clone(getattr(kept, field.name)) for field in fields(kept)}
     return Kept(**clones)
 
 
 def write(memory: Memory, request: str, length: int, kept: Kept) -> None:
-    """The reverse of `read`, conv windows and states excepted. The request owns its slot, and pages for all tokens."""
+    """The reverse of `read`, without conv windows and states: the commit strategy writes those (`restore`).
+
+    The request must own its slot, and pages for all its tokens.
+    """
     at, slot, slot_table = _places(memory, request, length), memory.slots.of(request), memory.slot_table
     for name in PAGED:
         for layer, rows in getattr(kept, name).items():

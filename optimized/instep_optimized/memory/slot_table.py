@@ -1,7 +1,7 @@
 """The slot table: what the device knows of the request in every slot, so that no round has to ask the host.
 
-Leaves out: conv windows, states and KV (pools of their own), what a commit strategy marks (`commit/`), and how large
-each line is (`budget.py`).
+Leaves out: conv windows, states and KV (they have pools of their own), the marks of the commit strategies (`commit/`),
+and the size of each field (`budget.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ LAYER = 0  # of its pools: the slot table has one line per slot, whatever the nu
 
 @dataclass(frozen=True)
 class SlotTable:
-    """Views on the slot table's pools, one line per slot. P: the most pages of a request, T: the widest window.
+    """Views on the slot table's pools: every field has one line per slot.
+
+    P is the largest number of pages of a request, T the widest window. `final` and `proposed` have the dtype of hidden
+    rows, all other fields are int64.
 
     length [slots]            committed tokens
     table [slots, P]          its KV pages in order, -1 padded
@@ -45,12 +48,12 @@ class SlotTable:
 
     def enter(self, slot: int, length: int, pages: list[int]) -> None:
         """Write the line of a request that takes the slot: its length and its KV pages."""
-        self.length[slot].fill_(length)  # an assignment of a number waits for the device
+        self.length[slot].fill_(length)  # `length[slot] = n` would copy a number from the host and wait for the device
         self.table[slot].fill_(-1)
         self.map([(slot, number, page) for number, page in enumerate(pages)])
 
     def map(self, entries: list[tuple[int, int, int]]) -> None:
-        """Write entries (slot, n, page): `page` is the slot's n-th page. Nothing waits for the device."""
+        """Enter pages: of (slot, n, page), `page` becomes the n-th page of the slot's line. Waits for nothing."""
         if entries:
             slot, number, page = sent([[entry[axis] for entry in entries] for axis in range(3)], self.table.device)
             self.table.index_put_((slot, number), page)

@@ -29,7 +29,7 @@ class Slots:
         return slot
 
     def give(self, request: str) -> int:
-        """The request gives its slot back; which one it was."""
+        """Take the slot of a request back -> its number."""
         return self._owned.pop(request)
 
     def of(self, request: str) -> int:
@@ -40,6 +40,6 @@ class Slots:
 
 
 def check_order(field: str, order: tuple[int, ...]) -> None:
-    """Unit 0 is reserved, and a unit that stands twice would get two owners."""
+    """Refuse unit 0, which is reserved, and units that are listed twice, for they would get two owners."""
     if not order or min(order) < 1 or len(set(order)) < len(order):
         raise BadInput(field, found=order, expected="distinct numbers of at least 1, one or more")

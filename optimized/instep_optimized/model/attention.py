@@ -20,7 +20,7 @@ from .mlp import Half
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """Frozen: its number, weights, sizes, and the KV pools [pages, page_size, kv_heads, head_dim] that are its own."""
+    """One layer, frozen: its number, weights and sizes, and its own KV pools [pages, page_size, kv_heads, head_dim]."""
 
     layer: int
     norm: torch.Tensor
@@ -39,27 +39,28 @@ class AttentionLayer:
         return cls(layer, norm, w.attention(stored, prefix), half, config, keys, values)
 
     def __call__(self, ops: Ops, hidden: torch.Tensor, batch: Batch, stage: str) -> torch.Tensor:
-        """hidden [N, D] -> [N, D]; the rows' keys and values are stored before anything attends to them."""
+        """hidden [N, D] -> [N, D]."""
 
         def at(component: str) -> Place:
             return Place(stage, self.layer, component)
 
         weights, config = self.weights, self.config
         key_shape = (config.kv_heads, config.head_dim)
-        x = ops.norm(x=hidden, weight=self.norm, eps=config.eps, to=at("normed"))
+        x = ops.norm(x=hidden, weight=self.norm, eps=config.eps, to=at("normed"))  # [N, D]
         projected = ops.linear(
             x=x, weight=weights.q, shape=(config.heads, 2, config.head_dim), to=at("projected")
-        )
-        key_raw = ops.linear(x=x, weight=weights.k, shape=key_shape, to=at("key_raw"))
-        value = ops.linear(x=x, weight=weights.v, shape=key_shape, to=at("value"))
+        )  # [N, heads, 2, head_dim]: query, then gate
+        key_raw = ops.linear(x=x, weight=weights.k, shape=key_shape, to=at("key_raw"))  # [N, kv_heads, head_dim]
+        value = ops.linear(x=x, weight=weights.v, shape=key_shape, to=at("value"))  # [N, kv_heads, head_dim]
         query, key = ops.attention_inputs(
             projected=projected, key_raw=key_raw, positions=batch.positions, q_norm=weights.q_norm,
             k_norm=weights.k_norm, eps=config.eps, rotary_dim=config.rotary_dim, theta=config.rope_theta,
             to=(at("query"), at("key")),
-        )
+        )  # [N, heads, head_dim], [N, kv_heads, head_dim]
+        # Stored before `attend`: a row also attends to itself and to the rows before it in this launch.
         ops.store_rows(rows=key, pool=self.keys, locations=batch.locations)
         ops.store_rows(rows=value, pool=self.values, locations=batch.locations)
         attended = ops.attend(query=query, pages=batch.pages(self.keys, self.values), to=at("attended"))
         opened = ops.output_gate(attended=attended, projected=projected, to=at("opened"))
-        mixer = ops.linear(x=opened, weight=weights.o, shape=(config.hidden,), to=at("mixer"))
+        mixer = ops.linear(x=opened, weight=weights.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]
         return self.half(ops, hidden, mixer, stage)

@@ -20,7 +20,7 @@ from .mlp import Half
 
 @dataclass(frozen=True)
 class GdnLayer:
-    """Frozen: its number, weights and sizes. Calling it runs it."""
+    """One layer, frozen: its number, weights and sizes. To call it is to run it."""
 
     layer: int
     norm: torch.Tensor
@@ -41,19 +41,20 @@ class GdnLayer:
 
         weights, config = self.weights, self.config
         heads, wide = config.value_heads, (config.value_heads, config.value_dim)
-        x = ops.norm(x=hidden, weight=self.norm, eps=config.eps, to=at("normed"))
-        qkv = ops.linear(x=x, weight=weights.qkv, shape=(weights.qkv.shape[0],), to=at("qkv"))
-        z = ops.linear(x=x, weight=weights.z, shape=wide, to=at("z"))
-        b = ops.linear(x=x, weight=weights.b, shape=(heads,), to=at("b"))
-        a = ops.linear(x=x, weight=weights.a, shape=(heads,), to=at("a"))
-        mixed = ops.conv(x=qkv, weight=weights.conv, parts=bound.conv(self.layer), to=at("mixed"))
+        x = ops.norm(x=hidden, weight=self.norm, eps=config.eps, to=at("normed"))  # [N, D]
+        qkv = ops.linear(x=x, weight=weights.qkv, shape=(weights.qkv.shape[0],), to=at("qkv"))  # [N, C]
+        z = ops.linear(x=x, weight=weights.z, shape=wide, to=at("z"))  # [N, HV, V]
+        b = ops.linear(x=x, weight=weights.b, shape=(heads,), to=at("b"))  # [N, HV]
+        a = ops.linear(x=x, weight=weights.a, shape=(heads,), to=at("a"))  # [N, HV]
+        mixed = ops.conv(x=qkv, weight=weights.conv, parts=bound.conv(self.layer), to=at("mixed"))  # [N, C]
         inputs = ops.gdn_inputs(
             mixed=mixed, a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
             key_dim=config.key_dim, to=tuple(map(at, ("q", "k", "v", "log_decay", "beta"))),
-        )
+        )  # q, k [N, H, K], v [N, HV, V], log_decay, beta [N, HV]
+        # [N, HV, V]; the states themselves are read and written in memory, where the parts say
         core = ops.gdn(inputs=inputs, parts=bound.state(self.layer), dtype=hidden.dtype, to=at("core"))
         gated = ops.gated_norm(
             core=core, z=z, weight=weights.norm, eps=config.eps, gate=config.output_gate, to=at("gated")
         )
-        mixer = ops.linear(x=gated, weight=weights.out, shape=(config.hidden,), to=at("mixer"))
+        mixer = ops.linear(x=gated, weight=weights.out, shape=(config.hidden,), to=at("mixer"))  # [N, D]
         return self.half(ops, hidden, mixer, stage)

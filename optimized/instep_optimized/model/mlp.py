@@ -18,7 +18,7 @@ from ..ops.base import ExpertWeights, Ops
 
 @dataclass(frozen=True)
 class Half:
-    """hidden + mixer, then + mlp(norm(·))."""
+    """residual = hidden + mixer; answer = residual + mlp(norm(residual))."""
 
     layer: int
     norm: torch.Tensor

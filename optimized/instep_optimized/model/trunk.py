@@ -62,7 +62,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Trunk:
-    """Frozen; the op set, the batch and the addresses of its memory are handed in."""
+    """The target, frozen. The op set, the batch and the addresses of memory are arguments of every call."""
 
     head: Head
     layers: tuple[Layer, ...]

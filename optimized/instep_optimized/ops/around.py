@@ -1,12 +1,13 @@
 """`around(ops, see)`: the one place where calls of an op set are watched.
 
-Leaves out: what is done with what is seen (recording, grafting, rounding are the caller's `see`).
+Leaves out: what happens to the results that are seen (recording, grafting and rounding are the caller's `see`).
 
-Wrappers compose from the inside out, and the order is fixed:
+Wrappers are applied from the inside out, in a fixed order:
   1. the op itself;
-  2. wrappers given by the caller, in their order, each `(name, op) -> op`: contracts first, so that they judge what
-     the op was given and gave; then launch counts; then the recorder of a graph, which must hold what is replayed;
-  3. `see`, outermost: a grafted tensor is what goes on, and no wrapper mistakes it for the op's own.
+  2. the wrappers that the caller gives, in their order, each `(name, op) -> op`: contracts first, so that they judge
+     the op's own arguments and results; then launch counts; then the recorder of a graph, which must hold what is
+     replayed;
+  3. `see`, outermost. A tensor that `see` puts in goes on to the next op, and no wrapper takes it for the op's result.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from .plain.ring import keeps_updates, put_updates
 Op = Callable[..., Any]
 Wrapper = Callable[[str, Op], Op]
 
-# Fields of an op set that describe it and are never called between layers.
+# Fields of an op set that describe it. They are not ops, so they are not wrapped.
 DESCRIPTIONS = {"name", "types", "rounds", "keeps", "captures", "products", "row_invariant"}
 
 
 def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
-    """`ops` with every call wrapped, and every named result passed through `see`; the inner set is not changed."""
+    """A copy of `ops` in which every call is wrapped and every named result goes through `see`."""
     if see is unseen and not wrappers:
         return ops
     wrapped: dict[str, Any] = {}
@@ -49,7 +50,7 @@ def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an argument: itself, or those of a bundle, of addresses and of parts."""
+    """The tensors of an argument: itself, or all tensors inside a tuple, an address or a part."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, tuple):
@@ -61,13 +62,16 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Where its memory begins: tensors that share it have the same."""
+    """The address of the tensor's storage. Views of one tensor have the same."""
     return tensor.untyped_storage().data_ptr()
 
 
 def _with_updates(gdn: Op, look: Op, see: See) -> Op:
-    """The delta rule, and then a look at the updates that its rings keep: no result, but memory, where the next step
-    finds them. Where `see` gives others, those are put there."""
+    """The `gdn` op, which then also shows `see` the updates that its rings have kept.
+
+    Updates are memory and not a result: the next step reads them there. If `see` gives other updates, they are written
+    into the rings.
+    """
 
     def call(**given: Any) -> Any:
         core, parts, rows = gdn(**given), given["parts"], len(given["inputs"].q)
@@ -83,7 +87,7 @@ def _with_updates(gdn: Op, look: Op, see: See) -> Op:
 
 
 def _seen(op: Op, see: See) -> Op:
-    """Results go through `see` under the names that the call gave them in `to`; unnamed ones do not."""
+    """Pass each result through `see` under its place in `to`. A call without `to` has no named result."""
 
     def call(**given: Any) -> Any:
         result = op(**given)

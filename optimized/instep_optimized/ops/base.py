@@ -1,12 +1,14 @@
 """The seam: every operation of the optimized engine, with its contract.
 
-An op set is a frozen value of keyword-only functions, swapped by `dataclasses.replace`. Leaves out: all
-arithmetic. Rules for every op: results are new tensors (memory excepted); at most one component of memory
-is touched; strides, counts and pitches are read from the tensors given, never recomputed; rows that no
-part covers, and requests whose unit is -1, give zeros; an empty batch returns at once.
+An op set is a frozen value of keyword-only functions, swapped by `dataclasses.replace`. Leaves out: all arithmetic.
 
-Alphabet: N packed rows of the event, B requests of a part, D hidden, H/HV key/value heads, K/V their
-widths, C = 2HK + HV*V conv channels, W conv width, M rows that are asked for. `to` names the result.
+Rules for every op:
+  - results are new tensors; only memory (a pool) is written in place, and at most one component of it
+  - strides, counts and pitches are read from the tensors that are given, never computed from sizes
+  - rows that no part covers, and requests whose unit is -1, give zeros; an empty batch returns at once
+
+Alphabet: N packed rows of the event, B requests of a part, D hidden, H/HV key/value heads, K/V their widths,
+C = 2HK + HV*V conv channels, W conv width, M rows that need logits. `to` names the result.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from ..layout import Address, Keeps, Pages, Part
 
 
 class Types(NamedTuple):
-    """Storage dtypes of an op set: hidden rows, conv windows, recurrent state, KV, what the delta rule consumes; and
-    the dtype in which its recurrence computes, so that what it adds to a state is kept bit by bit."""
+    """Storage dtypes of hidden rows, conv windows, recurrent states, and KV; `consumed` is that of a ring of inputs,
+    `recurrence` that of a ring of updates: the dtype in which the recurrence computes, so that no bit is lost."""
 
     hidden: torch.dtype
     conv: torch.dtype
@@ -63,8 +65,8 @@ class RowPlacement(NamedTuple):
 
 
 class RingPlan(NamedTuple):
-    """All [B] int64. begin, pending, keep: as in `Ring`; settle: the slot that is stored to before row 0, or -1;
-    after: how many tokens are in the state once the rows ran."""
+    """All [B] int64. begin, pending, keep: as in `Ring`. settle: the slot to which the state is stored before row 0, or
+    -1. after: the new mark, which is how many tokens the stored state contains after the launch."""
 
     begin: torch.Tensor
     pending: torch.Tensor
@@ -76,8 +78,9 @@ class RingPlan(NamedTuple):
 class Acceptance(NamedTuple):
     """All int64. In force: num_correct_drafts, accept_lens, last_correct_step_indices, bonus [B]; accept_index [B, T].
 
-    own_num_correct_drafts, own_bonus [B]: what greedy acceptance says, forced or not. tokens [B, T]: the accepted
-    drafts one place on, then the bonus, 0 behind: what draft extend takes.
+    own_num_correct_drafts, own_bonus [B]: the result of greedy acceptance, also where another one is forced.
+    tokens [B, T]: the tokens of draft extend: for each accepted node the token after it, so the accepted drafts, then
+    the bonus, then 0. Example: window r a b c, of which a and b are accepted, bonus x: tokens a b x 0.
     """
 
     num_correct_drafts: torch.Tensor
@@ -135,13 +138,13 @@ class Concat(Protocol):
 
 
 class Select(Protocol):
-    """x [N, ...], index [M] int64 -> [M, ...]: rows by number; -1 gives zeros. Moves bits, makes none."""
+    """x [N, ...], index [M] int64 -> [M, ...]: rows by number; -1 gives zeros. Bits are copied, nothing is computed."""
 
     def __call__(self, *, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor: ...
 
 
 class Conv(Protocol):
-    """Depthwise causal conv over channels, then silu; history from memory.
+    """Depthwise causal conv over channels, then silu. The history before row 0 comes from memory.
 
     x [N, C]; weight [C, W]; addresses point at windows [C, W-1], oldest first -> mixed [N, C].
     out[t] = silu(sum_j weight[:, j] * input[t - (W-1) + j]); inputs before row 0 come from `read`, or zeros.
@@ -170,12 +173,14 @@ class Gdn(Protocol):
 
     Value head h reads key head h // (HV / H).  -> core [N, HV, V] in `dtype`.
 
-    Per request: read (zeros if fresh); run the ring's pending tokens again; round to the dtype of `read`'s pool, as a
-    store and a load would; store to `settled`; then row by row: core, keep the token in the ring, `per_row`; `store`.
-    Running again gives the bits that the rows themselves gave: of updates S <- decay S + k update^T, of inputs all of
-    it. A fresh request runs nothing again, whatever `pending`
-    says. A fold (count 0, pending tokens; N may be 0) stores to `settled` and `store`; with nothing pending either,
-    nothing is read and nothing written. Chunks have no ring.
+    Per request, in this order:
+      1. read the state (zeros if fresh); 2. run the ring's pending tokens again (none if fresh, even if some pend)
+      3. round to the dtype of `read`'s pool, as a store and a load would; store to `settled`
+      4. row by row: compute core, keep the token in the ring, store to `per_row`
+      5. store to `store`
+    To run tokens again gives the bits that their rows gave. With updates this is S <- decay S + k update^T; with inputs
+    it is the whole rule. A fold (count 0, pending tokens; N may be 0) does steps 1 to 3 and 5. A request with neither
+    rows nor pending tokens reads and writes nothing. Chunks have no ring.
     """
 
     def __call__(
@@ -184,9 +189,9 @@ class Gdn(Protocol):
 
 
 class KeptUpdates(Protocol):
-    """The updates [N, HV, V] that the rings of `parts` keep of these rows, N = `rows` on the host; zeros of the others.
+    """The updates [N, HV, V] that the rings of `parts` have kept of a launch's rows; zeros for rows that are not kept.
 
-    For watching alone, after `gdn`: no launch that is timed calls it. Waits for nothing.
+    N = `rows`, on the host. Only a watcher calls it, after `gdn`; a timed run does not. It waits for nothing.
     """
 
     def __call__(self, *, parts: tuple[Part, ...], rows: int, to: Place) -> torch.Tensor: ...
@@ -214,9 +219,9 @@ class MakeAttentionInputs(Protocol):
 
 
 class StoreRows(Protocol):
-    """rows [N, ...] into pool [pages, page_size, ...] at flat location page * page_size + offset [N]; -1 skips.
+    """rows [N, ...] into pool [pages, page_size, ...]; locations [N] are page * page_size + offset; -1 skips.
 
-    A pool by slot is one with a page per slot: [slots, 1, ...], where the location is the slot.
+    A pool by slot is given as [slots, 1, ...]: one page of one entry per slot, so the location is the slot.
     """
 
     def __call__(self, *, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor) -> None: ...
@@ -225,8 +230,8 @@ class StoreRows(Protocol):
 class Attend(Protocol):
     """query [N, heads, head_dim] over paged KV, causal, softmax scale head_dim ** -0.5 -> [N, heads, head_dim].
 
-    Position p of request b stands on page table[slots[b], p // page_size] at offset p % page_size. Nobody sees a
-    position where the table has -1 or ends. The table is read where it stands: no copy as wide as it is made.
+    Position p of request b stands on page table[slots[b], p // page_size] at offset p % page_size. Where the table has
+    -1, or ends, no row sees the position. The table is read in place: it is wide, so it must not be copied.
     """
 
     def __call__(self, *, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor: ...
@@ -267,10 +272,9 @@ class Pick(Protocol):
 class Accept(Protocol):
     """Greedy acceptance of chains: drafts are right while each equals the target's pick one place before.
 
-    window [B, T] int64: root, drafts (columns from count on are padding); picks [B, T]: the target's argmax
-    at each node; count [B]: window length of each request (0: idle, everything 0 and accept_index -1).
-    forced_correct [B] (-1: own) is what is in force instead, at most count - 1; forced_bonus [B] (-1: the pick at
-    the node in force) likewise.
+    window [B, T] int64: root, then drafts (columns from count on are padding); picks [B, T]: the target's argmax at
+    each node; count [B]: the window's length (0: idle; every result is 0, and accept_index is -1). Used instead of the
+    own result where not -1: forced_correct [B], accepted drafts, at most count - 1; forced_bonus [B].
     """
 
     def __call__(
@@ -282,10 +286,12 @@ class Accept(Protocol):
 class PlaceRows(Protocol):
     """Where packed rows stand: row begin[b] + t, t < count[b], is position length[slots[b]] + shift + t of request b.
 
-    slots, begin, count [B] int64 (slot -1: idle); rows = N, shift: on the host; length: pool view [slots] int64;
-    table: pool view [slots, width] int64, page ids in order, -1 padded. Location: page * page_size + offset, -1 where
-    the table has -1 or ends. A row that nobody covers: position 0, location -1. before = length + shift; idle: 0, 0.
-    last = begin + count - 1; -1 without rows.
+    slots, begin, count [B] int64 (slot -1: idle); rows = N and shift: on the host; length: pool view [slots] int64;
+    table: pool view [slots, width] int64, page ids in order, -1 padded.
+
+    locations: page * page_size + offset; -1 where the table has -1 or ends. A row that no request covers has position 0
+    and location -1. before = length + shift; before and count are 0 for an idle request. last = begin + count - 1, or
+    -1 for a request without rows.
     """
 
     def __call__(
@@ -307,9 +313,10 @@ class Advance(Protocol):
 
 
 class Shift(Protocol):
-    """Packed tokens one place on: row begin[b] + t takes row begin[b] + t + 1 of `tokens`, its last row behind[b].
+    """Shift each request's packed tokens by one: row begin[b] + t takes token begin[b] + t + 1, the last row behind[b].
 
-    tokens [N], begin, count, behind [B], all int64 -> [N]; t < count[b]. A row that nobody covers: 0.
+    tokens [N], begin, count, behind [B], all int64 -> [N]; t < count[b]. A row that no request covers gives 0.
+    Example: tokens 5 6 7 of one request, behind 9 -> 6 7 9.
     """
 
     def __call__(
@@ -318,15 +325,15 @@ class Shift(Protocol):
 
 
 class PlanRing(Protocol):
-    """Which kept tokens a request runs again, where its rows are kept, and how far its state then reaches.
+    """Which kept tokens a request runs again, where its rows are kept, and how many tokens its state then contains.
 
     slots, before, count [B] int64 (slot -1: idle: pending 0, keep and settle -1, begin and after 0); settled: pool view
-    [slots] int64, how many tokens are in the state. On the host: size, entries of a ring; most, the largest count.
-    pending = before - settled within 0 .. size - most; begin = (before - pending) % size.
+    [slots] int64, how many tokens the state contains. On the host: size, entries of a ring; most, the largest count.
+    pending = before - settled, clamped to 0 .. size - most; begin = (before - pending) % size.
 
-    spare  None: the rows go into the state (decode, prefill, a fold): keep and settle -1, after = before + count.
-           Else they are kept (verify), keep = before % size, and with more than `spare` tokens pending these are
-           stored: settle = slot, after = before; with fewer settle = -1 and after = before - pending.
+    spare  None (decode, prefill, a fold): the rows go into the state. keep and settle are -1, after = before + count.
+           A number (verify): the rows are kept, keep = before % size. With more than `spare` pending tokens the state
+           that they make is stored: settle = slot, after = before. Otherwise settle = -1, after = before - pending.
     """
 
     def __call__(
@@ -336,20 +343,23 @@ class PlanRing(Protocol):
 
 
 class Move(Protocol):
-    """Copy units of memory bit by bit, request by request: source (with columns) -> target; -1 on either side skips."""
+    """Copy units of memory bit by bit, one per request, from source to target; -1 on either side skips the request."""
 
     def __call__(self, *, source: Address, target: Address) -> None: ...
 
 
 @dataclass(frozen=True)
 class Ops:
-    """An op set. `types(activation, state)` gives its storage dtypes, `rounds(activation, state)` the dtype at
-    which each named component is stored: the declared rounding points that the yardstick follows. `keeps`: what its
-    rings keep of a token (`Ring`). `captures`: its ops never wait for the host, so that a CUDA graph can hold them.
-    `products`: form of an op -> the format to which the operands of its products are rounded,
-    {"gdn.chunk": Product("tf32", block=64)}; fp32 where a form is not named. `row_invariant`: the bits of a row of a
-    result depend on no other row, however many there are, so that a request is served in a batch as it is served
-    alone."""
+    """An op set: its ops, and fields that describe it.
+
+    types          (activation, state) -> its storage dtypes
+    rounds         (activation, state) -> the dtype in which each named component is stored: its rounding points
+    keeps          what its rings keep of a token (`Ring`)
+    captures       its ops never wait for the host, so a CUDA graph can hold them
+    products       form of an op -> the format to which the operands of its products are rounded, as in
+                   {"gdn.chunk": Product("tf32", block=64)}; a form that is not named multiplies in fp32
+    row_invariant  a row's bits depend on no other row: a request gets the same bits in a batch as alone
+    """
 
     name: str
     types: Callable[[torch.dtype, torch.dtype], Types]

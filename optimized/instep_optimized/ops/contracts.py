@@ -1,7 +1,7 @@
 """A wrapper for `around` that judges every op call by its contract: dtypes, shapes and index ranges.
 
-Leaves out: values, and which shapes fit each other (`shapes.py`). It reads indices on the host, so it belongs to checks
-and debugging, not to a timed run. What is found goes to `report` as a sentence; the call itself is not disturbed.
+What it finds goes to `report` as a sentence; the call itself goes on. It reads indices on the host, so it belongs to
+checks and debugging, not to a timed run. Leaves out: values, and which shapes fit each other (`shapes.py`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def contracts(report: Report) -> Wrapper:
 
 
 def before(name: str, given: dict[str, Any]) -> Iterator[str]:
-    """The clauses that a call breaks by what it is given."""
+    """The clauses that a call breaks by its arguments."""
     yield from misfits(name, given)
     yield from _before(given)
     yield from RULES.get(name, _none)(given)
 
 
 def after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
-    """The clauses that it breaks by what it gave."""
+    """The clauses that a call breaks by its results."""
     yield from _after(name, given, result)
     due = shapes(name, given) or ()
     for tensor, shape in zip(result if isinstance(result, tuple) else (result,), due, strict=False):
@@ -58,7 +58,7 @@ def after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
 
 
 def _before(given: dict[str, Any]) -> Iterator[str]:
-    """What the call was given. Unit 0 is reserved wherever requests own units; a snapshot's row 0 is a row."""
+    """Arguments of any op. Unit 0 is reserved where requests own units; row 0 of snapshots is an ordinary row."""
     rows = _rows(given)
     for part in given.get("parts", ()):
         yield from _part(part, rows)
@@ -83,7 +83,7 @@ def _before(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
-    """What the call gave: as many rows as were asked for, each result in memory of its own."""
+    """Results of any op: each has the right number of rows, and memory of its own."""
     results = result if isinstance(result, tuple) else (result,)
     expected = [given["index"].shape[0] if "index" in given else _rows(given)] * len(results)
     if name == "place_rows":  # positions and locations of rows, then what is said of requests
@@ -109,7 +109,7 @@ def _none(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _place_rows(given: dict[str, Any]) -> Iterator[str]:
-    """Slots that are busy, their rows, and tables that hold the positions of those rows or nothing."""
+    """Slots have one owner each, rows of requests do not overlap, and no row stands before position 0."""
     slots, length, table = given["slots"], given["length"], given["table"]
     yield from _owned("slots", slots, min(length.shape[0], table.shape[0]))
     yield from _whole(given, "begin", "count", "length", "table")
@@ -122,7 +122,7 @@ def _place_rows(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _advance(given: dict[str, Any]) -> Iterator[str]:
-    """Lengths of slots that somebody owns never shrink."""
+    """Slots have one owner each, and no length shrinks."""
     yield from _owned("slots", given["slots"], given["length"].shape[0])
     yield from _whole(given, "length", "by")
     if bool(((given["by"] < 0) & (given["slots"] >= 0)).any()):
@@ -130,7 +130,7 @@ def _advance(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _accept(given: dict[str, Any]) -> Iterator[str]:
-    """Windows of the width that was given, paths within them."""
+    """No window is wider than the tensor, and no forced path longer than its window."""
     width, count, forced = given["window"].shape[1], given["count"], given["forced_correct"]
     yield from _within("count", count, width + 1, lowest=0)
     yield from _whole(given, "window", "picks", "forced_correct", "forced_bonus")
@@ -139,7 +139,7 @@ def _accept(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _plan_ring(given: dict[str, Any]) -> Iterator[str]:
-    """A ring that holds a launch's rows beside what may be pending, for slots that somebody owns."""
+    """The ring has room for the pending tokens and the rows of the launch; slots have one owner each."""
     yield from _owned("slots", given["slots"], given["settled"].shape[0])
     size, most = given["size"], given["most"]
     if most > size:
@@ -163,7 +163,7 @@ def _choose(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _shift(given: dict[str, Any]) -> Iterator[str]:
-    """Rows of requests, and one token behind each request's."""
+    """Rows of requests do not overlap, and there is one token behind the rows of each request."""
     begin, count, behind = given["begin"], given["count"], given["behind"]
     yield from _spans(begin, count, int(count.max()) if len(count) else 0, len(given["tokens"]))
     yield from _whole(given, "tokens", "begin", "count", "behind")
@@ -178,14 +178,14 @@ def _whole(given: dict[str, Any], *names: str) -> Iterator[str]:
 
 
 def _owned(name: str, index: torch.Tensor, size: int) -> Iterator[str]:
-    """Slots of requests: in range, each once, never the reserved one."""
+    """Slots are in range, none stands twice, and none is the reserved slot 0."""
     yield from _within(name, index, size)
     yield from _distinct(name, index)
     if bool((index == 0).any()):
         yield f"{name} name slot 0, which is reserved"
 
 
-# Ops on whole numbers are judged by name; the others by what they are given.
+# Ops on whole numbers have rules by name; the other ops are judged by the kinds of their arguments.
 RULES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "place_rows": _place_rows, "advance": _advance, "accept": _accept, "choose": _choose,
     "plan_ring": _plan_ring, "shift": _shift,
@@ -193,7 +193,7 @@ RULES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
 
 
 def _rows(given: dict[str, Any]) -> int:
-    """How many rows the call is about: of its first tensor of rows."""
+    """How many rows the call is about: the length of its first argument that has rows."""
     if "inputs" in given:
         return int(given["inputs"].q.shape[0])
     if "parts" in given and "rows" in given:
@@ -223,7 +223,7 @@ def _part(part: Part, rows: int) -> Iterator[str]:
 
 
 def _ring(part: Part, ring: Ring) -> Iterator[str]:
-    """Pools of one size (`own`: a divisor), entries within it, and no row kept where a token waits to be run again."""
+    """All pools have one size (`own` a divisor of it), entries are in range, and no row is kept on a pending entry."""
     pools, own = ring.kept, ring.own.shape[1]
     shared = {pool.shape[:2] for pool in pools if pool is not ring.own}
     if len(shared) > 1 or len(ring.own) != len(pools.k) or ring.size % own:
@@ -251,7 +251,7 @@ def _ring(part: Part, ring: Ring) -> Iterator[str]:
 
 def _pages(pages: Pages, rows: int) -> Iterator[str]:
     yield from _spans(pages.begin, pages.count, pages.most, rows)
-    """Of the table only the lines of requests that have rows: a line that nobody owns may hold anything."""
+    # Only the lines of requests that have rows are looked at: a line that no request owns may hold anything.
     yield from _owned("slots", pages.slots, pages.table.shape[0])
     busy = (pages.slots >= 0) & (pages.count > 0)
     lines = pages.table[pages.slots[busy].clamp(max=pages.table.shape[0] - 1)]
@@ -286,7 +286,7 @@ def _address(name: str, address: Address, *, reserved: bool = False) -> Iterator
 
 
 def _within(name: str, index: torch.Tensor, size: int, lowest: int = -1) -> Iterator[str]:
-    """int64, from -1 (nothing) to size - 1."""
+    """The index is int64 and lies between `lowest` (-1 means none) and size - 1."""
     if index.dtype is not torch.int64:
         yield f"{name} are {index.dtype}, not int64"
     if index.numel() and not (int(index.min()) >= lowest and int(index.max()) < size):

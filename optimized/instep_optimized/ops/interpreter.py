@@ -1,6 +1,6 @@
-"""Which kernels a process wants, said before they are imported: interpreted ones, where the engine runs on the CPU.
+"""Says, before kernels are imported, which ones a process wants: interpreted ones where the engine runs on the CPU.
 
-Leaves out: the decision (`kernels/runtime.py`), which also looks at the machine. Imports neither torch nor Triton.
+Leaves out: the decision (`kernels/runtime.py`), which also depends on the machine. Imports neither torch nor Triton.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ _DECIDED = "instep_optimized.kernels.runtime"
 def wanted_on(
     device: str, environment: MutableMapping[str, str] = os.environ, loaded: Mapping[str, object] = sys.modules
 ) -> None:
-    """Ask for interpreted kernels on the CPU of a machine that has a GPU, too: native ones take CUDA tensors alone.
+    """Ask for interpreted kernels if the engine runs on the CPU, also on a machine with a GPU.
 
-    What the user has set stays, and once the kernels are imported it is too late: then `launch` says what to do.
+    Native kernels take only CUDA tensors. A value that the user has set stays. Once the kernels are imported it is too
+    late: then nothing is changed, and `launch` raises an error that says what to do.
     """
     if device.partition(":")[0] == "cpu" and _DECIDED not in loaded:
         environment.setdefault(VARIABLE, "1")

@@ -1,8 +1,8 @@
-"""The table of row-invariant kernels: `INVARIANT`, the production kernels but for those whose bits see other rows.
+"""The table of row-invariant kernels: `INVARIANT`. It replaces the production kernels whose bits depend on other rows.
 
-Leaves out: what the production kernels give row by row already (norms, inputs, conv, the delta rule in windows, moves,
-decisions). With this set speculation is plain decoding, bit for bit, through the whole model; a prefill is equal only
-to one with the same chunks.
+With this set, speculation gives the bits of plain decoding through the whole model. A prefill has equal bits only with
+the same chunks. Leaves out: kernels that are row-invariant already (norms, inputs, conv, the delta rule in windows,
+moves, decisions).
 """
 
 from __future__ import annotations

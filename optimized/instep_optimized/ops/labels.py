@@ -1,7 +1,8 @@
 """The algebra of labels on int64 tensors: mix, expand, read, and the code of a place.
 
-Leaves out: which op mixes what (`ledger.py`). Constants and definitions are `instep_reference.contract.labels`;
-int64 wraps as unsigned numbers modulo 2**64 do, and shifts are made logical by a mask.
+Constants and definitions are those of `instep_reference.contract.labels`. Labels are unsigned, and torch has int64: its
+sums and products wrap to the same 64 bits, and a mask makes its right shift logical. Leaves out: which op mixes what
+(`ledger.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ BITS = 64
 
 
 def signed(number: int) -> int:
-    """The int64 with the bits of an unsigned number."""
+    """The int64 that has the bits of an unsigned 64-bit number."""
     number %= 1 << BITS
     return number - (1 << BITS) if number >> (BITS - 1) else number
 
@@ -28,7 +29,7 @@ _A, _B, _C, _D, _SPREAD = (signed(constant) for constant in (MIX_A, MIX_B, MIX_C
 
 
 def mix(a: torch.Tensor, b: torch.Tensor | int) -> torch.Tensor:
-    """One label of two, order-sensitive; element by element, broadcasting.
+    """One label made of two; mix(a, b) is not mix(b, a). Element by element, with broadcasting.
 
     x = a*MIX_A + b*MIX_B + MIX_C;  x ^= x >> 29;  x *= MIX_D;  x ^= x >> 32
     """
@@ -52,14 +53,14 @@ def code(place: Place) -> int:
 def expand(label: torch.Tensor, *shape: int) -> torch.Tensor:
     """labels [...] -> [..., *shape]: element j of a block is label + j * SPREAD, j over the flattened block.
 
-    A label of 0, which is nothing, is all zeros.
+    The label 0 stands for nothing, and gives zeros.
     """
     head, count = label[..., None], torch.arange(math.prod(shape), device=label.device)
     return torch.where(head == 0, 0, head + count * _SPREAD).view(*label.shape, *shape)
 
 
 def read(x: torch.Tensor, keep: int = 1) -> torch.Tensor:
-    """[*kept, ...] -> labels [*kept]: the label of an intact block, an unexpected number for any other.
+    """[*kept, ...] -> labels [*kept]: the label of an intact block; an unexpected number if any element is wrong.
 
     l = x[0];  l + sum_j (x[j] - expand(l)[j]) * (2j + 1)
     """

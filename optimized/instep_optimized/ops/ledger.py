@@ -1,8 +1,8 @@
 """`LEDGER`: ops that move labels instead of numbers, so that orchestration is checked exactly.
 
-Leaves out: all arithmetic of the model, and the weights with it. Every row of every place is a label expanded
-over int64 elements; what each op makes of the labels it is given stands in `instep_reference.contract.labels`.
-Selecting, moving, storing, picking and accepting are the plain ops themselves: they move bits.
+Every row of every place is a label, expanded over int64 elements. `instep_reference.contract.labels` says which label
+each op makes. The ops that only move bits (select, move, store, pick, accept) are the plain ops themselves. Leaves out:
+all arithmetic of the model, and so its weights.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .plain.rows import select
 
 
 def types(activation: torch.dtype, state: torch.dtype) -> Types:
-    """Everything holds labels."""
+    """All memory holds labels: int64."""
     return Types(*[torch.int64] * len(Types._fields))
 
 
 def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
-    """Labels are never rounded; logits alone are numbers."""
+    """Labels are never rounded. Only logits are numbers."""
     return dict.fromkeys(COMPONENTS, torch.int64) | {"logits": torch.float32}
 
 
@@ -150,7 +150,7 @@ def gdn_inputs(
 def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
     """Fold every token into its request's chain; core = mix(mix(chain, q), code). `dtype` is always int64 here.
 
-    A token's update is mixed of the chain before it, so one that was made from a wrong state has a wrong label.
+    A token's update is mixed from the chain before it. So an update that was made from a wrong state has a wrong label.
     """
     out = torch.zeros_like(inputs.v)
     for part in parts:
@@ -185,7 +185,7 @@ def _gdn_part(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, to: 
 
 
 def _update(chain: torch.Tensor, token: Inputs, own: int) -> Updates:
-    """update = mix(mix(mix(mix(mix(chain, k), v), log_decay), beta), code); a decay has the label of its logarithm."""
+    """update = mix(mix(mix(mix(mix(chain, k), v), log_decay), beta), code). A decay has the label of its log_decay."""
     label = chain
     for x in token:
         label = mix(label, read(x))

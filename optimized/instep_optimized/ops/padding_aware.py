@@ -1,6 +1,6 @@
-"""What a watcher is shown of padded launches: the rows that somebody covers, packed in batch order.
+"""What a watcher sees of a padded launch: only the rows that a request covers, packed in batch order.
 
-Leaves out: what is done with what is seen. It reads the device, so it belongs to watched runs alone.
+It reads the device, so only watched runs use it. Leaves out: what the watcher does with the rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .base import Ops
 
 
 def watched(ops: Ops, see: See) -> Ops:
-    """`ops`, every named result passed through `see` without the rows that pad a window; `unseen`: `ops` itself."""
+    """`ops` with every named result passed through `see`, without padding rows. With `unseen` it is `ops` itself."""
     if see is unseen:
         return ops
     covered = _Covered(see)
@@ -25,7 +25,7 @@ def watched(ops: Ops, see: See) -> Ops:
 
 
 def noting(see: See, seen: list[tuple[Place, torch.Tensor]]) -> See:
-    """What a replay shows is kept until its answer says which rows are covered; for nobody nothing is."""
+    """A hook that keeps what a replay shows, until the answer says which rows are covered. With `unseen`: no hook."""
 
     def note(place: Place, tensor: torch.Tensor) -> torch.Tensor:
         seen.append((place, tensor))
@@ -35,7 +35,7 @@ def noting(see: See, seen: list[tuple[Place, torch.Tensor]]) -> See:
 
 
 def show(see: See, seen: Sequence[tuple[Place, torch.Tensor]], lens: torch.Tensor | None, width: int) -> None:
-    """Pass on what a replay showed; lens [B]: how many of its `width` rows each request covers, None: all."""
+    """Pass on what a replay showed. lens [B]: how many of its `width` rows each request covers; None: all of them."""
     if not seen:
         return
     covered = None if lens is None else (torch.arange(width, device=lens.device) < lens[:, None]).flatten()
@@ -45,7 +45,7 @@ def show(see: See, seen: Sequence[tuple[Place, torch.Tensor]], lens: torch.Tenso
 
 
 class _Covered:
-    """Remembers which rows the last launch covered; places that have as many rows are cut to them."""
+    """Remembers which rows the last launch covered. A result with as many rows is cut to the covered ones."""
 
     def __init__(self, see: See) -> None:
         self._see = see
@@ -66,6 +66,7 @@ class _Covered:
     def see(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
         if len(tensor) != len(self._rows) or bool(self._rows.all()):
             return self._see(place, tensor)
+        # What `see` gives goes back among the padding rows, because the next op expects all rows of the launch.
         shown = self._see(place, tensor[self._rows])
         whole = tensor.clone()
         whole[self._rows] = shown

@@ -1,6 +1,6 @@
 """The table of the production kernels: `TRITON`, and where its numbers are rounded.
 
-Leaves out: the kernels (`instep_optimized.kernels`). Importing this decides how Triton runs (`kernels.runtime`).
+To import it decides whether Triton interprets kernels (`kernels.runtime`). Leaves out: the kernels themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..kernels.runtime import must_round
 from .base import Ops, Types
 from .plain.ring import kept_updates
 
-KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "update", "logits")  # fp32, as they were computed
+KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "update", "logits")  # stored in fp32, as they are computed
 WHOLE_NUMBERS = ("pick", "length", "root")
 
 
@@ -40,10 +40,10 @@ def types(activation: torch.dtype, state: torch.dtype) -> Types:
 
 
 def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
-    """The activation dtype, except for what the delta rule consumes and the logits (fp32), and the state.
+    """The activation dtype, except: fp32 for inputs and updates of the delta rule and for logits; the state's own.
 
-    Inside an op everything is fp32, chunked prefill products included (`ieee`, operands too); attention
-    probabilities are cast to the values' dtype, the MLP's middle to the activation dtype.
+    Inside an op everything is fp32, also the operands of the products of chunked prefill (`ieee`). Two exceptions: the
+    probabilities of attention are cast to the values' dtype, and the MLP's middle rows to the activation dtype.
     """
     declared = dict.fromkeys(COMPONENTS, activation)
     declared.update(dict.fromkeys(KEPT_WIDE, torch.float32))

@@ -19,6 +19,7 @@ class HostCopy:
         self._numbers.copy_(numbers, non_blocking=True)
         self._done = None
         if numbers.is_cuda:
+            # The event stands in the stream behind the copy. To wait for it does not wait for work launched later.
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done.record()
 
@@ -48,7 +49,7 @@ class Length:
 
     def owe(self, counts: HostCopy, number: int, most: int) -> None:
         """Add the `number`-th of these counts, which is at most `most`, once its copy has finished."""
-        self.most += most
+        self.most += most  # until the count is known the upper bound takes all of it
         self._owed.append((counts, number))
 
     def settle(self) -> None:

@@ -1,4 +1,5 @@
 """Kernels that give a row the same bits whatever the other rows are.
 
-Leaves out: what is so already: every kernel with one program per row, or whose results are elements' own sums.
+Leaves out: production kernels that have this property already: those with one program per row, and those in which every
+element of a result is a sum of its own.
 """

@@ -1,6 +1,7 @@
 """Row-invariant attention: the kernel of `..attend` with tiles of one height, and positions in steps from the first.
 
-Leaves out: splitting positions over programs; a fixed split would do too, one that follows the longest would not.
+Leaves out: splitting positions over programs. A fixed split would be row-invariant too; a split that follows the
+longest request would not.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from ..runtime import tile
 
 QUERIES = {2: 64, 4: 16}  # query rows times grouped heads per program on a GPU, by bytes of an element
 POSITIONS = {2: 64, 4: 32}  # positions per step
-SMALLEST = 16  # the same, interpreted
+SMALLEST = 16  # both of them, interpreted; and for elements of other sizes
 WARPS, STAGES = 8, 2
 
 
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
-    """`Attend` of the seam: a row's bits depend on its query, its position and what stands at 0 .. its position.
+    """`Attend` of the seam. A row's bits depend only on its query, its position, and the keys and values up to there.
 
-    Not on `most`, `reach`, the width of the table or the size of a page: a row always takes positions in the same
-    steps from 0 in a tile of the same height, steps behind its last position leave it alone, and in the step that
-    contains it later positions weigh 0, exactly. (Those must be finite: 0 times infinity is not 0.)
+    They do not depend on `most`, on other rows, on the width of the table or on the size of a page. A row always takes
+    positions in the same steps from 0, in a tile of the same height. Steps behind its last position do not change it.
+    In the step that contains its last position, later positions have the weight 0 exactly. (Their values must be
+    finite: 0 times infinity is not 0.)
     """
     size = query.element_size()
     queries, positions = tile(QUERIES.get(size, SMALLEST), SMALLEST), tile(POSITIONS.get(size, SMALLEST), SMALLEST)

@@ -29,8 +29,9 @@ class Tile(NamedTuple):
     inner: int
 
 
-# Narrow operands on a GPU, the widest tile first; the first that leaves PROGRAMS programs is taken, else the last. 64
-# rows are few enough that decode stays bound by reading weights; STAGES steps of any tile fit in 100 KB on the chip.
+# Tiles for 16-bit operands on a GPU, the widest first. The first one that gives at least PROGRAMS programs is taken,
+# else the last. With 64 rows a decode is still bound by reading weights. STAGES steps of any tile fit in 100 KB on the
+# chip.
 NARROW = (Tile(64, 128, 64), Tile(64, 64, 64), Tile(64, 32, 128), Tile(64, 16, 128))
 FULL = Tile(16, 32, 32)  # fp32 operands are multiplied outside the tensor cores, from registers
 SMALL = Tile(8, 128, 64)  # interpreted
@@ -54,12 +55,12 @@ def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x [N, in] times weight [out, in] transposed -> [N, out] in `dtype`; each row as if it were alone.
+    """x [N, in] times weight [out, in] transposed -> [N, out] in `dtype`; each row gets the bits that it gets alone.
 
-    Why a row is its own: an element of the result is one chain of instructions along the inner axis, in steps that
-    only the weight sizes. Each takes a row of x, a column of the weight and the element's own fp32 accumulator; other
+    Why: an element of the result is one chain of instructions along the inner axis, in steps whose size depends only on
+    the weight. Each instruction takes a row of x, a column of the weight and the element's own fp32 accumulator. Other
     rows, padding included, fill other places of the same instruction. A tensor core treats all rows of an instruction
-    alike, and as the tile's height never changes it is always the same instruction.
+    alike. The height of the tile never changes, so it is always the same instruction.
     """
     assert x.stride(1) == 1, "rows are contiguous"
     rows, inner = x.shape
@@ -77,7 +78,7 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch
 
 
 def tile_of(columns: int, element_size: int) -> Tile:
-    """The tile for a weight of `columns` rows, by that and its dtype alone: never by the number of rows of x."""
+    """The tile for a weight with `columns` rows: chosen by that and the dtype, never by the number of rows of x."""
     if INTERPRETED:
         return SMALL
     if element_size > 2:

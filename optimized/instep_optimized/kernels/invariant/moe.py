@@ -1,6 +1,6 @@
 """Row-invariant mixture of experts: the kernels of `..moe`, one row per program, and a row-invariant shared expert.
 
-Leaves out: grouping rows by expert, which would be invariant too: a fixed tile does not care whose rows fill it.
+Leaves out: grouping rows by expert. It could be row-invariant too, with a fixed tile.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`PLAIN`: every op in straightforward torch on the engine's own pool views, any dtype, CPU or GPU.
 
-Leaves out: speed beyond what tests need. A subject like any other, never the yardstick. Rounding points:
-everything is summed in at least fp32 (fp64 when an input is) and cast once, to what `rounds` declares.
+It is a subject like the other op sets, never the yardstick. Rounding points: everything is summed in at least fp32
+(fp64 when an input is fp64) and cast once, to the dtype that `rounds` declares. Leaves out: speed beyond what tests
+need.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .ring import kept_updates
 from .rows import add, concat, embed, linear, lm_head, norm, select
 from .wide import width
 
-KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "logits")  # handed on as they were computed
+KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "logits")  # not rounded to the activation dtype
 WHOLE_NUMBERS = ("pick", "length", "root")
 
 
@@ -36,7 +37,7 @@ def types(activation: torch.dtype, state: torch.dtype) -> Types:
 
 
 def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
-    """Component -> the dtype it is stored in: the activation's, fp32 for gates and q, k, v and logits (fp64 stays)."""
+    """Component -> the dtype in which it is stored. KEPT_WIDE is fp32 (fp64 with fp64 activations)."""
     declared = dict.fromkeys(COMPONENTS, activation)
     declared.update(dict.fromkeys(KEPT_WIDE, width(activation)))
     declared.update(dict.fromkeys(WHOLE_NUMBERS, torch.int64))

@@ -1,6 +1,6 @@
-"""Gated full attention on paged KV: its inputs, the softmax over what a row sees, and the gate.
+"""Gated full attention on paged KV: its inputs, the softmax over the positions that a row sees, and the gate.
 
-Leaves out: writing the pages (`move.py`) and blockwise softmax: one request at a time, all its positions at once.
+One request at a time, all its positions at once. Leaves out: writing the pages (`move.py`), and softmax by blocks.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def output_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -
 
 
 def extents(pages: Pages) -> Iterator[tuple[int, int, int]]:
-    """begin, count, before of every request, on the host; a request without a slot has no rows."""
+    """(begin, count, before) of every request, on the host. A request without a slot has count 0."""
     lists = (x.tolist() for x in (pages.slots, pages.begin, pages.count, pages.before))
     for slot, begin, count, before in zip(*lists, strict=True):
         yield begin, count if slot >= 0 else 0, before
 
 
 def entries(pages: Pages, request: int, reach: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The request's first `reach` positions: keys, values [reach, kv_heads, head_dim], and [reach] whether mapped."""
+    """Keys, values [reach, kv_heads, head_dim] of a request's first positions, and [reach] whether they have a page."""
     size, width = pages.keys.shape[1], pages.table.shape[1]
     position = torch.arange(reach, device=pages.table.device)
     number = position // size
@@ -81,8 +81,10 @@ def _softmax_read(query: torch.Tensor, pages: Pages, request: int, before: int) 
     last = before + torch.arange(count, device=query.device)
     seen = mapped & (torch.arange(len(keys), device=query.device) <= last[:, None])  # [T, reach]
     keys, values = (x.to(work).repeat_interleave(group, dim=1) for x in (keys, values))
+    # An unmapped position reads page 0, which may be NaN; and 0 * NaN is NaN, so a weight of 0 would not hide it.
     values = values.masked_fill(~mapped[:, None, None], 0)
-    scores = torch.einsum("thd,phd->htp", query.to(work), keys) * head_dim**-0.5
+    scores = torch.einsum("thd,phd->htp", query.to(work), keys) * head_dim**-0.5  # [heads, T, reach]
+    # The second mask is for rows that see no position: their softmax is NaN, and they must give zeros.
     chances = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1).masked_fill(~seen, 0)
     return torch.einsum("htp,phd->thd", chances, values)
 

@@ -1,6 +1,6 @@
 """The depthwise causal conv over packed rows, with its history in memory.
 
-Leaves out: nothing of the contract; the activation after the conv is part of it.
+The silu after the conv is part of the op. Leaves out: nothing of the contract.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: 
 def _run(x: torch.Tensor, weight: torch.Tensor, part: Part, who: Lanes, out: torch.Tensor) -> None:
     history = weight.shape[1] - 1
     line = torch.cat([before(part, who, x.dtype), x[who.rows].transpose(1, 2)], dim=2)  # [n, C, W-1 + most]
+    # One line per request holds its history and its rows; every result and every window is a piece of the line.
     taps = wide(line).unfold(2, weight.shape[1], 1)  # [n, C, most, W]
     mixed = torch.nn.functional.silu((taps * wide(weight)[:, None, :]).sum(dim=-1))
     scatter(out, who, mixed.transpose(1, 2))
     for token, alive in enumerate(who.alive):
         along(part.per_row, who, token, line[:alive, :, token + 1 : token + 1 + history])
+    # The last W-1 inputs of each request, which has its own length: inputs length .. length + W-2 of its line.
     ends = who.length[:, None] + torch.arange(history, device=x.device)
     after(part.store, who, line.gather(2, ends[:, None, :].expand(-1, x.shape[1], -1)))

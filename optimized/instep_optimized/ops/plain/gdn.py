@@ -1,6 +1,7 @@
-"""The gated delta rule over packed rows, token by token, and what goes into it.
+"""The gated delta rule over packed rows, token by token, and the inputs of the rule.
 
-Leaves out: chunked products; both forms of a part are the same loop here, over all requests and heads at once.
+Both forms of a part (chunk, window) are the same loop here, over all requests and heads at once. Leaves out: chunked
+products.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: P
 
     Shapes:  q, k (N, H, K)   v (N, HV, V)   log_decay, beta (N, HV)   states in memory (HV, K, V)  ->  (N, HV, V)
     Units:   log_decay in nats; q already scaled by K ** -0.5.
-    Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form. The running state is never rounded within
-             a call's rows; `per_row` and `store` round a copy to the pool's dtype. What is run again is rounded to it
-             once, before the rows, as a store and a load between two calls would.
+    Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form. Within the rows of a call the running state is never
+             rounded; `per_row` and `store` round a copy to the pool's dtype. The state that the kept tokens make is
+             rounded to it once, before the rows, as a store and a load between two calls would do.
     """
     out = torch.zeros(inputs.v.shape, dtype=dtype, device=inputs.v.device)
     for part in parts:
@@ -48,8 +49,8 @@ def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
     rows = Inputs(*(x[who.rows] for x in inputs[1:]))
     writes = _writes(rows, work, heads)
     core = torch.zeros_like(rows.v, dtype=work)
-    for row, alive in enumerate(who.alive):
-        S = state[:alive]
+    for row, alive in enumerate(who.alive):  # requests are sorted by length: the first `alive` have this row
+        S = state[:alive]  # a view: `_absorb` works in place
         token, write = Inputs(*(x[:alive, row] for x in rows)), Write(*(x[:alive, row] for x in writes))
         update = _absorb(S, write)
         core[:alive, row] = (S * q[:alive, row]).sum(dim=-2)
@@ -60,11 +61,11 @@ def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
 
 
 def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:
-    """Run the kept tokens again, oldest first, and store what that gives; the state before row 0 in full width."""
+    """Run the kept tokens again, oldest first; store the result. -> the state before row 0, as wide as it came."""
     if part.ring is not None:
         for age in range(int(who.again.max())):
             owing = torch.nonzero(who.again > age)[:, 0]
-            S = state[owing]
+            S = state[owing]  # a copy, because `owing` is an index: it is written back below
             _again(S, recalled(part.ring, who.which[owing], age))
             state[owing] = S
         state = state.to(part.read.pool.dtype).to(state.dtype)
@@ -73,8 +74,10 @@ def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:
 
 
 class Write(NamedTuple):
-    """What a token does to the states [n, HV, K, V], in their width: key [n, HV, K, 1], v [n, HV, V], and the gates
-    decay (exp(log_decay)) and beta [n, HV]; or the same for several tokens, [n, most, ...]."""
+    """A token of n requests as what the rule needs of it, in the width of the states [n, HV, K, V].
+
+    key [n, HV, K, 1];  v [n, HV, V];  decay = exp(log_decay) and beta [n, HV];  of several tokens [n, most, ...]
+    """
 
     key: torch.Tensor
     v: torch.Tensor
@@ -93,7 +96,7 @@ def _per_value_head(x: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _absorb(S: torch.Tensor, write: Write) -> torch.Tensor:
-    """One token into the states, in place; what it added along its key [n, HV, V]."""
+    """Put one token into the states, in place -> its update [n, HV, V], which was added along its key."""
     S *= write.decay[..., None, None]
     update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))
     S += write.key * update[..., None, :]
@@ -101,7 +104,7 @@ def _absorb(S: torch.Tensor, write: Write) -> torch.Tensor:
 
 
 def _again(S: torch.Tensor, kept: Updates | Inputs) -> None:
-    """A kept token into the states once more, in place: the products and sums of `_absorb` on the same bits."""
+    """Put a kept token into the states again, in place, by the products and sums of `_absorb` on the same bits."""
     if isinstance(kept, Inputs):
         _absorb(S, _writes(kept, S.dtype, S.shape[1]))
         return
@@ -111,7 +114,11 @@ def _again(S: torch.Tensor, kept: Updates | Inputs) -> None:
 
 
 def _sum_by_halves(x: torch.Tensor) -> torch.Tensor:
-    """The sum over axis -2: a device's own sum is split by the shape of the whole call, company included; not this."""
+    """The sum over axis -2, in an order that depends only on the length of this axis.
+
+    torch chooses the order of a sum by the shape of the whole tensor. Then a request's bits would depend on how many
+    requests are in the batch.
+    """
     while x.shape[-2] > 1:
         half, odd = divmod(x.shape[-2], 2)
         total = x[..., :half, :] + x[..., half : 2 * half, :]

@@ -1,6 +1,6 @@
 """Whole numbers that a round needs on the device: where rows stand, forced or own, and lengths that grow.
 
-Leaves out: acceptance (`pick.py`). Nothing here waits for the host; label sets use these as they are.
+Nothing here waits for the host. The `ledger` op set uses these ops too. Leaves out: acceptance (`pick.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def place_rows(
     *, slots: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, rows: int, length: torch.Tensor,
     table: torch.Tensor, page_size: int, shift: int,
 ) -> RowPlacement:
-    """Every row finds the request that covers it, then its position, then its page.
+    """`PlaceRows` of the seam: every row finds the request that covers it, then its position, then its page.
 
     Shapes:  slots, begin, count (B)   length (slots)   table (slots, width)  ->  positions, locations (rows)
     """
@@ -35,17 +35,17 @@ def place_rows(
 
 
 def choose(*, own: torch.Tensor, forced: torch.Tensor) -> torch.Tensor:
-    """What is forced, else what is our own."""
+    """The forced choice where there is one (it is not negative), else the engine's own."""
     return torch.where(forced >= 0, forced, own)
 
 
 def advance(*, length: torch.Tensor, slots: torch.Tensor, by: torch.Tensor) -> None:
-    """Lengths grow in place; a slot of -1 adds nothing to slot 0, which leaves its bytes as they are."""
+    """Lengths grow in place. A slot of -1 adds 0 to slot 0, so the bytes of slot 0 stay as they are."""
     length.index_add_(0, slots.clamp(min=0), torch.where(slots >= 0, by, 0))
 
 
 def shift(*, tokens: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, behind: torch.Tensor) -> torch.Tensor:
-    """Every row takes the one after it, or, the last of its request, what stands behind.
+    """Every row takes the token of the row after it; the last row of a request takes the token behind the request.
 
     Shapes:  tokens (N)   begin, count, behind (B)  ->  (N)
     """
@@ -59,7 +59,7 @@ def shift(*, tokens: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, beh
 def _owners(
     begin: torch.Tensor, count: torch.Tensor, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of every row: whether a request covers it, which one, and its place among that one's rows. B is at least 1."""
+    """For every row: whether a request covers it, which request, and its number among that request's rows. B >= 1."""
     past = torch.arange(rows, device=begin.device) - begin[:, None]  # [B, rows]
     covers = (past >= 0) & (past < count[:, None])
     owner = covers.long().argmax(dim=0)

@@ -1,7 +1,7 @@
 """Walking the requests of a part: which run, which rows are theirs, and their memory before, along and after.
 
-Leaves out: what happens to a row. Every read of a pool is a copy, every write goes through the pool's own
-strides. A request with neither rows nor tokens to run again, or with a `read` unit of -1, does not run at all.
+Every read of a pool is a copy; every write goes through the pool's own strides. A request does not run at all if it has
+neither rows nor tokens to run again, or if its `read` unit is -1. Leaves out: what happens to a row.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .ring import owed
 
 
 class Lanes(NamedTuple):
-    """The n requests of a part that run, longest first, so that those alive at token t are the first ones.
+    """The n requests of a part that run, the longest first: so the requests that have a row t are the first ones.
 
-    which   [n] their number in the part
+    which   [n] the number of each in the part
     length  [n] rows of each
-    rows    [n, most] packed row numbers; past a request's count its last row stands in, or row 0 if it has none
+    rows    [n, most] packed row numbers; behind a request's rows its last row is repeated, or row 0 if it has none
     inside  [n, most] bool, whether a row is the request's own
     alive   per token, on the host, how many requests have a row there
     again   [n] kept tokens that run before the first row
@@ -34,7 +34,7 @@ class Lanes(NamedTuple):
 
 
 def lanes(part: Part) -> Lanes:
-    """Sort out who runs."""
+    """Choose and sort the requests of a part that run."""
     order = torch.argsort(part.count, descending=True, stable=True)
     again = owed(part)
     which = order[(((part.count > 0) | (again > 0)) & (part.read.units >= 0))[order]]
@@ -47,7 +47,7 @@ def lanes(part: Part) -> Lanes:
 
 
 def before(part: Part, who: Lanes, dtype: torch.dtype) -> torch.Tensor:
-    """[n, *block] memory before the first row, in `dtype`; zeros for a fresh request, whose unit is not read."""
+    """The memory [n, *block] before the first row, in `dtype`. For a fresh request zeros: its unit is not read."""
     pool, known = part.read.pool, ~part.fresh[who.which]
     block = pool.shape[1:] if part.read.column is None else pool.shape[2:]
     memory = torch.zeros((len(who.which), *block), dtype=dtype, device=pool.device)
@@ -56,7 +56,7 @@ def before(part: Part, who: Lanes, dtype: torch.dtype) -> torch.Tensor:
 
 
 def after(address: Address | None, who: Lanes, memory: torch.Tensor) -> None:
-    """Write [n, *block] to the requests' units; -1 skips, None is nowhere."""
+    """Write memory [n, *block] to the requests' units; a unit of -1 is skipped; with None nothing is written."""
     if address is None:
         return
     wanted = address.units[who.which] >= 0
@@ -64,7 +64,7 @@ def after(address: Address | None, who: Lanes, memory: torch.Tensor) -> None:
 
 
 def along(address: Address | None, who: Lanes, token: int, memory: torch.Tensor) -> None:
-    """Write [alive, *block], the memory after row `token`, to column `token` of the units of those alive."""
+    """Write [alive, *block], the memory after row `token`, to column `token` of the first `alive` requests' units."""
     if address is None:
         return
     units = address.units[who.which[: memory.shape[0]]]
@@ -72,7 +72,7 @@ def along(address: Address | None, who: Lanes, token: int, memory: torch.Tensor)
 
 
 def scatter(out: torch.Tensor, who: Lanes, values: torch.Tensor) -> None:
-    """values [n, most, ...] to the packed rows of `out` that are the requests' own."""
+    """Write values [n, most, ...] to the packed rows of `out`; repeated rows are left out."""
     out[who.rows[who.inside]] = values[who.inside].to(out.dtype)
 
 

@@ -1,6 +1,6 @@
 """SwiGLU, and a mixture of such experts with a shared one.
 
-Leaves out: fused or grouped expert products: one expert after the other, in at least fp32, one cast at the end.
+One expert after the other, in at least fp32, with one cast at the end. Leaves out: fused or grouped expert products.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool,
 
 
 def _shared(x: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-    """The expert that every row sees, behind its own gate; zeros when there is none."""
+    """The shared expert, which every row uses, times its gate; zeros when there is none."""
     if weights.shared_gate_up is None or weights.shared_down is None or weights.shared_gate is None:
         return torch.zeros_like(x)
     opened = sigmoid(linear(x, weights.shared_gate.to(x.dtype)))

@@ -1,6 +1,6 @@
-"""Ops that move bits and make none: KV rows into their pages, units of memory from pool to pool.
+"""Ops that only copy bits: KV rows into their pages, units of memory from pool to pool.
 
-Leaves out: arithmetic. Label sets use these as they are.
+The `ledger` op set uses these ops too. Leaves out: arithmetic.
 """
 
 from __future__ import annotations

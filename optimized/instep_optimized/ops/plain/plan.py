@@ -1,6 +1,6 @@
-"""The ring's whole numbers: what is run again, where rows are kept, and how far the state then reaches.
+"""The whole numbers of a ring: which tokens run again, where rows are kept, how many tokens the state then contains.
 
-Leaves out: the ring itself (`ring.py`). Nothing here waits for the host; label sets use it as it is.
+Nothing here waits for the host. The `ledger` op set uses it too. Leaves out: the ring itself (`ring.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def plan_ring(
     *, slots: torch.Tensor, before: torch.Tensor, count: torch.Tensor, settled: torch.Tensor, size: int, most: int,
     spare: int | None,
 ) -> RingPlan:
-    """`PlanRing` of the seam. Marks may hold anything: what is pending never reaches over the ring.
+    """`PlanRing` of the seam. A wrong mark cannot reach outside the ring: the pending count is clamped to its room.
 
     Shapes:  slots, before, count (B)   settled (slots)  ->  (B) each
     """

@@ -1,6 +1,7 @@
-"""The ring of a part: which kept tokens are run again, read one at a time, and rows kept for later.
+"""The ring of a part: kept tokens are read one at a time, to run them again; rows are kept for later.
 
-Leaves out: what is made of a token; numbers and labels share this. Places where nothing was kept are never read.
+Numbers and labels share this code. An entry in which nothing was kept is never used. Leaves out: what is computed with
+a token.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ NO_UPDATES = 'the ring keeps updates, and this kernel gives none back: declare k
 
 
 def owed(part: Part) -> torch.Tensor:
-    """[B] how many tokens each request runs again: none without a ring, if fresh, or if its `read` unit is -1."""
+    """[B]: how many tokens each request runs again; 0 without a ring, if fresh, or if its `read` unit is -1."""
     ring = part.ring
     if ring is None:
         return torch.zeros_like(part.count)
@@ -25,13 +26,13 @@ def owed(part: Part) -> torch.Tensor:
 
 
 def recalled(ring: Ring, requests: torch.Tensor, age: int | torch.Tensor) -> Updates | Inputs:
-    """The `age`-th pending token of these requests (numbers in the part); `age` is one for all, or one of each."""
+    """Pending token number `age` (0: the oldest) of these requests of the part; `age` is for all, or one of each."""
     units, entries = ring.units[requests], (ring.begin[requests] + age) % ring.size
     return type(ring.kept)(*(pool[units, entries % pool.shape[1]] for pool in ring.kept))
 
 
 def keep(ring: Ring | None, requests: torch.Tensor, row: int, inputs: Inputs, did: Updates | None = None) -> None:
-    """Keep row `row` of these requests, bit by bit: what it did to the states, or consumed, as the ring asks."""
+    """Keep row `row` of these requests bit by bit: its updates or its inputs, whichever the ring has pools for."""
     if ring is None:
         return
     token = inputs if isinstance(ring.kept, Inputs) else did
@@ -55,8 +56,10 @@ def kept_updates(*, parts: tuple[Part, ...], rows: int, to: Place) -> torch.Tens
 
 
 def put_updates(parts: tuple[Part, ...], updates: torch.Tensor) -> None:
-    """The reverse: other updates [N, HV, V] become those that the rings keep of these rows. Waits for nothing: where
-    nothing is kept, what stands there is written once more."""
+    """The reverse of `kept_updates`: write other updates [N, HV, V] into the entries that keep these rows.
+
+    It waits for nothing. So it does not ask which rows are kept: for the others it writes back what stands there.
+    """
     for ring, part in _rings(parts):
         units, entries, at = _spots(ring, part, len(updates))
         there = ring.own[units, entries]
@@ -74,7 +77,7 @@ def _rings(parts: tuple[Part, ...]) -> list[tuple[Ring, Part]]:
 
 
 def _spots(ring: Ring, part: Part, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[B, most] each: unit and entry of every row, and its packed number; `rows` where it is not kept."""
+    """Three [B, most]: unit and entry of every row, and its packed row number, or `rows` if the row is not kept."""
     row = torch.arange(part.most, device=part.count.device)
     keeps = (ring.units >= 0) & (ring.keep >= 0) & (part.read.units >= 0)
     wanted = (row < part.count[:, None]) & keeps[:, None]

@@ -29,14 +29,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor:
-    """x weight^T, rows in the shape that is asked for."""
+    """x weight^T, each row in the given shape."""
     work = width(x.dtype, weight.dtype)
     rows = product(x.reshape(x.shape[0], weight.shape[1]).to(work), weight.to(work))
     return rows.to(x.dtype).view(x.shape[0], *shape)
 
 
 def add(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
-    """x + y: one rounding whatever the width."""
+    """x + y. A sum of two numbers is rounded once in every width, so nothing is widened."""
     return x + y
 
 

@@ -14,5 +14,5 @@ def width(*dtypes: torch.dtype) -> torch.dtype:
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """x in the width in which it is computed with."""
+    """x in the width in which the plain ops compute with it."""
     return x.to(width(x.dtype))
