@@ -1,10 +1,30 @@
-"""What must be settled before any test module is imported.
+"""What must be settled before any test module is imported, and the fixture `golden` with its option.
 
-Leaves out: fixtures; those stand beside the tests that use them.
+Leaves out: other fixtures; those stand beside the tests that use them.
 """
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread costs more than it brings
 
+import pytest
+
 import instep_optimized.kernels  # noqa: F401  decides how Triton runs, before transformers imports it natively
+from support.golden import CHANGED, Golden
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden-anew", action="store_true", help="write tests/golden/ from what is printed now")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    return Golden(request.node, request.config.getoption("golden_anew"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, shown in getattr(report, "user_properties", ()):
+                if name == CHANGED and report.when == "call":
+                    terminalreporter.write_line(f"{CHANGED} by {report.nodeid}\n{shown}")

@@ -1,10 +1,10 @@
 """What a controller of step counts is worth: the trained fixture's accepted counts, played at the sizes of a 9B model.
 
-    python tests/perf/adaptive_effect.py --device cuda --ops triton --fixture-ops invariant --out FILE --commit REVISION
+    PYTHONPATH=tests python tests/perf/adaptive_effect.py --out FILE --commit REVISION
 
 1. The fixture decodes prompts of mixed difficulty, the hardest first, with the controller and with each fixed step
    count. With the op set `invariant` every arm must say the same tokens; a sample is read again by the reference.
-2. Every arm is forced through an engine of the shape: checked after every event, then timed; see `generate/forced.py`.
+2. Every arm is forced through an engine of the shape: checked after every event, then timed; see `forced.py`.
    How drafting compares with verifying hangs on the depth, so a figure is of a model of `--layers 32`; where checking
    all of that takes too long, `--checked` and `--judged` say how much is checked, and the result says it too.
 Leaves out: any claim about the text.
@@ -22,9 +22,7 @@ from typing import Any
 import msgspec
 
 from instep.atomic_write import write_atomically
-from instep.generate.arms import ADAPTIVE, arms, hardest_first, mixed, parted
 from instep.generate.decode import Ask, Decoded
-from instep.generate.forced import Extent, Played, play
 from instep.generate.reread import Reader
 from instep.generate.words import prompts_from, stop_of, words_of
 from instep.replay.setting import Setting
@@ -34,6 +32,8 @@ from instep.shapes import NAMES, shape
 from instep.shapes.random_weights import random_checkpoint
 from instep.verdict import Exit
 from instep_reference.contract.checkpoint import Checkpoint
+from perf.arms import ADAPTIVE, arms, hardest_first, mixed, parted
+from perf.forced import Extent, Played, play
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "tiny"
 CANDIDATES = (1, 3, 7)

@@ -4,9 +4,7 @@
     words.py    text to tokens and back
     reread.py   what was decoded, read again by the reference: tokens and states
     speed.py    tokens per second, accepted lengths, step counts
-    render.py     all of it for people and as data
-    arms.py     the same prompts with a controller of step counts and with fixed ones
-    forced.py   what one model decoded, played by another of real size, checked and timed
+    render.py   all of it for people and as data
 
 Leaves out: traces from files (`instep.replay` replays those).
 """

@@ -1,30 +1,29 @@
 """The experiment on adaptive step counts, end to end at tiny sizes; and that it shows no speed of what is wrong.
 
-Leaves out: its figures, which need a GPU (`tests/perf/adaptive_effect.py`).
+Leaves out: its figures, which need a GPU (`adaptive_effect.py`).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from instep.generate.arms import arms, hardest_first, mixed, parted
 from instep.generate.decode import Ask
-from instep.generate.forced import Extent, play, trace_of
 from instep.replay.setting import Setting
 from instep.shapes.random_weights import random_checkpoint
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import SetNumSteps
 from instep_reference.contract.errors import BadInput
+from perf import adaptive_effect as script
+from perf.arms import arms, hardest_first, mixed, parted
+from perf.forced import Extent, play, trace_of
 from support.narrow import narrow
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).resolve().parents[1] / "perf" / "adaptive_effect.py"
 TINY = Path("fixtures/tiny")
 
 
@@ -99,10 +98,6 @@ def test_prompts_of_all_kinds_are_mixed():
 
 @pytest.mark.slow
 def test_the_script_runs_and_writes_its_result(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("adaptive_effect", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     always = ["--device", "cpu", "--fixture-ops", "plain", "--dtype", "float32", "--prompts", "2", "--tokens", "4",
               "--batch", "2", "--laps", "1"]  # fmt: skip
     config = narrow("qwen3.5-9b")
