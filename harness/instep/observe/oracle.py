@@ -23,10 +23,12 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, Se
 from instep_reference.contract.rounding import Product
 from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
-from instep_reference.weights import DraftWeights, GdnWeights, Weights
+from instep_reference.weights import GdnWeights, Weights
 
 from ..verdict import Skipped
 from .context import EventContext
+from .layer_work import LayerWork, Work, draft_of
+from .own_inputs import shown
 from .products import NONE
 from .recomputation import (
     REMEMBERED,
@@ -35,7 +37,6 @@ from .recomputation import (
     Recomputation,
     Run,
     Runner,
-    Work,
     again,
     fold,
     only,
@@ -93,7 +94,7 @@ class Oracle:
             yield Skipped("oracle", context.index, f'the window of request "{name}" is a tree')
             return
         tokens = self._tokens(context, span)
-        yield self._piece(span, "trunk", STAGE_LEVEL, lambda w, see: _embedded(w, tokens, "trunk", see))
+        yield self._piece(context, span, "trunk", STAGE_LEVEL, lambda w, see: _embedded(w, tokens, "trunk", see))
         layers: dict[int, Recomputation] = {}
         for layer, kind in enumerate(self.config.layer_kinds):
             place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
@@ -102,7 +103,7 @@ class Oracle:
                 continue  # T0 has said so
             work = self._layer(hidden, before, layer, kind == "gdn", span.start)
             base = _base(before, layer, span.start) if kind == "gdn" else None
-            piece = self._piece(span, "trunk", layer, work, base if span.kind == "prefill" else None)
+            piece = self._piece(context, span, "trunk", layer, work, base if span.kind == "prefill" else None)
             if base is not None:
                 dithered = self._dithered(span, to_state(hidden, before, layer, layer, span.start), base)
                 folding = self._folding(context, piece, base, span.count)
@@ -131,7 +132,7 @@ class Oracle:
                 hidden, replace(before, state={layer: state()}), layer, True, start)(weights, see)  # fmt: skip
 
         empty = self._layer(hidden, before, layer, True, 0)
-        wrongs = [("was begun anew: what came before these tokens is lost", empty)]
+        wrongs: list[tuple[str, Work]] = [("was begun anew: what came before these tokens is lost", empty)]
         if (previous := folding.previous) is not None:
             wrongs.append(("lacks the tokens of the previous step", carried(lambda: previous.base)))
             wrongs += [(says, carried(state)) for says, state in handed_over(folding.base, previous)]
@@ -148,24 +149,13 @@ class Oracle:
             for layer, piece in layers.items() if piece.folding is not None
         }
 
-    def _layer(self, hidden: torch.Tensor, before: RequestState, layer: int, recurrent: bool, start: int) -> Work:
-        def work(weights: Weights, see: See) -> torch.Tensor | None:
-            like = weights.embedding
-            memory: trunk.LayerMemory
-            if recurrent and start:
-                memory = GdnMemory(before.conv[layer].to(like), before.state[layer].to(like))
-            elif start:
-                memory = AttentionMemory(before.keys[layer].to(like), before.values[layer].to(like))
-            else:
-                kind = weights.config.layer_kinds[layer]
-                memory = trunk.empty_memory(weights.config, kind, like.dtype, like.device)
-            positions = start + torch.arange(hidden.shape[0], device=like.device)
-            _, after = trunk.layer(
-                weights.config, weights.layers[layer], layer, "trunk", hidden.to(like), memory, positions, see
-            )
-            return after.state if isinstance(after, GdnMemory) else None
-
-        return work
+    def _layer(self, hidden: torch.Tensor, before: RequestState, layer: int, recurrent: bool, start: int) -> LayerWork:
+        memory: GdnMemory | AttentionMemory | None = None
+        if start and recurrent:
+            memory = GdnMemory(before.conv[layer], before.state[layer])
+        elif start:
+            memory = AttentionMemory(before.keys[layer], before.values[layer])
+        return LayerWork("trunk", layer, hidden, start, memory)
 
     def _answers(self, context: EventContext, span: RowSpan, stage: str, last: int) -> Iterator[Recomputation]:
         """The final norm, and logits where they are asked for."""
@@ -175,17 +165,17 @@ class Oracle:
             return
 
         def normed(weights: Weights, see: See) -> None:
-            norm = weights.final_norm if stage == "trunk" else _draft(weights).norm
+            norm = weights.final_norm if stage == "trunk" else draft_of(weights).norm
             see(Place(stage, AFTER_LAYERS, "final"), rms_norm(hidden.to(weights.embedding), norm, self.config.eps))
 
-        yield self._piece(span, stage, AFTER_LAYERS, normed)
+        yield self._piece(context, span, stage, AFTER_LAYERS, normed)
         if span.logit_rows:
             read = final[-span.logit_rows :]
 
             def scored(weights: Weights, see: See) -> None:
                 trunk.logits(weights, read.to(weights.embedding), see, stage)
 
-            yield self._piece(span, stage, AFTER_LAYERS, scored)
+            yield self._piece(context, span, stage, AFTER_LAYERS, scored)
 
     # -- the commit --------------------------------------------------------------------------------------
 
@@ -274,7 +264,7 @@ class Oracle:
         if len(tokens) != span.count or hidden.shape[0] != span.count:
             return
         wrongs = tuple((says, _reading(tokens, rows, stage)) for says, rows in others)
-        yield replace(self._piece(span, stage, STAGE_LEVEL, _reading(tokens, hidden, stage)), wrongs=wrongs)
+        yield replace(self._piece(context, span, stage, STAGE_LEVEL, _reading(tokens, hidden, stage)), wrongs=wrongs)
         fused = rows(side, Place(stage, STAGE_LEVEL, "fused"), span)
         if fused is None or fused.shape[0] != span.count:
             return
@@ -288,23 +278,18 @@ class Oracle:
             for first, cache in enumerate((before.draft_keys[layer], before.draft_values[layer]))
         )
 
-        def work(weights: Weights, see: See) -> None:
-            like = weights.embedding
-            memory = AttentionMemory(keys.to(like), values.to(like))
-            positions = start + torch.arange(span.count, device=like.device)
-            config = weights.config.drafter()
-            trunk.layer(config, _draft(weights).layers[layer], layer, stage, fused.to(like), memory, positions, see)
-
-        yield self._piece(span, stage, layer, work)
+        work = LayerWork(stage, layer, fused, start, AttentionMemory(keys, values))
+        yield self._piece(context, span, stage, layer, work)
         yield from self._answers(context, span, stage, layer)
 
     # -- both --------------------------------------------------------------------------------------------
 
     def _piece(
-        self, span: RowSpan, stage: str, layer: int, work: Work, base: torch.Tensor | None = None
+        self, context: EventContext, span: RowSpan, stage: str, layer: int, work: Work,
+        base: torch.Tensor | None = None,
     ) -> Recomputation:
         truth, yardsticks = self.runner(work, span.count, base)
-        return Recomputation(span, stage, layer, truth, yardsticks)
+        return Recomputation(span, stage, layer, truth, yardsticks, work, shown(context, span, stage, layer))
 
     def _dithered(self, span: RowSpan, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
         return partial(self.runner.dithered, work, base=base if span.kind == "prefill" else None)
@@ -386,7 +371,7 @@ def _reading(tokens: list[int], hidden: torch.Tensor, stage: str) -> Work:
 
 def _fused(weights: Weights, tokens: list[int], hidden: torch.Tensor, stage: str, see: See) -> None:
     """fc([norm(embedding of token p + 1) | norm(hidden p)]): what the head's layer reads."""
-    draft, eps = _draft(weights), weights.config.drafter().eps
+    draft, eps = draft_of(weights), weights.config.drafter().eps
     ids = torch.tensor(tokens, device=weights.embedding.device)
     embedded = rms_norm(trunk.embed(weights, ids, see, stage), draft.norm_embedding, eps)
     embedded = see(Place(stage, STAGE_LEVEL, "normed"), embedded)
@@ -394,7 +379,3 @@ def _fused(weights: Weights, tokens: list[int], hidden: torch.Tensor, stage: str
     fed = see(Place(stage, STAGE_LEVEL, "post_normed"), fed)
     joined = see(Place(stage, STAGE_LEVEL, "joined"), torch.cat((embedded, fed), -1))
     see(Place(stage, STAGE_LEVEL, "fused"), joined @ draft.fc.T)
-
-
-def _draft(weights: Weights) -> DraftWeights:
-    return cast(DraftWeights, weights.draft)

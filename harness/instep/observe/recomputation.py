@@ -13,16 +13,15 @@ import torch
 
 from instep_reference import gdn
 from instep_reference.chunked import recur_in_chunks
-from instep_reference.contract.place import Place, See
+from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
 
+from .layer_work import Work
 from .products import CUTS, FOLDED, InChunks, Operands
 from .reorder import Reordered, by_a_unit, up_or_down
 from .rows import RowSpan
 
-# A piece of the reference: given weights in some width, it shows its places, and returns the state it left, if any.
-Work = Callable[[Weights, See], torch.Tensor | None]
 Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is written down and read again
 
 # How often a piece is drawn. The error of a block is measured by the largest of its draws. Where it hangs on one number
@@ -36,13 +35,19 @@ CHUNKS = (16, 64)  # tokens to a chunk of the second declared form of the delta 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run showed, and the state [HV, K, V] that it left; of several draws, with the draws as first axis."""
+    """What a run showed, and the state [HV, K, V] that it left; of several draws, with the draws as first axis.
+
+    onward: what went on from a place where that is not what was computed there: a subject's own rows.
+    """
 
     places: Mapping[Place, torch.Tensor]
     state: torch.Tensor | None = None
+    onward: Mapping[Place, torch.Tensor] = field(default_factory=dict)
 
     def of(self, component: str) -> torch.Tensor:
-        return next(tensor for place, tensor in self.places.items() if place.component == component)
+        """What the ops behind this place read."""
+        place = next(place for place in self.places if place.component == component)
+        return self.onward.get(place, self.places[place])
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class Recomputation:
     """A piece of one event and request, computed again.
 
     yardsticks  the declared forms, drawn several times
+    work        what was run; own: the subject's rows of its places (`own_inputs.py`), of a commit those of the verify
     wrongs      what a known mistake would have computed, to name a failure: a sentence, and the piece on other rows
     dithered    so many further draws, in which every declared rounding falls up or down by chance
     narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
@@ -89,6 +95,8 @@ class Recomputation:
     layer: int
     truth: Run
     yardsticks: Run
+    work: Work
+    own: Mapping[Place, torch.Tensor]
     folding: Folding | None = None
     wrongs: tuple[tuple[str, Work], ...] = ()
     dithered: Callable[[int], Run] | None = None
@@ -135,8 +143,7 @@ class Runner:
 
     def true(self, work: Work) -> Run:
         """Only the fp64 run."""
-        places: dict[Place, torch.Tensor] = {}
-        return Run(places, work(self.truth, _recording(places, lambda place, tensor: tensor)))
+        return true(work, self.truth)
 
     def fold(self, piece: Recomputation, folding: Folding, nodes: Sequence[int]) -> Recomputation:
         """The piece after a commit: only the tokens at the accepted nodes are folded in."""
@@ -215,12 +222,12 @@ class Runner:
                 places, state = _stacked([draw(number) for number in numbers])
             else:
                 places, state = torch.func.vmap(draw, randomness="different")(numbers)
-        return Run(places, *state)
+        return Run(places, state[0] if state else None)
 
     def _in_chunks(self, sampled: Run, base: torch.Tensor) -> Run:
         """The read-out and the state in their second form too; downstream of them the first one stands."""
         place = next(place for place in sampled.places if place.component == "core")
-        q, k, v, log_decay, erase, write = (part[:1] for part in _rule_inputs(sampled))
+        q, k, v, log_decay, erase, write = (part[:1] for part in rule_inputs(sampled))
         forms = [recur_in_chunks(q, k, v, log_decay, erase, write, base.to(k)[None], chunk) for chunk in CHUNKS]
         cores = [sampled.places[place], *(self._store("core", core) for core, _ in forms)]
         assert sampled.state is not None, "a layer with a delta rule leaves a state"
@@ -241,20 +248,37 @@ class Runner:
         return up_or_down(tensor, dtype, self.generator)
 
 
+def true(work: Work, weights: Weights, own: Mapping[Place, torch.Tensor] | None = None) -> Run:
+    """One run as the weights have it. own: rows that go on from their places, where they are shaped as these."""
+    places: dict[Place, torch.Tensor] = {}
+    onward: dict[Place, torch.Tensor] = {}
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        places[place] = tensor
+        mine = None if own is None else own.get(place)
+        if mine is None or mine.shape != tensor.shape:
+            return tensor
+        onward[place] = mine.to(tensor)
+        return onward[place]
+
+    state = work(weights, see)
+    return Run(places, state, onward)
+
+
 def narrower(stored: torch.dtype, width: torch.dtype) -> bool:
     return stored.is_floating_point and width.is_floating_point and torch.finfo(stored).eps > torch.finfo(width).eps
 
 
 def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
     """The states [draws, HV, K, V] after the tokens at `nodes` of a run were folded into `base`, token by token."""
-    q, k, v, log_decay, erase, write = (part[:, list(nodes)] for part in _rule_inputs(run))
+    q, k, v, log_decay, erase, write = (part[:, list(nodes)] for part in rule_inputs(run))
     state = base.to(k).expand(len(k), *base.shape)
     return gdn.recur(q, k, v, log_decay=log_decay, erase=erase, write=write, state=state).state
 
 
 def again(run: Run, base: torch.Tensor) -> torch.Tensor:
     """The state [HV, K, V] after all tokens of a run once more, with the updates that they made there."""
-    _, k, _, log_decay, _, _ = _rule_inputs(run)
+    _, k, _, log_decay, _, _ = rule_inputs(run)
     return gdn.absorb(k, log_decay, run.of("update")[None], base.to(k)[None])[0]
 
 
@@ -264,7 +288,7 @@ def only(run: Run, nodes: Sequence[int]) -> Run:
     return Run({place: rows[list(nodes)] for place, rows in folded.items()})
 
 
-def _rule_inputs(run: Run) -> tuple[torch.Tensor, ...]:
+def rule_inputs(run: Run) -> tuple[torch.Tensor, ...]:
     """q, k, v, log_decay, erase, write, draws first, heads repeated: value head h reads key head h // r."""
     q, k, v, log_decay, beta = (run.of(name) for name in ("q", "k", "v", "log_decay", "beta"))
     if v.dim() == 3:
@@ -272,14 +296,6 @@ def _rule_inputs(run: Run) -> tuple[torch.Tensor, ...]:
     repeats = v.shape[2] // k.shape[2]
     q, k = (x.repeat_interleave(repeats, dim=2) for x in (q, k))
     return q, k, v, log_decay[..., None], beta[..., None], beta[..., None]
-
-
-def _recording(places: dict[Place, torch.Tensor], see: See) -> See:
-    def record(place: Place, tensor: torch.Tensor) -> torch.Tensor:
-        places[place] = see(place, tensor)
-        return places[place]
-
-    return record
 
 
 _Shown = tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]

@@ -57,7 +57,7 @@ class StateOracle(Oracle):
                 continue  # T0 has said so
             base = self._base(before, layer, span.start)
             work = to_state(hidden, before, layer, number, span.start)
-            piece = self._piece(span, "trunk", layer, work, base if span.kind == "prefill" else None)
+            piece = self._piece(context, span, "trunk", layer, work, base if span.kind == "prefill" else None)
             folding, dithered = self._folding(context, piece, base, span.count), self._dithered(span, work, base)
             narrow, leans = (asked(span.kind == "prefill") for asked in (self.runner.narrow, self.runner.leans))
             layers[layer] = replace(piece, folding=folding, dithered=dithered, narrow=narrow, leans=leans)

@@ -18,8 +18,9 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place, See, draft_stage
 
 from ..observe.context import EventContext
+from ..observe.layer_work import Work
 from ..observe.oracle import Oracle
-from ..observe.recomputation import Recomputation, Run, Work
+from ..observe.recomputation import Recomputation, Run
 from ..observe.rows import RowSpan, rows
 from ..observe.updates import due
 from ..verdict import Comparison
@@ -121,9 +122,10 @@ class PatchedOracle(Oracle):
         return super().at(context)
 
     def _piece(
-        self, span: RowSpan, stage: str, layer: int, work: Work, base: torch.Tensor | None = None
+        self, context: EventContext, span: RowSpan, stage: str, layer: int, work: Work,
+        base: torch.Tensor | None = None,
     ) -> Recomputation:
-        return super()._piece(span, stage, layer, self._with(span, work), base)
+        return super()._piece(context, span, stage, layer, self._with(span, work), base)
 
     def _dithered(self, span: RowSpan, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
         return super()._dithered(span, self._with(span, work), base)
