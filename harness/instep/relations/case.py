@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from instep_optimized import OptimizedEngine
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.base import BY_ROW, Ops
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject
@@ -23,6 +24,7 @@ from ..replay.setting import moves_labels
 from ..trace.file import Trace
 from ..trace.header import Header
 from .by_position import PositionRecord, PositionRecorder
+from .row_by_row import row_by_row
 from .timeline import RewrittenTrace, as_traced
 
 Through = Callable[[Subject], Subject]
@@ -34,6 +36,7 @@ class Case:
 
     bitwise  hold bit by bit whatever an op set with invariant rows promises, whatever this one declares
     tokens   how long the drift is watched
+    by_rows  the op set serves rows one by one (`row_by_row.py`); the names of its runs say so
     """
 
     trace: Trace
@@ -41,6 +44,7 @@ class Case:
     found: Ops | Maker
     bitwise: bool = False
     tokens: int = 2048
+    by_rows: bool = False
     _records: dict[str, PositionRecord] = field(default_factory=dict)
 
     @classmethod
@@ -62,8 +66,21 @@ class Case:
 
     @property
     def rows_are_invariant(self) -> bool:
-        """Whether a row's bits hang on no other row: labels do not, and an op set may declare it."""
-        return self.bitwise or self.labels or (self.ops is not None and self.ops.row_invariant)
+        """Whether a row's bits hang on no other row: labels do not; an op set, or a maker of engines, may declare it."""
+        if self.bitwise or self.labels:
+            return True
+        if self.ops is None:
+            return getattr(self.found, "row_invariant", False) is True
+        return self.ops.row_invariant >= BY_ROW.keys()
+
+    @cached_property
+    def row_by_row(self) -> Case | None:
+        """The same, with an op set that serves rows one by one; None: somebody else's engine takes no op set."""
+        if self.ops is None:
+            return None
+        # No graph holds such an op: how many rows there are is read on the host.
+        plan = replace(self.plan, setting=replace(self.plan.setting, graphs=False))
+        return replace(self, plan=plan, found=row_by_row(self.ops), by_rows=True, _records={})
 
     def engine(self, header: Header, ops: Ops | None = None, **options: Any) -> Subject:
         """A new engine with the room and the step counts of a header; `options`: fields of `Options` that differ."""
@@ -86,6 +103,7 @@ class Case:
         options: Mapping[str, Any] | None = None,
     ) -> PositionRecord:
         """What the subject says to these events; `through`: what stands between the events and the engine."""
+        name += ", row by row" * self.by_rows
         if name not in self._records:
             events = recorded()
             engine = through(self.engine(events.header, **(options or {})))

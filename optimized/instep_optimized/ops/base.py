@@ -147,7 +147,8 @@ class Conv(Protocol):
     """Depthwise causal conv over channels, then silu. The history before row 0 comes from memory.
 
     x [N, C]; weight [C, W]; addresses point at windows [C, W-1], oldest first -> mixed [N, C].
-    out[t] = silu(sum_j weight[:, j] * input[t - (W-1) + j]); inputs before row 0 come from `read`, or zeros.
+    out[t] = silu(sum_j weight[:, j] * input[t - (W-1) + j]); inputs before row 0 come from `read`, or zeros. The bits
+    of a row depend on these inputs alone, wherever a window begins and whoever else is served.
     """
 
     def __call__(
@@ -179,8 +180,10 @@ class Gdn(Protocol):
       4. row by row: compute core, keep the token in the ring, store to `per_row`
       5. store to `store`
     To run tokens again gives the bits that their rows gave. With updates this is S <- decay S + k update^T; with inputs
-    it is the whole rule. A fold (count 0, pending tokens; N may be 0) does steps 1 to 3 and 5. A request with neither
-    rows nor pending tokens reads and writes nothing. Chunks have no ring.
+    it is the whole rule. No bit of a request depends on another request. In windows the bits of a row, and of the state
+    after it, depend on its inputs and the state before it alone, whatever the width. A fold (count 0, pending tokens;
+    N may be 0) does steps 1 to 3 and 5. A request with neither rows nor pending tokens reads and writes nothing. Chunks
+    have no ring.
     """
 
     def __call__(
@@ -348,6 +351,14 @@ class Move(Protocol):
     def __call__(self, *, source: Address, target: Address) -> None: ...
 
 
+# Ops that make a row of the result of that row alone (`attend`: and of memory), and the arguments that hold the rows.
+BY_ROW: Mapping[str, tuple[str, ...]] = {
+    "norm": ("x",), "linear": ("x",), "add": ("x", "y"), "concat": ("x", "y"), "gdn_inputs": ("mixed", "a", "b"),
+    "gated_norm": ("core", "z"), "attention_inputs": ("projected", "key_raw", "positions"), "attend": ("query",),
+    "output_gate": ("attended", "projected"), "mlp": ("x",), "moe": ("x",), "lm_head": ("x",),
+}
+
+
 @dataclass(frozen=True)
 class Ops:
     """An op set: its ops, and fields that describe it.
@@ -358,7 +369,9 @@ class Ops:
     captures       its ops never wait for the host, so a CUDA graph can hold them
     products       form of an op -> the format to which the operands of its products are rounded, as in
                    {"gdn.chunk": Product("tf32", block=64)}; a form that is not named multiplies in fp32
-    row_invariant  a row's bits depend on no other row: a request gets the same bits in a batch as alone
+    row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row, however many there are. With
+                   all of them a request is served in a batch as it is served alone. `conv`, and `gdn` in windows, are
+                   so by their contract and are not named.
     """
 
     name: str
@@ -393,4 +406,4 @@ class Ops:
     keeps: Keeps
     captures: bool = False
     products: Mapping[str, Product] = field(default_factory=dict, hash=False)
-    row_invariant: bool = False
+    row_invariant: frozenset[str] = frozenset()

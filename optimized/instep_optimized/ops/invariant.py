@@ -12,8 +12,10 @@ from dataclasses import replace
 from ..kernels.invariant.attend import attend
 from ..kernels.invariant.linear import linear, lm_head, mlp
 from ..kernels.invariant.moe import moe
+from .base import BY_ROW
 from .triton import TRITON
 
 INVARIANT = replace(
-    TRITON, name="invariant", linear=linear, mlp=mlp, moe=moe, lm_head=lm_head, attend=attend, row_invariant=True
+    TRITON, name="invariant", linear=linear, mlp=mlp, moe=moe, lm_head=lm_head, attend=attend,
+    row_invariant=frozenset(BY_ROW),
 )

@@ -5,6 +5,8 @@ The silu after the conv is part of the op. Leaves out: nothing of the contract.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 
 from instep_reference.contract.place import Place
@@ -33,8 +35,10 @@ def _run(x: torch.Tensor, weight: torch.Tensor, part: Part, who: Lanes, out: tor
     history = weight.shape[1] - 1
     line = torch.cat([before(part, who, x.dtype), x[who.rows].transpose(1, 2)], dim=2)  # [n, C, W-1 + most]
     # One line per request holds its history and its rows; every result and every window is a piece of the line.
-    taps = wide(line).unfold(2, weight.shape[1], 1)  # [n, C, most, W]
-    mixed = torch.nn.functional.silu((taps * wide(weight)[:, None, :]).sum(dim=-1))
+    taps = zip(wide(line).unfold(2, weight.shape[1], 1).unbind(-1), wide(weight).unbind(-1), strict=True)
+    # Neither a device's own sum nor its own silu: both are split by the shape of the whole call.
+    total = reduce(torch.add, (tap * by[:, None] for tap, by in taps))
+    mixed = total / (1 + (-total).exp())
     scatter(out, who, mixed.transpose(1, 2))
     for token, alive in enumerate(who.alive):
         along(part.per_row, who, token, line[:alive, :, token + 1 : token + 1 + history])

@@ -53,7 +53,7 @@ def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
         S = state[:alive]  # a view: `_absorb` works in place
         token, write = Inputs(*(x[:alive, row] for x in rows)), Write(*(x[:alive, row] for x in writes))
         update = _absorb(S, write)
-        core[:alive, row] = (S * q[:alive, row]).sum(dim=-2)
+        core[:alive, row] = _sum_by_halves(S * q[:alive, row])
         keep(part.ring, who.which[:alive], row, token, Updates(token.k, write.decay, update))
         along(part.per_row, who, row, S)
     scatter(out, who, core)

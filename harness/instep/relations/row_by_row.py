@@ -1,0 +1,66 @@
+"""An op set in which every row is served by itself, wherever its bits may depend on the rows beside it.
+
+Matrix products, for one, change bits with the number of rows. Two runs that bring the same tokens in other windows or
+batches then part everywhere, and what was promised to be exact, the memory ops and how they are called, cannot be told
+from that. Served row by row, these ops give equal bits for equal rows, so that two runs must be the same bit by bit.
+Leaves out: what the op set promises itself (`Ops.row_invariant`), and whether the ops are right: the same kernels are
+held to a tolerance as they are, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from instep_optimized.layout import Pages
+from instep_optimized.ops.around import Op
+from instep_optimized.ops.base import BY_ROW, Ops
+
+
+def row_by_row(ops: Ops) -> Ops:
+    """`ops`, with every op that does not declare that its rows are invariant called once per row."""
+    apart: dict[str, Any] = {
+        name: _attended(ops.attend) if name == "attend" else _apart(getattr(ops, name), rows)
+        for name, rows in BY_ROW.items() if name not in ops.row_invariant
+    }
+    return replace(ops, **apart, captures=False, row_invariant=frozenset(BY_ROW))
+
+
+def _apart(op: Op, rows: tuple[str, ...]) -> Op:
+    def call(**given: Any) -> Any:
+        count = len(given[rows[0]])
+        if not count:
+            return op(**given)
+        # A copy begins where memory is aligned, as a row of its own would.
+        made = [op(**given | {name: given[name][row : row + 1].clone() for name in rows}) for row in range(count)]
+        if isinstance(made[0], torch.Tensor):
+            return torch.cat(made)
+        return type(made[0])(*(torch.cat(parts) for parts in zip(*made, strict=True)))
+
+    return call
+
+
+def _attended(op: Op) -> Op:
+    """One query row of one request at a time, on the pages as they are; a row that nobody covers is zeros."""
+
+    def call(**given: Any) -> Any:
+        query, pages = given["query"], given["pages"]
+        out = torch.zeros_like(query)
+        for request, (begin, count) in enumerate(zip(pages.begin.tolist(), pages.count.tolist(), strict=True)):
+            for row in range(count):
+                at = slice(begin + row, begin + row + 1)
+                out[at] = op(**given | {"query": query[at].clone(), "pages": _alone(pages, request, row)})
+        return out
+
+    return call
+
+
+def _alone(pages: Pages, request: int, row: int) -> Pages:
+    one = slice(request, request + 1)
+    count = pages.count[one]
+    return replace(
+        pages, slots=pages.slots[one], begin=torch.zeros_like(count), count=torch.ones_like(count),
+        before=pages.before[one] + row, most=1,
+    )
