@@ -20,6 +20,7 @@ from .hostreads import HostReads
 from .identity import Identity
 from .labels import Labels
 from .leaks import Leaks
+from .own_inputs import OwnInputs
 from .poison import Poison
 from .propagated import Propagated
 from .tails import Tails
@@ -39,4 +40,5 @@ def for_labels() -> tuple[Check, ...]:
 
 def for_numbers(oracle: Oracle) -> tuple[Check, ...]:
     """The subject computes. In this order the directed diagnosis of a state comes before its bare size."""
-    return (Identity(), Bytes(), *structure(), Directed(oracle), Derived(oracle), Propagated(), Decisions())
+    arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Propagated(), Decisions()
+    return (Identity(), Bytes(), *structure(), *arithmetic)

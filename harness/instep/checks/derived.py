@@ -15,7 +15,7 @@ from instep_reference.contract.place import Place
 
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle
-from ..observe.recomputation import Recomputation
+from ..observe.recomputation import Recomputation, Run
 from ..observe.rows import rows
 from ..observe.updates import UPDATE, due
 from ..verdict import Comparison, Skipped, Tier
@@ -40,18 +40,20 @@ class Derived:
             if isinstance(piece, Skipped):
                 yield piece
             else:
-                yield from self._places(context, piece)
-                if piece.writes_state:
-                    yield from self._state(context, piece)
+                yield from self._piece(context, piece)
 
-    def _places(self, context: EventContext, piece: Recomputation) -> Iterator[Comparison]:
+    def _piece(self, context: EventContext, piece: Recomputation, but: Run | None = None) -> Iterator[Comparison]:
+        """but: a truth that was judged already; what is the same bits there is left out."""
         for place, truth in piece.truth.places.items():
-            if not due(context, place, piece.span):
+            if not due(context, place, piece.span) or (but is not None and torch.equal(truth, but.places[place])):
                 continue
             found, scale = rows(context.subject, place, piece.span), _scale(piece, place)
             sampled = piece.yardsticks.places[place]
             result = measured(self._spot(context, piece, place.component), found, truth, sampled, scale=scale)
             yield result if result.agrees or found is None else self._named(context, result, piece, found, truth)
+        state, known = piece.truth.state, None if but is None else but.state
+        if piece.writes_state and state is not None and (known is None or not torch.equal(state, known)):
+            yield from self._state(context, piece, state)
 
     def _named(
         self, context: EventContext, result: Comparison, piece: Recomputation, found: torch.Tensor, truth: torch.Tensor
@@ -68,9 +70,9 @@ class Derived:
                     return replace(result, diagnosis=f"{sentence}; {result.diagnosis}")
         return _narrowed(result, found, truth, piece.yardsticks.places[result.place])
 
-    def _state(self, context: EventContext, piece: Recomputation) -> Iterator[Comparison]:
-        truth, sampled = piece.truth.state, piece.yardsticks.state
-        if truth is not None and sampled is not None:
+    def _state(self, context: EventContext, piece: Recomputation, truth: torch.Tensor) -> Iterator[Comparison]:
+        sampled = piece.yardsticks.state
+        if sampled is not None:
             found, stored = context.subject.after[piece.request].state.get(piece.layer), self.oracle.rounds.get("state")
             result = measured(self._spot(context, piece, "state"), found, truth, sampled, stored=stored)
             if found is not None and stored is not None and found.dtype != stored and found.shape == truth.shape:

@@ -45,7 +45,12 @@ from .rows import RowSpan, paths, row_spans, rows
 
 
 class Oracle:
-    """Serves one run: it remembers what it computed of windows until their commit, and of the step before."""
+    """Serves one run: it remembers what it computed of windows until their commit, and of the step before.
+
+    every_op: whether pieces are computed from the subject's own rows at every place, too.
+    """
+
+    every_op = True
 
     def __init__(
         self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype,
@@ -288,8 +293,9 @@ class Oracle:
         self, context: EventContext, span: RowSpan, stage: str, layer: int, work: Work,
         base: torch.Tensor | None = None,
     ) -> Recomputation:
-        truth, yardsticks = self.runner(work, span.count, base)
-        return Recomputation(span, stage, layer, truth, yardsticks, work, shown(context, span, stage, layer))
+        own = shown(context, span, stage, layer) if self.every_op else {}
+        runs, near = self.runner(work, span.count, base, own)
+        return Recomputation(span, stage, layer, *runs, work, own, near)
 
     def _dithered(self, span: RowSpan, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
         return partial(self.runner.dithered, work, base=base if span.kind == "prefill" else None)

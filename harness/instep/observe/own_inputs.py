@@ -8,19 +8,18 @@ Leaves out: which pieces there are (`oracle.py`), and the comparison (`checks/`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
-from instep_reference import gdn
 from instep_reference.contract.place import Place
 from instep_reference.weights import Weights
 
 from .context import EventContext
-from .recomputation import Recomputation, Run, fold, rule_inputs, true
+from .recomputation import Recomputation, Run, settled, true
 from .rows import RowSpan, rows
-from .updates import UPDATE, due
+from .updates import due
 
 Changes = Mapping[str, torch.Tensor]  # component of the piece -> the rows that go on from there
 
@@ -48,13 +47,3 @@ def rerun(piece: Recomputation, weights: Weights, changes: Changes | None = None
     if piece.span.kind != "commit" or piece.folding is None:
         return run
     return replace(run, places={}, state=settled(run, piece.folding.base, piece.span.nodes)[0])
-
-
-def settled(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
-    """The states [draws, HV, K, V] after the tokens at `nodes`: with the updates that went on, where they are kept."""
-    kept = next((update for place, update in run.onward.items() if place.component == UPDATE), None)
-    if kept is None:
-        return fold(run, base, nodes)
-    _, k, _, log_decay, _, _ = (part[:, list(nodes)] for part in rule_inputs(run))
-    update = (kept if kept.dim() == 4 else kept[None])[:, list(nodes)]
-    return gdn.absorb(k, log_decay, update, base.to(k).expand(len(k), *base.shape))

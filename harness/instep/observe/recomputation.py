@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
@@ -50,6 +52,13 @@ class Run:
         return self.onward.get(place, self.places[place])
 
 
+class Runs(NamedTuple):
+    """A piece in fp64, and the declared forms of it, drawn several times."""
+
+    truth: Run
+    yardsticks: Run
+
+
 @dataclass(frozen=True)
 class PreviousStep:
     """The step before this one: the state [HV, K, V] that it began with, in fp64, and the few tokens that it committed.
@@ -84,6 +93,7 @@ class Recomputation:
 
     yardsticks  the declared forms, drawn several times
     work        what was run; own: the subject's rows of its places (`own_inputs.py`), of a commit those of the verify
+    near        the runs with every op on those rows; None where there is but one op, whose inputs are the boundary
     wrongs      what a known mistake would have computed, to name a failure: a sentence, and the piece on other rows
     dithered    so many further draws, in which every declared rounding falls up or down by chance
     narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
@@ -97,6 +107,7 @@ class Recomputation:
     yardsticks: Run
     work: Work
     own: Mapping[Place, torch.Tensor]
+    near: Runs | None = None
     folding: Folding | None = None
     wrongs: tuple[tuple[str, Work], ...] = ()
     dithered: Callable[[int], Run] | None = None
@@ -110,6 +121,12 @@ class Recomputation:
     @property
     def writes_state(self) -> bool:
         return self.folding is not None and self.span.kind != "verify"
+
+    @property
+    def from_own_inputs(self) -> Recomputation | None:
+        """The same piece with every op on the subject's own rows."""
+        return None if self.near is None else replace(
+            self, truth=self.near.truth, yardsticks=self.near.yardsticks, near=None)
 
     def place(self, component: str) -> Place:
         return Place(self.stage, self.layer, component)
@@ -131,15 +148,23 @@ class Runner:
     def __post_init__(self) -> None:
         self.generator = torch.Generator(self.rounded.embedding.device).manual_seed(0)
 
-    def __call__(self, work: Work, rows: int, base: torch.Tensor | None = None) -> tuple[Run, Run]:
-        """Truth, and the draws. `base`: the state before a prefill chunk, whose delta rule has a second form.
+    def __call__(
+        self, work: Work, rows: int, base: torch.Tensor | None = None,
+        own: Mapping[Place, torch.Tensor] = MappingProxyType({}),
+    ) -> tuple[Runs, Runs | None]:
+        """Truth and draws; and both again with every op on the subject's `own` rows, if the piece has several ops.
 
-        That form is the declared one, or without a declaration one of fp32 products beside the token-by-token one.
+        base: the state before a prefill chunk, whose delta rule has a second form. That is the declared one, or
+        without a declaration one of fp32 products beside the token-by-token one.
         """
         draws = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_SAMPLED // rows)))
-        sampled = self._sampled(work, draws, self._store, base, experts=self.rounded.config.experts > 0)
-        declared = base is None or "gdn.chunk" in self.products
-        return self.true(work), sampled if base is None or declared else self._in_chunks(sampled, base)
+        truth = self.true(work)
+        near = true(work, self.truth, own) if own and len(truth.places) > 1 else None
+        experts = self.rounded.config.experts > 0
+        both = self._sampled(work, draws, self._store, base, experts=experts, own=None if near is None else own)
+        if base is not None and "gdn.chunk" not in self.products:
+            both = [self._in_chunks(sampled, base) for sampled in both]
+        return Runs(truth, both[0]), None if near is None else Runs(near, both[1])
 
     def true(self, work: Work) -> Run:
         """Only the fp64 run."""
@@ -147,12 +172,17 @@ class Runner:
 
     def fold(self, piece: Recomputation, folding: Folding, nodes: Sequence[int]) -> Recomputation:
         """The piece after a commit: only the tokens at the accepted nodes are folded in."""
-        truth = fold(piece.truth, folding.base, nodes)
+        if (near := piece.from_own_inputs) is not None:
+            near = self.fold(near, folding, nodes)
+        truth = settled(piece.truth, folding.base, nodes)
         with self._folding(None, torch.arange(len(piece.yardsticks.of("k"))) % 2 == 1):
-            sampled = fold(piece.yardsticks, folding.base, nodes)
+            sampled = settled(piece.yardsticks, folding.base, nodes)
         runs = Run({}, truth[0]), Run({}, self._store("state", sampled))
         dithered = None if piece.dithered is None else partial(self._folded, piece.dithered, folding.base, nodes)
-        return replace(piece, truth=runs[0], yardsticks=runs[1], folding=folding, dithered=dithered)
+        return replace(
+            piece, truth=runs[0], yardsticks=runs[1], folding=folding, dithered=dithered,
+            near=None if near is None else Runs(near.truth, near.yardsticks),
+        )
 
     def _folded(self, dithered: Callable[[int], Run], base: torch.Tensor, nodes: Sequence[int], draws: int) -> Run:
         verified = dithered(draws)
@@ -171,7 +201,7 @@ class Runner:
 
         What is not stored narrower was rounded on its way as well, and moves within a unit of its own.
         """
-        return self._sampled(work, draws, self._shake, base, experts=False, chance=self.generator)
+        return self._sampled(work, draws, self._shake, base, experts=False, chance=self.generator)[0]
 
     def narrow(self, chunk: bool) -> bool:
         """Whether draws of a piece that ends in a state share roundings: of what is stored, or of operands."""
@@ -189,11 +219,12 @@ class Runner:
 
     def _sampled(
         self, work: Work, draws: int, store: Store, base: torch.Tensor | None, *, experts: bool,
-        chance: torch.Generator | None = None,
-    ) -> Run:
+        chance: torch.Generator | None = None, own: Mapping[Place, torch.Tensor] | None = None,
+    ) -> list[Run]:
         """All draws at once, as a further axis; one by one where rows choose experts, which no axis can follow.
 
         base: the state before a prefill chunk; None: whatever the delta rule does here, it does token by token.
+        own: rows that go on from their places in as many further draws, which are a run of their own.
         """
         operands = Operands(self.products, self.rounded, chunk=base is not None, chance=chance)
 
@@ -205,11 +236,14 @@ class Runner:
             def see(place: Place, x: torch.Tensor) -> torch.Tensor:
                 if rule is not None and place.component == "core":
                     x = rule.core()
-                places[place] = store(place.component, x)
+                places[place] = goes = store(place.component, x)
+                mine = None if own is None or place.component == "update" else own.get(place)
+                if mine is not None and mine.shape == x.shape:
+                    goes = torch.where(number < draws, goes, store(place.component, mine.to(x)))
                 if rule is not None:
-                    rule.keep(place, places[place])
+                    rule.keep(place, goes)
                 operands.seen(place)
-                return places[place]
+                return goes
 
             state = work(self.rounded, see)
             if rule is not None:
@@ -217,12 +251,19 @@ class Runner:
             return places, () if state is None else (store("state", state),)
 
         with Reordered(self.generator, operands):
-            numbers = torch.arange(draws)
+            numbers = torch.arange(draws if own is None else 2 * draws)
             if experts:
                 places, state = _stacked([draw(number) for number in numbers])
             else:
                 places, state = torch.func.vmap(draw, randomness="different")(numbers)
-        return Run(places, state[0] if state else None)
+        runs = [Run({place: x[:draws] for place, x in places.items()}, state[0][:draws] if state else None)]
+        if own is not None:
+            left = state[0][draws:] if state else None
+            runs.append(Run({place: x[draws:] for place, x in places.items()}, left, {
+                place: store(place.component, mine.to(places[place])).expand(draws, *mine.shape)
+                for place, mine in own.items() if place in places and mine.shape == places[place].shape[1:]
+            }))  # fmt: skip
+        return runs
 
     def _in_chunks(self, sampled: Run, base: torch.Tensor) -> Run:
         """The read-out and the state in their second form too; downstream of them the first one stands."""
@@ -232,7 +273,7 @@ class Runner:
         cores = [sampled.places[place], *(self._store("core", core) for core, _ in forms)]
         assert sampled.state is not None, "a layer with a delta rule leaves a state"
         states = [sampled.state, *(self._store("state", state) for _, state in forms)]
-        return Run({**sampled.places, place: torch.cat(cores)}, torch.cat(states))
+        return Run({**sampled.places, place: torch.cat(cores)}, torch.cat(states), sampled.onward)
 
     def _store(self, component: str, tensor: torch.Tensor) -> torch.Tensor:
         """Rounded to how it is stored, in the width that it came in."""
@@ -274,6 +315,16 @@ def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
     q, k, v, log_decay, erase, write = (part[:, list(nodes)] for part in rule_inputs(run))
     state = base.to(k).expand(len(k), *base.shape)
     return gdn.recur(q, k, v, log_decay=log_decay, erase=erase, write=write, state=state).state
+
+
+def settled(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
+    """The same, but with the updates that went on from this run, where some did: those that an engine keeps."""
+    kept = next((update for place, update in run.onward.items() if place.component == "update"), None)
+    if kept is None:
+        return fold(run, base, nodes)
+    _, k, _, log_decay, _, _ = (part[:, list(nodes)] for part in rule_inputs(run))
+    update = (kept if kept.dim() == 4 else kept[None])[:, list(nodes)]
+    return gdn.absorb(k, log_decay, update, base.to(k).expand(len(k), *base.shape))
 
 
 def again(run: Run, base: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,8 @@ from .rows import RowSpan, rows
 class StateOracle(Oracle):
     """As `Oracle`, for the check T2d: a piece per GDN layer and request, ending in the state."""
 
+    every_op = False
+
     def __init__(
         self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype, device: torch.device,
         layers: Collection[int] | None = None, products: Mapping[str, Product] = NONE,

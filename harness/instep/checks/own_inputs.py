@@ -1,0 +1,32 @@
+"""T2 once more, op by op: every place, and every state, against the reference's op on the subject's own inputs of it.
+
+From the layer's boundary (`derived.py`) nothing is believed that the subject computed on its way, so what it rounds on
+its way is granted: in a run of 16 bits some 1e-2. Here an op is granted its own arithmetic alone. What a 16-bit run
+keeps in fp32 (q, k, v, gates, updates, states) is then judged at fp32, wherever the slip is made.
+Leaves out: how the pieces are run (`observe/own_inputs.py`), and ops whose inputs are a boundary, judged already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..observe.context import EventContext
+from ..observe.recomputation import Recomputation
+from ..verdict import Comparison, Skipped
+from .derived import Derived
+
+
+class OwnInputs(Derived):
+    """Per request, layer, component and head: e_x <= 3 e_r + 4 ulp, of one op."""
+
+    name = "own_inputs"
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        for piece in self.oracle.at(context):
+            near = piece.from_own_inputs if isinstance(piece, Recomputation) else None
+            if near is not None:
+                assert isinstance(piece, Recomputation)
+                for result in self._piece(context, near, piece.truth):
+                    said = f"from the op's own inputs: {result.diagnosis}"
+                    yield result if result.agrees else replace(result, diagnosis=said)
