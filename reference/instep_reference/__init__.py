@@ -1,15 +1,16 @@
-"""What is right: the model, its draft head and a round of speculation, in plain PyTorch, in the width handed in.
+"""What is right: the model, its draft head and a round of speculation, in plain PyTorch, in the dtype of the weights.
 
-Leaves out: speed. The one alphabet of axes, here and everywhere:
+Leaves out: speed. The names of the axes, here and in all three packages:
 
   B   requests                     H   key heads of a GDN layer       K   width of a key head
   T   tokens in a row or window    HV  value heads (HV / H = r)       V   width of a value head
   N   packed rows of an event      C   conv channels, 2HK + HV*V      W   width of the causal conv
-  M   rows that are asked for      L   tokens in memory               D   width of a hidden row
+  M   rows that need logits        L   tokens in memory               D   width of a hidden row
   E   experts                      I   inner width of an MLP          R   channels of a head that are rotated
 
-The width is fp64 for the truth, or fp32, which `see` may round further. In `Mirrors:`, transformers (HF) is any
-version from 5.17 up to 6; the one that the parity table was measured with stands in `fixtures/results/parity.json`.
+"Width" also means the dtype of the computation: fp64 for the truth, or fp32, which `see` may round further. In
+`Mirrors:`, transformers (HF) is any version from 5.17 up to 6. The version of the parity table stands in
+`fixtures/results/parity.json`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HOMES = {"LedgerEngine": "ledger", "ReferenceEngine": "engine", "Weights": "wei
 
 
 def __getattr__(name: str) -> object:
-    """Lazy: the contract is part of this package, and parts of it are read where there is no torch yet."""
+    """Import a public name on first use. Parts of the contract must be readable without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found: object = getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -1,7 +1,7 @@
-"""Acceptance: how far into a window the target agrees, along a chain or a tree, greedily or by sampling.
+"""Acceptance: how many drafts of a window the target accepts, along a chain or a tree, greedily or by sampling.
 
-Leaves out: where the target's picks or probabilities come from (`trunk`) and what a commit then does
-(`rounds`). A chain is the tree in which every node's parent is the node before it.
+A chain is the tree in which every node's parent is the node before it. Leaves out: where the target's picks or
+probabilities come from (`trunk.py`), and what a commit then does (`rounds.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def chain(width: int) -> tuple[int, ...]:
 
 
 def greedy(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -> Path:
-    """Walk to the child that holds the target's own choice, while there is one.
+    """From the root on, walk to the child whose token is the target's own choice, as long as there is such a child.
 
     Shapes:  tokens, parents, picks (T,): the window, each node's parent, the target's argmax at each node.
     """
@@ -34,17 +34,18 @@ def greedy(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) 
 def sampled(
     tokens: Sequence[int], parents: Sequence[int], probs: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor
 ) -> Path:
-    """Target-only rejection sampling: the path and bonus have exactly the target's distribution.
+    """Target-only rejection sampling: path and bonus together have exactly the target's distribution.
 
-    At a node, one uniform is held against the children's target probabilities, cumulated in window order:
-    the first child whose sum passes it is taken. If none is, the bonus is drawn from what is left of the
-    target's distribution, the children's tokens struck out; at a leaf, from all of it.
+    At a node, the target probabilities of its children are cumulated in window order, and one uniform is compared with
+    the sums: the first child whose sum is above it is taken. If there is no such child, the bonus is drawn from the
+    target's distribution without the children's tokens; at a leaf, from all of it.
+    Example: children with probabilities 0.5 and 0.2; a uniform of 0.6 takes the second, a uniform of 0.8 none.
 
     Shapes:  tokens, parents (T,)   probs (T, vocab), the target's at each node
              uniforms (T,) in [0, 1), indexed by the current node, shared by its children   final () in [0, 1)
-    Mirrors: sglang's tree_speculative_sampling_target_only with both thresholds at 1. Differs: the uniform
-             must be strictly below the sum (a token of probability 0 is never taken), sums are relative
-             to the row's own total, and a token that stands at two children counts once.
+    Mirrors: sglang's tree_speculative_sampling_target_only with both thresholds at 1. Differs: the uniform must be
+             strictly below the sum (so a token of probability 0 is never taken); sums are relative to the row's own
+             total; a token that two children have counts once.
     """
     node = 0
     nodes: list[int] = []
@@ -57,7 +58,7 @@ def sampled(
 
 
 def answer(paths: Sequence[Path], own: Sequence[Path], widths: Sequence[int], device: torch.device) -> Committed:
-    """The field's five names for a batch of paths, and what this side's own greedy acceptance says."""
+    """The answer of a commit: the field's five results for a batch of paths, and this side's own greedy acceptance."""
     width = max(widths, default=0)
 
     def column(values: Sequence[int]) -> torch.Tensor:
@@ -76,7 +77,7 @@ def answer(paths: Sequence[Path], own: Sequence[Path], widths: Sequence[int], de
 
 
 def block_greedy(block: torch.Tensor, picks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The block drafter's form: how many of the block's drafts are right, and the bonus behind them.
+    """Greedy acceptance of a block drafter: how many of the block's drafts are right, and the bonus behind them.
 
     Shapes:  block (B, T): root, then the drafts   picks (B, T), the target's argmax at each place
              ->  correct_len (B,), bonus (B,)
@@ -90,7 +91,7 @@ def block_greedy(block: torch.Tensor, picks: torch.Tensor) -> tuple[torch.Tensor
 def block_sampled(
     block: torch.Tensor, probs: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, sampled: a draft is kept while its place's uniform is below its target probability.
+    """Sampled acceptance of a block drafter: drafts are kept while the uniform is below the draft's target probability.
 
     Shapes:  block (B, T)   probs (B, T, vocab)   uniforms (B, T)   final (B,)   ->  correct_len, bonus (B,)
     Mirrors: DFlash, sampled; equals `sampled` along a chain, written for whole batches.
@@ -101,6 +102,7 @@ def block_sampled(
     kept = (uniforms[:, :-1] * total < drafted).to(torch.int64)
     correct_len = kept.cumprod(1).sum(1)
     left = probs.gather(1, correct_len[:, None, None].expand(-1, 1, probs.shape[2]))[:, 0]
+    # The refused draft of each request; if all were accepted nothing was refused, and `whole` ignores the filler.
     refused = torch.cat([block[:, 1:], block[:, :1]], 1).gather(1, correct_len[:, None])
     whole = (correct_len == block.shape[1] - 1)[:, None]
     left = torch.where(whole, left, left.scatter(1, refused, 0.0))
@@ -119,9 +121,10 @@ def _child_with(token: int, node: int, tokens: Sequence[int], parents: Sequence[
 def _child_drawn(
     node: int, tokens: Sequence[int], parents: Sequence[int], probs: torch.Tensor, uniform: torch.Tensor
 ) -> tuple[int | None, torch.Tensor]:
-    """The child that the uniform falls on, if any, and the probabilities that the children leave over.
+    """The child that the uniform selects, if any, and the target's probabilities without the children's tokens.
 
-    The sum of all is taken in the same order, so that children who hold everything leave no gap by rounding.
+    The total is summed in the same order as the children's sums. So if the children hold all the probability, rounding
+    leaves no gap in which no child is selected.
     """
     sums, left = [torch.zeros_like(uniform)], probs.clone()
     children = _children(node, parents)
@@ -133,6 +136,6 @@ def _child_drawn(
 
 
 def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> int:
-    """The token at which the cumulated weights pass uniform times their sum."""
+    """The first token at which the cumulated weights are above `uniform` times their total."""
     cumulated = weights.cumsum(0)
     return int(torch.nonzero(cumulated > uniform * cumulated[-1])[0])

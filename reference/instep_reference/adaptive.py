@@ -1,7 +1,7 @@
-"""Adaptive step counts: candidates resolved, and the controller that wishes for one of them.
+"""Adaptive step counts: the candidates, and the controller that wishes for one of them.
 
-The rules stand in `contract/adaptive.py` and are followed here step by step. Leaves out: reading the file
-(the contract) and when a wish is granted (the driver).
+The rules stand in `contract/adaptive.py`; this code follows them step by step. Leaves out: reading the file (the
+contract does that), and when a wish comes into force (the driver decides that).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Candidates:
     """Step counts that may come into force.
 
     by_bracket  batch-size key -> sorted, without duplicates, the initial count among them
-    maximum     the largest over all brackets: what pools are sized for
+    maximum     the largest over all brackets; pools are sized for it
     messages    what was inserted, one sentence each
     rules       batch-size key -> the numbers of its controller; empty without a file
     """
@@ -54,7 +54,7 @@ def resolve(file: AdaptiveFile | None, initial: int) -> Candidates:
 
 @dataclass
 class Opinion:
-    """What one bracket has seen and wishes."""
+    """The state of one bracket's controller: its average, its wish, its counted batches."""
 
     ema: float
     wish: int
@@ -62,7 +62,7 @@ class Opinion:
 
 
 class Controller:
-    """Wishes for a step count, from the drafts that were accepted; the driver grants it, or does not."""
+    """Wishes for a step count, from the drafts that were accepted. The driver may follow the wish or not."""
 
     def __init__(self, candidates: Candidates) -> None:
         initial = candidates.initial
@@ -73,7 +73,7 @@ class Controller:
         self.opinions = {key: Opinion(float(max(initial - 1, 0)), initial) for key in candidates.by_bracket}
 
     def wish(self, batch: int | None = None) -> int:
-        """What this side wishes at a batch size; left out, that of the last counted batch."""
+        """The wish at a batch size; by default at the size of the last counted batch."""
         return self.opinions[self.candidates.bracket(self.batch if batch is None else batch)].wish
 
     def set_num_steps(self, num_steps: int) -> None:
@@ -83,7 +83,7 @@ class Controller:
         self.opinions[self.candidates.bracket(self.batch)].wish = num_steps
 
     def update(self, batch: int, num_correct_drafts: Sequence[int] = ()) -> None:
-        """Count one batch: a commit of `batch` requests, or, without counts, as many decode rows at 0 steps."""
+        """Count one batch: a commit of `batch` requests, or, without counts, a forward of `batch` decode rows."""
         key = self.candidates.bracket(batch)
         rule = self.candidates.rules.get(key)
         if batch == 0 or rule is None:
@@ -105,9 +105,9 @@ class Controller:
 
 
 def decide(steps: int, ema: float, candidates: tuple[int, ...], rule: Bracket) -> int:
-    """Down while the drafts accepted would have fitted into fewer steps; else up while they fill the steps.
+    """Step down while the accepted drafts would fit into fewer steps; otherwise step up while they fill the steps.
 
-    A tie goes down (<=) and never up (>); the two thresholds overlap, which is the hysteresis.
+    An average that is equal to a threshold steps down (<=) and never up (>).
     """
     stepped_down = False
     while (lower := max((step for step in candidates if step < steps), default=None)) is not None:

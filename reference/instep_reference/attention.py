@@ -1,6 +1,6 @@
-"""Gated full attention with partial rotary: softmax over everything before, opened by a gate.
+"""Gated full attention with partial rotary: softmax over all positions so far, times an output gate.
 
-Leaves out: pages, blocks and any other way of keeping keys and values than two plain tensors.
+Keys and values are two plain tensors. Leaves out: pages, and computing by blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AttentionMemory:
 
 
 def empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> AttentionMemory:
-    """Nothing seen yet: no rows."""
+    """The memory before the first token: no rows."""
     rows = torch.zeros(0, config.kv_heads, config.head_dim, dtype=dtype, device=device)
     return AttentionMemory(rows, rows)
 
@@ -39,27 +39,28 @@ def mix(
     Mirrors: transformers `Qwen3_5Attention`; differs in the width (HF: norms, rotary and softmax in fp32).
     """
     T, heads, kv_heads, width = normed.shape[0], config.heads, config.kv_heads, config.head_dim
-    projected = at("projected", (normed @ weights.query_gate.T).reshape(T, heads, 2, width))
-    key_raw = at("key_raw", (normed @ weights.key.T).reshape(T, kv_heads, width))
-    queries, gate = projected.unbind(2)
+    projected = at("projected", (normed @ weights.query_gate.T).reshape(T, heads, 2, width))  # (T, heads, 2, head_dim)
+    key_raw = at("key_raw", (normed @ weights.key.T).reshape(T, kv_heads, width))  # (T, kv_heads, head_dim)
+    queries, gate = projected.unbind(2)  # (T, heads, head_dim) each
     query = at("query", rotate(rms_norm(queries, weights.query_norm, config.eps), positions, config))
     key = at("key", rotate(rms_norm(key_raw, weights.key_norm, config.eps), positions, config))
-    value = at("value", (normed @ weights.value.T).reshape(T, kv_heads, width))
+    value = at("value", (normed @ weights.value.T).reshape(T, kv_heads, width))  # (T, kv_heads, head_dim)
     after = AttentionMemory(torch.cat([memory.keys, key]), torch.cat([memory.values, value]))
-    attended = at("attended", attend(query, after.keys, after.values))
-    opened = at("opened", attended * torch.sigmoid(gate))
+    attended = at("attended", attend(query, after.keys, after.values))  # (T, heads, head_dim)
+    opened = at("opened", attended * torch.sigmoid(gate))  # (T, heads, head_dim)
     return at("mixer", opened.flatten(1) @ weights.out.T), after
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Causal softmax attention; the queries stand behind the last rows of the memory, and see up to their own.
+    """Causal softmax attention. The T queries belong to the last T rows of memory; each sees the rows up to its own.
 
     Shapes:  query (T, heads, head_dim)   keys, values (L, kv_heads, head_dim), L >= T  ->  (T, heads, head_dim)
     Query head h reads kv head h // (heads / kv_heads).
     """
     (tokens, heads, width), (length, kv_heads, _) = query.shape, keys.shape
     keys, values = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (keys, values))
-    scores = torch.einsum("thd,lhd->htl", query, keys) * width**-0.5
+    scores = torch.einsum("thd,lhd->htl", query, keys) * width**-0.5  # (heads, T, L)
+    # Query t belongs to row L - T + t: what lies behind that is masked.
     later = torch.ones(tokens, length, dtype=torch.bool, device=query.device).triu(length - tokens + 1)
     shares = scores.masked_fill(later, float("-inf")).softmax(-1)
     return torch.einsum("htl,lhd->thd", shares, values)
@@ -69,8 +70,8 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, config: ModelConfig) -> tor
     """Turn channel pairs (i, i + R/2) of the first R = rotary_dim channels by position * theta ** (-2i / R).
 
     Shapes:  x (T, heads, head_dim)   positions (T,)  ->  (T, heads, head_dim)
-    Mirrors: transformers `apply_rotary_pos_emb`; angles in the width of x (HF: fp32), which must hold every position:
-             fp32 or fp64. For text, mRoPE is this.
+    Mirrors: transformers `apply_rotary_pos_emb`; angles are in the dtype of x (HF: fp32), which must be fp32 or fp64 so
+             that it holds every position. For text, mRoPE equals this.
     """
     R = config.rotary_dim
     exponents = torch.arange(0, R, 2, dtype=x.dtype, device=x.device) / R

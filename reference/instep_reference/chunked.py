@@ -1,6 +1,7 @@
-"""The gated delta rule in chunks, written independently of the recurrence: a second witness.
+"""The gated delta rule in chunks, written independently of the recurrence, so that each can be checked by the other.
 
-Leaves out: the layer around it, and speed: decays are formed pair by pair, so that no exponent is ever positive.
+It is slow: decays are formed for every pair of tokens, so that no exponent is ever positive. Leaves out: the layer
+around the rule.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 At = Callable[[str, torch.Tensor], torch.Tensor]
-SOLVED = 16  # rows of a triangular block that are inverted by substitution; larger ones are merged by products
+SOLVED = 16  # a triangular block of at most so many rows is inverted by substitution; a larger one is merged of two
 
 
 def recur_in_chunks(
@@ -19,13 +20,15 @@ def recur_in_chunks(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `gdn.recur` computes, `chunk` tokens at a time.
 
-    Let G_i be the sum of log_decay from the chunk's first token to token i, S the state before the chunk, and u_i
-    what token i adds, S_i = exp(log_decay_i) S_{i-1} + k_i u_i^T. Unrolling S_{i-1},
+    Let G_i be the sum of log_decay from the chunk's first token to token i. Let S be the state before the chunk, and
+    u_i the update of token i: S_i = exp(log_decay_i) S_{i-1} + k_i u_i^T. With S_{i-1} unrolled this gives
 
         u_i + sum_{j<i} <erase_i k_i, exp(G_i - G_j) k_j> u_j  =  write_i v_i - S^T (exp(G_i) erase_i k_i)
 
-    a unit lower triangular system in u; then o_i = S^T (exp(G_i) q_i) + sum_{j<=i} <q_i, exp(G_i - G_j) k_j> u_j
-    and the state after the chunk is exp(G_end) S + sum_j (exp(G_end - G_j) k_j) u_j^T.
+    which is a unit lower triangular system in u. Then
+
+        o_i = S^T (exp(G_i) q_i) + sum_{j<=i} <q_i, exp(G_i - G_j) k_j> u_j
+        S after the chunk = exp(G_end) S + sum_j (exp(G_end - G_j) k_j) u_j^T
 
     Shapes:  as `gdn.recur`; gates scalar (last axis 1) or one per channel.
     Mirrors: the UT transform of DeltaNet (arXiv:2406.06484), solved instead of inverted.
@@ -42,7 +45,7 @@ def recur_by_products(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
     write: torch.Tensor, state: torch.Tensor, chunk: int, at: At,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same once more, as published kernels compute it: everything but the gates is a product of two matrices.
+    """`recur_in_chunks` as published kernels compute it: everything but the gates is a product of two matrices.
 
     With A = strictly lower part of (erase k) k^T exp(G_i - G_j) and T = (I + A)^-1, per chunk:
 
@@ -50,11 +53,12 @@ def recur_by_products(
         o = (exp(G) q) S + (tril(q k^T) exp(G_i - G_j)) v_new
         S <- exp(G_end) S + (exp(G_end - G) k)^T v_new
 
-    `at` is shown w, u and v_new, which such kernels store between launches, and its answer goes on: it may round them.
+    Such kernels store w, u and v_new between launches. So each goes through `at`, which may round it: the computation
+    goes on with what `at` returns.
 
     Shapes:  as `gdn.recur`; gates scalar (last axis 1).
-    Mirrors: fla-core 0.6.0 `chunk_gated_delta_rule`, and SGLang's copy of it: an inverse is formed in blocks of 16 that
-             are merged by products, decays are differences of running sums. Differs in who sees q scaled.
+    Mirrors: fla-core 0.6.0 `chunk_gated_delta_rule`, and SGLang's copy of it: the inverse is formed in blocks of 16
+             that are merged by products; decays are differences of running sums. Differs: q arrives already scaled.
     """
     out = []
     for begin in range(0, q.shape[1], chunk):
@@ -69,8 +73,8 @@ def _one_product_chunk(
     write: torch.Tensor, state: torch.Tensor, at: At,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes: q, k (B, HV, T, K), v (B, HV, T, V), gates (B, HV, T, 1) -> o (B, HV, T, V), state (B, HV, K, V)."""
-    total = log_decay.cumsum(2)
-    between, keys = _between(total)[..., 0], erase * k
+    total = log_decay.cumsum(2)  # (B, HV, T, 1), G
+    between, keys = _between(total)[..., 0], erase * k  # (B, HV, T, T), (B, HV, T, K)
     inverse = _inverse(((keys @ k.transpose(-1, -2)) * between).tril(-1))
     w, u = at("w", inverse @ (total.exp() * keys)), at("u", inverse @ (write * v))
     added = at("v_new", u - w @ state)
@@ -80,7 +84,7 @@ def _one_product_chunk(
 
 
 def _inverse(lower: torch.Tensor) -> torch.Tensor:
-    """(I + lower)^-1 for a strictly lower triangular (B, HV, T, T): halves are inverted, then merged."""
+    """(I + lower)^-1 for a strictly lower triangular (B, HV, T, T): two halves are inverted and then merged."""
     tokens = lower.shape[-1]
     if tokens <= SOLVED:
         eye = torch.eye(tokens, dtype=lower.dtype, device=lower.device).expand(lower.shape)
@@ -98,11 +102,12 @@ def _one_chunk(
     write: torch.Tensor, state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes: q, k (B, HV, T, K), v (B, HV, T, V), gates alike -> o (B, HV, T, V), state (B, HV, K, V)."""
-    total = log_decay.cumsum(2)
-    between = _between(total)
-    keys = erase * k
+    total = log_decay.cumsum(2)  # (B, HV, T, 1 or K), G
+    between = _between(total)  # (B, HV, T, T, 1 or K)
+    keys = erase * k  # (B, HV, T, K)
     recall = torch.einsum("bhik,bhijk,bhjk->bhij", keys, between.expand(*between.shape[:-1], k.shape[-1]), k)
-    wanted = write * v - (total.exp() * keys) @ state
+    wanted = write * v - (total.exp() * keys) @ state  # (B, HV, T, V), the right side of the system
+    # (B, HV, T, V), the updates u
     added = torch.linalg.solve_triangular(recall.tril(-1), wanted, upper=False, unitriangular=True)
     attention = torch.einsum("bhik,bhijk,bhjk->bhij", q, between.expand(*between.shape[:-1], k.shape[-1]), k)
     out = (total.exp() * q) @ state + attention @ added

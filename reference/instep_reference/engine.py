@@ -1,6 +1,6 @@
 """The reference engine: the rounds of `rounds.py` over the model of `trunk.py`, in plain tensors.
 
-Leaves out: speed. Memories are values; what a request holds is shared with nobody and never written in place.
+Memories are values: they are never written in place, so no request can change the memory of another. Leaves out: speed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Memories = tuple[trunk.LayerMemory, ...]
 
 @dataclass(frozen=True)
 class TensorModel:
-    """The model that a checkpoint describes, answering as `Model` says, with tensors [rows, D] for rows."""
+    """The model of a checkpoint, as `Model` describes it. Rows are tensors [rows, D]."""
 
     weights: Weights
 
@@ -58,8 +58,8 @@ class TensorModel:
     ) -> tuple[torch.Tensor, AttentionMemory]:
         """x = fc([norm(embed(token p + 1)) | norm(h_p)]), embedding first; one layer; y = norm(x).
 
-        Mirrors: transformers `MtpModel`, which rotates row p at position p + 1; here row p stands at p,
-        so keys differ and y does not.
+        Mirrors: transformers `MtpModel`. Differs: HF rotates row p at position p + 1; here row p has position p. So the
+        keys differ, and y does not, because only differences of positions matter.
         """
         draft, config = cast(DraftWeights, self.weights.draft), self.config.drafter()
 
@@ -103,9 +103,10 @@ class TensorModel:
 
 
 class ReferenceEngine(Rounds[torch.Tensor, Memories, AttentionMemory]):
-    """What an engine must do, in the width of the weights handed in.
+    """What an engine must do, in the dtype of the weights.
 
-    mode     which drafter, by name; `draft_with` takes a drafter itself instead (a block drafter, say)
+    mode        which drafter, by name
+    draft_with  a drafter to use instead, for example an `External` with a block drafter
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class GdnMemory:
 
 
 def empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> GdnMemory:
-    """Nothing seen yet: zeros."""
+    """The memory before the first token: zeros."""
     channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
     return GdnMemory(
         window=torch.zeros(channels, config.conv_width - 1, dtype=dtype, device=device),
@@ -40,10 +40,10 @@ def mix(
     """The GDN layer between its input norm and its residual: T consecutive tokens of one request.
 
     Shapes:  normed (T, D)  ->  (T, D), and the memory after the last of them. Positions play no part.
-    Mirrors: transformers `Qwen3_5GatedDeltaNet`; differs in the width (HF: fp32 inside), in keeping W-1 conv
-             inputs (HF: W), and in decoding every token by the recurrence (HF: chunks, when there is more than one).
-             Softplus is torch's, as in transformers. Torch returns its argument above 20; that is at most 2e-9 off,
-             less than the last bit of fp32.
+    Mirrors: transformers `Qwen3_5GatedDeltaNet`. Differs: the dtype (HF: fp32 inside); W-1 conv inputs are kept
+             (HF: W); every token is decoded by the recurrence (HF: chunks, when there is more than one token).
+             Softplus is torch's, as in transformers. Above 20 torch returns the argument itself. The error is at most
+             2e-9, less than the last bit of fp32.
     """
     T, H, HV = normed.shape[0], config.key_heads, config.value_heads
     K, V = config.key_dim, config.value_dim
@@ -66,16 +66,16 @@ def mix(
     core, state = at("core", done.out[0]), done.state  # (T, HV, V), (1, HV, K, V)
     own = done.update[0]  # (T, HV, V)
     update = at("update", own)
-    if update is not own:  # `at` gave another update: the state takes that one; the read-out was made already
+    if update is not own:  # `at` gave another update: the state is made of that one; the read-out stays as it was
         state = absorb(k[None], decay, update[None], memory.state[None])  # (1, HV, K, V)
     gated = at("gated", gated_norm(core, z, weights.norm, config.eps, config.output_gate))  # (T, HV, V)
     return at("mixer", gated.flatten(1) @ weights.out.T), GdnMemory(window, state[0])
 
 
 def causal_conv(x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Depthwise: out[t] = sum_j weight[:, j] * input[t - (W-1) + j], the window standing before the first row.
+    """Depthwise: out[t] = sum_j weight[:, j] * input[t - (W-1) + j]. The window holds the inputs before row 0.
 
-    Shapes:  x (T, C)   weight (C, W)   window (C, W-1), oldest first  ->  (T, C), window
+    Shapes:  x (T, C)   weight (C, W)   window (C, W-1), oldest first  ->  (T, C), the window after the last row
     """
     tokens, width = x.shape[0], weight.shape[1]
     history = torch.cat([window.T, x])  # (W-1 + T, C)
@@ -84,7 +84,12 @@ def causal_conv(x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor) -> 
 
 
 class Recurred(NamedTuple):
-    """out, update (B, T, HV, V): what each token reads, and what it adds along its key. state: after the last token."""
+    """The result of `recur`.
+
+    out     (B, T, HV, V), what each token reads from the state
+    update  (B, T, HV, V), what each token adds to the state along its key
+    state   (B, HV, K, V), after the last token
+    """
 
     out: torch.Tensor
     update: torch.Tensor
@@ -121,14 +126,14 @@ def recur(
 
 
 def absorb(k: torch.Tensor, log_decay: torch.Tensor, update: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """The state after tokens whose updates are known: `recur` without its recall.
+    """The state after tokens whose updates u are known: `recur` without reading what the state recalls.
 
         S <- exp(log_decay) S + k u^T
 
     Shapes:  as `recur`; update (B, T, HV, V)  ->  state (B, HV, K, V)
     """
     for t in range(k.shape[1]):
-        state = _add(_forget(state, log_decay[:, t]), k[:, t], update[:, t])
+        state = _add(_forget(state, log_decay[:, t]), k[:, t], update[:, t])  # (B, HV, K, V)
     return state
 
 

@@ -1,7 +1,7 @@
 """The ledger engine: the labels that a right engine must hold after every event, in Python integers.
 
-The rounds are those of the reference; only the model differs: a hidden row is a label, and an op mixes
-where the model computes (`contract/labels.py` is the algebra). Leaves out: all arithmetic of the model.
+The rounds are those of the reference; only the model differs. A hidden row is one label, and an op mixes labels where
+the model computes (`contract/labels.py` has the rules). Leaves out: all arithmetic of the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIGN = 1 << 63
 
 
 def mix(a: int, b: int) -> int:
-    """Two labels into one that nobody meets by accident."""
+    """One label made of two. In 64 bits two different mixtures do not meet by accident."""
     x = (a * MIX_A + b * MIX_B + MIX_C) & MASK
     x ^= x >> 29
     x = x * MIX_D & MASK
@@ -34,13 +34,13 @@ def mix(a: int, b: int) -> int:
 
 
 def code(place: Place) -> int:
-    """A place's own number; extend and chain run the same weights, so they share it."""
+    """The number of a place. The stages extend and chain run the same weights, so their places have the same number."""
     family = "trunk" if place.stage == "trunk" else "draft"
     return crc32(f"{family}.{place.layer}.{place.component}".encode("ascii"))
 
 
 def expand(labels: Sequence[int], shape: tuple[int, ...]) -> torch.Tensor:
-    """Rows of elements, each of which knows its place in its row; the label 0, nothing yet, is all zeros.
+    """Labels as rows of elements: element j is label + j * SPREAD, so a moved element shows. The label 0 gives zeros.
 
     Shapes:  labels (N,)  ->  (N, *shape) int64, two's complement
     """
@@ -51,7 +51,7 @@ def expand(labels: Sequence[int], shape: tuple[int, ...]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class GdnLabels:
-    """A GDN layer's memory: the last W - 1 conv inputs, oldest first, and the chain of tokens folded in."""
+    """A GDN layer's memory: the labels of the last W - 1 conv inputs, oldest first, and the chain of all tokens."""
 
     taps: tuple[int, ...]
     chain: int = 0
@@ -59,7 +59,7 @@ class GdnLabels:
 
 @dataclass(frozen=True)
 class KvLabels:
-    """An attention layer's memory: an entry per position, and the running total that a query reads."""
+    """An attention layer's memory: key and value labels per position, and the running total that a query reads."""
 
     keys: tuple[int, ...] = ()
     values: tuple[int, ...] = ()
@@ -72,7 +72,7 @@ Memory = tuple[GdnLabels | KvLabels, ...]
 
 @dataclass(frozen=True)
 class LabelModel:
-    """A model that moves names: every method answers as `Model` says, with labels for rows."""
+    """A model that moves labels, as `Model` describes it. A row is one label."""
 
     config: ModelConfig
 
@@ -155,7 +155,7 @@ class LedgerEngine(Rounds[Labels, Memory, KvLabels]):
 
 @dataclass(frozen=True)
 class Teller:
-    """Names the result of an op, and shows it, expanded to the shape that the place has."""
+    """Makes the labels of an op's result, and shows them to `see`, expanded to the shape of the place."""
 
     stage: str
     config: ModelConfig
@@ -166,7 +166,7 @@ class Teller:
         return self.show(STAGE_LEVEL, "embedding", [mix(token, own) for token in tokens])
 
     def of(self, layer: int, component: str, *inputs: Labels) -> Labels:
-        """One input: mix(x, c). Several: mixed together from the left, then with c."""
+        """The result of an op with code c: of one input mix(x, c); of several mix(mix(mix(x, y), z), c)."""
         own = code(Place(self.stage, layer, component))
         labels = []
         for row in zip(*inputs, strict=True):
@@ -213,7 +213,7 @@ def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[L
 
 
 def update_label(stage: str, layer: int, chain: int, k: int, v: int, log_decay: int, beta: int) -> int:
-    """What a token adds to a state; it hangs on the chain of all tokens before it."""
+    """The label of what a token adds to a state. It depends on the chain of all tokens before it."""
     label = chain
     for part in (k, v, log_decay, beta):
         label = mix(label, part)
@@ -221,7 +221,7 @@ def update_label(stage: str, layer: int, chain: int, k: int, v: int, log_decay: 
 
 
 def absorbed(chain: int, k: int, log_decay: int, update: int) -> int:
-    """The chain with one token more, from what is kept of it."""
+    """The chain with one token more, made of what a ring keeps of the token."""
     return mix(chain, mix(mix(k, log_decay), update))
 
 
@@ -247,7 +247,7 @@ def _attention(
 
 
 def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:
-    """What a row of a place looks like; a hidden row, where nothing else is said."""
+    """The shape of a row at a place; a place that is not in the table has hidden rows."""
     channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
     shapes: dict[str, tuple[int, ...]] = {
         "joined": (2 * config.hidden,),
@@ -276,5 +276,5 @@ def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:
 
 
 def _signed(label: int) -> int:
-    """The same 64 bits as a two's complement number, which is what int64 holds."""
+    """The same 64 bits as a two's complement number, as int64 holds them."""
     return label - (1 << 64) if label & SIGN else label

@@ -1,6 +1,7 @@
 """The MLP of a layer: SwiGLU, or a mixture of SwiGLU experts beside a shared one.
 
-Leaves out: sorting tokens by expert. Every chosen expert sees every row; rows that did not choose it weigh nothing.
+Every expert that some row has chosen runs on all rows; the rows that did not choose it get weight 0. Leaves out:
+sorting tokens by expert.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from .weights import MlpWeights, MoeWeights
 
 
 def mlp(config: ModelConfig, weights: MlpWeights | MoeWeights, x: torch.Tensor) -> torch.Tensor:
-    """x (T, D) -> (T, D), by whichever kind the layer has."""
+    """x (T, D) -> (T, D), dense or with experts, as the weights are."""
     return swiglu(weights, x) if isinstance(weights, MlpWeights) else mixture(config, weights, x)
 
 

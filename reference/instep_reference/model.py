@@ -1,6 +1,6 @@
-"""What a round of speculation needs of a model, and nothing more: the same rounds run over numbers and over labels.
+"""What a round of speculation needs of a model, and nothing more. So the same rounds run over numbers and over labels.
 
-Leaves out: both models (`engine.py` has the one of tensors, `ledger.py` the one of labels) and the rounds.
+Leaves out: the two models (tensors in `engine.py`, labels in `ledger.py`), and the rounds (`rounds.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .contract.place import See
 
 Rows = TypeVar("Rows")  # hidden rows of some tokens, in order
 Memory = TypeVar("Memory")  # what the target's layers remember of a request
-Cache = TypeVar("Cache")  # what one MTP layer remembers of it
+Cache = TypeVar("Cache")  # what one MTP layer remembers of a request
 
 
 class Model(Protocol[Rows, Memory, Cache]):
@@ -37,17 +37,17 @@ class Model(Protocol[Rows, Memory, Cache]):
         ...
 
     def advance(self, tokens: Sequence[int], memory: Memory, start: int, see: See) -> tuple[Rows, Memory]:
-        """Run the target over tokens at positions start, start + 1, ..; rows are those after the final norm."""
+        """Run the target over tokens at positions start, start + 1, .. -> the rows after the final norm, the memory."""
         ...
 
     def head(
         self, layer: int, tokens: Sequence[int], hidden: Rows, cache: Cache, start: int, stage: str, see: See
     ) -> tuple[Rows, Cache]:
-        """Run one MTP layer over rows (hidden p, token p + 1) at positions start, ..; rows are the head's y."""
+        """Run one MTP layer over rows (hidden p, token p + 1) at positions start, .. -> the rows y, the cache."""
         ...
 
     def pick(self, rows: Rows, stage: str, see: See) -> list[int]:
-        """The argmax of the logits of each row; the draft head shares the target's."""
+        """The argmax of the logits of each row. The draft head uses the target's lm_head."""
         ...
 
     def last(self, rows: Rows) -> Rows:
@@ -62,5 +62,5 @@ class Model(Protocol[Rows, Memory, Cache]):
         self, length: int, root: int | None, proposal: int | None, hidden: Rows | None,
         memory: Memory, caches: Sequence[Cache],
     ) -> RequestState:
-        """The canonical layout of what is remembered, copied."""
+        """Copies of what is remembered of a request, in the canonical layout."""
         ...

@@ -1,6 +1,6 @@
 """The three normalisations of these models: RMS, gated RMS, and l2.
 
-Leaves out: casts. Each computes in the width that it is handed.
+Each computes in the dtype of its input. Leaves out: casts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ L2_EPS = 1e-6  # inside the root, on the sum of squares: FLA's l2norm
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / rms(x) * (1 + weight): weights are stored around zero.
+    """x / rms(x) * (1 + weight). The stored weights lie around zero.
 
     Shapes:  x (..., D)   weight (D,)  ->  (..., D)
     Mirrors: transformers `Qwen3_5RMSNorm`, without its casts to fp32.
@@ -25,7 +25,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def gated_norm(
     core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, gate: Literal["silu", "sigmoid"]
 ) -> torch.Tensor:
-    """core / rms(core) * weight * gate(z): weights are stored around one, and the gate comes last.
+    """core / rms(core) * weight * gate(z). The stored weights lie around one; the gate comes last.
 
     Shapes:  core, z (..., V)   weight (V,)  ->  (..., V)
     Mirrors: transformers `Qwen3_5RMSNormGated`, without its casts (HF casts before the weight).

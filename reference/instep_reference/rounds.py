@@ -1,7 +1,7 @@
 """The engine as a paper states it: a dictionary of requests, a loop over rows, a round in four steps.
 
-Leaves out: the model (`Model`: tensors in `engine.py`, labels in `ledger.py`), and slots, pages and
-batches, of which a definition needs none. Illegal events are the caller's fault.
+The caller must not send illegal events. Leaves out: the model (`Model`: tensors in `engine.py`, labels in `ledger.py`),
+and slots, pages and batches, which a definition does not need.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .verify import Node, verify
 
 @dataclass(frozen=True)
 class Standing(Generic[Rows, Memory, Cache]):
-    """Where a request stands between events: a value, so that keeping it is saving it."""
+    """Everything a request has between rounds. It is a value, so a save only has to keep a reference to it."""
 
     tokens: tuple[int, ...]  # committed: in KV and state
     root: int | None
@@ -34,14 +34,14 @@ class Standing(Generic[Rows, Memory, Cache]):
 
 @dataclass(frozen=True)
 class Request(Generic[Rows, Memory, Cache]):
-    """A live request: its prompt, where it stands, and the round it is in (between rounds: root alone, no nodes)."""
+    """A live request: its prompt, its standing, and its round. Between rounds it has no drafts and no nodes."""
 
     prompt: tuple[int, ...]
     standing: Standing[Rows, Memory, Cache]
     drafts: tuple[int, ...] = ()
     parents: tuple[int, ...] = (-1,)
     nodes: tuple[Node[Rows, Memory], ...] = ()
-    picks: tuple[int, ...] = ()  # the target's, one per node
+    picks: tuple[int, ...] = ()  # the target's argmax at each node
 
 
 class Rounds(Generic[Rows, Memory, Cache]):
@@ -116,7 +116,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         return answer(paths, own, [len(one.nodes) for one in live], self.model.device)
 
     def _prefill(self, row: Row) -> list[int]:
-        """The next tokens of the prompt; the last chunk says what comes after it, and that is the root."""
+        """Run and commit the next tokens of the prompt. The last chunk also chooses the root -> [the target's pick]."""
         live = self.requests[row.request]
         standing, start = live.standing, len(live.standing.tokens)
         tokens, rest = live.prompt[start : start + row.tokens], live.prompt[start + row.tokens :]
@@ -129,7 +129,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         return picks
 
     def _decode(self, row: Row) -> list[int]:
-        """One token, committed at once."""
+        """Run the root and commit it at once -> [the target's pick]."""
         live = self.requests[row.request]
         standing = live.standing
         tokens = (_known(standing.root),)
@@ -140,7 +140,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         return picks
 
     def _verify(self, row: Row) -> list[int]:
-        """What the target says at every node of the window; the request goes on standing where it stood."""
+        """Run the window -> the target's pick at every node. Nothing is committed: the standing does not change."""
         live = self.requests[row.request]
         standing = live.standing
         window = (_known(standing.root), *live.drafts)
@@ -150,7 +150,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         return picks
 
     def _taken(self, live: Request[Rows, Memory, Cache], path: Path) -> Standing[Rows, Memory, Cache]:
-        """The request after its window: it remembers what the last accepted node remembers."""
+        """The standing after a commit: its memory is the memory after the last accepted node."""
         taken = [live.nodes[node] for node in (0, *path.nodes)]
         tokens = tuple(node.token for node in taken)
         final = self.model.join([node.final for node in taken])
@@ -160,8 +160,10 @@ class Rounds(Generic[Rows, Memory, Cache]):
         self, before: Standing[Rows, Memory, Cache], tokens: tuple[int, ...], final: Rows, memory: Memory,
         following: tuple[int, ...], root: int | None,
     ) -> Standing[Rows, Memory, Cache]:
-        """Commit tokens: the draft side takes in their rows too. Behind the first of them stand `following`,
-        and then the root, if it is known."""
+        """The standing with `tokens` committed. The draft side takes in their rows too.
+
+        following: the known tokens behind the first of them, without the root; root: None while it is unknown
+        """
         known = following if root is None else (*following, root)
         proposed = self.drafter.extend(
             self.model, before.proposed, final, len(tokens), known, root is not None, len(before.tokens),
@@ -201,7 +203,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         """An empty step: nothing to define."""
 
     def state(self, request: str) -> RequestState:
-        """Where the request stands; a round that it is in leaves no trace before its commit."""
+        """The logical state. A round in flight is not part of it before its commit."""
         standing = (self.requests.get(request) or self.preempted[request]).standing
         proposed = standing.proposed
         return self.model.logical(
@@ -209,7 +211,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
             standing.memory, proposed.caches)
 
     def _table(self, rows: list[list[int]]) -> torch.Tensor:
-        """[B, n] int64; trees of a batch may differ in size, shorter rows end in -1."""
+        """Rows as a table [B, n] int64. Trees of a batch may differ in size: shorter rows end in -1."""
         width = max(map(len, rows), default=self.num_steps)
         padded = [row + [-1] * (width - len(row)) for row in rows]
         return torch.tensor(padded, dtype=torch.int64, device=self.model.device).reshape(len(rows), width)

@@ -1,4 +1,4 @@
-"""The model: embedding, layers, final norm, head. Memory is a value: functions take it and return another.
+"""The model: embedding, layers, final norm, head. Memory is a value: a function takes it and returns a new one.
 
 Leaves out: the draft head (`draft/`), and which tokens to run (`rounds.py`).
 """
@@ -21,7 +21,7 @@ from .weights import LayerWeights, Weights
 
 LayerMemory = GdnMemory | AttentionMemory
 
-# Table of contents of the token mixers: each has `mix` and `empty`.
+# The token mixers by kind of layer: each module has `mix` and `empty`.
 KINDS: dict[LayerKind, Any] = {"gdn": gdn, "attention": attention}
 
 
@@ -34,7 +34,7 @@ def empty_memory(
 
 
 def empty_memories(weights: Weights) -> tuple[LayerMemory, ...]:
-    """The same for every layer of the trunk, in the width and on the device of the weights."""
+    """`empty_memory` for every layer of the trunk, in the dtype and on the device of the weights."""
     dtype, device = weights.embedding.dtype, weights.embedding.device
     return tuple(empty_memory(weights.config, kind, dtype, device) for kind in weights.config.layer_kinds)
 
@@ -62,7 +62,7 @@ def layer(
     config: ModelConfig, weights: LayerWeights, index: int, stage: str, hidden: torch.Tensor, memory: LayerMemory,
     positions: torch.Tensor, see: See = unseen,
 ) -> tuple[torch.Tensor, LayerMemory]:
-    """One layer over T consecutive tokens of one request: row t sees the memory and the rows up to its own.
+    """One layer over T consecutive tokens of one request. Row t sees the memory and the rows 0 .. t.
 
     Shapes:  hidden (T, D)   positions (T,)  ->  hidden (T, D), and the memory after the last row.
     """

@@ -1,6 +1,7 @@
-"""Verify is decoding: each node of a window is one token decoded from its parent's memory.
+"""Verify is decoding: each node of a window is one token that is decoded from its parent's memory.
 
-Chains and trees are one function, and commit picks one node. Leaves out: which node (`acceptance`).
+The same function serves chains and trees. A commit then takes the memory of one node. Leaves out: the choice of this
+node (`acceptance.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .model import Cache, Memory, Model, Rows
 
 @dataclass(frozen=True)
 class Node(Generic[Rows, Memory]):
-    """One token of a window: the target's final row for it, and the memory with it and its ancestors in."""
+    """One token of a window: the target's final row for it, and the memory after its ancestors and itself."""
 
     token: int
     depth: int
@@ -27,10 +28,11 @@ def verify(
     model: Model[Rows, Memory, Cache], tokens: Sequence[int], parents: Sequence[int],
     memory: Memory, start: int, see: See,
 ) -> tuple[Node[Rows, Memory], ...]:
-    """Decode every node after its parent; siblings never see each other.
+    """Decode every node from its parent's memory; siblings never see each other.
 
-    tokens, parents: the window, root first, parents[i] < i; start: the root's position, the committed length.
-    Claim: along any path the nodes are what decoding its tokens one by one gives.
+    tokens, parents: the window, root first, parents[i] < i (the root's is -1)
+    start: the root's position, which is the committed length
+    Claim: the nodes along any path are equal to decoding the tokens of the path one by one.
     """
     nodes: list[Node[Rows, Memory]] = []
     for token, parent in zip(tokens, parents, strict=True):

@@ -1,6 +1,6 @@
-"""Stored names become the reference's own: projections unpacked, experts stacked, one width for all.
+"""Stored tensors become the reference's own weights: projections unpacked, one object per expert, one dtype for all.
 
-Leaves out: reading and verifying (`contract.checkpoint`). Casting a stored bf16 or fp32 to fp64 is exact.
+To cast a stored bf16 or fp32 to fp64 is exact. Leaves out: reading and verifying (`contract.checkpoint`).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Weights:
     def of(
         cls, checkpoint: Checkpoint, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
     ) -> Weights:
-        """Every tensor of a checkpoint in one width on one device."""
+        """All tensors of a checkpoint in one dtype on one device."""
         config = checkpoint.config
 
         def get(name: str) -> torch.Tensor:
@@ -155,12 +155,12 @@ def _gdn(config: ModelConfig, at: str, get: Get) -> GdnWeights:
 
 
 def _separate(config: ModelConfig, at: str, get: Get) -> tuple[torch.Tensor, ...]:
-    """Qwen3.5: four matrices."""
+    """Qwen3.5: qkv, z, b and a are four stored matrices."""
     return tuple(get(f"{at}.in_proj_{name}.weight") for name in ("qkv", "z", "b", "a"))
 
 
 def _interleaved(config: ModelConfig, at: str, get: Get) -> tuple[torch.Tensor, ...]:
-    """Qwen3-Next: rows come per key head, [q K | k K | v rV | z rV] and [b r | a r]; gather each over the heads.
+    """Qwen3-Next: rows are stored per key head, [q K | k K | v rV | z rV] and [b r | a r]; collect each over the heads.
 
     Mirrors: transformers `Qwen3NextGatedDeltaNet.fix_query_key_value_ordering`, done to the weights instead.
     """

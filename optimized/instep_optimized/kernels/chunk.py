@@ -87,7 +87,7 @@ def _solve(
     write = tl.load(beta + row * beta_row + head * beta_head, mask=live, other=0.0)  # [C]
 
     later, not_earlier = i[None, :] > i[:, None], i[None, :] >= i[:, None]  # [C, C]
-    # D_ij sums the log decays of the tokens j+1 .. i. All are at most 0, so no decay is above 1.
+    # D_ij is exp of the summed log decays of the tokens j+1 .. i. Each is at most 0, so no decay is above 1.
     decay = tl.exp(tl.cumsum(tl.where(later, forget[None, :], 0.0), axis=1))  # [C, C]
     overlap = tl.dot(keys, tl.trans(keys), input_precision=PRECISION) * decay * write[None, :]  # [C, C]
     overlap = tl.where(later, overlap, 0.0)  # [C, C]
@@ -99,6 +99,7 @@ def _solve(
 
     seen = tl.where(not_earlier, tl.dot(keys, tl.trans(queries), input_precision=PRECISION) * decay, 0.0)  # [C, C]
     at = head * TOKENS + i
+    # Both are stored as [i, j], one line per row i: `seen` is turned back here.
     tl.store(solved + row[:, None] * work_row + at[None, :], inverse, mask=live[:, None])
     tl.store(mixed + row[None, :] * work_row + at[:, None], seen, mask=live[None, :])
 
@@ -145,12 +146,14 @@ def _carry(
         inverse = tl.load(solved + work, mask=some, other=0.0)  # [C, C]
         update = tl.dot(inverse, write[:, None] * (values - recalled), input_precision=PRECISION)  # [C, VT]
         queries = tl.load(q + row[:, None] * q_row + key_head * q_head + at_k[None, :], mask=some_k, other=0.0)
+        # A query reads the state before the block, and the updates of the block up to its own token.
         out = since[:, None] * tl.dot(queries, state, input_precision=PRECISION)  # [C, VT]
         out += tl.dot(tl.load(mixed + work, mask=some, other=0.0), update, input_precision=PRECISION)  # [C, VT]
         tl.store(
             core + row[:, None] * core_row + head * core_head + at_v[None, :],
             out.to(core.dtype.element_ty), mask=some_v,
         )  # fmt: skip
+        # Each update still decays from its own token to the block's end.
         added = tl.dot(tl.trans(keys * until[:, None]), update, input_precision=PRECISION)  # [KT, VT]
         state = tl.exp(tl.sum(forget, axis=0)) * state + added  # [KT, VT]
 

@@ -1,7 +1,8 @@
 """What both sides agree on: events, answers, places, configuration, checkpoint. Nothing here computes.
 
-The face; start reading at `engine.py`. It is lazy, so that errors and configurations are there without torch. Leaves
-out the names of types that are only unions or aliases: those are imported from their files.
+These are the public names; start reading at `engine.py`. They are imported on first use, so that errors and
+configurations can be used without torch. Leaves out: types that are only unions or aliases (import those from their
+files).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Adaptive step counts: the file as written, and the whole specification that both sides implement apart.
+"""Adaptive step counts: the file as written, and the specification, which each side implements by itself.
 
-Leaves out every computation: defaults for candidates, insertion, bracket choice and the controller are
-written twice, in `instep_reference.adaptive` and `instep_optimized.adaptive`, from the text below.
+Leaves out every computation. Defaults for candidates, insertion, the choice of a bracket and the controller are written
+twice, in `instep_reference.adaptive` and `instep_optimized.adaptive`, from the text below.
 
 The file
   A JSON object with the fields of `Bracket`, or an object of such objects under batch-size keys
@@ -52,8 +52,8 @@ decide(n, ema), candidates of this bracket, thresholds in 64-bit floats
 In the engine
   `set_num_steps(n)`: in_force <- n, probing as above, and the wish of the bracket of `batch` <- n.
   `next_num_steps()`: the wish of the bracket of `batch`. Asking changes nothing. The driver reads it between
-  rounds and applies it with the lag of the trace's header; until then, or for ever, the engine goes on at
-  in_force. Nothing else touches the controller: not save, load, preempt, resume, finish, abort or idle.
+  rounds and applies it with the lag of the trace's header. Until then (it may never apply it) the engine goes on
+  at in_force. Nothing else touches the controller: not save, load, preempt, resume, finish, abort or idle.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from .errors import BadInput
 LONGEST_KEY = 9  # digits of a batch size
 
 class Bracket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the file says for one range of batch sizes; `candidate_steps` is None when it says nothing."""
+    """The fields of the file for one range of batch sizes. `candidate_steps` is None if the file does not have it."""
 
     candidate_steps: tuple[int, ...] | None = None
     ema_alpha: float = 0.2
@@ -81,14 +81,14 @@ class Bracket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class AdaptiveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The file as written: `flat`, or `by_batch` under batch-size keys; never both, nothing resolved."""
+    """The file as written: either `flat`, or `by_batch` under batch-size keys. No default candidates are filled in."""
 
     flat: Bracket | None = None
     by_batch: dict[int, Bracket] = {}
 
     @classmethod
     def open(cls, path: Path) -> AdaptiveFile:
-        """Read a file; its path is what an error names."""
+        """Read a file. Errors name its path."""
         try:
             return cls.read(path.read_bytes(), str(path))
         except OSError as error:
@@ -96,7 +96,7 @@ class AdaptiveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     @classmethod
     def read(cls, text: str | bytes, field: str = "adaptive") -> AdaptiveFile:
-        """Read JSON text; `field` is where the text stands, for errors."""
+        """Read JSON text. Errors name `field` as the place of the text."""
         try:
             value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, field))
         except (ValueError, RecursionError) as error:
@@ -105,7 +105,7 @@ class AdaptiveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     @classmethod
     def of(cls, value: Any, field: str = "adaptive") -> AdaptiveFile:
-        """The same from parsed JSON."""
+        """Read parsed JSON."""
         if not isinstance(value, dict):
             raise BadInput(field, found=type(value).__name__, expected="an object")
         if not value or not all(isinstance(inner, dict) for inner in value.values()):
@@ -134,7 +134,7 @@ def _bracket(value: dict[str, Any], field: str) -> Bracket:
 
 
 def _within(bracket: Bracket, field: str) -> None:
-    """Ranges, which the schema cannot name as clearly."""
+    """Check the ranges of values. They are not in the schema, for its messages would be less clear."""
     steps = bracket.candidate_steps
     rules = (
         ("candidate_steps", steps, steps is None or (len(steps) > 0 and min(steps) >= 0), "step counts of at least 0"),
@@ -156,7 +156,7 @@ def _batch(key: str, field: str) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]], field: str) -> dict[str, Any]:
-    """JSON lets a key stand twice; the last would win without a word."""
+    """Refuse a key that stands twice. JSON allows it, and the parser would silently take the last one."""
     keys = [key for key, _ in pairs]
     for key in keys:
         if keys.count(key) > 1:

@@ -92,7 +92,7 @@ def _indexed(directory: Path) -> list[Path]:
 
 
 def _stored(files: Iterable[Path]) -> dict[str, _Stored]:
-    """Text-model name -> where it stands; visual weights are passed over."""
+    """Text-model name -> where the tensor stands. Visual weights are skipped."""
     stored: dict[str, _Stored] = {}
     for file in files:
         try:
@@ -118,7 +118,10 @@ def _text_name(name: str) -> str:
 
 
 def _count_mtp_layers(names: Iterable[str]) -> int:
-    """A number left out shows as a missing layer, and the number behind it as superfluous."""
+    """How many different layer numbers the `mtp.layers.*` tensors have.
+
+    If a number is left out, `_verify` finds that layer missing, and the layer behind it unexpected.
+    """
     return len({found[1] for name in names if (found := MTP_LAYER.match(name))})
 
 
@@ -138,7 +141,7 @@ def _verify(config: ModelConfig, stored: Mapping[str, _Stored]) -> None:
 
 
 def _load(stored: Mapping[str, _Stored]) -> dict[str, torch.Tensor]:
-    """Every tensor, file by file: opening one reads its whole header, which names them all."""
+    """All tensors. Each file is opened once, because to open it reads its whole header."""
     tensors: dict[str, torch.Tensor] = {}
     for file, held in groupby(stored.items(), key=lambda item: item[1].file):
         try:

@@ -80,7 +80,7 @@ class ModelConfig:
         return _read(_Fields(_text_part(data), data))
 
     def drafter(self) -> ModelConfig:
-        """The draft head seen as a model: attention layers only, as many as MTP layers, MLP or MoE as the trunk."""
+        """The draft head as a model of its own: as many attention layers as MTP layers, with the trunk's MLP or MoE."""
         kinds: tuple[LayerKind, ...] = tuple("attention" for _ in range(self.mtp_layers))
         return replace(self, layer_kinds=kinds, dense_layers=(), mtp_layers=0)
 
@@ -112,7 +112,7 @@ def _text_part(data: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Fields:
-    """Typed access to the fields of a file, the text part before the top level."""
+    """Typed access to the fields of a file. A field is looked up in the text part first, then at the top level."""
 
     def __init__(self, text: dict[str, Any], top: dict[str, Any]) -> None:
         self.text, self.top = text, top
@@ -121,7 +121,7 @@ class _Fields:
         return next((part[name] for part in (self.text, self.top) if part.get(name) is not None), None)
 
     def rope(self, name: str) -> Any:
-        """A field of the rotary embedding, beside the others or in an object of its own; stated twice, it agrees."""
+        """A field of the rotary embedding, beside the others or in an object of its own. Stated twice, both agree."""
         objects = {inner: self.get(inner) or {} for inner in ROPE_OBJECTS}
         for inner, found in objects.items():
             if not isinstance(found, dict):
@@ -155,7 +155,7 @@ class _Fields:
 
 
 def _only(name: str, found: object, value: object) -> None:
-    """A field of which one value is served: anything else would be computed wrongly, so it is refused."""
+    """Refuse a field with any other value than the one that is served: it would be computed wrongly."""
     if found is not None and found != value:
         raise _bad(name, found, value)
 
@@ -262,7 +262,7 @@ def _experts_per_token(f: _Fields, experts: int) -> int:
 
 
 def _dense_layers(f: _Fields, layers: int) -> tuple[int, ...]:
-    """Layers without experts in a MoE model: those listed, and those that the sparse step passes over."""
+    """Layers without experts in a MoE model: those listed, and those that are no multiple of the sparse step."""
     listed = f.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(type(index) is int and 0 <= index < layers for index in listed):
         raise _bad("mlp_only_layers", listed, f"a list of layer numbers under {layers}")

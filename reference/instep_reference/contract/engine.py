@@ -1,7 +1,7 @@
 """The specification: events, answers, the logical state of a request, and the engine that serves them.
 
-One method per event; `event.on(engine)` is the whole dispatcher. Leaves out every computation:
-each side fills in every field of an answer itself, and the harness compares.
+There is one method per event; `event.on(engine)` is the whole dispatcher. Each side fills in every field of an answer
+itself, and the harness compares. Leaves out: every computation.
 
 Words (B requests in batch order, n = `num_steps`):
   root          the last bonus token: chosen, but not yet in KV or state
@@ -12,9 +12,9 @@ Words (B requests in batch order, n = `num_steps`):
   round         a draft, a verify, a commit of all that was verified; between a verify and its commit nothing runs:
                 no other draft or forward, no new step count, no idle. A request in no round is between rounds
 
-What every event must leave alone: the logical state of every request that it does not name. Events are served in
-the order given; an illegal one is the caller's fault (`instep.trace.event_rules`), a legal one that an
-engine does not serve raises `Unsupported`, and one for which its pools have no room `OutOfCapacity`.
+An event must not change the logical state of a request that it does not name. Events are served in the order given.
+The caller must not send illegal events (`instep.trace.event_rules` has the rules). A legal event that an engine does
+not serve raises `Unsupported`; one for which its pools have no room raises `OutOfCapacity`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Draft(Event, frozen=True):
 
     Nothing is committed: the rows that a chain writes into the draft KV are scratch.
     picks    the drafts to use, one tuple per request; None: the head's own argmax.
-             They are forced inside the chain too: step i runs on picks[i - 1].
+             The chain itself runs on them too: step i runs on picks[i - 1].
     parents  per request, the parent node of every draft, for a tree (node 0 is the root, draft j is
              node j + 1); None: a chain. Only with picks.
     """
@@ -68,10 +68,10 @@ class Draft(Event, frozen=True):
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One request's part of a forward.
 
-    prefill  the next `tokens` tokens of the prompt, committed at once, with their draft extend, in which the last
-             row is paired with the next token of the prompt, or with the root. The last chunk chooses the root.
+    prefill  the next `tokens` tokens of the prompt, committed at once, with their draft extend. In it the last row is
+             paired with the next token of the prompt, or with the root. The last chunk chooses the root.
     verify   the window: the root and the drafts of this round. Nothing is committed.
-    decode   the root alone, committed at once, with its draft extend; chooses the next root.
+    decode   the root alone, committed at once, with its draft extend. It chooses the next root.
     tokens   of a prefill row; 1 on the others (a window is as wide as its drafts made it)
     root     the root to use after a decode row or a last prefill chunk; None: the target's own argmax.
     """
@@ -92,18 +92,18 @@ class Forward(Event, frozen=True):
 
 
 class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The accepted way through a window: nodes after the root, in order (a chain: 1, 2, .. k), and the bonus."""
+    """The accepted path through a window: the nodes after the root, in order (a chain: 1, 2, .. k), and the bonus."""
 
     nodes: tuple[int, ...]
     bonus: int
 
 
 class Commit(Event, frozen=True):
-    """State, KV and draft KV of the verified requests (all of them) now stand at the accepted length.
+    """Commit the accepted tokens of all verified requests: their state, KV and draft KV then have the accepted length.
 
-    The state is that of the path's last node, the new root its bonus, and the draft extend takes in the rows of all
-    accepted nodes. Equal to decoding the accepted tokens one by one.
-    accepted  one path per request; None: the engine's own greedy acceptance.
+    The state is the one after the path's last node. The new root is the bonus. The draft extend takes in the rows of
+    all accepted nodes. The result is equal to decoding the accepted tokens one by one. accepted  one path per request;
+    None: the engine's own greedy acceptance.
     """
 
     requests: tuple[str, ...]
@@ -114,7 +114,7 @@ class Commit(Event, frozen=True):
 
 
 class SetNumSteps(Event, frozen=True, tag="set_num_steps"):
-    """`num_steps` is in force from here (every request between rounds); a candidate, or 0, which is always legal."""
+    """From here `num_steps` is in force: a candidate, or 0, which is always legal. Every request is between rounds."""
 
     num_steps: int
 
@@ -133,7 +133,7 @@ class Save(Event, frozen=True):
 
 
 class Load(Event, frozen=True):
-    """Give an admitted request, of which nothing ran yet, the state kept under `name` (same prompt), as a copy."""
+    """Give a request a copy of the state kept under `name`. It has the same prompt, and nothing of it ran yet."""
 
     request: str
     name: str
@@ -143,7 +143,7 @@ class Load(Event, frozen=True):
 
 
 class Preempt(Event, frozen=True):
-    """Take the slot and the pages away (between rounds); the logical state is kept aside, `state` still tells it."""
+    """Take the slot and the pages away (between rounds). The logical state is kept, and `state` still returns it."""
 
     request: str
 
@@ -152,7 +152,7 @@ class Preempt(Event, frozen=True):
 
 
 class Resume(Event, frozen=True):
-    """The preempted request takes the first free slot and goes on where it stood."""
+    """The preempted request takes the first free slot, with the logical state that it had."""
 
     request: str
 
@@ -170,7 +170,7 @@ class Finish(Event, frozen=True):
 
 
 class Abort(Event, frozen=True):
-    """The request is over, wherever it stood: in its prompt, after a draft, after a verify, preempted."""
+    """The request is over, at any time: inside its prompt, after a draft, after a verify, or while preempted."""
 
     request: str
 
@@ -194,8 +194,8 @@ AnyEvent = (
 class Drafted:
     """drafts [B, n] int64: the tokens in use; own [B, n] int64: the head's argmax at each place.
 
-    own is what the head says behind the drafts in use before that place; -1 without a head. Trees of one batch may
-    differ in size: n is then the largest, and shorter rows end in -1.
+    own is the head's argmax after the drafts in use, not after its own; -1 without a head. Trees of one batch may
+    differ in size: then n is the largest, and shorter rows end in -1.
     """
 
     drafts: torch.Tensor
@@ -206,10 +206,10 @@ class Drafted:
 class Forwarded:
     """What the target said.
 
-    roots  request -> the root in force after a decode row or a last prefill chunk; an engine may wait for its device
-           when somebody looks
-    own    request -> int64 [rows]: the target's argmax; one per window node for verify, one for
-           decode and for a last prefill chunk; unfinished prompts have no entry
+    roots  request -> the root in force after a decode row or a last prefill chunk. To look one up may wait for the
+           device
+    own    request -> int64 [rows]: the target's argmax. One per node of a verified window, one for a decode row and for
+           a last prefill chunk; a request with an unfinished prompt has no entry
     """
 
     roots: Mapping[str, int]
@@ -218,14 +218,14 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class Committed:
-    """The field's five names, all int64 on the engine's device, each filled in by this side.
+    """The result of acceptance, under the field's usual names; all int64 on the engine's device.
 
     num_correct_drafts [B]         accepted drafts, bonus excluded
     accept_lens [B]                num_correct_drafts + 1
     accept_index [B, width]        nodes on the accepted path, root first, -1 padded; width = the longest window
     last_correct_step_indices [B]  the node whose state is committed
     bonus [B]                      the next root
-    own_num_correct_drafts [B], own_bonus [B]   what this side's own greedy acceptance says, forced or not
+    own_num_correct_drafts [B], own_bonus [B]   the engine's own greedy acceptance, also where the event gave paths
     """
 
     num_correct_drafts: torch.Tensor
@@ -242,15 +242,15 @@ Answer = Drafted | Forwarded | Committed
 
 @dataclass(frozen=True)
 class RequestState:
-    """The logical state of a request, in the one canonical layout; a copy, never a view.
+    """The logical state of a request, in the canonical layout; a copy, never a view. Drafts and windows are not in it.
 
-    Between a verify and its commit everything stands as before the verify, except `conv` and `state`, which belong to
-    nobody then: an engine may hold anything there, and they are not compared. (Drafts and windows are in none of it.)
+    Between a verify and its commit everything is as before the verify, except `conv` and `state`. These two belong to
+    no request then: an engine may hold anything there, and they are not compared.
 
     length      committed tokens, L
     root        the root token, or None while the prompt is unfinished
     proposal    draft 1 as draft extend proposes it (argmax), or None while there is no root, or no draft head in use
-    proposal_hidden [D]  the head's y behind it
+    proposal_hidden [D]  the head's row y from which the proposal was picked
     conv        GDN layer -> [C, W-1], oldest first (zeros before the first token)
     state       GDN layer -> [HV, K, V]
     keys, values              attention layer -> [L, kv_heads, head_dim]
@@ -269,7 +269,7 @@ class RequestState:
     draft_values: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def parts(self) -> Iterator[tuple[Place, torch.Tensor]]:
-        """Every tensor of memory that belongs to a layer, with the place where an event writes it; nothing is copied.
+        """Every tensor that belongs to a layer, with the place where an event writes it; nothing is copied.
 
         By field in the order above, then by layer.
         """
@@ -283,7 +283,7 @@ class RequestState:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the trace's header says about room; both sides and the event rules take it from there.
+    """How much room an engine has, as the header of a trace says. Both sides and the event rules use this.
 
     slots          the order in which free slots are handed out: the first free one in this order.
                    Slot 0 is reserved and never listed.
@@ -316,7 +316,7 @@ class Capacity:
 
 
 class Engine(Protocol):
-    """One method per event, and three questions (`next_num_steps` and `state` change nothing).
+    """One method per event, and two questions, `next_num_steps` and `state`, which change nothing.
 
     The rules of the step count stand in `contract.adaptive`, the order of slots and pages in `Capacity`.
     """
@@ -344,16 +344,16 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Region:
-    """One pool as memory: every byte of it, addressed the way the strategy's table speaks of it.
+    """One pool as memory: every byte of it, addressed by the units that the strategy's table names.
 
     name     for tables and messages; nothing follows from it
     layer    layer index (MTP layers count from 0 in draft regions)
     by       what the first axis counts: "slot", "row" (batch row of a snapshot) or "page"
     units    tensor whose first axis is that; a view on the pool itself
     gaps     red zones between the units, same first axis, or None when the pool is not guarded
-    means    what stands in a unit; None: not declared, and then a unit is looked at as a whole
+    means    what stands in a unit; None: not declared, so a unit is compared as a whole
     scratch  units that belong to no request at any time and that any event may write; the result lists them
-    red      the units are red zones themselves: no event may write them
+    red      the units themselves are red zones: no event may write them
     """
 
     name: str
@@ -368,21 +368,21 @@ class Region:
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """What an engine under test shows beside the protocol; asking changes nothing."""
+    """What an engine under test shows beside the protocol. To ask changes nothing."""
 
     def regions(self) -> list[Region]: ...
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
         """Region name -> units that the event may write; every other unit must keep its bytes.
 
-        Read BEFORE the event runs. Names that are absent may not change at all. No table may be wider than the event
-        rules: slots of the requests that the event names, pages on which the positions stand that it writes (all pages
-        of a request that leaves), batch rows of its batch; nothing where an event names nobody. Scratch is left out.
+        It is read BEFORE the event runs. Regions that are absent may not change at all. No table may be wider than the
+        event rules: slots of the requests that the event names; pages of the positions that it writes (all pages of a
+        request that leaves); batch rows of its batch; nothing if the event names no request. Scratch is left out.
         """
         ...
 
     def slots(self) -> dict[str, int]:
-        """request -> slot, as the engine has it (the harness predicts its own and compares)."""
+        """request -> slot, as the engine has it. The harness predicts the slots itself and compares."""
         ...
 
     def pages(self) -> dict[str, list[int]]:

@@ -1,20 +1,21 @@
-"""What becomes exit code 2: bad input, and combinations that are refused.
+"""Errors with exit code 2: bad input, and combinations that are refused.
 
-Leaves out: divergences (a result, not an error) and faults of the harness itself (exit code 4).
+Leaves out: divergences (a result and not an error), and faults of the harness itself (exit code 4).
 """
 
 from __future__ import annotations
 
 
 class InstepError(Exception):
-    """Something the user can mend; its text is the one line that is shown."""
+    """Something that the user can mend. Its text is the one line that the user sees."""
 
 
 class BadInput(InstepError):
     """A value from outside that cannot be used.
 
-    field: where it stands ("adaptive.jsonl line 7: rows[0].tokens"); found, expected: both sides
-    of the disagreement; hint: what to do next, if there is something to do.
+    field     where the value stands, as in "adaptive.jsonl line 7: rows[0].tokens"
+    found     what stands there;  expected: what would be right
+    hint      what the user can do next, if anything
     """
 
     def __init__(self, field: str, *, found: object, expected: object, hint: str = "") -> None:
@@ -23,7 +24,7 @@ class BadInput(InstepError):
 
 
 class Unsupported(InstepError):
-    """A combination that is legal in itself but that this side does not serve."""
+    """A legal combination that this engine does not serve."""
 
 
 class OutOfCapacity(InstepError):

@@ -1,17 +1,17 @@
-"""The algebra of labels: what an op does when it moves names instead of numbers.
+"""The algebra of labels: what an op does when it moves labels instead of numbers.
 
-A label is an unsigned 64-bit number, held as int64. Leaves out computing, so only constants stand here: the
-reference computes with Python integers (`instep_reference.ledger`), the optimized side with tensors
-(`instep_optimized.ops.ledger`), and the harness compares the two.
+A label is an unsigned 64-bit number, held as int64. The reference computes labels with Python integers
+(`instep_reference.ledger`), the optimized side with tensors (`instep_optimized.ops.ledger`), and the harness compares
+the two. Leaves out: every computation. Only constants stand here.
 
   mix(a, b)     x = a*MIX_A + b*MIX_B + MIX_C;  x ^= x >> 29;  x *= MIX_D;  x ^= x >> 32
                 all modulo 2**64, shifts logical
   code(place)   crc32 of "family.layer.component" in ascii; family is "trunk" for the stage trunk and
                 "draft" for extend and chain; layer as in `Place` (STAGE_LEVEL and AFTER_LAYERS included)
-  expand(l, n)  element j of n is l + j*SPREAD modulo 2**64, j over the flattened canonical layout; the label 0
+  expand(l, n)  element j of n is l + j*SPREAD modulo 2**64, j over the flattened canonical layout. The label 0
                 stands for nothing and expands to n zeros, so that fresh memory reads as 0
-  read(x)       l = x[0];  l + sum_j (x[j] - expand(l)[j]) * (2*j + 1): the label of an intact row, and a
-                number that nobody expects when any element is out of place
+  read(x)       l = x[0];  l + sum_j (x[j] - expand(l)[j]) * (2*j + 1). This is the label l for an intact row; if any
+                element is wrong it is another number, which no op expects
 
 Labels of results (c = code of the result's place; one label per row):
   embed                    mix(token, c)

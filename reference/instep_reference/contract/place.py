@@ -1,7 +1,7 @@
-"""Where a tensor stands: the names that both sides use for the places of a step.
+"""The names that both sides use for the results of a step and for the memory that it writes.
 
-Leaves out: what happens at a place. `See` is the one hook: recording copies, grafting returns
-another tensor, rounding casts there and back, silence returns what it was given.
+`See` is the only hook. A recorder copies the tensor, a graft returns another tensor, a rounding casts there and back,
+and `unseen` returns what it was given. Leaves out: everything that happens at a place.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Place(NamedTuple):
     component: str
 
     def order(self) -> tuple[int, int, int, int]:
-        """Position in the data flow of an event: the order in which findings are named."""
+        """The position in the data flow of an event. Findings are sorted by it."""
         stage, _, step = self.stage.partition(".")
         return STAGES.index(stage), int(step or 0), self.layer, COMPONENTS.index(self.component)
 
@@ -86,12 +86,12 @@ class Place(NamedTuple):
 
 
 def draft_stage(layer: int) -> str:
-    """The stage in which an MTP layer takes in what was committed."""
+    """The stage in which MTP layer `layer` takes in the committed tokens."""
     return f"extend.{layer}" if layer else "extend"
 
 
 def memory_place(name: str, layer: int) -> Place:
-    """Where memory of a layer stands, by its name: "state", "keys"; of an MTP layer "draft_keys", "draft_values"."""
+    """The place of a layer's memory, by the name of its field: "state", "keys"; for an MTP layer "draft_keys", .."""
     if name.startswith("draft_"):
         return Place(draft_stage(layer), layer, name.removeprefix("draft_"))
     return Place("trunk", layer, name)

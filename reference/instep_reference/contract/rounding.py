@@ -1,6 +1,6 @@
-"""What a subject may declare about its products, a format per form of an op: the words, and their checks.
+"""What a subject may declare about its products: a format per form of an op. The words, and their checks.
 
-Storage is declared beside it, by component (`rounds`). Leaves out: what a yardstick makes of either.
+Storage dtypes are declared apart, by component (`rounds` of an op set). Leaves out: how the yardstick uses both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .errors import BadInput
 
-# Forms of ops that multiply: what is declared for one form says nothing about another.
+# The forms of ops that multiply. A declaration for one form says nothing about another form.
 FORMS: dict[str, str] = {
     "linear": "projections of a layer, and the draft head's `fc`",
     "conv": "taps times inputs of the short convolution",
@@ -31,7 +31,7 @@ FORMATS: tuple[str, ...] = ("ieee", "3xtf32", "tf32", "fp16", "bf16")
 class Product:
     """Every operand of every product of a form is rounded to `format`; the sum is fp32.
 
-    block   of the form gdn.chunk alone: how many tokens the kernel takes at once
+    block   only for the form gdn.chunk: how many tokens the kernel takes at once
     """
 
     format: str
@@ -48,7 +48,7 @@ class Product:
 
 
 def checked(products: Mapping[str, Product]) -> dict[str, Product]:
-    """The same declaration, if every form is known, and `gdn.chunk` alone names its block."""
+    """Check a declaration and return it: every form must be known, and `gdn.chunk` and only it must name its block."""
     for form, product in products.items():
         if form not in FORMS:
             raise BadInput("products", found=repr(form), expected=f"forms of ops: {', '.join(FORMS)}")

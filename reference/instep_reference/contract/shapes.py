@@ -14,26 +14,26 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class _Fused:
-    """Says of every layer that its experts are stored as one tensor."""
+    """Contains every name: so the experts of every layer count as stored fused, in one tensor."""
 
     def __contains__(self, name: object) -> bool:
         return True
 
 
-FUSED = _Fused()  # as `stored` of the functions below: as few names as a configuration can have
+FUSED = _Fused()  # for `stored` below: gives the fewest names that a checkpoint of a configuration can have
 
 
 def expected_shapes(config: ModelConfig, stored: Container[str] = ()) -> Shapes:
     """Every tensor of the trunk and of the draft head.
 
-    stored: names that the file has; a layer whose `mlp.experts.gate_up_proj` is among them keeps its
-    experts fused, the others keep them one by one.
+    stored: the names that the file has. A layer whose `mlp.experts.gate_up_proj` is among them has fused experts; every
+    other layer has one set of tensors per expert.
     """
     return dict(each_shape(config, stored))
 
 
 def each_shape(config: ModelConfig, stored: Container[str] = ()) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The same name by name: a configuration may state more experts than there is memory for their names."""
+    """(name, shape) one by one: a configuration may state more experts than there is memory for their names."""
     D = config.hidden
     yield "model.embed_tokens.weight", (config.vocab, D)
     yield "model.norm.weight", (D,)

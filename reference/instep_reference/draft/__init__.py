@@ -1,6 +1,6 @@
-"""Table of contents of the drafters, by model type and mode, and the factory.
+"""The drafters by model type and mode, and the function that makes one.
 
-Leaves out: how each drafts. Dense and MoE models draft alike: the layer's kind is the model's business.
+Dense and MoE models draft alike, because only the model knows the kind of MLP. Leaves out: how each drafts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DRAFTERS: dict[tuple[str, str], Callable[[], Drafter]] = {
 
 
 def drafter(config: ModelConfig, mode: str) -> Drafter:
-    """The drafter of a model; a model without MTP layers gets one that must be told every draft."""
+    """The drafter of a model. A model without MTP layers gets `External`, which must be given every draft."""
     if config.mtp_layers == 0:
         return External()
     if mode == "eagle" and config.mtp_layers > 1:

@@ -1,4 +1,4 @@
-"""What a drafter is: it keeps up with what was committed, and proposes what may come next.
+"""What a drafter is: it takes in the tokens that were committed, and proposes the next ones.
 
 Leaves out: the drafters, one file each, and their table of contents (`__init__.py`).
 """
@@ -17,9 +17,9 @@ from ..model import Cache, Memory, Model, Rows
 class Proposed(Generic[Rows, Cache]):
     """What the draft side remembers of a request between rounds.
 
-    caches     one per MTP layer, as long as the target's
-    proposals  drafts known since the last extend, draft 1 first; empty while the root is unknown
-    hidden     the head's y behind draft 1
+    caches     one per MTP layer, with as many rows as the target has committed
+    proposals  the drafts that the last extend made, draft 1 first; empty while the root is unknown
+    hidden     the head's row y from which draft 1 was picked
     """
 
     caches: tuple[Cache, ...] = ()
@@ -29,7 +29,7 @@ class Proposed(Generic[Rows, Cache]):
 
 @dataclass(frozen=True)
 class Asked:
-    """One request's part of a draft event: so many steps, the drafts to use if given, and their tree if any."""
+    """One request's part of a draft event: step count, drafts to use (None: its own), their parents (None: a chain)."""
 
     num_steps: int
     picks: tuple[int, ...] | None = None
@@ -37,10 +37,10 @@ class Asked:
 
 
 class Drafter(Protocol):
-    """A drafter holds no state of its own; everything it remembers of a request is a `Proposed`."""
+    """A drafter has no state of its own: everything that it remembers of a request is a `Proposed`."""
 
     def begin(self, model: Model[Rows, Memory, Cache]) -> Proposed[Rows, Cache]:
-        """Before the first token."""
+        """What is remembered before the first token."""
         ...
 
     def extend(
@@ -49,9 +49,11 @@ class Drafter(Protocol):
     ) -> Proposed[Rows, Cache]:
         """Take in `count` rows that the target has committed at positions start, start + 1, ..
 
-        hidden: the target's final rows; following: the tokens known after position `start`, at least `count`;
-        rooted: exactly so many, and the last of them is the root (otherwise they are still the prompt's).
-        `num_steps` is what is in force.
+        hidden     the target's final rows
+        following  the known tokens behind position `start`, at least `count` of them
+        rooted     whether the root is known: then there are exactly `count`, and the last one is the root. Otherwise
+                   all of them are tokens of the prompt
+        num_steps  the step count in force
         """
         ...
 
@@ -59,8 +61,8 @@ class Drafter(Protocol):
         self, model: Model[Rows, Memory, Cache], proposed: Proposed[Rows, Cache], tokens: Sequence[int],
         asked: Asked, see: See,
     ) -> tuple[list[int], list[int]]:
-        """The drafts in use and the drafter's own, in window order; `tokens` are all committed ones and the root.
+        """-> the drafts in use, and the drafter's own; both in window order. tokens: all committed ones and the root.
 
-        Everything computed here is scratch: `proposed` stays as it is.
+        Everything that is computed here is scratch: `proposed` does not change.
         """
         ...

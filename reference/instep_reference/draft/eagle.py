@@ -1,6 +1,6 @@
-"""Eagle: one MTP layer, run once per draft, fed with its own hidden row of the step before.
+"""Eagle: one MTP layer, run once per draft; it takes its own hidden row of the step before.
 
-Leaves out: what a head computes (`Model.head`), so that tensors and labels are drafted by the same steps.
+Leaves out: what a head computes (`Model.head`). So the same steps draft with tensors and with labels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .base import Asked, Proposed
 
 @dataclass(frozen=True)
 class Step(Generic[Rows, Cache]):
-    """The head after it has read a node: its own choice for a child, its y, and the rows it then remembers."""
+    """The head after it has read a node: its pick for a child, its row y, its cache, and the depth of the child."""
 
     pick: int
     hidden: Rows
@@ -25,9 +25,9 @@ class Step(Generic[Rows, Cache]):
 
 
 class Eagle:
-    """Draft 1 comes out of extend; draft i + 1 of the head run on draft i and the y of the step before.
+    """Extend proposes draft 1. For draft i + 1 the head runs on draft i, with the y of the step before.
 
-    Along a tree, the head is run once at every node that has a child, from its parent's step.
+    In a tree the head runs once at every node that has a child, and goes on from its parent's step.
     """
 
     def begin(self, model: Model[Rows, Memory, Cache]) -> Proposed[Rows, Cache]:
@@ -65,7 +65,7 @@ class Eagle:
 def _step(
     model: Model[Rows, Memory, Cache], node: int, token: int, before: Step[Rows, Cache], root: int, see: See
 ) -> Step[Rows, Cache]:
-    """Read `token`, which stands one after its parent: row p pairs what was known at p with token p + 1."""
+    """Run the head on the node's token. Row p combines the hidden row of position p with the token at p + 1."""
     stage = f"chain.{node}"
     y, cache = model.head(0, (token,), before.hidden, before.cache, root + before.depth, stage, see)
     return Step(model.pick(y, stage, see)[0], y, cache, before.depth + 1)

@@ -1,6 +1,6 @@
-"""External: any block drafter proposes from the tokens alone; and the case in which every draft is given.
+"""External: a block drafter that proposes from the tokens alone; or none, and then the event must give every draft.
 
-Leaves out: caches and heads; such a drafter keeps what it needs to itself, and nothing of it is request state.
+Leaves out: caches and heads. What such a drafter remembers is its own, and not part of a request's state.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .base import Asked, Proposed
 
 Block = Callable[[Sequence[int], int], Sequence[int]]  # (all tokens, the root last; how many drafts) -> drafts
 
-NO_OPINION = -1  # stands for a drafter's own choice where it has none
+NO_OPINION = -1  # the own choice of a drafter that has none
 
 
 @dataclass(frozen=True)
 class External:
-    """Drafts come from `block`; without one, the event must bring them."""
+    """Drafts come from `block`. With None, the event must give them."""
 
     block: Block | None = None
 

@@ -1,6 +1,6 @@
-"""Vanilla: one MTP layer per draft step, all of them run inside extend on the accepted tokens shifted further.
+"""Vanilla: one MTP layer per draft. All layers run inside extend, layer i on the accepted tokens shifted by i more.
 
-Leaves out: any work in the draft event itself; there the proposals of extend are handed over.
+The draft event only hands the proposals of extend over. Leaves out: what a head computes (`Model.head`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from .base import Asked, Proposed
 
 @dataclass(frozen=True)
 class Vanilla:
-    """Layer i pairs row p with token p + 1 + i; behind the root stand the picks of the layers before.
+    """Layer i, from 0, combines the hidden row of position p with the token at position p + 1 + i.
 
-    chained  layer i reads the y of layer i - 1 while i < num_steps; otherwise, and beyond, the target's rows.
-    Each layer has a stage of its own, extend, extend.1, .. so that it can be told what was seen in which.
-    All layers run in every extend, so that every cache is as long as the target's whatever the step count.
-    Inside a prompt, tokens that are not known yet are filled with picks too, as behind the root. So the last i rows
-    that layer i takes in each time may stand on guesses, and stay so: what these layers remember depends on where
-    chunks and rounds ended (and, when chained, on the step count), unlike everything else in a request's state.
+    chained  layer i takes the y of layer i - 1 while i < num_steps; layers from num_steps on take the target's rows.
+             If not chained, every layer takes the target's rows
+    Each layer has a stage of its own (extend, extend.1, ..), so that its results can be told apart.
+    All layers run in every extend, so that every cache is as long as the target's memory whatever the step count.
+
+    Tokens behind the root are not known yet. While the prompt is unfinished, tokens behind its end are not known
+    either. There the picks of the layers before stand in. So the last i rows that layer i takes in may be made of
+    guesses, and they are never made again. What these layers remember therefore depends on where chunks and rounds
+    ended (and, if chained, on the step count). Of nothing else in a request's state is that true.
     """
 
     chained: bool = True
