@@ -5,8 +5,11 @@ Leaves out: the command (`test_relations_command.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from instep.relations.case import Case
 from instep.relations.long_runs import long_request
 from instep.relations.pairwise import PAIRWISE
 from instep.relations.rewritten import REWRITTEN
+from instep.relations.row_by_row import row_by_row
 from instep.relations.timeline import (
     alone,
     as_traced,
@@ -39,10 +43,13 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
-from instep_optimized import OptimizedEngine
+from instep_optimized import OptimizedEngine, load
 from instep_optimized.commit import write_set
+from instep_optimized.ops.around import Op, around
+from instep_optimized.ops.base import BY_ROW
 from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
+from instep_reference.contract.place import Place, unseen
 from support.traces import policy, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -110,7 +117,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "names"), [
-    ("triton", ("slots",)),
+    ("triton", ("slots", "rejected_is_plain")),
     ("invariant", ("alone",)),
 ])  # fmt: skip
 def test_kernels_agree_on_a_tiny_trace(tiny: Trace, ops: str, names: tuple[str, ...]) -> None:
@@ -130,8 +137,9 @@ FAULTS = [
     ("split", "ALWAYS_FRESH", {}, "hidden"),
     ("schedule", "FORGETFUL", {}, "state"),
     ("rejected_is_plain", "NEVER_THE_ROOT", {"strategy": "snapshot"}, "conv"),
-    ("decode_is_verify_1", "COARSE_DECODE", {}, "state"),
+    ("decode_is_verify_1", "COARSE_DECODE", {}, "core"),
     ("draft_layout", "LAST_OF_THE_LAYOUT", {}, "final"),
+    ("strategies", "NARROW_MOVE", {}, "state"),
     ("unseen", "shy", {}, "conv"),
     ("speculation_off", "other_layout", {}, "state"),
 ]
@@ -147,6 +155,48 @@ def test_a_relation_meets_the_fault_that_it_exists_for(
     assert first.place.component == component, first
     assert first.check == name and first.diagnosis
     assert 0 < first.event < len(trace.events) and first.request is not None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "fault", "strategy"), [
+    ("schedule", "OTHER_ORDER", "rerun"), ("rejected_is_plain", "OTHER_ORDER", "lazy_rerun"),
+    ("decode_is_verify_1", "OTHER_ORDER_IN_DECODE", "rerun"), ("rejected_is_plain", "NARROW_MOVE", "snapshot"),
+    ("alone", "OTHER_ORDER_OF_MANY", "rerun"),
+])  # fmt: skip
+def test_what_no_tolerance_sees_is_found_by_its_bits(
+    request: pytest.FixtureRequest, name: str, fault: str, strategy: str, dtype: str
+) -> None:
+    trace = request.getfixturevalue("trace" if dtype == "float32" else "narrow")
+    found = hold(name, trace, f"support.parting:{fault}", strategy=strategy, dtype=dtype).verdict
+    by_bits = [each for each in found.findings if each.tier is Tier.BITWISE]
+    assert by_bits and by_bits[0].place.component in ("core", "update", "state"), found.findings[:1]
+    assert len(by_bits) == len(found.findings) or (fault, dtype) == ("NARROW_MOVE", "float32")
+
+
+def test_rows_are_served_one_by_one_where_the_op_set_does_not_declare_them_invariant() -> None:
+    """As many calls as rows, the same numbers; what is declared is called as it was."""
+    counted = Counter[str]()
+
+    def counting(name: str, op: Op) -> Op:
+        return lambda **given: (counted.update([name]), op(**given))[1]
+
+    told = replace(load("plain"), row_invariant=frozenset({"add"}))
+    ops = row_by_row(around(told, unseen, counting))
+    x, weight, place = torch.randn(3, 8), torch.randn(8, 8), Place("trunk", 0, "qkv")
+    assert torch.allclose(ops.linear(x=x, weight=weight, shape=(2, 4), to=place), (x @ weight.T).view(3, 2, 4))
+    assert torch.equal(ops.add(x=x, y=x, to=place), 2 * x)
+    assert ops.linear(x=x[:0], weight=weight, shape=(8,), to=place).shape == (0, 8)
+    assert counted == {"linear": 4, "add": 1} and ops.row_invariant == BY_ROW.keys()
+    for name, rows in BY_ROW.items():
+        assert {*rows} <= signature(getattr(told, name)).parameters.keys()
+
+
+def test_a_maker_may_declare_that_its_rows_are_invariant(trace: Trace) -> None:
+    told = case(trace, "support.parting:shy")
+    assert not told.rows_are_invariant and told.row_by_row is None
+    maker = partial(told.found)
+    maker.row_invariant = True  # type: ignore[attr-defined]
+    assert replace(told, found=maker).rows_are_invariant
 
 
 def test_a_graph_that_kept_what_was_re_assigned_is_no_eager_run(trace: Trace, plant: Callable[..., None]) -> None:

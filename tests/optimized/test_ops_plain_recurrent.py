@@ -146,6 +146,27 @@ def test_gdn_chunks_windows_splits_and_company_give_the_same_bits() -> None:
     assert same_bits(last, state)
 
 
+@pytest.mark.parametrize("channels", [1, 7, 44])
+def test_conv_windows_and_company_give_the_same_bits(channels: int) -> None:
+    """One request's 5 tokens: as one window, token by token, and behind another request."""
+    draw = Draw(12, "cpu")
+    x, weight = draw.normal(9, channels), draw.normal(channels, 4)
+    filled = draw.normal(4, channels, 3)
+
+    def run(*launches: list[tuple[int, int, int]]) -> Tensor:
+        pool, out = filled.clone(), torch.zeros_like(x)
+        for launch in launches:
+            begins, counts, units = (torch.tensor(column) for column in zip(*launch, strict=True))
+            own = Address(pool, units)
+            part = Part("window", begins, counts, int(counts.max()), own, torch.zeros(len(units)).bool(), store=own)
+            out += PLAIN.conv(x=x, weight=weight, parts=(part,), to=at("mixed"))
+        return torch.cat([out[4:].flatten(), pool[2].flatten()])
+
+    wanted = run([(4, 5, 2)])
+    assert same_bits(run(*([(row, 1, 2)] for row in range(4, 9))), wanted)
+    assert same_bits(run([(0, 4, 1), (4, 5, 2)]), wanted)
+
+
 def a_gdn_call(draw: Draw, heads: Heads, count: int) -> GdnInputs:
     H, HV, K, V = heads
     q, k = (torch.nn.functional.normalize(draw.normal(count, H, K), dim=-1) for _ in range(2))

@@ -6,7 +6,9 @@ Leaves out: what is wrong in every run alike (`wrong_ops.py`), which a replay fi
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -89,6 +91,39 @@ def _coarse_decode(**given: Any) -> torch.Tensor:
     return PLAIN.gdn(**{**given, "inputs": inputs})
 
 
+def _backwards(**given: Any) -> torch.Tensor:
+    """Sums over the keys in another order."""
+    written = import_module(PLAIN.gdn.__module__)
+    with patch.object(written, "_sum_by_halves", lambda x: x.flip(-2).cumsum(-2)[..., -1, :]):
+        return PLAIN.gdn(**given)
+
+
+def _other_order_of_many(**given: Any) -> torch.Tensor:
+    """The same where several requests are served by one launch."""
+    return _backwards(**given) if any(len(part.count) > 1 for part in given["parts"]) else PLAIN.gdn(**given)
+
+
+def _other_order(**given: Any) -> torch.Tensor:
+    """Launches of one token sum over the keys in another order."""
+    (part,) = given["parts"] if len(given["parts"]) == 1 else (None,)
+    if part is None or part.form != "window" or part.most != 1:
+        return PLAIN.gdn(**given)
+    return _backwards(**given)
+
+
+def _other_order_in_decode(**given: Any) -> torch.Tensor:
+    """The same, of steps alone: a window of one token keeps its token, and stores nothing."""
+    stores = any(part.store is not None for part in given["parts"])
+    return _other_order(**given) if stores else PLAIN.gdn(**given)
+
+
+def _narrow_move(*, source: Address, target: Address) -> None:
+    """States are copied by way of bf16."""
+    PLAIN.move(source=source, target=target)
+    if target.pool.dtype is torch.float32 and target.pool.dim() > 3:
+        target.pool[target.units] = target.pool[target.units].bfloat16().float()
+
+
 def _last_of_the_layout(**given: Any) -> RowPlacement:
     """The last row of a request is the last that its window has room for."""
     placed = LEDGER.place_rows(**given)
@@ -126,6 +161,10 @@ FEW_SLOTS = replace(PLAIN, name="few slots", conv=_few_slots)
 FORGETFUL = replace(PLAIN, name="forgetful", plan_ring=_forgetful)
 NEVER_THE_ROOT = replace(PLAIN, name="never the root", accept=_never_the_root)
 COARSE_DECODE = replace(PLAIN, name="coarse decode", gdn=_coarse_decode)
+OTHER_ORDER = replace(PLAIN, name="other order", gdn=_other_order)
+OTHER_ORDER_IN_DECODE = replace(PLAIN, name="other order in decode", gdn=_other_order_in_decode)
+OTHER_ORDER_OF_MANY = replace(PLAIN, name="other order of many", gdn=_other_order_of_many)
+NARROW_MOVE = replace(PLAIN, name="narrow move", move=_narrow_move)
 LAST_OF_THE_LAYOUT = replace(LEDGER, name="last of the layout", place_rows=_last_of_the_layout)
 STUCK = replace(PLAIN, name="stuck", gdn=_stuck)
 SINCE_THE_BEGINNING = replace(PLAIN, name="since the beginning", gdn=_SinceTheBeginning())

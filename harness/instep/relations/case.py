@@ -66,7 +66,7 @@ class Case:
 
     @property
     def rows_are_invariant(self) -> bool:
-        """Whether a row's bits hang on no other row: labels do not; an op set, or a maker of engines, may declare it."""
+        """Whether a row's bits hang on no other row: labels' do not; an op set or a maker of engines may declare it."""
         if self.bitwise or self.labels:
             return True
         if self.ops is None:

@@ -7,8 +7,11 @@ are compared (`ab_run.py`), and the same tokens brought by other events (`rewrit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_reference.contract.errors import Unsupported
 
 from ..observe.observers import Watching
 from ..player import Player
@@ -16,12 +19,12 @@ from ..replay.participants import participants_of
 from ..trace.file import Trace
 from ..verdict import Tier
 from .ab_run import ABRun, Arm
-from .base import Case, Relation, Results, our_own
+from .base import Case, Relation, Results, no_trees, our_own
 from .engine_changes import eager_graphs
 from .rewrites import moved
 from .timeline import RewrittenTrace, as_traced
 
-Arms = Callable[[Case], tuple[Arm, Arm]]
+Arms = Callable[[Case], Iterable[tuple[Arm, Arm]]]
 FINITE = 12288.0  # exact in every float, and large beside whatever a model holds
 
 
@@ -32,7 +35,8 @@ def pairwise(
     """A row of the table; `pools`: every byte of every pool is compared, too."""
 
     def hold(case: Case) -> Results:
-        yield from ABRun(name, *arms(case), pools=pools).run()
+        for one, other in arms(case):
+            yield from ABRun(name, one, other, pools=pools).run()
 
     return Relation(name, says, catches, (Tier.BITWISE,), hold, lacks)
 
@@ -40,10 +44,10 @@ def pairwise(
 def with_options(*named: tuple[str, dict[str, Any]]) -> Arms:
     """Two engines that differ in fields of `Options`."""
 
-    def arms(case: Case) -> tuple[Arm, Arm]:
+    def arms(case: Case) -> Iterator[tuple[Arm, Arm]]:
         rewritten = as_traced(case.trace)
         one, other = (Arm(name, case.engine(rewritten.header, **options), rewritten) for name, options in named)
-        return one, other
+        yield one, other
 
     return arms
 
@@ -51,28 +55,48 @@ def with_options(*named: tuple[str, dict[str, Any]]) -> Arms:
 def with_events(*named: tuple[str, Callable[[Trace], RewrittenTrace]]) -> Arms:
     """Two engines, each with its own room, on events that differ in nothing else."""
 
-    def arms(case: Case) -> tuple[Arm, Arm]:
+    def arms(case: Case) -> Iterator[tuple[Arm, Arm]]:
         rewritten = [(name, rewrite(case.trace)) for name, rewrite in named]
         one, other = (Arm(name, case.engine(its.header), its) for name, its in rewritten)
-        return one, other
+        yield one, other
 
     return arms
 
 
-def watched_and_not(case: Case) -> tuple[Arm, Arm]:
+def watched_and_not(case: Case) -> Iterator[tuple[Arm, Arm]]:
     """One engine stands where a replay's subject does, with every probe on it; the other is left to itself."""
     rewritten, participants = as_traced(case.trace), participants_of(case.plan)
     subject = participants.subject
     looked_at = Player("watched", subject.engine, [Watching(participants.watch), *subject.observers])
     seen = Arm("watched", participants.shown.engine, rewritten, watched=False, player=looked_at)
-    return seen, Arm("unwatched", case.engine(rewritten.header), rewritten, watched=False)
+    yield seen, Arm("unwatched", case.engine(rewritten.header), rewritten, watched=False)
 
 
-def replayed_and_eager(case: Case) -> tuple[Arm, Arm]:
+def replayed_and_eager(case: Case) -> Iterator[tuple[Arm, Arm]]:
     """The same buckets and padding. On a CPU the emulator records, and poisons between replays."""
     rewritten = as_traced(case.trace)
     eager = eager_graphs(case.engine(rewritten.header, graphs=False))
-    return Arm("eager", eager, rewritten), Arm("replayed", case.engine(rewritten.header, graphs=True), rewritten)
+    yield Arm("eager", eager, rewritten), Arm("replayed", case.engine(rewritten.header, graphs=True), rewritten)
+
+
+def other_strategies(case: Case) -> Iterator[tuple[Arm, Arm]]:
+    """That of the setting, and every other one that this engine serves: states and conv windows in turn."""
+    rewritten, setting = as_traced(case.trace), case.plan.setting
+    named = {"strategy": setting.strategy, "conv": setting.conv}
+    others: list[dict[str, Any]] = [{"strategy": name} for name in STRATEGIES]
+    others += [{"conv": name} for name in CONV_FORMS]
+    for changed in others:
+        try:
+            other = case.engine(rewritten.header, **changed) if named | changed != named else None
+        except Unsupported:  # not with this dtype or drafter
+            continue
+        if other is not None:
+            arm = Arm(", ".join((named | changed).values()), other, rewritten)
+            yield Arm(", ".join(named.values()), case.engine(rewritten.header), rewritten), arm
+
+
+def one_strategy(case: Case) -> str | None:
+    return no_trees(case) or our_own("an engine of somebody else commits in a way of its own")(case)
 
 
 PAIRWISE: tuple[Relation, ...] = (
@@ -96,6 +120,10 @@ PAIRWISE: tuple[Relation, ...] = (
     pairwise(
         "slots", "slots and pages in another order give the same bits",
         with_events(("the trace", as_traced), ("other slots", moved)), "a table that ends before the last slot",
+    ),
+    pairwise(
+        "strategies", "every way to commit leaves the same bits", other_strategies,
+        "a strategy that keeps its copy of a state in a narrower dtype", lacks=one_strategy,
     ),
     # Forwards of several kinds are held by no graph.
     pairwise(
