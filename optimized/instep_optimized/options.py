@@ -1,6 +1,6 @@
-"""How an engine is set up (frozen), and the combinations that are refused.
+"""How an engine is set up, frozen; and the combinations that are refused.
 
-Leaves out: the op set and the capacity, which are separate arguments of the engine.
+Leaves out: the op set and the room, which are given to the engine beside it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ class Options:
     conv        the same in the conv windows; a name of `commit.CONV_FORMS`
     drafter     how drafts are made; with the model type a key of `draft.DRAFTERS`
     guarded     red zones between units, so that a pitch is never the packed size
-    graphs      draft, verify, decode and commit run as graphs, captured at the start for every step count
-    overlap     a round may be launched before the accepted counts of the round before are known. Pages are then
-                reserved for the worst case
-    poison      the value that fills fresh and freed units; None: fresh units are zeros, freed units stay as they are
+    graphs      draft, verify, decode and commit are held in graphs, captured at the start for every step count
+    overlap     a round may be launched before the counts of the round before are known: pages for the worst case
+    poison      what fresh and freed units are filled with; None: fresh units are zeros, freed ones are left as they are
     """
 
     device: str = "cpu"
@@ -52,43 +51,40 @@ class Options:
 
 Rule = Callable[[Options, ModelConfig, int], bool]
 
-# (whether it is refused, why), one line each. o: options, c: configuration, n: the most drafts that a round may have.
-REFUSED: tuple[tuple[Rule, str], ...] = (
-    (lambda o, c, n: o.strategy not in STRATEGIES, f"this commit strategy is not here; known: {', '.join(STRATEGIES)}"),
-    (lambda o, c, n: o.conv not in CONV_FORMS, f"this form of conv window is not here; known: {', '.join(CONV_FORMS)}"),
-    (lambda o, c, n: o.layout not in ("VK", "KV"), "a state layout is VK or KV"),
-    (lambda o, c, n: o.activation not in FLOATS, "activations are float64, float32, bfloat16 or float16"),
-    (lambda o, c, n: o.state not in FLOATS, "a state is stored in float64, float32, bfloat16 or float16"),
-    (
-        lambda o, c, n: torch.device(o.device).type == "cuda" and not torch.cuda.is_available(),
-        "there is no CUDA device here",
-    ),
-    (
-        lambda o, c, n: o.activation is torch.float64 and o.state is not torch.float64,
-        "float64 activations with a narrower state: nothing would be left of the width",
-    ),
-    (
-        lambda o, c, n: o.strategy == "lazy_rerun" and o.state in (torch.bfloat16, torch.float16),
-        "lazy_rerun with a state narrower than float32: where it is rounded would depend on the schedule",
-    ),
-    (
-        lambda o, c, n: bool(c.mtp_layers) and (c.model_type, o.drafter) not in DRAFTERS,
-        "this drafter is not here for this model type",
-    ),
-    (
-        lambda o, c, n: o.drafter == "eagle" and c.mtp_layers > 1,
-        "the eagle drafter runs one MTP layer again and again; this model has several",
-    ),
-    (
-        lambda o, c, n: o.drafter == "vanilla" and 0 < c.mtp_layers < n,
-        "the vanilla drafter has one MTP layer per draft, so no more drafts than layers",
-    ),
-)
+# (whether it is refused, why, which options say so), one line each. o: options, c: configuration, n: the most drafts
+# that a round may have.
+REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
+    (lambda o, c, n: o.strategy not in STRATEGIES,
+     f"this commit strategy is not here; known: {', '.join(STRATEGIES)}", ("strategy",)),
+    (lambda o, c, n: o.conv not in CONV_FORMS,
+     f"this form of conv window is not here; known: {', '.join(CONV_FORMS)}", ("conv",)),
+    (lambda o, c, n: o.layout not in ("VK", "KV"), "a state layout is VK or KV", ("layout",)),
+    (lambda o, c, n: o.activation not in FLOATS,
+     "activations are float64, float32, bfloat16 or float16", ("activation",)),
+    (lambda o, c, n: o.state not in FLOATS,
+     "a state is stored in float64, float32, bfloat16 or float16", ("state",)),
+    (lambda o, c, n: torch.device(o.device).type == "cuda" and not torch.cuda.is_available(),
+     "there is no CUDA device here", ("device",)),
+    (lambda o, c, n: o.activation is torch.float64 and o.state is not torch.float64,
+     "float64 activations with a narrower state: nothing would be left of the width", ("activation", "state")),
+    (lambda o, c, n: o.strategy == "lazy_rerun" and o.state in (torch.bfloat16, torch.float16),
+     "lazy_rerun with a state narrower than float32: where it is rounded would depend on the schedule",
+     ("strategy", "state")),
+    (lambda o, c, n: bool(c.mtp_layers) and (c.model_type, o.drafter) not in DRAFTERS,
+     "this drafter is not here for this model type", ("drafter",)),
+    (lambda o, c, n: o.drafter == "eagle" and c.mtp_layers > 1,
+     "the eagle drafter runs one MTP layer again and again; this model has several", ("drafter",)),
+    (lambda o, c, n: o.drafter == "vanilla" and 0 < c.mtp_layers < n,
+     "the vanilla drafter has one MTP layer per draft, so no more drafts than layers", ("drafter",)),
+)  # fmt: skip
 
 
 def check(options: Options, config: ModelConfig, steps: int) -> None:
     """Refuse what this side does not serve, before anything is allocated. steps: the most drafts of a round."""
-    for refused, why in REFUSED:
+    for refused, why, fields in REFUSED:
         if refused(options, config, steps):
-            model = f"model type {config.model_type!r}, {config.mtp_layers} MTP layers, up to {steps} drafts"
-            raise Unsupported(f"{why} ({options}, {model})")
+            said = [f"{name} {str(getattr(options, name)).removeprefix('torch.')}" for name in fields]
+            if fields == ("drafter",):
+                layers = f"{config.mtp_layers} MTP layer{'s' * (config.mtp_layers != 1)}"
+                said += [f"model type {config.model_type}", layers, f"up to {steps} drafts"]
+            raise Unsupported(f"{why} ({', '.join(said)})")

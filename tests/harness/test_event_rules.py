@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from instep.trace.event_rules import EventRules
-from instep.trace.request_table import Phase
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import Phase
 from support.traces import header, one_round
 
 

@@ -59,6 +59,7 @@ def engine(
         ({"state": torch.int64}, "a state is stored in"),
         ({"activation": torch.float64}, "narrower state"),
         ({"drafter": "medusa"}, "drafter is not here"),
+        ({"drafter": "vanilla"}, r"\(drafter vanilla, model type qwen3_5, 1 MTP layer, up to 3 drafts\)$"),
         pytest.param(
             {"device": "cuda"}, "no CUDA device",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here"),
@@ -66,8 +67,9 @@ def engine(
     ],
 )
 def test_what_is_not_served_is_refused(checkpoint: Checkpoint, options: dict[str, Any], why: str) -> None:
-    with pytest.raises(Unsupported, match=why):
+    with pytest.raises(Unsupported, match=why) as refused:
         engine(checkpoint, **options)
+    assert not any(name in str(refused.value) for name in {"guarded", "poison"}), "only the options that it is about"
 
 
 def test_several_mtp_layers_are_refused(tmp_path: Path) -> None:

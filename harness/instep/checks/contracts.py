@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from instep_reference.contract.engine import Commit, Draft, Forward
+from instep_reference.contract.event_facts import facts
 from instep_reference.contract.place import Place
 
 from ..observe.context import EventContext
@@ -36,7 +36,7 @@ class Contracts:
                 yield Skipped(self.name, context.index, "nobody sees the op calls of somebody else's engine")
             self.said = True
             return
-        runs = isinstance(context.event, Draft | Forward | Commit)
+        runs = bool(facts(context.event).batch)
         if not log.calls:
             if runs and log.replays:
                 yield Skipped(self.name, context.index, "op calls inside a CUDA graph are not judged; without --graphs "

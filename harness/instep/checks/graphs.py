@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from instep_reference.contract.engine import Commit, Draft, Event, Forward
+from instep_reference.contract.engine import Event, Forward
+from instep_reference.contract.event_facts import facts, kind_of, named
 
 from ..observe.context import EventContext
 from ..observe.event_log import GraphReplay
@@ -60,15 +61,12 @@ class Graphs:
 
 def due(event: Event, num_steps: int) -> tuple[tuple[str, int] | None, tuple[str, ...]]:
     """The key of the graph that serves an event, and its requests in batch order; None where none does."""
-    if isinstance(event, Draft):
-        return ("draft", num_steps) if event.requests and num_steps else None, event.requests
-    if isinstance(event, Commit):
-        return ("commit", num_steps) if event.requests else None, event.requests
-    if isinstance(event, Forward):
-        kinds = {row.kind for row in event.rows}
-        kind = kinds.pop() if len(kinds) == 1 else "prefill"
-        return None if kind == "prefill" else (kind, num_steps), tuple(row.request for row in event.rows)
-    return None, ()
+    if not facts(event).batch:
+        return None, ()
+    kinds = {row.kind for row in event.rows} if isinstance(event, Forward) else {kind_of(event)}
+    kind = "prefill" if len(kinds) != 1 else kinds.pop()  # no graph holds a prompt, or rows of several kinds
+    held = kind != "prefill" and bool(named(event)) and (num_steps > 0 or kind != "draft")
+    return (kind, num_steps) if held else None, named(event)
 
 
 def _which(key: tuple[str, int] | None, requests: tuple[str, ...], replays: tuple[GraphReplay, ...]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from instep_reference.contract.engine import Abort, Finish, Preempt
+from instep_reference.contract.event_facts import facts, named
 
 from ..observe.context import EventContext
 from ..observe.memory import Looked
@@ -31,9 +31,10 @@ class Leaks:
             yield Skipped(self.name, context.index, "this engine does not poison what is given back: who owns it is "
                           "compared, not what stands there")  # fmt: skip
         self.said = True
-        event, slots = context.event, context.expected.slots_before
-        if isinstance(event, Finish | Abort | Preempt) and event.request in slots:
-            name = event.request
+        slots = context.expected.slots_before
+        for name in named(context.event) if facts(context.event).pages == "all" else ():
+            if name not in slots:
+                continue
             slot, pages = slots[name], context.expected.pages_before[name]
             yield self._owners(context, name, slot, pages)
             for looked in context.changes.looked:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from instep_reference.contract.engine import Commit, Draft, Forward, Region
+from instep_reference.contract.engine import Draft, Region
+from instep_reference.contract.event_facts import facts
 from instep_reference.contract.meaning import Positions
 
 from ..observe.context import EventContext
@@ -34,7 +35,7 @@ class Tails:
         if not self.said:
             yield from self._undeclared(context)
         self.said = True
-        if not isinstance(context.event, Draft | Forward | Commit):
+        if not facts(context.event).batch:
             return
         for looked in context.changes.looked:
             along = None if looked.region.means is None else looked.region.means.positions

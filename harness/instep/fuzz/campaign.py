@@ -20,6 +20,7 @@ from msgspec.structs import replace as with_fields
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError
+from instep_reference.contract.event_facts import kind_of
 
 from ..replay.participants import Plan
 from ..replay.replay import Outcome, Replay
@@ -204,7 +205,7 @@ class _Host:
             self.result.coverage.note(before, event, example.rules.table)
 
     def refused(self, event: Any) -> None:
-        self.result.refused[str(event.__struct_config__.tag)] += 1
+        self.result.refused[kind_of(event)] += 1
 
     def _keep(self, example: Example) -> None:
         try:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from instep_reference.contract import engine as e
+from instep_reference.contract.event_facts import Phase, kind_of
 
-from ..trace.request_table import Phase, RequestTable
+from ..trace.request_table import RequestTable
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Coverage:
         self._past, self._last = Past(), "start"
 
     def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
-        turn, kind = Turn(before, event, after, self._past), str(event.__struct_config__.tag)
+        turn, kind = Turn(before, event, after, self._past), kind_of(event)
         self.met.update(name for name, holds in CONDITIONS.items() if holds(turn))
         self.events[kind] += 1
         self.pairs[self._last, kind] += 1

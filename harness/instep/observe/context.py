@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from instep_reference.contract.engine import Event, Region, RequestState
+from instep_reference.contract.event_facts import kind_of
 
 from ..player import Side
 from .event_log import NOTHING, EventLog
@@ -114,4 +115,4 @@ class EventContext:
     @property
     def kind(self) -> str:
         """The event's kind as the trace spells it ("commit")."""
-        return str(type(self.event).__struct_config__.tag)
+        return kind_of(self.event)

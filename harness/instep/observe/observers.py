@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 
-from instep_reference.contract.engine import Abort, Admit, Answer, Engine, Event, Finish, RequestState
+from instep_reference.contract.engine import Admit, Answer, Engine, Event, Finish, RequestState
+from instep_reference.contract.event_facts import facts, named
 
 from ..player import Observer, Side
 from ..trace.bounds import Bound
@@ -76,8 +77,8 @@ class States(Observer):
     def after(self, event: Event, side: Side) -> Side:
         if isinstance(event, Admit):
             self._live[event.request] = None
-        elif isinstance(event, Finish | Abort):
-            self._live.pop(event.request, None)
+        for name in named(event) if facts(event).ends else ():
+            self._live.pop(name, None)
         before, self.now = self.now, {name: on_host(self._engine.state(name)) for name in self._live}
         return replace(side, before=before, after=self.now, wanted_num_steps=self._engine.next_num_steps())
 

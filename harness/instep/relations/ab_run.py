@@ -12,6 +12,7 @@ import torch
 
 from instep_reference.contract.engine import AnyEvent, Draft, Forward
 from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.event_facts import Phase
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..adapters import Subject
@@ -22,7 +23,6 @@ from ..observe.updates import UPDATE
 from ..player import Player
 from ..replay.participant import Participant
 from ..trace.drive import own_say
-from ..trace.request_table import Phase
 from ..verdict import Comparison, Skipped, Tier
 from .by_position import Server, stopped
 from .compare import different, parts, pools, unserved

@@ -15,6 +15,7 @@ import torch
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..observe.context import EventContext
@@ -117,14 +118,14 @@ class PositionRecorder:
         return request if self.admitted[request] <= 1 else f"{request}/{self.admitted[request]}"
 
     def _rows(self, context: EventContext) -> None:
-        if isinstance(context.event, e.Abort):
-            self.flying.pop(context.event.request, None)
+        if isinstance(context.event, e.Forward):
+            self.flying = {}  # of the round before: what is left was aborted
         if isinstance(context.event, e.Commit):
             for span in row_spans(context, "extend"):
                 for block in self.flying.pop(span.request, []):
                     self.record.add(_accepted(block, span.nodes))
         for made, span in self._blocks(context):
-            if context.kind == "forward" and span.kind == "verify":
+            if span.kind == "verify":
                 self.flying.setdefault(span.request, []).append(made)
             else:
                 self.record.add(made)
@@ -167,7 +168,7 @@ class Server:
 def stopped(origin: int, event: e.Event, error: Exception, last: Place | None) -> Stopped:
     """What is known of an event that raised."""
     place = last or Place("trunk", STAGE_LEVEL, "embedding")
-    return Stopped(origin, str(event.__struct_config__.tag), place, raised(error))
+    return Stopped(origin, kind_of(event), place, raised(error))
 
 
 def raised(error: Exception) -> str:

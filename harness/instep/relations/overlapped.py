@@ -18,6 +18,7 @@ import torch
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.event_facts import facts, kind_of, named
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..adapters import Subject
@@ -56,9 +57,10 @@ class _Ends(Observer):
         self.states: dict[tuple[int, str], e.RequestState] = {}
 
     def before(self, event: e.Event) -> None:
-        if isinstance(event, e.Finish | e.Abort) and self._live.pop(event.request, False):
-            self._read(event.request)
-        elif isinstance(event, e.Admit):
+        for name in named(event) if facts(event).ends else ():
+            if self._live.pop(name, False):
+                self._read(name)
+        if isinstance(event, e.Admit):
             self._live[event.request] = True
         elif isinstance(event, e.Forward):
             self._live |= {row.request: False for row in event.rows if row.kind == "verify"}
@@ -142,7 +144,7 @@ def _comparison(
     event = trace.events[index]
     elements, wrong = different(mine, theirs)
     return Comparison(
-        NAME, Tier.BITWISE, trace.origins[index], str(event.__struct_config__.tag), place, elements=elements,
+        NAME, Tier.BITWISE, trace.origins[index], kind_of(event), place, elements=elements,
         worst=float(wrong), allowed=0.0, request=request,
         diagnosis=f'{says} between "{WAITING}" and "{OVERLAPPING}"' if wrong else "",
     )

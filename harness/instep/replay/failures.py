@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 from instep_reference.contract.engine import Event
+from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..checks.base import NOWHERE, op_at
@@ -29,7 +30,7 @@ LIBRARIES = ("torch", "numpy", "triton")
 
 def failures(participants: Participants, index: int, event: Event, failed: SubjectFailed) -> list[Comparison]:
     """What it raised, where it stood; and before that every contract that it broke until then, every pool too small."""
-    kind = str(event.__struct_config__.tag)
+    kind = kind_of(event)
     log = NOTHING if participants.instrumentation is None else participants.instrumentation.take()
     failed_op = log.failed_op
     if failed_op is not None and failed_op.error not in _chain(failed.error):

@@ -8,23 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from instep_reference.contract.engine import (
     Answer,
-    Commit,
-    Committed,
-    Draft,
-    Drafted,
+    AnyEvent,
     Event,
-    Forward,
     Forwarded,
     Region,
     RequestState,
 )
 from instep_reference.contract.errors import InstepError, Unsupported
+from instep_reference.contract.event_facts import facts, kind_of, named
 from instep_reference.contract.meaning import WHATS, Meaning, Positions
 from instep_reference.contract.place import COMPONENTS, See
 
@@ -33,13 +30,10 @@ from ..player import Observer, Side
 
 SERVES, MAKES = "serves", "is made"  # two of the questions: all others are a method's name
 METHODS = (
-    "admit", "draft", "forward", "commit", "set_num_steps", "next_num_steps", "save", "load", "preempt", "resume",
-    "finish", "abort", "idle", "state", "regions", "may_change", "slots", "pages", "watch",
+    *map(kind_of, get_args(AnyEvent)), "next_num_steps", "state", "regions", "may_change", "slots", "pages", "watch",
 )
 COUNTED = ("slot", "row", "page")  # what the first axis of a region counts
 LISTED = 4  # regions that are named in one finding
-# Kind of event -> what its answer is; the others answer nothing.
-ANSWERS: Mapping[type[Event], type] = {Draft: Drafted, Forward: Forwarded, Commit: Committed}
 
 
 class SubjectFailed(Exception):
@@ -190,21 +184,19 @@ def checked_num_steps(engine: Any) -> int:
 
 def checked_answer(event: Event, found: object) -> Answer | None:
     """The answer to an event, if it is one: its fields are tensors, with a line for every request."""
-    kind = ANSWERS.get(type(event))
+    kind, what, names = facts(event).answer, kind_of(event), named(event)
     if kind is None:
         return None
-    what = str(type(event).__struct_config__.tag)
     _must(isinstance(found, kind), what, found, f"a `{kind.__name__}`")
     if isinstance(found, Forwarded):
         right = isinstance(found.own, dict) and all(isinstance(own, torch.Tensor) for own in found.own.values())
         _must(right, f"{what}: own", found.own, "requests with tensors")
         _must(isinstance(found.roots, Mapping), f"{what}: roots", found.roots, "requests with their roots")
         return found
-    assert isinstance(event, Draft | Commit)
     for field in fields(found):  # type: ignore[arg-type]
         value = getattr(found, field.name)
-        right = isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == len(event.requests)
-        _must(right, f"{what}: {field.name}", value, f"a tensor with {len(event.requests)} lines, one per request")
+        right = isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == len(names)
+        _must(right, f"{what}: {field.name}", value, f"a tensor with {len(names)} lines, one per request")
     return found  # type: ignore[return-value]
 
 

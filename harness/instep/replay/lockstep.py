@@ -13,6 +13,7 @@ from functools import partial
 
 from instep_reference.contract.engine import Event, Forward
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import Phase, kind_of
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.base import Check
@@ -24,7 +25,7 @@ from ..player import Side
 from ..trace.bounds import bound
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
-from ..trace.request_table import Phase, RequestTable
+from ..trace.request_table import RequestTable
 from ..verdict import Comparison, Skipped, Tier, Verdict
 from .failures import failures
 from .guard import SubjectFailed
@@ -65,7 +66,7 @@ class Lockstep:
         slots, pages = self.participants.shown.slots(), self.participants.shown.pages()
         self.seconds["subject"] += time.perf_counter() - begun
         changes = self.participants.watch.after()
-        self.participants.patching.end(index, str(type(event).__struct_config__.tag))
+        self.participants.patching.end(index, kind_of(event))
         expected = expect(before, self.rules.table)
         resampled = partial(self._resampled, index) if self.participants.rounded_draw else None
         regions = self.participants.shown.regions

@@ -19,6 +19,7 @@ import torch
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import kind_of
 
 from ..checks import Check, for_labels, for_numbers
 from ..observe.context import EventContext
@@ -138,7 +139,7 @@ class Replay:
     def _unmade(self, failed: SubjectFailed, variant: Variant) -> Outcome:
         """The subject fell over while it was made: a finding at the first event, which nobody served."""
         event, header = self.trace.events[0], self.trace.header
-        found = failure(0, str(type(event).__struct_config__.tag), failed)
+        found = failure(0, kind_of(event), failed)
         history, seconds = History.of(header, (), EventRules(header).table), {"reference": 0.0, "subject": 0.0}
         return Outcome(
             header.name, self.trace.path, self.elsewhere, self.plan, Verdict([found], served=False), history,

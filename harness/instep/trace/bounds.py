@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from instep_reference.contract import engine as e
+from instep_reference.contract.event_facts import facts, named
 
 from .request_table import RequestTable
 
@@ -32,35 +33,25 @@ class Bound:
 
 def bound(event: e.Event, before: RequestTable, after: RequestTable, rows: int) -> Bound:
     """From the books around the event. rows: of the forward that was served last, which a commit goes back to."""
-    names = _named(event)
+    names = named(event)
     standings = [table.live[name] for table in (before, after) for name in names if name in table.live]
     slots = {standing.slot for standing in standings if standing.slot is not None}
     pages = {page for name in names for page in _pages(event, name, before, after)}
-    batch = {e.Draft: len(names), e.Forward: len(names), e.Commit: rows}.get(type(event), 0)
+    batch = {"": 0, "own": len(names), "last": rows}[facts(event).batch]
     return Bound(frozenset(slots) - {0}, frozenset(pages) - {0}, batch)
-
-
-def _named(event: e.Event) -> tuple[str, ...]:
-    match event:
-        case e.Forward(rows=rows):
-            return tuple(row.request for row in rows)
-        case e.Draft(requests=names) | e.Commit(requests=names):
-            return names
-        case e.SetNumSteps() | e.Idle():
-            return ()
-    return (event.request,)  # type: ignore[attr-defined]
 
 
 def _pages(event: e.Event, name: str, before: RequestTable, after: RequestTable) -> tuple[int, ...]:
     """Pages of one request; what is committed already stands on those before, and stays as it is."""
-    if isinstance(event, e.Finish | e.Abort | e.Preempt):
-        return before.live[name].pages
-    if isinstance(event, e.Load | e.Resume):
-        begin, end = 0, after.live[name].length
-    elif isinstance(event, e.Draft | e.Forward | e.Commit):
-        then, now = before.live[name], after.live[name]
-        begin, end = then.length, max(now.length, then.length + max(len(then.window), len(now.window)))
-    else:
-        return ()
+    match facts(event).pages:
+        case "all":
+            return before.live[name].pages
+        case "copy":
+            begin, end = 0, after.live[name].length
+        case "round":
+            then, now = before.live[name], after.live[name]
+            begin, end = then.length, max(now.length, then.length + max(len(then.window), len(now.window)))
+        case "":
+            return ()
     size, pages = after.capacity.page_size, after.live[name].pages
     return pages[begin // size : -(-end // size)] if end > begin else ()

@@ -11,18 +11,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from msgspec.structs import replace
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import Phase, kind_of
 
 from ..player import Observer, Player
 from .event_rules import EventRules
 from .header import Header
 from .policy import Arrival, Policy, ScheduledAction
-from .request_table import Phase, Standing
+from .request_table import Standing
 
 
 @dataclass(frozen=True)
@@ -253,16 +255,6 @@ def filled(event: e.AnyEvent, answer: e.Answer | None) -> e.AnyEvent:
 
 
 def _event(action: ScheduledAction) -> e.AnyEvent:
-    match action.do:
-        case "preempt":
-            return e.Preempt(action.request)
-        case "resume":
-            return e.Resume(action.request)
-        case "abort":
-            return e.Abort(action.request)
-        case "save":
-            return e.Save(action.request, action.name)
-        case "load":
-            return e.Load(action.request, action.name)
-        case "idle":
-            return e.Idle()
+    kind = next(event for event in get_args(e.AnyEvent) if kind_of(event) == action.do)
+    event: e.AnyEvent = kind(*(getattr(action, field) for field in kind.__struct_fields__))
+    return event

@@ -14,16 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import ANYWHERE, FACTS, ROW_FACTS, Phase, facts, kind_of, named
 
 from .file import Trace
 from .header import Header
-from .request_table import Phase, RequestTable, Standing
+from .request_table import RequestTable, Standing
 
-BETWEEN_ROUNDS = (Phase.WAITING, Phase.PREFILLING, Phase.READY)
+# Every kind of event or row, as a policy chooses among them.
+KINDS = {
+    "admit": FACTS[e.Admit], "prefill": ROW_FACTS["prefill"], "draft": FACTS[e.Draft], **ROW_FACTS,
+    **{kind_of(event): FACTS[event] for event in get_args(e.AnyEvent) if event is not e.Forward},
+}
 
 
 class EventRules:
@@ -44,38 +49,42 @@ class EventRules:
     def check(self, event: e.Event, where: str = "", *, choices: bool = True) -> None:
         """Refuse an illegal event. `choices`: all of them must be given, as in a recorded trace."""
         self._where = f"{where}: " if where else ""
-        _RULES[type(event)](self, event, choices)
+        self._nobody(kind_of(event), facts(event).not_while)
+        if phases := facts(event).phases:
+            field = "requests" if hasattr(event, "requests") else "request"
+            self._distinct(field, named(event))
+            for name in named(event):
+                self._phase(field, name, *phases)
+        if type(event) in _RULES:
+            _RULES[type(event)](self, event, choices)
 
     def apply(self, event: e.Event, where: str = "") -> None:
         """Check a complete event and take it in."""
         self.check(event, where)
-        _ADVANCES[type(event)](self, event)
+        if type(event) in _ADVANCES:
+            _ADVANCES[type(event)](self, event)
+        for name in named(event):
+            if facts(event).ends:
+                self.table.end(name)
+            elif (phase := facts(event).after) is not None:
+                self.table.change(name, phase=phase)
 
     def legal(self) -> dict[str, tuple[str, ...]]:
         """What may come next: kind of event or row -> the requests it may name (`admit`, `idle`: an empty name).
 
         set_num_steps names step counts; load names requests for which some saved state has the same prompt.
         """
-        table, in_phase = self.table, self.table.in_phase
-        flying = in_phase(Phase.VERIFIED)
-        drafted = in_phase(Phase.DRAFTED)
+        table, free = self.table, self.table.free_slot() is not None
         prompts = {kept.prompt for kept in table.saved.values()}
-        kinds = {
-            "admit": ("",) if table.free_slot() is not None else (),
-            "prefill": () if flying else in_phase(Phase.WAITING, Phase.PREFILLING),
-            "draft": () if flying or table.num_steps == 0 else in_phase(Phase.READY),
-            "verify": () if flying else drafted,
-            "decode": () if flying else in_phase(Phase.READY),
-            "commit": flying,
-            "set_num_steps": () if flying or drafted else tuple(str(n) for n in sorted(self.candidates)),
-            "save": tuple(n for n in in_phase(Phase.PREFILLING, Phase.READY)),
-            "load": tuple(n for n in in_phase(Phase.WAITING) if table.live[n].prompt in prompts),
-            "preempt": in_phase(*BETWEEN_ROUNDS),
-            "resume": in_phase(Phase.PREEMPTED) if table.free_slot() is not None else (),
-            "finish": in_phase(Phase.READY),
-            "abort": tuple(table.live),
-            "idle": () if flying else ("",),
+        kinds: dict[str, tuple[str, ...]] = {
+            kind: () if table.in_phase(*said.not_while) else table.in_phase(*said.phases) if said.phases else ("",)
+            for kind, said in KINDS.items()
         }
+        if kinds["set_num_steps"]:
+            kinds["set_num_steps"] = tuple(str(n) for n in sorted(self.candidates))
+        kinds["load"] = tuple(name for name in kinds["load"] if table.live[name].prompt in prompts)
+        for kind, there in (("admit", free), ("resume", free), ("draft", table.num_steps)):
+            kinds[kind] = kinds[kind] if there else ()
         return {kind: names for kind, names in kinds.items() if names}
 
     # what is refused
@@ -86,10 +95,10 @@ class EventRules:
 
     def _phase(self, field: str, name: str, *phases: Phase) -> Standing:
         standing = self.table.live.get(name)
-        wanted = " or ".join(phase.value for phase in phases)
+        wanted = "admitted" if phases == ANYWHERE else " or ".join(phase.value for phase in phases)
         if standing is None:
-            self._no(field, f'"{name}", which is not there', f"a request that is {wanted or 'admitted'}")
-        if phases and standing.phase not in phases:
+            self._no(field, f'"{name}", which is not there', f"a request that is {wanted}")
+        if standing.phase not in phases:
             self._no(field, f'"{name}", which is {standing.phase.value}', f"a request that is {wanted}")
         return standing
 
@@ -110,9 +119,12 @@ class EventRules:
         if missing := self.table.pages_missing(positions):
             self._no(field, f"pages too few by {missing}", f"room within {len(self.table.capacity.pages)} pages")
 
-    def _nothing_in_flight(self, field: str) -> None:
-        if flying := self.table.in_phase(Phase.VERIFIED):
-            self._no(field, f"{', '.join(flying)} verified and not committed", "a commit first")
+    def _nobody(self, field: str, phases: tuple[Phase, ...]) -> None:
+        """Nobody may stand in one of the phases."""
+        if busy := ", ".join(self.table.in_phase(*phases)):
+            if Phase.DRAFTED in phases:
+                self._no(field, f"{busy} within a round", "the end of the round")
+            self._no(field, f"{busy} verified and not committed", "a commit first")
 
     def _distinct(self, field: str, names: tuple[str, ...]) -> None:
         if not names or len(set(names)) != len(names):
@@ -127,7 +139,7 @@ def verified(trace: Trace) -> Trace:
     return trace
 
 
-# one rule and one advance per kind of event
+# a rule and an advance per kind of event that has one
 
 
 def _admit(rules: EventRules, event: e.Admit, choices: bool) -> None:
@@ -145,10 +157,6 @@ def _admitted(rules: EventRules, event: e.Admit) -> None:
 
 def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
     n = rules.table.num_steps
-    rules._nothing_in_flight("draft")
-    rules._distinct("requests", event.requests)
-    for name in event.requests:
-        rules._phase("requests", name, Phase.READY)
     if n == 0:
         rules._no("draft", "num_steps 0", "a step count above 0")
     if event.picks is None and (choices or not rules.drafts_itself or event.parents is not None):
@@ -177,11 +185,10 @@ def _drafted(rules: EventRules, event: e.Draft) -> None:
     for index, (name, picks) in enumerate(zip(event.requests, event.picks or (), strict=True)):
         root = rules.table.live[name].root
         parents = (-1, *(event.parents[index] if event.parents else range(len(picks))))
-        rules.table.change(name, phase=Phase.DRAFTED, window=(root, *picks), parents=parents)
+        rules.table.change(name, window=(root, *picks), parents=parents)
 
 
 def _forward(rules: EventRules, event: e.Forward, choices: bool) -> None:
-    rules._nothing_in_flight("forward")
     rules._distinct("rows", tuple(row.request for row in event.rows))
     for index, row in enumerate(event.rows):
         _row(rules, row, f"rows[{index}]", choices)
@@ -192,7 +199,7 @@ def _forward(rules: EventRules, event: e.Forward, choices: bool) -> None:
 
 
 def _row(rules: EventRules, row: e.Row, field: str, choices: bool) -> None:
-    standing = rules._phase(f"{field}.request", row.request, *_ROW_PHASES[row.kind])
+    standing = rules._phase(f"{field}.request", row.request, *ROW_FACTS[row.kind].phases)
     most = standing.unread if row.kind == "prefill" else 1
     if not 1 <= row.tokens <= most:
         rules._no(f"{field}.tokens", row.tokens, f"1 to {most}")
@@ -203,11 +210,6 @@ def _row(rules: EventRules, row: e.Row, field: str, choices: bool) -> None:
         if not chooses:
             rules._no(f"{field}.root", row.root, "no root: only a decode row and a last chunk choose one")
         rules._tokens(f"{field}.root", (row.root,))
-
-
-_ROW_PHASES = {
-    "prefill": (Phase.WAITING, Phase.PREFILLING), "verify": (Phase.DRAFTED,), "decode": (Phase.READY,),
-}
 
 
 def _width(rules: EventRules, row: e.Row) -> int:
@@ -223,7 +225,7 @@ def _ran(rules: EventRules, event: e.Forward) -> None:
     for row in event.rows:
         standing = rules.table.live[row.request]
         if row.kind == "verify":
-            rules.table.change(row.request, phase=Phase.VERIFIED)
+            rules.table.change(row.request, phase=ROW_FACTS["verify"].after)
             continue
         phase = Phase.PREFILLING if row.root is None else Phase.READY
         said = standing.said if row.root is None else (*standing.said, row.root)
@@ -231,9 +233,6 @@ def _ran(rules: EventRules, event: e.Forward) -> None:
 
 
 def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
-    rules._distinct("requests", event.requests)
-    for name in event.requests:
-        rules._phase("requests", name, Phase.VERIFIED)
     flying = rules.table.in_phase(Phase.VERIFIED)
     if set(event.requests) != set(flying):
         rules._no("requests", list(event.requests), f"every verified request: {', '.join(flying)}")
@@ -260,14 +259,12 @@ def _committed(rules: EventRules, event: e.Commit) -> None:
         said = (*standing.said, *(standing.window[node] for node in path.nodes), path.bonus)
         accepted = 1 + len(path.nodes)
         rules.table.change(
-            name, phase=Phase.READY, length=standing.length + accepted, root=path.bonus, said=said, window=(),
-            parents=(), ahead=len(standing.window) - accepted if rules.overlap else 0,
+            name, length=standing.length + accepted, root=path.bonus, said=said, window=(), parents=(),
+            ahead=len(standing.window) - accepted if rules.overlap else 0,
         )
 
 
 def _set_num_steps(rules: EventRules, event: e.SetNumSteps, choices: bool) -> None:
-    if busy := rules.table.in_phase(Phase.DRAFTED, Phase.VERIFIED):
-        rules._no("set_num_steps", f"{', '.join(busy)} within a round", "the end of the round")
     if event.num_steps not in rules.candidates:
         rules._no("num_steps", event.num_steps, f"one of {sorted(rules.candidates)}")
 
@@ -277,7 +274,6 @@ def _steps_set(rules: EventRules, event: e.SetNumSteps) -> None:
 
 
 def _save(rules: EventRules, event: e.Save, choices: bool) -> None:
-    rules._phase("request", event.request, Phase.PREFILLING, Phase.READY)
     if not event.name or event.name in rules.table.saved:
         rules._no("name", f'"{event.name}"', "a name under which nothing is kept")
 
@@ -288,9 +284,8 @@ def _saved(rules: EventRules, event: e.Save) -> None:
 
 
 def _load(rules: EventRules, event: e.Load, choices: bool) -> None:
-    standing = rules._phase("request", event.request, Phase.WAITING)
     kept = rules.table.saved.get(event.name)
-    if kept is None or kept.prompt != standing.prompt:
+    if kept is None or kept.prompt != rules.table.live[event.request].prompt:
         rules._no("name", f'"{event.name}"', "a name under which a request with the same prompt was saved")
     rules._pages("load", {event.request: kept.length})
 
@@ -301,19 +296,13 @@ def _loaded(rules: EventRules, event: e.Load) -> None:
     rules.table.grow([(event.request, kept.length)])
 
 
-def _preempt(rules: EventRules, event: e.Preempt, choices: bool) -> None:
-    rules._phase("request", event.request, *BETWEEN_ROUNDS)
-
-
 def _preempted(rules: EventRules, event: e.Preempt) -> None:
-    phase = rules.table.live[event.request].phase
-    rules.table.change(event.request, phase=Phase.PREEMPTED, before=phase, slot=None, pages=(), ahead=0)
+    rules.table.change(event.request, before=rules.table.live[event.request].phase, slot=None, pages=(), ahead=0)
 
 
 def _resume(rules: EventRules, event: e.Resume, choices: bool) -> None:
-    standing = rules._phase("request", event.request, Phase.PREEMPTED)
     rules._free_slot("resume")
-    rules._pages("resume", {event.request: standing.length})
+    rules._pages("resume", {event.request: rules.table.live[event.request].length})
 
 
 def _resumed(rules: EventRules, event: e.Resume) -> None:
@@ -323,33 +312,12 @@ def _resumed(rules: EventRules, event: e.Resume) -> None:
     rules.table.grow([(event.request, standing.length)])
 
 
-def _finish(rules: EventRules, event: e.Finish, choices: bool) -> None:
-    rules._phase("request", event.request, Phase.READY)
-
-
-def _abort(rules: EventRules, event: e.Abort, choices: bool) -> None:
-    rules._phase("request", event.request)
-
-
-def _over(rules: EventRules, event: e.Finish | e.Abort) -> None:
-    rules.table.end(event.request)
-
-
-def _idle(rules: EventRules, event: e.Idle, choices: bool) -> None:
-    rules._nothing_in_flight("idle")
-
-
-def _idled(rules: EventRules, event: e.Idle) -> None:
-    """Nothing moves."""
-
-
+# What hangs on more than phases, which stand in the contract's table.
 _RULES: dict[type[e.Event], Callable[[EventRules, Any, bool], None]] = {
     e.Admit: _admit, e.Draft: _draft, e.Forward: _forward, e.Commit: _commit, e.SetNumSteps: _set_num_steps,
-    e.Save: _save, e.Load: _load, e.Preempt: _preempt, e.Resume: _resume, e.Finish: _finish, e.Abort: _abort,
-    e.Idle: _idle,
+    e.Save: _save, e.Load: _load, e.Resume: _resume,
 }
 _ADVANCES: dict[type[e.Event], Callable[[EventRules, Any], None]] = {
     e.Admit: _admitted, e.Draft: _drafted, e.Forward: _ran, e.Commit: _committed, e.SetNumSteps: _steps_set,
-    e.Save: _saved, e.Load: _loaded, e.Preempt: _preempted, e.Resume: _resumed, e.Finish: _over, e.Abort: _over,
-    e.Idle: _idled,
+    e.Save: _saved, e.Load: _loaded, e.Preempt: _preempted, e.Resume: _resumed,
 }

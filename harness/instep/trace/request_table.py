@@ -8,20 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 from instep_reference.contract.engine import Capacity
-
-
-class Phase(Enum):
-    """waiting: nothing ran yet; prefilling: in its prompt; ready: the root is known, between rounds."""
-
-    WAITING = "waiting"
-    PREFILLING = "prefilling"
-    READY = "ready"
-    DRAFTED = "drafted"
-    VERIFIED = "verified"
-    PREEMPTED = "preempted"
+from instep_reference.contract.event_facts import Phase
 
 
 @dataclass(frozen=True)
