@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from instep.faults import FAMILIES, TRACES, by_id
-from instep.faults.harmless import HARMLESS
 from instep.faults.kinds import KINDS
+from support.harmless import HARMLESS
 
 TOP = Path(__file__).resolve().parents[1]
 ROOTS = {

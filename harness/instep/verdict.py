@@ -44,6 +44,12 @@ class Exit(IntEnum):
     INCONCLUSIVE = 3
     HARNESS_FAILED = 4
 
+    @classmethod
+    def worst(cls, verdicts: Iterable[Exit]) -> Exit:
+        """A divergence outranks a run that compared nothing, which outranks agreement; no run is inconclusive."""
+        found = set(verdicts)
+        return next((code for code in (cls.DIVERGED, cls.INCONCLUSIVE, cls.AGREED) if code in found), cls.INCONCLUSIVE)
+
 
 @dataclass(frozen=True)
 class Raised:

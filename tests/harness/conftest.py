@@ -12,8 +12,8 @@ import pytest
 
 from instep.cli import main
 from instep.faults.base import Edit, Wrap
-from instep.faults.here import planted_here
 from support.command import Ran, Runner
+from support.planting import planted_here
 
 
 @pytest.fixture

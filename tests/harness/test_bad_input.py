@@ -6,8 +6,9 @@ Leaves out: which rule of the file or of the events found it (`test_trace.py`, `
 from __future__ import annotations
 
 import json
-import pickle
+import shlex
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -21,8 +22,11 @@ from instep.trace.header import SCHEMA, Part, Recording
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from support.checkpoints import write as write_checkpoint
-from support.command import complaint
+from support.command import Runner, complaint
+from support.golden import Golden, sections
 from support.traces import VOCAB, lines_of, policy, recorded, seal
+
+Spoil = Callable[[Trace], object]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +37,11 @@ def made(tmp_path_factory) -> Trace:
 @pytest.fixture
 def trace(made, tmp_path) -> Trace:
     """A copy of a trace and its model, to be spoilt."""
-    shutil.copytree(made.path.parent, tmp_path / "copy")
-    return read(tmp_path / "copy" / made.path.name)
+    return read(copied(made, tmp_path / "copy"))
+
+
+def copied(made: Trace, folder: Path) -> Path:
+    return Path(shutil.copytree(made.path.parent, folder)) / made.path.name
 
 
 def edit(path: Path, old: bytes, new: bytes) -> None:
@@ -87,12 +94,6 @@ def test_tensors_cut_anywhere(instep, trace):
         assert "safetensors" in replayed(instep, trace)
 
 
-def test_bytes_that_are_no_text(instep, trace):
-    text = trace.path.read_bytes()
-    trace.path.write_bytes(text[:300] + b"\xff\xfe" + text[302:])
-    assert "not UTF-8" in replayed(instep, trace)
-
-
 def test_folders_and_nothing_where_files_should_be(instep, trace):
     assert "directory" in complaint(instep("replay", trace.path.parent))
     assert "expected a header" in complaint(instep("replay", "/dev/null"))
@@ -100,17 +101,6 @@ def test_folders_and_nothing_where_files_should_be(instep, trace):
     assert "the tensors of the trace beside it" in replayed(instep, trace)
     beside(trace.path).mkdir()
     assert "the tensors of the trace beside it" in replayed(instep, trace)
-
-
-def test_an_edited_trace(instep, trace):
-    edit(trace.path, b'"event":"draft"', b'"event":"Draft"')
-    assert "the trace was edited" in replayed(instep, trace)
-
-
-def test_another_schema_version(instep, trace):
-    lines = trace.path.read_bytes().splitlines()[:-1]
-    seal(trace.path, [lines[0].replace(b'"schema":2', b'"schema":3'), *lines[1:]])
-    assert "line 1: schema: found 3, expected 1 to 2; a newer instep wrote it" in replayed(instep, trace)
 
 
 def test_a_trace_of_the_first_schema_is_read_and_its_drafter_is_the_recordings(trace):
@@ -134,135 +124,11 @@ def test_a_trace_of_the_first_schema_has_one_drafter(trace):
         read(trace.path)
 
 
-def test_a_token_outside_the_vocabulary(instep, trace):
-    events = [msgspec.structs.replace(trace.events[0], prompt=(3, VOCAB)), *trace.events[1:]]
-    seal(trace.path, lines_of(trace.header, events))
-    assert f"small.jsonl line 2: prompt[1]: found token {VOCAB}" in replayed(instep, trace)
-
-
-def test_an_illegal_event(instep, trace):
-    seal(trace.path, lines_of(trace.header, [e.Finish("nobody"), *trace.events]))
-    assert 'line 2: request: found "nobody", which is not there' in replayed(instep, trace)
-
-
-def test_a_trace_for_another_checkpoint(instep, trace):
-    small = {"vocab_size": VOCAB, "num_hidden_layers": 2, "full_attention_interval": 2}
-    write_checkpoint(trace.path.parent / "model", seed=1, **small)
-    assert "checkpoint.digest" in replayed(instep, trace)
-    write_checkpoint(trace.path.parent / "model", seed=1, **small, rms_norm_eps=1e-5)
-    assert "recorded with another checkpoint" in replayed(instep, trace)
-
-
-def test_no_checkpoint_where_the_trace_says(instep, trace):
-    shutil.rmtree(trace.path.parent / "model")
-    assert "model" in replayed(instep, trace)
-
-
-def test_a_pickle_beside_the_trace(instep, trace):
-    beside(trace.path).write_bytes(pickle.dumps({"weights": [1, 2, 3]}))
-    assert "safetensors; nothing else is opened" in replayed(instep, trace)
-
-
-def test_a_pickle_for_weights(instep, trace):
-    weights = trace.path.parent / "model" / "model.safetensors"
-    torch.save({"weights": torch.zeros(3)}, weights)
-    assert "model.safetensors" in replayed(instep, trace)
-    weights.rename(weights.with_name("pytorch_model.bin"))
-    assert "pickle" in replayed(instep, trace)
-
-
-def test_weights_that_are_not_numbers(instep, trace):
-    weights = trace.path.parent / "model" / "model.safetensors"
-    tensors = load_file(weights)
-    tensors["model.norm.weight"][3] = float("nan")
-    save_file(tensors, weights, {"format": "pt"})
-    assert "model.norm.weight: found NaN" in replayed(instep, trace)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("linear_key_head_dim", 0), ("linear_value_head_dim", 0), ("linear_num_value_heads", 3),
-        ("num_attention_heads", 0), ("num_key_value_heads", 3), ("hidden_size", "many"), ("model_type", "gpt2"),
-    ],
-)
-def test_an_impossible_configuration(instep, trace, field, value):
-    file = trace.path.parent / "model" / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), field: value}))
-    assert field in replayed(instep, trace)
-
-
-@pytest.mark.parametrize("changes", [{"max_tokens": 3}, {"pages": (1,), "page_size": 2}])
-def test_a_window_wider_than_the_pool(instep, trace, changes):
-    room = msgspec.structs.replace(trace.header.capacity, **changes)
-    seal(trace.path, lines_of(msgspec.structs.replace(trace.header, capacity=room), list(trace.events)))
-    assert "the widest window" in replayed(instep, trace)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"slots": (0, 1)}, "capacity.slots"), ({"slots": (1, 1)}, "capacity.slots"), ({"slots": ()}, "capacity.slots"),
-        ({"pages": (1, 1, 2, 3)}, "capacity.pages"), ({"page_size": 0}, "capacity.page_size"),
-        ({"slots": (10**12, 1)}, "fit into the memory"), ({"slots": (10**18, 1)}, "fit into the memory"),
-        ({"page_size": 10**15}, "fit into the memory"), ({"pages": (10**12, *range(1, 9))}, "fit into the memory"),
-    ],
-)
-def test_impossible_room(instep, trace, changes, said):
-    room = msgspec.structs.replace(trace.header.capacity, **changes)
-    seal(trace.path, lines_of(msgspec.structs.replace(trace.header, capacity=room), list(trace.events)))
-    assert said in replayed(instep, trace)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        (f'"vocab":{VOCAB}', '"vocab":1000', "checkpoint.vocab"), ('"mtp_layers":1', '"mtp_layers":0', "mtp_layers"),
-        ('"page_size":8', f'"page_size":{10**40}', "fit into the memory"), ('"lag":0', '"lag":0.5', "lag"),
-        ('"lag":0', '"lag":0,"more":1', "unknown field"), ('"until":null', '"until":-5', "at least 0"),
-    ],
-)
-def test_a_header_that_cannot_be(instep, trace, old, new, said):
-    first, *others = lines_of(trace.header, list(trace.events))
-    assert old.encode() in first
-    seal(trace.path, [first.replace(old.encode(), new.encode(), 1), *others])
-    assert said in replayed(instep, trace)
-
-
 @pytest.mark.slow
 def test_a_header_without_a_plan(instep, trace):
-    seal(trace.path, lines_of(msgspec.structs.replace(trace.header, replay=()), list(trace.events)))
+    seal(trace.path, lines_of(replace(trace.header, replay=()), list(trace.events)))
     assert "or --ops to name it" in complaint(instep("replay", trace.path))
     assert instep("replay", trace.path, "--ops", "ledger").code == 0
-
-
-def test_prompts_beside_the_trace_that_are_not_its_own(instep, trace):
-    stored = load_file(beside(trace.path))
-    stored["prompt.0"] = stored["prompt.0"] + 1
-    save_file(stored, beside(trace.path), {"trace_sha256": trace.sha256})
-    assert "prompt.0: found other tokens" in replayed(instep, trace)
-
-
-def test_a_request_that_is_admitted_twice(instep, trace):
-    seal(trace.path, lines_of(trace.header, [trace.events[0], *trace.events]))
-    assert "line 3: request: found \"a\", expected a name that no live request has" in replayed(instep, trace)
-
-
-def test_candidates_that_do_not_follow_from_the_adaptive_file(instep, trace):
-    header = msgspec.structs.replace(trace.header, candidates=(1, 2, 3))
-    seal(trace.path, lines_of(header, list(trace.events)))
-    assert "line 1: candidates: found (1, 2, 3), expected (1, 3)" in replayed(instep, trace)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--ops", "magic"), "ledger, plain, triton"), (("--dtype", "int3"), "float32"),
-        (("--layout", "KVV"), "VK or KV"), (("--device", "tpu"), "cpu or cuda"),
-    ],
-)
-def test_options_that_do_not_exist(instep, trace, words, said):
-    assert said in complaint(instep("replay", trace.path, *words))
 
 
 def test_a_result_that_cannot_be_written(instep, trace):
@@ -303,13 +169,138 @@ def test_record_refuses_a_bad_policy_and_writes_nothing(instep, trace, tmp_path)
     (tmp_path / "prompts.json").write_bytes(b'[{"name": "\xff"}]')
     assert "not UTF-8" in complaint(instep("record", *words))
     for field, value in (("arrivals", ()), ("rounds", 0), ("accept", (-1,))):
-        changed = msgspec.structs.replace(told, **{field: value})
+        changed = replace(told, **{field: value})
         (tmp_path / "policy.json").write_bytes(msgspec.json.encode(changed))
         assert f"policy.json: {field}" in complaint(instep("record", *words))
     assert "the name of a file" in complaint(instep("record", *words[:-1], tmp_path))
     assert not list(tmp_path.glob("new*"))
 
+def with_lines(trace: Trace, events: Iterable[e.AnyEvent] | None = None, **header: object) -> None:
+    """The trace with other events, other fields of its header."""
+    seal(trace.path, lines_of(replace(trace.header, **header), list(trace.events if events is None else events)))
 
-def test_activations_that_cannot_hold_the_weights_are_refused(instep, trace):
-    said = complaint(instep("replay", trace.path, "--ops", "plain", "--dtype", "bfloat16"))
-    assert "dtype: found bfloat16" in said and "float32" in said and "cast the checkpoint first" in said
+
+def with_room(**changes: object) -> Spoil:
+    return lambda trace: with_lines(trace, capacity=replace(trace.header.capacity, **changes))
+
+
+def with_config(**changes: object) -> Spoil:
+    def spoil(trace: Trace) -> None:
+        file = trace.path.parent / "model" / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return spoil
+
+
+def with_header(old: str, new: str) -> Spoil:
+    """Its first line has `new` where it had `old`."""
+
+    def spoil(trace: Trace) -> None:
+        first, *others = lines_of(trace.header, list(trace.events))
+        assert old.encode() in first
+        seal(trace.path, [first.replace(old.encode(), new.encode(), 1), *others])
+
+    return spoil
+
+
+def with_model(**config: object) -> Spoil:
+    """Another model where the trace's was."""
+    small = {"vocab_size": VOCAB, "num_hidden_layers": 2, "full_attention_interval": 2}
+    return lambda trace: write_checkpoint(trace.path.parent / "model", seed=1, **small, **config)
+
+
+def with_tensor(name: str, change: Callable[[torch.Tensor], None], beside_trace: bool = False) -> Spoil:
+    def spoil(trace: Trace) -> None:
+        file = beside(trace.path) if beside_trace else weights_of(trace)
+        tensors = load_file(file)
+        change(tensors[name])
+        save_file(tensors, file, {"trace_sha256": trace.sha256} if beside_trace else {"format": "pt"})
+
+    return spoil
+
+
+def weights_of(trace: Trace) -> Path:
+    return trace.path.parent / "model" / "model.safetensors"
+
+
+SPOILT: dict[str, Spoil] = {
+    "bytes that are no text": lambda trace: edit(trace.path, b'"claim":"', b'"claim":"\xff\xfe'),
+    "edited": lambda trace: edit(trace.path, b'"event":"draft"', b'"event":"Draft"'),
+    "of a newer schema": with_header('"schema":2', '"schema":3'),
+    "a token outside the vocabulary":
+        lambda trace: with_lines(trace, [replace(trace.events[0], prompt=(3, VOCAB)), *trace.events[1:]]),
+    "an illegal event": lambda trace: with_lines(trace, [e.Finish("nobody"), *trace.events]),
+    "a request that is admitted twice": lambda trace: with_lines(trace, [trace.events[0], *trace.events]),
+    "of another checkpoint's weights": with_model(),
+    "of another checkpoint": with_model(rms_norm_eps=1e-5),
+    "no checkpoint there": lambda trace: shutil.rmtree(trace.path.parent / "model"),
+    "a pickle beside it": lambda trace: torch.save({"weights": torch.zeros(3)}, beside(trace.path)),
+    "a pickle for weights": lambda trace: torch.save({"weights": torch.zeros(3)}, weights_of(trace)),
+    "a pickle alone for weights":
+        lambda trace: weights_of(trace).rename(weights_of(trace).with_name("pytorch_model.bin")),
+    "weights that are not numbers": with_tensor("model.norm.weight", lambda weight: weight[3:4].fill_(float("nan"))),
+    "prompts that are not its own": with_tensor("prompt.0", lambda prompt: prompt.add_(1), beside_trace=True),
+    "candidates that do not follow": lambda trace: with_lines(trace, candidates=(1, 2, 3)),
+    **{f"config: {field} {value}": with_config(**{field: value}) for field, value in (
+        ("linear_key_head_dim", 0), ("linear_value_head_dim", 0), ("linear_num_value_heads", 3),
+        ("num_attention_heads", 0), ("num_key_value_heads", 3), ("hidden_size", "many"), ("model_type", "gpt2"),
+    )},
+    **{f"room: {changes}": with_room(**changes) for changes in (
+        {"max_tokens": 3}, {"pages": (1,), "page_size": 2}, {"slots": (0, 1)}, {"slots": (1, 1)}, {"slots": ()},
+        {"pages": (1, 1, 2, 3)}, {"page_size": 0}, {"slots": (10**12, 1)}, {"slots": (10**18, 1)},
+        {"page_size": 10**15}, {"pages": (10**12, *range(1, 9))},
+    )},
+    **{f"header: {new}": with_header(old, new) for old, new in (
+        (f'"vocab":{VOCAB}', '"vocab":1000'), ('"mtp_layers":1', '"mtp_layers":0'),
+        ('"page_size":8', f'"page_size":{10**40}'), ('"lag":0', '"lag":0.5'), ('"lag":0', '"lag":0,"more":1'),
+        ('"until":null', '"until":-5'),
+    )},
+}  # fmt: skip
+
+
+DIGEST, LIBRARY = r"\b[0-9a-f]{12}\.\.", r"Error while deserializing header: [^,)]*"
+
+
+def test_a_trace_that_is_spoilt(instep: Runner, made: Trace, tmp_path: Path, golden: Golden) -> None:
+    said = {}
+    for name, spoil in SPOILT.items():
+        trace = read(copied(made, tmp_path / "copy"))
+        spoil(trace)
+        said[name] = replayed(instep, trace)
+        shutil.rmtree(tmp_path / "copy")
+    golden("bad-traces", sections(said), DIGEST, LIBRARY, FOLDER=tmp_path / "copy")
+
+
+COMMANDS = {
+    "replay": ("TRACE --ops magic", "TRACE --dtype int3", "TRACE --layout KVV", "TRACE --device tpu", "none.jsonl",
+               "fixtures", "/dev/null", "TRACE --ops plain --dtype bfloat16", "TRACE --layer 55", "TRACE --tiers T9",
+               "TRACE --swap gdn", "TRACE --swap none=plain", "TRACE --graft core", "TRACE --strategy luck"),
+    "streams": ("TRACE --layer 55", "TRACE --level none"),
+    "relations": ("TRACE marriage", "TRACE slots --drafter nobody"),
+    "faults": ("commit-index-minus-two", "--family rolback", "--ops nobody", "--family numerics --ops ledger",
+               "commit-index-minus-one --family graph"),
+    "fuzz": ("--checkpoint nowhere", "--ops nobody"),
+    "gate": ("plain plain --device tpu", "plain plain --dtype int8", "plain plain --strategy none",
+             "plain plain --case decode", "plain plain --pairs 0", "plain plain --allowed 3", "plain plain --batch 0",
+             "plain plain --rounds 0", "plain plain --patience 0", "nobody plain", "ledger plain", "tests plain"),
+    "generate": tuple(f"fixtures/tiny {words}" for words in (
+        "--ops ledger", "--ops nothing", "--device tpu", "--layout XX", "--device cpu:x", "--strategy luck",
+        "--dtype float16", "--dtype int8", "--prompt a --prompts prompts.json", "--prompts none.json", "--prompt ''",
+        "--adaptive fixtures/tiny/config.json", "--json /nowhere/r.json",
+    )),
+    "memory": ("nothing", "fixtures/tiny/prompts.json", *(f"qwen3.5-9b {words}" for words in (
+        "--candidates 1,x", "--candidates 1 --num-steps 2", "--dtype int8", "--layout XX", "--gib inf",
+    ))),
+    "shapes": ("nothing", "qwen3.5-9b --layers 99"),
+    "record": ("--checkpoint nowhere --prompts none.json --policy none.json --out new.jsonl",),
+}  # fmt: skip
+
+
+def test_words_that_make_no_command(instep: Runner, trace: Trace, golden: Golden) -> None:
+    """A line for each, whatever the command."""
+    said = {
+        f"instep {command} {words}":
+            complaint(instep(command, *(str(trace.path) if word == "TRACE" else word for word in shlex.split(words))))
+        for command, lines in COMMANDS.items() for words in lines
+    }
+    golden("bad-words", sections(said), FOLDER=trace.path.parent, TOP=Path.cwd())

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from instep.trace.file import Trace, read
+from support.golden import COUNTED
 from support.traces import policy, recorded
 
 pytestmark = pytest.mark.slow  # whole commands
@@ -23,11 +24,10 @@ def trace(tmp_path_factory) -> Trace:
     return recorded(tmp_path_factory.mktemp("cli"), policy(deeds=()))
 
 
-def test_replay_prints_a_verdict_its_evidence_and_the_texts(instep, trace):
-    ran = instep("replay", trace.path)
+def test_replay_prints_a_verdict_its_evidence_and_the_texts(instep, trace, golden):
+    ran = instep("replay", trace.path, "--ops", "ledger")
     assert ran.code == 0, ran
-    for part in ("plain agrees", "T2d", "exact", "step counts", "1 -> 3 (event", 'request "a"', "accepted lengths"):
-        assert part in ran.out, part
+    golden("replay-command", ran.out, COUNTED)
 
 
 def test_replay_runs_the_plan_of_the_header_or_what_is_named(instep, trace, tmp_path):
@@ -60,13 +60,6 @@ def test_nothing_compared_or_computed_is_inconclusive(instep, trace, ops, words)
     assert ": nothing was compared" in ran.out or ": nothing was computed" in ran.out
 
 
-@pytest.mark.parametrize(("layer", "says"), [("55", "0 to "), ("-1", "--layer")])
-@pytest.mark.parametrize("command", ["replay", "streams"])
-def test_a_layer_that_the_model_does_not_have_is_bad_input(instep, trace, command, layer, says):
-    ran = instep(command, trace.path, "--until", "3", "--layer", layer)
-    assert ran.code == 2 and says in ran.err and "Traceback" not in ran.err
-
-
 def test_the_tool_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "instep", "--help"], capture_output=True, text=True, check=True)
     assert "replay" in done.stdout
@@ -87,7 +80,7 @@ def test_the_result_file_has_what_is_needed_to_trust_it(instep, trace, tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["r.json"]
 
 
-def test_record_writes_a_trace_that_replays(instep, trace, tmp_path):
+def test_record_writes_a_trace_that_replays(instep, trace, tmp_path, golden):
     prompts = [{"name": "few", "tokens": [1, 2, 3, 4, 5]}, {"name": "one", "tokens": [7]}]
     told = policy(deeds=(), arrivals=tuple(a for a in policy().arrivals if a.prompt != "more"))
     (tmp_path / "prompts.json").write_text(json.dumps(prompts))
@@ -96,7 +89,8 @@ def test_record_writes_a_trace_that_replays(instep, trace, tmp_path):
     out = tmp_path / "own.jsonl"
     words = ("--checkpoint", model, "--prompts", tmp_path / "prompts.json", "--policy", tmp_path / "policy.json")
     ran = instep("record", *words, "--out", out, "--rounds", "4")
-    assert ran.code == 0 and "2 admit" in ran.out
+    assert ran.code == 0, ran
+    golden("record", ran.out, OUT=out)
     assert read(out).header.claim == told.claim
     assert instep("replay", out, "--ops", "ledger").code == 0
 
@@ -107,15 +101,6 @@ def test_doctor_names_every_part(instep):
     assert ran.code == 0 and found["torch"] and found["device"].startswith(("cpu", "1", "2"))
     assert {"python", "triton", "kernels", "transformers", "hypothesis", "fla"} <= found.keys()
     assert "interpreted" in instep("doctor").out or found["device"][0].isdigit()
-
-
-def test_doctor_says_what_is_missing_for_what(instep, monkeypatch):
-    found = {"python": "3.11", "torch": "2", "safetensors": "1", "msgspec": "1", "triton": None}
-    monkeypatch.setattr("instep.cli.doctor.findings", lambda: found)
-    ran = instep("doctor")
-    assert ran.code == 0 and "no the op set triton" not in ran.out and "the op set triton" in ran.out
-    monkeypatch.setattr("instep.cli.doctor.findings", lambda: {**found, "torch": None})
-    assert instep("doctor").code == 2
 
 
 def test_a_failure_of_the_harness_is_one_line_and_exit_4(instep, trace, monkeypatch):
@@ -130,7 +115,8 @@ def test_a_failure_of_the_harness_is_one_line_and_exit_4(instep, trace, monkeypa
 
 def test_wrong_usage_exits_2(instep):
     assert instep("replay").code == 2
-    assert instep("replay", "x.jsonl", "--until", "minus one").code == 2
+    for words in (("--until", "minus one"), ("--layer", "-1")):
+        assert instep("replay", "x.jsonl", *words).code == 2
     assert instep("fly").code == 2
 
 

@@ -9,7 +9,6 @@ import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,7 +17,6 @@ from instep.faults import FAMILIES, TRACES, by_id, plant, render
 from instep.faults.arms import Arm, Said, both, replayed, spoken
 from instep.faults.base import Edit, Fault, speaking
 from instep.faults.campaign import campaign
-from instep.faults.harmless import HARMLESS, Harmless
 from instep.faults.judge import Judged, Result, hear, judge
 from instep.faults.matrix import Mark, Matrix
 from instep.faults.picture import picture_of
@@ -27,7 +25,8 @@ from instep.replay.setting import Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
-from support.command import Runner, complaint
+from support.command import Runner
+from support.harmless import HARMLESS, Harmless
 
 # One of a family each, chosen for speed: most share the control arm of one short trace.
 FEW = (
@@ -211,18 +210,6 @@ def test_a_fault_whose_text_has_moved_is_refused_before_anything_runs() -> None:
 def test_a_copy_is_the_source_that_is_here(tmp_path: Path) -> None:
     assert plant.digests(plant.planted(tmp_path / "control")) == served()
     assert plant.digests(plant.planted(tmp_path / "planted", SAME)) != served()
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [(("commit-index-minus-two",), "commit-index-minus-one"), (("--family", "rolback"), "rollback"),
-     (("--family", "rolback"), "scheduling"), (("commit-index-minus-two",), "`instep faults --list` names all"),
-     (("--ops", "nobody"), "one of invariant, ledger, plain"),
-     (("commit-index-minus-one", "--family", "graph"), "commit-index-minus-one (rollback, plain); --family graph"),
-     (("--family", "numerics", "--ops", "ledger"), "no fault that is all of: --family numerics; --ops ledger")],
-)  # fmt: skip
-def test_wrong_usage_is_refused_in_a_line(instep: Runner, words: tuple[Any, ...], says: str) -> None:
-    assert says in complaint(instep("faults", *words))
 
 
 def test_a_list_names_every_fault_and_plants_none(instep: Runner) -> None:

@@ -27,7 +27,6 @@ from instep.perf.question import Question, Report
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput, InstepError
 from support.checkpoints import write
-from support.command import Runner, complaint
 
 pytestmark = pytest.mark.timing
 
@@ -156,11 +155,6 @@ def test_what_cannot_be_timed_is_bad_input(name: str) -> None:
         Source.of(str(TOP), name)
 
 
-def test_a_folder_without_packages_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="none of the packages"):
-        Source.of(str(tmp_path), "plain")
-
-
 def test_a_checkout_and_a_flat_copy_are_source_trees() -> None:
     source = Source.of(str(TOP), "plain")
     assert {root.name for root in source.roots} == {"reference", "optimized", "harness"}
@@ -189,22 +183,6 @@ def test_the_verdict_on_samples_that_are_too_few_or_too_noisy() -> None:
     assert says(FEWEST_PAIRS - 1, 0.01) is Exit.INCONCLUSIVE
     assert says(FEWEST_PAIRS - 1, 0.01, 0.2) is Exit.INCONCLUSIVE
     assert Report(setting).exit is Exit.INCONCLUSIVE  # nothing was timed
-
-
-@pytest.mark.parametrize(("options", "expected"), [
-    ({"cases": ("decode",)}, "--case"), ({"cases": ()}, "--case"), ({"pairs": 0}, "--pairs"),
-    ({"allowed": 3.0}, "--allowed"), ({"batch": 0}, "--batch"), ({"rounds": 0}, "--rounds"),
-    ({"patience_s": 0.0}, "--patience"),
-])
-def test_a_setting_without_sense_is_bad_input(options: dict[str, object], expected: str) -> None:
-    with pytest.raises(BadInput, match=expected):
-        Question("plain", "plain", Path("model"), **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("option", "value"), [("--device", "tpu"), ("--dtype", "int8"), ("--strategy", "none")])
-def test_arms_that_cannot_be_set_up_so_are_bad_input(instep: Runner, option: str, value: str) -> None:
-    said = complaint(instep("gate", "plain", "plain", option, value))
-    assert option in said and value in said
 
 
 def text(report: Report) -> str:

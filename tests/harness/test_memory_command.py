@@ -68,10 +68,10 @@ def test_all_strategies_are_there_and_a_rerun_is_smaller_than_a_snapshot():
     assert not any(one.strategy == "lazy_rerun" for one in needs(config, half, 4, 4096)), "the engine refuses it"
 
 
-def test_the_command_prints_a_line_for_each_and_writes_them(instep, tmp_path):
+def test_the_command_prints_a_line_for_each_and_writes_them(instep, tmp_path, golden):
     ran = instep("memory", "qwen3.5-9b", "--candidates", "1,3,7", "--gib", "80", "--json", tmp_path / "m.json")
-    assert ran.code == 0 and "windows of 8" in ran.out
-    assert all(name in ran.out for name in (*STRATEGIES, *CONV_FORMS))
+    assert ran.code == 0, ran
+    golden("memory", ran.out)
     result = json.loads((tmp_path / "m.json").read_text())
     assert result["widest"] == 8 and len(result["strategies"]) == len(STRATEGIES) * len(CONV_FORMS)
     assert instep("memory", "fixtures/tiny").code == 0
@@ -100,19 +100,6 @@ def test_two_billion_experts_are_told_and_absurd_numbers_refused(instep, tmp_pat
     assert ran.code == 0 and "weights 31360.00 GiB" in ran.out, ran.out
     said = complaint(instep("memory", config_of_experts(tmp_path, 10**400)))
     assert "config.json: num_experts" in said and "expected at most 9223372036854775807" in said
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    (("nothing",), "qwen3.5-9b"),
-    (("qwen3.5-9b", "--candidates", "1,x"), "step counts"),
-    (("qwen3.5-9b", "--candidates", "1", "--num-steps", "2"), "one of them"),
-    (("qwen3.5-9b", "--dtype", "int8"), "bfloat16"),
-    (("qwen3.5-9b", "--layout", "XX"), "VK or KV"),
-    (("qwen3.5-9b", "--gib", "inf"), "a finite number"),
-    (("fixtures/tiny/prompts.json",), "JSON object"),
-])  # fmt: skip
-def test_bad_input_is_one_line(instep, words, said):
-    assert said in complaint(instep("memory", *words))
 
 
 def test_sizes_are_spelled_in_the_largest_whole_unit():

@@ -15,10 +15,10 @@ import pytest
 
 from instep.faults import by_id, plant
 from instep.faults.base import Edit, Wrap
-from instep.faults.harmless import HARMLESS
 from instep.faults.pieces import same
 from instep.faults.syntax import replaced
 from instep_reference.contract.errors import BadInput
+from support.harmless import HARMLESS
 
 EVERY = {one.id: one.edits for one in (*by_id().values(), *HARMLESS)}
 

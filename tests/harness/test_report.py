@@ -10,49 +10,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from rich.console import Console
-
 from instep.replay.declared import Declared
-from instep.replay.history import History, Text
+from instep.replay.history import Text
 from instep.replay.setting import Setting
-from instep.replay.variant import AS_IS, Variant, patch_of
+from instep.replay.variant import Variant, patch_of
 from instep.report import data
 from instep.report.terminal import short, show, tiers
 from instep.report.words import divergence, spelled
-from instep.verdict import Comparison, Exit, Located, Raised, Skipped, Tier, Verdict
+from instep.verdict import Exit, Located, Raised, Skipped, Tier
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.golden import Golden, sections
-
-STATE = Place("trunk", 3, "state")
-
-
-def comparison(**changes: Any) -> Comparison:
-    fields: dict[str, Any] = {
-        "check": "directed", "tier": Tier.DIRECTED, "event": 41, "kind": "commit", "place": STATE, "elements": 64,
-        "worst": 0.1, "allowed": 0.5, "blocks": 8,
-    }
-    return Comparison(**{**fields, **changes})
+from support.outcomes import comparison, outcome, printed
 
 
-def outcome(*compared: Comparison, **changes: Any) -> Any:
-    plan = SimpleNamespace(setting=Setting("triton"), checkpoint=SimpleNamespace(digest="d" * 64))
-    texts = (Text("b", (104, 105), (33, 10, 255), 256),)
-    fields = {
-        "name": "tiny-hybrid", "trace": Path("fixtures/traces/adaptive.jsonl"), "plan": plan, "of": 60,
-        "verdict": Verdict(list(compared), events=42), "seconds": {"reference": 1.0, "subject": 0.5}, "calls": {},
-        "elsewhere": None, "located": None, "again": ("instep", "replay"),
-        "history": History(((5, {"b": 3}), (9, {"b": 1})), ((-1, 1), (4, 3)), texts), "served": {}, "variant": AS_IS,
-        "scratch": {}, "tiers": frozenset(Tier), "left_out": (), "declared": Declared({"q": torch.float32}, {}),
-    }
-    return SimpleNamespace(**{**fields, **changes})
-
-
-def printed(*outcomes: Any) -> str:
-    console = Console(width=100)
-    with console.capture() as captured:
-        show(outcomes, console)
-    return captured.get()
+def shown(*outcomes: Any) -> str:
+    return printed(show, outcomes)
 
 
 def test_what_a_user_reads(golden: Golden) -> None:
@@ -69,17 +41,17 @@ def test_what_a_user_reads(golden: Golden) -> None:
     skipped.verdict.add([Skipped("poison", event, "no free memory") for event in (1, 2)])
     patches = tuple(map(patch_of, ("trunk.0.core@2", "trunk.3.state@41", "trunk.0.core@42")))
     golden("replay-report", sections({
-        "agreed": printed(outcome(comparison(), comparison(tier=Tier.BITWISE, worst=0.0, allowed=0.0))),
-        "diverged": printed(outcome(comparison(event=3), found)),
-        "where it was made stands before the command": printed(outcome(found, located=located)),
+        "agreed": shown(outcome(comparison(), comparison(tier=Tier.BITWISE, worst=0.0, allowed=0.0))),
+        "diverged": shown(outcome(comparison(event=3), found)),
+        "where it was made stands before the command": shown(outcome(found, located=located)),
         "the first in data flow is first, and others are counted": divergence(outcome(hidden, conv)),
         "a number that is none": divergence(outcome(comparison(worst=float("nan")))),
         "no diagnosis, and no rounding declared": divergence(outcome(conv, declared=Declared({}, {}))),
         "what was raised": divergence(outcome(comparison(worst=1.0, raised=raised))),
-        "inconclusive": printed(outcome()),
-        "some tiers": printed(outcome(comparison(), tiers={Tier.DIRECTED, Tier.IDENTITY}, left_out=(Tier.DERIVED,))),
-        "skipped, and scratch": printed(skipped),
-        "several runs, one otherwise": printed(
+        "inconclusive": shown(outcome()),
+        "some tiers": shown(outcome(comparison(), tiers={Tier.DIRECTED, Tier.IDENTITY}, left_out=(Tier.DERIVED,))),
+        "skipped, and scratch": shown(skipped),
+        "several runs, one otherwise": shown(
             outcome(comparison()), outcome(comparison(worst=1.0), variant=Variant({"gdn": "plain"}, patches))
         ),
     }))  # fmt: skip

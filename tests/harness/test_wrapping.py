@@ -13,12 +13,12 @@ import torch
 
 from instep.faults import plant
 from instep.faults.base import Edit, Wrap
-from instep.faults.here import planted_here
 from instep.faults.wrapping import wrapped
 from instep_optimized.layout import Address
 from instep_optimized.memory import Memory
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput
+from support.planting import planted_here
 
 MOVE = "instep_optimized/ops/plain/move.py"
 TEXT = '''

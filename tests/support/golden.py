@@ -24,7 +24,8 @@ FOLDER = TESTS / "golden"
 CHANGED = "golden file made anew"  # the property of a test's report that holds the difference
 # What differs between machines or runs, for `golden(name, text, PATTERN, ...)`; SECONDS is always hidden.
 SECONDS = r"\d+\.\d+ s\b"
-MEASURED = r"(?<![\w.])-?\d+\.\d+(?:e[+-]\d+)?(?![\w.])|(?<!\w)nan\b"
+MEASURED = r"(?<![\w.])-?\d+(?:\.\d+(?:e[+-]\d+)?|e[+-]\d+)(?![\w.]*\w)|(?<!\w)nan\b"
+COUNTED = r"\d[\d.]*[kMG]?(?= +│)"  # cells of a framed table
 VERSION = r"\d+\.\d+\.\d+\S*"
 
 
@@ -61,7 +62,8 @@ def sections(texts: Mapping[str, str]) -> str:
 def normal(text: str, *hidden: str, **paths: Path) -> str:
     """The text as it is on every machine: no blanks at the ends of lines, nothing hidden, every path by its name."""
     for name, path in sorted(paths.items(), key=lambda pair: -len(str(pair[1]))):
-        text = text.replace(str(path), name).replace(near(path), name)
+        for spelled in {str(path), near(path)} - {"."}:
+            text = text.replace(spelled, name)
     return "\n".join(_line(line.rstrip(), (SECONDS, *hidden)) for line in text.strip("\n").splitlines()) + "\n"
 
 

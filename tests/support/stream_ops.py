@@ -57,7 +57,6 @@ def _signed(*, parts: tuple[Part, ...], **given: Any) -> Any:
 
 
 BEFORE = replace(PLAIN, name="column before", move=_moved(lambda column: (column - 1).clamp(min=0)))
-BEHIND = replace(PLAIN, name="column behind", move=_moved(lambda column: column + 1))
 SWAPPED = replace(PLAIN, name="swapped", gdn=_in_chunks(_swapped))
 TURNED = replace(PLAIN, name="turned", gdn=_in_chunks(_turned))
 BEGUN_ANEW = replace(PLAIN, name="begun anew", gdn=_in_chunks(_begun_anew))

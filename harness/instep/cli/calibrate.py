@@ -64,7 +64,7 @@ def calibrate(
         tables.show(_rates(result), shown)
     for variant, alarm in result.alarms:
         said = f"{variant.form} {variant.number}, {alarm.check}, event {alarm.event}, {alarm.place}: {alarm.diagnosis}"
-        shown.print(f"false alarm: {said}", highlight=False, markup=False, soft_wrap=True)
+        tables.say(shown, f"false alarm: {said}")
     if result.limits:
         tables.show(_limits(result), shown)
     raise typer.Exit(int(code))

@@ -69,7 +69,7 @@ def _show(found: dict[str, str | None]) -> None:
     low, high = SUPPORTED
     version = tuple(map(int, platform.python_version_tuple()[:2]))
     if not low <= version < high:
-        console.print(f"Python {low[0]}.{low[1]} up to {high[0]}.{high[1] - 1} is supported")
+        tables.say(console, f"Python {low[0]}.{low[1]} up to {high[0]}.{high[1] - 1} is supported")
 
 
 def _device() -> str:

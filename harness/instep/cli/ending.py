@@ -122,7 +122,7 @@ def _subject_failed(error: Any) -> int:
     from ..report.words import trace
 
     found = failure(0, "", error)
-    print("\n".join([f"DIVERGED  {found.diagnosis}", *trace(found.raised)]), flush=True)
+    print("\n  ".join([f"DIVERGED  {found.diagnosis}", *trace(found.raised)]), flush=True)
     return DIVERGED
 
 

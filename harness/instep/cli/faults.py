@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .finish import finish
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -53,12 +54,9 @@ def faults(
     _traces_here()
     chosen = [replace(fault, how=replace(fault.how, **given.named)) for fault in chosen]
     result = _run(chosen, jobs or os.cpu_count() or 1, not no_text)
-    render.show(result, Console())
-    if json is not None:
-        render.of(result, commit).write(json)
     if picture is not None:
         write_atomically({picture: picture_of(Matrix.of(result)).encode()})
-    raise typer.Exit(int(result.exit))
+    finish(render.of(result, commit), json, lambda console: render.show(result, console))
 
 
 def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] | None) -> list[Fault]:
@@ -101,10 +99,9 @@ def _traces_here() -> None:
 
 def _list(chosen: list[Fault], console: Console) -> None:
     """A line for each: its name, its kind, what it does."""
-    from rich.text import Text
+    from ..report.tables import say
 
-    for fault in chosen:
-        console.print(Text(f"{fault.id}  {fault.kind}  {fault.what}"), soft_wrap=True)
+    say(console, *(f"{fault.id}  {fault.kind}  {fault.what}" for fault in chosen))
 
 
 def _near(name: str, known: list[str]) -> str:

@@ -1,6 +1,6 @@
 """`instep fuzz`: drawn sequences of legal events, until the sides part; what parted them becomes a trace.
 
-Leaves out: drawing, shrinking and counting (`instep.fuzz`).
+Leaves out: drawing, shrinking, counting and what is printed of it (`instep.fuzz`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import typer
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..fuzz.campaign import Result, Settings
 
 EXAMPLES = 400  # for each op set, when neither a number nor a time is given
@@ -43,6 +41,7 @@ def fuzz(
 
     from ..fuzz.campaign import Settings
     from ..fuzz.draw import SAMPLED
+    from ..fuzz.render import show
     from ..verdict import Exit
 
     names = given.several("ops", "ledger", "plain")
@@ -53,7 +52,7 @@ def fuzz(
     console, worst = Console(), Exit.AGREED
     for name in names:
         result = _run(Settings(given.setting(ops=name), checkpoint, count, start, out, seconds, shrink, sampled))
-        _show(result, console)
+        show(result, console)
         worst = result.exit if worst is Exit.AGREED else worst
         if result.exit is Exit.DIVERGED:
             raise typer.Exit(int(Exit.DIVERGED))
@@ -71,38 +70,3 @@ def _run(settings: Settings) -> Result:
     with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, progress(name) as advance:
         set_hypothesis_home_dir(scratch)  # it leaves nothing in the user's folder
         return campaign(settings, lambda examples: advance(name, examples, total))
-
-
-def _show(result: Result, console: Console) -> None:
-    """What was met, what was not, and what was found."""
-    from rich.text import Text
-
-    from ..fuzz.campaign import place
-    from ..report import tables
-    from ..report.words import divergence
-
-    coverage, settings = result.coverage, result.settings
-    title = f"fuzz [{settings.setting.ops}], seed {settings.seed}"
-    made = tables.table(title, {"condition": "text", "events": "number"})
-    for name, count in coverage.counts().items():
-        made.add_row(name, f"{count:,}" if count else "[yellow]never[/yellow]")
-    tables.show(made, console)
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in coverage.events.most_common())
-    refused = sum(result.refused.values())
-    for line in (
-        f"{result.examples:,} runs in {result.seconds:.0f} s, {result.events:,} events: {kinds or 'none'}",
-        f"{len(coverage.pairs)} different pairs of events; {refused:,} draws refused by the event rules (no room left)",
-        f"{result.elements:,} elements compared",
-    ):
-        console.print(Text(line), soft_wrap=True)
-    if result.found is None:
-        console.print(Text("nothing found" if result.elements else "inconclusive: nothing was compared"))
-        return
-    found, path = result.found, place(settings)
-    console.print(Text(divergence(found)), soft_wrap=True)
-    console.print(Text(f"  found in run {result.examples}, shrunk to {found.of} events: {path}"), soft_wrap=True)
-    if result.cut:
-        console.print(Text(f"  shrinking was cut short: {result.cut}"), soft_wrap=True)
-    if not result.again:
-        said = "found once and not again: replayed from its trace, the sides agree. Something outside the trace decides"
-        console.print(Text(f"  {said}"), soft_wrap=True)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from .finish import finish
 from .setting import Given, takes_setting
 
 
@@ -32,8 +33,6 @@ def gate(
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
 ) -> None:
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
-    from rich.console import Console
-
     from ..atomic_write import writable
     from ..perf import render
     from ..perf.gate import gate as run
@@ -50,7 +49,4 @@ def gate(
         folder = keep or Path(aside)
         folder.mkdir(parents=True, exist_ok=True)
         report = run(question, folder, said)
-    if json is not None:
-        render.of(report).write(json)
-    render.show(report, Console())
-    raise typer.Exit(int(report.exit))
+    finish(render.of(report), json, lambda console: render.show(report, console))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .finish import finish
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ def generate(
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
 ) -> None:
     """Decode prompts; exit 0: right, or not checked; 1: the reference says otherwise."""
-    from rich.console import Console
-
     from instep_reference.contract.checkpoint import Checkpoint
     from instep_reference.contract.errors import BadInput
 
@@ -73,14 +72,10 @@ def generate(
     verdict = None if unchecked else _reread(decoded)
     memory = need(opened.config, setting.options(), max((*ask.header.candidates, ask.num_steps)) + 1,
                   ask.header.room().request_positions)
-    console = Console()
-    render.texts(decoded, words, console)
-    render.figures(decoded, memory, verdict, console)
     if trace is not None:
         _keep(decoded, trace)
-    if json is not None:
-        render.of(decoded, memory, verdict, words).write(json)
-    raise typer.Exit(int(render.exit_of(verdict)))
+    result = render.of(decoded, memory, verdict, words)
+    finish(result, json, lambda console: render.show(decoded, memory, verdict, words, console))
 
 
 def _prompts(

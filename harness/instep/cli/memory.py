@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .finish import finish
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from ..budget import Need
@@ -35,8 +37,6 @@ def memory(
     json: Annotated[Path | None, typer.Option(help="Write the figures there, too.")] = None,
 ) -> None:
     """Print the bytes of a request by pool, for every strategy and form of conv windows."""
-    from rich.console import Console
-
     from instep_optimized.options import check
     from instep_reference.contract.errors import BadInput
 
@@ -56,17 +56,18 @@ def memory(
     options = setting.options()
     check(options, config, widest - 1)
     found, room = list(needs(config, options, widest, tokens)), int(gib * 2**30)
-    console = Console()
     title = f"{where}: windows of {widest}, {setting.dtype}, requests of {tokens} tokens"
-    tables.show(_table(found, title, room), console)
     weights = spelled(weights_bytes(config, setting.activation))
-    console.print(f"weights {weights} beside; fit: requests in {gib:g} GiB of pools", highlight=False, soft_wrap=True)
-    if json is not None:
-        data = {
-            "where": where, "widest": widest, "dtype": setting.dtype, "tokens": tokens, "gib": gib,
-            "strategies": [_as_data(one, room) for one in found],
-        }
-        Result(Exit.AGREED, "cpu", data).write(json)
+    data = {
+        "where": where, "widest": widest, "dtype": setting.dtype, "tokens": tokens, "gib": gib,
+        "strategies": [_as_data(one, room) for one in found],
+    }
+
+    def show(console: Console) -> None:
+        tables.show(_table(found, title, room), console)
+        tables.say(console, f"weights {weights} beside; fit: requests in {gib:g} GiB of pools")
+
+    finish(Result(Exit.AGREED, "cpu", data), json, show)
 
 
 def _widest(num_steps: int | None, candidates: str | None) -> int:

@@ -45,7 +45,7 @@ def record(
     instead = {"num_steps": num_steps, "rounds": rounds, "seed": seed}
     advance = replace(read_policy(policy), **{name: value for name, value in instead.items() if value is not None})
     trace = make(checkpoint, read_prompts(prompts), advance, out, given.setting(dtype=dtype))
-    kinds = [type(event).__name__.lower() for event in trace.events]
+    kinds = [str(event.__struct_config__.tag) for event in trace.events]
     print(f"{out}: {len(kinds)} events, " + ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)))
 
 

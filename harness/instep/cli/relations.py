@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from .finish import finish
 from .setting import Given, takes_setting
 
 
@@ -27,8 +28,6 @@ def relations(
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Hold relations between runs of one trace; exit 0: all agree, 1: divergence, 3: one of them compared nothing."""
-    from rich.console import Console
-
     from .. import relations as table
     from ..atomic_write import writable
     from ..relations import render
@@ -45,7 +44,4 @@ def relations(
     with progress("relations") as said:
         found = table.held(case, wanted, lambda relation: said(relation.name, wanted.index(relation), len(wanted)))
     run = render.Run(trace, checkpoint, until, case, tuple(found))
-    if json is not None:
-        render.of(run, commit).write(json)
-    render.show(run, Console())
-    raise typer.Exit(int(table.worst(found)))
+    finish(render.of(run, commit), json, lambda console: render.show(run, console))

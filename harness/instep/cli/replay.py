@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .finish import finish
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ def replay(
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
-    from rich.console import Console
-
     from instep_reference.contract.errors import BadInput
 
     from ..atomic_write import writable, write_atomically
@@ -79,10 +78,7 @@ def replay(
     if trail is not None:
         lines = [f"{run.ops} {line}\n" for run, kept in zip(runs, trails, strict=True) for line in kept.lines]
         write_atomically({trail: "".join(lines).encode()})
-    if json is not None:
-        data.of(outcomes, commit).write(json)
-    terminal.show(outcomes, Console())
-    raise typer.Exit(int(data.worst(outcomes)))
+    finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console))
 
 
 def _planned(trace: Trace, until: int | None) -> list[Part]:

@@ -6,11 +6,15 @@ Leaves out: how (`instep.shapes`) and the words (`instep.report`).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .finish import finish
 from .setting import Given, takes_setting
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @takes_setting(ops="Op set, or module:attribute; left out: triton.", drafter="How drafts are made: eagle or vanilla.")
@@ -25,8 +29,6 @@ def shapes(
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Run an op set at the sizes of real models, weights drawn; exit 0: all agree, 1: divergence, 3: nothing judged."""
-    from rich.console import Console
-
     from ..atomic_write import writable
     from ..report import data, terminal
     from ..shapes import NAMES
@@ -38,8 +40,9 @@ def shapes(
     outcomes = [
         shaped(one, setting, layers=layers, vocab=vocab, until=until, judged=layer) for one in name or NAMES
     ]
-    if json is not None:
-        data.of(outcomes, commit).write(json)
-    for outcome in outcomes:
-        terminal.show([outcome], Console())
-    raise typer.Exit(int(data.worst(outcomes)))
+
+    def show(console: Console) -> None:
+        for outcome in outcomes:  # each is of a trace of its own
+            terminal.show([outcome], console)
+
+    finish(data.of(outcomes, commit), json, show)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from .finish import finish
 from .setting import Given, takes_setting
 
 
@@ -29,8 +30,6 @@ def streams(
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Replay a trace on labels that states can be read by; exit 0: all right, 1: a label is wrong, 3: nothing read."""
-    from rich.console import Console
-
     from instep_optimized.commit import STRATEGIES
     from instep_reference.contract.errors import BadInput
 
@@ -52,7 +51,4 @@ def streams(
         streamed(loaded, given.setting(ops=served, strategy=how), one, until=until, layers=layer)
         for served in given.several("ops", "plain") for how in given.several("strategy", *STRATEGIES) for one in chosen
     ]
-    if json is not None:
-        data.of(outcomes, commit).write(json)
-    terminal.show(outcomes, Console())
-    raise typer.Exit(int(data.worst(outcomes)))
+    finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console))

@@ -42,10 +42,8 @@ def show(result: Result, console: Console) -> None:
         made.add_row(one.fault.id, *_marks(one), ", ".join(one.seen), *_heard(one.heard))
     tables.show(made, console)
     for one in result.judged:
-        for line in surprises(one):
-            console.print(Text(line), soft_wrap=True)
-    for line in (*result.failures, summary(result)):
-        console.print(Text(line), soft_wrap=True)
+        tables.say(console, *surprises(one))
+    tables.say(console, *result.failures, summary(result))
 
 
 def _marks(one: Judged) -> tuple[Text, ...]:

@@ -11,46 +11,46 @@ from rich.text import Text
 from ..budget import Need, spelled
 from ..replay.history import printable
 from ..report.result import Result
-from ..report.words import spelled as place_spelled
-from ..verdict import Comparison, Exit, Tier, Verdict
+from ..report.tables import say
+from ..report.words import numbers, where
+from ..verdict import Comparison, Exit, Verdict
 from .decode import Decoded
 from .speed import Speed
 from .words import Words
 
 
-def texts(decoded: Decoded, words: Words, console: Console) -> None:
-    """Every prompt and what was said."""
+def show(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words, console: Console) -> None:
+    """Every prompt and what was said; then the figures."""
     for name, prompt in decoded.ask.prompts.items():
         said = decoded.said(name)
-        console.print(Text(f'"{name}" {len(prompt)} + {len(said)} tokens', style="bold"), soft_wrap=True)
-        console.print(Text.assemble(
-            "  ", (printable(words.decode(prompt)), "dim"), "|", printable(words.decode(said))
-        ), soft_wrap=True)
+        say(console, f'"{name}" {len(prompt)} + {len(said)} tokens', style="bold")
+        say(console, Text.assemble("  ", (printable(words.decode(prompt)), "dim"), "|", printable(words.decode(said))))
+    _figures(decoded, need, verdict, console)
 
 
-def figures(decoded: Decoded, need: Need, verdict: Verdict | None, console: Console) -> None:
+def _figures(decoded: Decoded, need: Need, verdict: Verdict | None, console: Console) -> None:
     """The verdict, and what it allows to be said."""
-    setting, said = decoded.ask.setting, console.print
-    said(Text(_judged(decoded, verdict), style=_style(verdict)), soft_wrap=True)
-    speed = Speed.of(decoded)
+    setting, speed, lines = decoded.ask.setting, Speed.of(decoded), []
     if verdict is not None and verdict.exit is Exit.AGREED:
         alone = "" if speed.decoding is None else (
             f"{speed.decoding:.1f} tokens/s decoding ({speed.latency_ms:.2f} ms a round), ")
-        said(f"speed             {alone}{speed.overall:.1f} overall, prompts included", highlight=False, soft_wrap=True)
+        lines.append(f"speed             {alone}{speed.overall:.1f} overall, prompts included")
     counts = ", ".join(f"{steps}: {count}" for steps, count in speed.steps.items())
-    said(f"accepted drafts   {speed.accepted:.2f} a window", highlight=False, soft_wrap=True)
-    said(f"step counts       {counts} (drafts: rounds)", highlight=False, soft_wrap=True)
-    said(f"memory            {spelled(need.fixed)} a request and {spelled(need.per_token)} a token "
-         f"({need.strategy}, {need.conv})", highlight=False, soft_wrap=True)  # fmt: skip
     run = (setting.ops, setting.dtype, setting.layout, f"batches of {decoded.ask.batch}", setting.device)
-    said(f"run               {', '.join(run)}", highlight=False, soft_wrap=True)
+    say(console, _judged(decoded, verdict), style=_style(verdict))
+    say(
+        console, *lines,
+        f"accepted drafts   {speed.accepted:.2f} a window",
+        f"step counts       {counts} (drafts: rounds)",
+        f"memory            {spelled(need.fixed)} a request and {spelled(need.per_token)} a token "
+        f"({need.strategy}, {need.conv})",
+        f"run               {', '.join(run)}",
+    )
 
 
 def finding(found: Comparison) -> str:
     """The first disagreement, in one sentence."""
-    measure = "margin" if found.tier is Tier.DECISIONS else "error"
-    return (f'request "{found.request}", {place_spelled(found.place)}: {found.diagnosis} '
-            f"({measure} {found.worst:.3g}, limit {found.allowed:.3g}; {found.tier.value})")  # fmt: skip
+    return f"{where(found, short=True)}: {found.diagnosis} ({numbers(found)})"
 
 
 def of(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words) -> Result:
@@ -88,8 +88,8 @@ def _judged(decoded: Decoded, verdict: Verdict | None) -> str:
         first = f": {finding(verdict.findings[0])}" if verdict.findings else ": nothing was compared"
         return f"DIVERGED  {of}{first}\n  no speed is shown; --trace FILE, then instep replay, tells where it begins"
     worst = max(one.headroom for one in verdict.compared)
-    numbers = f"{verdict.elements:,} numbers, {worst:.2f} of the allowance"
-    return f"checked           {of}: tokens and states agree ({numbers})"
+    compared = f"{verdict.elements:,} numbers, {worst:.2f} of the allowance"
+    return f"checked           {of}: tokens and states agree ({compared})"
 
 
 def _style(verdict: Verdict | None) -> str:

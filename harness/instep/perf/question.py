@@ -42,8 +42,9 @@ class Question:
     patience_s: float = 600.0
 
     def __post_init__(self) -> None:
+        cases = set(self.cases)
         for name, found, right, expected in (
-            ("--case", self.cases, bool(self.cases) and set(self.cases) <= set(CASES), f"some of {', '.join(CASES)}"),
+            ("--case", ", ".join(self.cases), bool(cases) and cases <= set(CASES), f"some of {', '.join(CASES)}"),
             ("--pairs", self.pairs, self.pairs > 0, "at least 1"),
             ("--allowed", self.allowed, 0 < self.allowed < 1, "a part between 0 and 1, as 0.03"),
             ("--batch", self.batch, self.batch > 0, "at least 1"),

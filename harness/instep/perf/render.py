@@ -24,20 +24,20 @@ def show(report: Report, console: Console) -> None:
     """Everything on the terminal; a refusal stands alone, without a figure."""
     question = report.question
     if report.refused:
-        said = f"REFUSED  {report.refused}\n  nothing is timed of what does not pass; --keep FOLDER keeps the trace"
-        console.print(Text(said), soft_wrap=True)
+        after = "  nothing is timed of what does not pass; --keep FOLDER keeps the trace"
+        tables.say(console, f"REFUSED  {report.refused}", after)
         return
     tables.show(_table(report), console)
     for case in question.cases:
-        console.print(Text(_sentence(report, case), style=STYLES[report.says(case)]), soft_wrap=True)
+        tables.say(console, _sentence(report, case), style=STYLES[report.says(case)])
     accepted = ", ".join(f"{name} {report.acceptance[name]:.2f}" for name in ("before", "after"))
-    for line in (
+    tables.say(
+        console,
         f"accepted drafts a window: {accepted}, reference {report.reference_acceptance:.2f}",
         f"states compared before and after timing: {report.elements:,} numbers",
-    ):
-        console.print(line, highlight=False, soft_wrap=True)
+    )
     found = ", ".join(f"{name} {value}" for name, value in fingerprint(question.setting.device).items() if value)
-    console.print(Text(found, style="dim"), soft_wrap=True)
+    tables.say(console, found, style="dim")
 
 
 def of(report: Report) -> Result:

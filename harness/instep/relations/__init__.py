@@ -62,6 +62,5 @@ def held(
 
 
 def worst(found: Sequence[Held]) -> Exit:
-    """A divergence outranks what compared nothing; relations without a meaning count only where there is no other."""
-    exits = {one.verdict.exit for one in found if one.lacks is None} or {Exit.INCONCLUSIVE}
-    return next(code for code in (Exit.DIVERGED, Exit.INCONCLUSIVE, Exit.AGREED) if code in exits)
+    """Relations without a meaning count only where there is no other."""
+    return Exit.worst(one.verdict.exit for one in found if one.lacks is None)

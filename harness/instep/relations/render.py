@@ -5,7 +5,6 @@ Leaves out: holding them. The file has the fields of a replay's (`report/data.py
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,17 @@ from ..replay.replay import served
 from ..report import tables
 from ..report.command import command as to_type
 from ..report.command import near
-from ..report.data import FINDINGS, finding
+from ..report.data import FINDINGS, finding, number
 from ..report.result import Result
-from ..report.terminal import EXACT, VERDICTS, short
-from ..report.words import where
-from ..verdict import Comparison, Tier
+from ..report.terminal import VERDICTS, headroom, short, used
+from ..report.words import MEASURES as OF_A_REPLAY
+from ..report.words import message, numbers
+from ..verdict import Tier
 from . import Held, worst
 from .case import Case
+
+# Two runs of the subject are compared: a number says how far apart they are, not how wrong one is.
+MEASURES = OF_A_REPLAY | dict.fromkeys((Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED), "difference")
 
 
 @dataclass(frozen=True)
@@ -52,23 +55,17 @@ def show(run: Run, console: Console) -> None:
     for held in run.held:
         why = "has no meaning here" if held.lacks is not None else "did not compare"
         for reason in sorted({f"{skip.check} {why}: {skip.reason}" for skip in held.verdict.skipped}):
-            console.print(Text(reason, style="dim"), soft_wrap=True)
+            tables.say(console, reason, style="dim")
     for held in run.held:
         if held.verdict.findings:
-            console.print(Text(divergence(run, held)), soft_wrap=True)
+            tables.say(console, divergence(run, held))
 
 
 def divergence(run: Run, held: Held) -> str:
     """All that is known about the first finding of one relation."""
-    first, *others = held.verdict.findings
-    numbers = f"{_measure(first)} {first.worst:.4g}, limit {first.allowed:.4g}; {first.tier.value} {first.check}"
-    lines = [
-        f"DIVERGED  {run.case.trace.header.name}, optimized[{run.case.plan.setting.ops}]: {held.relation.says}",
-        f"  {where(first)}", f"  {first.diagnosis}          ({numbers})",
-    ]
-    if others:
-        lines.append(f"  {len(others)} more, next: {where(others[0])}")
-    return "\n".join([*lines, f"  {command(run, held)}"])
+    findings = held.verdict.findings
+    title = f"{run.case.trace.header.name}, optimized[{run.case.plan.setting.ops}]: {held.relation.says}"
+    return message(title, findings, numbers(findings[0], MEASURES), [command(run, held)])
 
 
 def command(run: Run, held: Held) -> str:
@@ -96,7 +93,7 @@ def _run(run: Run, held: Held) -> dict[str, Any]:
         "lacks": held.lacks, "events": verdict.events, "of": len(run.case.trace.events),
         "compared": len(verdict.compared), "elements": verdict.elements,
         "model": plan.checkpoint.digest, "served": served(), "seconds": round(held.seconds, 3),
-        "tiers": [tier.value for tier in _tiers(held)], "headroom": _number(_headroom(verdict.compared)),
+        "tiers": [tier.value for tier in _tiers(held)], "headroom": number(headroom(verdict.compared)),
         "skipped": [skip.reason for skip in verdict.skipped],
         "findings": [finding(found) for found in verdict.findings[:FINDINGS]],
         "message": divergence(run, held) if verdict.findings else None,
@@ -107,31 +104,12 @@ def _cells(held: Held) -> tuple[str | Text, ...]:
     if held.lacks is not None:
         return held.relation.name, Text("no meaning", style="dim"), "", "", "", ""
     compared = held.verdict.compared
-    headroom = _headroom([one for one in compared if one.tier not in EXACT or not one.agrees])
     return (
         held.relation.name, Text(*VERDICTS[held.verdict.exit]), " ".join(tier.value for tier in _tiers(held)),
-        short(held.verdict.elements), "exact" if headroom is None else f"{headroom:.3g}",
-        f"{held.seconds:.1f}",
+        short(held.verdict.elements), used(headroom(compared)) if compared else "", f"{held.seconds:.1f}",
     )
 
 
 def _tiers(held: Held) -> list[Tier]:
     found = {compared.tier for compared in held.verdict.compared}
     return [tier for tier in Tier if tier in found]
-
-
-def _headroom(compared: Sequence[Comparison]) -> float | None:
-    """The largest; a NaN is worse than anything."""
-    parts = [one.headroom for one in compared]
-    return max(parts, key=lambda part: (math.isnan(part), part)) if parts else None
-
-
-def _number(value: float | None) -> float | str | None:
-    """An infinite headroom has no number in JSON: it is written as text."""
-    return value if value is None or math.isfinite(value) else str(value)
-
-
-def _measure(found: Comparison) -> str:
-    return {Tier.IDENTITY: "differing", Tier.BITWISE: "differing bytes", Tier.DECISIONS: "margin"}.get(
-        found.tier, "difference"
-    )

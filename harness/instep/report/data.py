@@ -29,10 +29,8 @@ def of(outcomes: Sequence[Outcome], commit: str | None = None) -> Result:
 
 
 def worst(outcomes: Sequence[Outcome]) -> Exit:
-    """A divergence outranks a run that compared nothing, which outranks agreement."""
-    found = {outcome.verdict.exit for outcome in outcomes}
-    order = (Exit.DIVERGED, Exit.INCONCLUSIVE, Exit.AGREED)
-    return next((code for code in order if code in found), Exit.INCONCLUSIVE)
+    """Of several runs; none is inconclusive."""
+    return Exit.worst(outcome.verdict.exit for outcome in outcomes)
 
 
 def _run(outcome: Outcome) -> dict[str, Any]:
@@ -70,9 +68,12 @@ def _declared(outcome: Outcome) -> dict[str, Any]:
 
 
 def _total(total: Total) -> dict[str, Any]:
+    return {**asdict(total), "tier": total.tier.value, "headroom": number(total.headroom)}
+
+
+def number(value: float | None) -> float | str | None:
     """An infinite headroom has no number in JSON: it is written as text."""
-    headroom = total.headroom if total.headroom is None or math.isfinite(total.headroom) else str(total.headroom)
-    return {**asdict(total), "tier": total.tier.value, "headroom": headroom}
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def _listed(findings: Sequence[Comparison]) -> list[Comparison]:

@@ -1,4 +1,4 @@
-"""Tables on the terminal in which no number is ever cut or broken, however narrow the console is.
+"""Tables and lines on the terminal: no number is ever cut and no line broken, however narrow the console is.
 
 Leaves out: what stands in them.
 """
@@ -20,11 +20,16 @@ NARROWEST_TEXT = 8
 ENDLESS = 10_000  # columns of a console on which everything has room
 
 
+def say(console: Console, *lines: str | Text, style: str = "") -> None:
+    """Print each line as it is: not broken, not coloured but in `style`, brackets left alone."""
+    for line in lines:
+        console.print(Text(line, style=style) if isinstance(line, str) else line, soft_wrap=True)
+
+
 def table(title: str, columns: Mapping[str, Kind], *, framed: bool = False) -> Table:
     """A table without rows. framed: for one whose rows stand in sections."""
     box, padding = (HEAVY_HEAD, (0, 1)) if framed else (SIMPLE_HEAD, (0, 0, 0, 1))
-    titled = Text(title, style="bold") if title else None
-    made = Table(title=titled, title_justify="left", box=box, pad_edge=framed, padding=padding)
+    made = Table(title=Text(title, style="bold"), box=box, pad_edge=framed, padding=padding)
     for name, kind in columns.items():
         made.add_column(
             Text(name), justify="right" if kind == "number" else "left", overflow="fold",
@@ -36,6 +41,9 @@ def table(title: str, columns: Mapping[str, Kind], *, framed: bool = False) -> T
 def show(made: Table, console: Console) -> None:
     """Print it. Where room is short, headings are broken between words, then texts; then the table is wider than the
     console."""
+    if made.title:
+        say(console, made.title)  # rich would break it at the table's width
+        made.title = None
     endless = console.options.update(width=ENDLESS)
     if Measurement.get(console, endless, made).maximum > console.width:
         for column in made.columns:

@@ -19,7 +19,7 @@ from rich.text import Text
 from ..checks.base import listed
 from ..verdict import Comparison, Exit, Tier
 from . import tables
-from .tables import table
+from .tables import say, table
 from .words import declared, divergence, named, otherwise
 
 if TYPE_CHECKING:
@@ -37,18 +37,18 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     tables.show(_runs(outcomes), console)
     for outcome in outcomes:
         if outcome.verdict.exit is Exit.INCONCLUSIVE:
-            console.print(Text(f"{outcome.plan.setting.ops}: {_why_nothing(outcome)}"), soft_wrap=True)
+            say(console, f"{outcome.plan.setting.ops}: {_why_nothing(outcome)}")
         _skips(outcome, console)
         _scratch(outcome, console)
         if said := declared(outcome):
-            console.print(Text(f"{outcome.plan.setting.ops} declares: {said}", style="dim"), soft_wrap=True)
+            say(console, f"{outcome.plan.setting.ops} declares: {said}", style="dim")
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
         if outcome.verdict.findings:
-            console.print(Text(divergence(outcome)), soft_wrap=True)
+            say(console, divergence(outcome))
     if outcomes[0].left_out:  # the last line, whatever the verdict: what was not asked is not agreed
         asked, left = named(outcomes[0].tiers), named(outcomes[0].left_out)
-        console.print(Text(f"only {asked} judged; left out by --tiers: {left}", style="yellow"), soft_wrap=True)
+        say(console, f"only {asked} judged; left out by --tiers: {left}", style="yellow")
 
 
 def _runs(outcomes: Sequence[Outcome]) -> Table:
@@ -101,23 +101,27 @@ def tiers(outcome: Outcome) -> list[Total]:
         mine = [compared for compared in outcome.verdict.compared if compared.tier is tier]
         if not mine:
             continue
-        exact = tier in EXACT and all(compared.agrees for compared in mine)
         totals.append(Total(
             tier, len(mine), sum(compared.blocks for compared in mine), sum(compared.elements for compared in mine),
-            sum(compared.undecided for compared in mine), None if exact else _worst(mine),
+            sum(compared.undecided for compared in mine), headroom(mine),
         ))
     return totals
 
 
-def _worst(compared: Sequence[Comparison]) -> float:
-    """The largest headroom; a NaN is worse than anything."""
-    return max((one.headroom for one in compared), key=lambda headroom: (math.isnan(headroom), headroom))
+def headroom(compared: Sequence[Comparison]) -> float | None:
+    """The largest part of an allowance that was used, a NaN being worse than anything; None where all was exact."""
+    parts = [one.headroom for one in compared if one.tier not in EXACT or not one.agrees]
+    return max(parts, key=lambda part: (math.isnan(part), part), default=None)
+
+
+def used(headroom: float | None) -> str:
+    """It as the cell of a table."""
+    return "exact" if headroom is None else f"{headroom:.3g}"
 
 
 def _cells(total: Total) -> tuple[str, ...]:
-    headroom = "exact" if total.headroom is None else f"{total.headroom:.3g}"
     counts = (total.comparisons, total.blocks, total.elements, total.undecided)
-    return (total.tier.value, *map(short, counts), headroom)
+    return (total.tier.value, *map(short, counts), used(total.headroom))
 
 
 def short(count: int) -> str:
@@ -130,8 +134,7 @@ def short(count: int) -> str:
 
 def _skips(outcome: Outcome, console: Console) -> None:
     for (check, reason), count in Counter((skip.check, skip.reason) for skip in outcome.verdict.skipped).items():
-        said = f"{outcome.plan.setting.ops}: {check} did not compare {count} times: {reason}"
-        console.print(Text(said, style="dim"), soft_wrap=True)
+        say(console, f"{outcome.plan.setting.ops}: {check} did not compare {count} times: {reason}", style="dim")
 
 
 def _scratch(outcome: Outcome, console: Console) -> None:
@@ -141,23 +144,20 @@ def _scratch(outcome: Outcome, console: Console) -> None:
         alike.setdefault((region, units), []).append(layer)
     for (region, units), layers in alike.items():
         where = f"{listed('layer', layers)}, {listed('unit', units)}"
-        said = f"{outcome.plan.setting.ops}: {region}, {where}: declared as scratch, not guarded"
-        console.print(Text(said), soft_wrap=True)
+        say(console, f"{outcome.plan.setting.ops}: {region}, {where}: declared as scratch, not guarded")
 
 
 def _history(history: History, console: Console) -> None:
     first, *changes = history.steps
     steps = " ".join([str(first[1]), *(f"-> {count} (event {event})" for event, count in changes)])
-    console.print(Text(f"step counts       {steps}"), soft_wrap=True)
     lengths: dict[str, list[int]] = {}
     for _, accepted in history.accepted:
         for request, length in accepted.items():
             lengths.setdefault(request, []).append(length)
-    console.print(Text(f"accepted drafts   {history.mean_accepted_drafts:.2f} a window"))
+    say(console, f"step counts       {steps}", f"accepted drafts   {history.mean_accepted_drafts:.2f} a window")
     for text in history.texts:
         counts = " ".join(map(str, lengths.get(text.request, []))) or "none"
-        for line in (
-            Text.assemble((f'request "{text.request}"', "bold"), f" accepted lengths {counts}"),
+        say(
+            console, Text.assemble((f'request "{text.request}"', "bold"), f" accepted lengths {counts}"),
             Text.assemble("  ", (text.spelled(text.prompt), "dim"), "|", text.spelled(text.said)),
-        ):
-            console.print(line, soft_wrap=True)
+        )

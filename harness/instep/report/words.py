@@ -6,7 +6,7 @@ Leaves out: tables and colours (`terminal.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,23 +39,37 @@ COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # c
 
 def divergence(outcome: Outcome) -> str:
     """All that is known about the first finding, a line each."""
-    first, *others = outcome.verdict.findings
+    first, lines = outcome.verdict.findings[0], []
     served = ", ".join((outcome.plan.setting.ops, *otherwise(outcome.variant)))
-    subject = f"optimized[{served}] against reference"
-    lines = [f"DIVERGED  {outcome.name}, {subject}", f"  {where(first)}"]
-    measure = COUNTS.get(first.check, MEASURES[first.tier])
-    worst = f"{first.worst:.4f}" if measure == "projection" else f"{first.worst:.4g}"
-    numbers = f"{measure} {worst}, limit {first.allowed:.4g}"
-    diagnosis = first.diagnosis or "differs from the reference"
-    lines.append(f"  {diagnosis}          ({numbers}; {first.tier.value} {first.check})")
-    lines += trace(next((found.raised for found in (first, *others) if found.raised is not None), None))
-    if others:
-        lines.append(f"  {len(others)} more at this event, next: {where(others[0], short=True)}")
     if outcome.located is not None:
-        lines += [f"  {outcome.located.says}", *(f"  hint: {hint}" for hint in outcome.located.hints)]
+        lines += [outcome.located.says, *(f"hint: {hint}" for hint in outcome.located.hints)]
     if silent(outcome) and first.tier in NUMERIC:
-        lines.append(f"  {UNDECLARED}")
-    return "\n".join([*lines, *([f"  {command(outcome, first)}"] if outcome.again else [])])
+        lines.append(UNDECLARED)
+    if outcome.again:
+        lines.append(command(outcome, first))
+    title = f"{outcome.name}, optimized[{served}] against reference"
+    return message(title, outcome.verdict.findings, numbers(first), lines)
+
+
+def message(title: str, findings: Sequence[Comparison], measured: str, more: Iterable[str]) -> str:
+    """Its title, where the first finding stands, what it is and what was measured, how many there are, and more lines.
+
+    measured: the first finding's numbers, as `numbers` words them
+    """
+    first, *others = findings
+    lines = [where(first), f"{first.diagnosis or 'differs from the reference'}          ({measured})"]
+    lines += trace(next((found.raised for found in findings if found.raised is not None), None))
+    if others:
+        here = all(found.event == first.event for found in others)
+        lines.append(f"{len(others)} more{' at this event' * here}, next: {where(others[0], short=here)}")
+    return "\n".join([f"DIVERGED  {title}", *(f"  {line}" for line in (*lines, *more))])
+
+
+def numbers(found: Comparison, measures: Mapping[Tier, str] = MEASURES) -> str:
+    """projection 0.9996, limit 0.5; T2d directed"""
+    measure = COUNTS.get(found.check, measures[found.tier])
+    worst = f"{found.worst:.4f}" if measure == "projection" else f"{found.worst:.4g}"
+    return f"{measure} {worst}, limit {found.allowed:.4g}; {found.tier.value} {found.check}"
 
 
 def trace(raised: Raised | None) -> list[str]:
@@ -63,8 +77,8 @@ def trace(raised: Raised | None) -> list[str]:
     if raised is None:
         return []
     frames = raised.whole if os.environ.get("INSTEP_TRACEBACK") else raised.own
-    at = [f"  at {near(Path(raised.file))} line {raised.line}, in {raised.function}"] if raised.file else []
-    return [*at, *(f"    {line}" for line in frames.splitlines())]
+    at = [f"at {near(Path(raised.file))} line {raised.line}, in {raised.function}"] if raised.file else []
+    return [*at, *(f"  {line}" for line in frames.splitlines())]
 
 
 def declared(outcome: Outcome) -> str:

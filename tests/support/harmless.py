@@ -1,15 +1,15 @@
 """Edits that look like faults and cannot matter, each with the proof. They count nowhere; a harness that reports one
 is wrong.
 
-Leaves out: faults (`catalogue/`). The tests run these: every event must agree, and bytes differ only where said.
+Leaves out: faults (`faults/catalogue/`). The tests run these: every event must agree, and bytes differ only where said.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..replay.setting import Setting
-from .base import Edit, Wrap
+from instep.faults.base import Edit, Wrap
+from instep.replay.setting import Setting
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Plants edits in this process, for as long as a block lasts: the functions that they change get other code.
 
 Whoever holds such a function runs the other code: an op set, a subclass, a module that imported it.
-Leaves out: whatever is no plain function (kernels, tables, imports); that needs a copy of the source (`plant.py`).
+Leaves out: what is no plain function (kernels, tables, imports); that needs a copy of the source (`faults/plant.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from instep.faults.base import Edit, Wrap
+from instep.faults.pieces import parsed
+from instep.faults.plant import edited
 from instep_reference.contract.errors import BadInput
-
-from .base import Edit, Wrap
-from .pieces import parsed
-from .plant import edited
 
 COPY = "plant it in a copy of the source: `plant.planted`"
 

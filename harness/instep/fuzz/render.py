@@ -1,0 +1,40 @@
+"""What `instep fuzz` says: which conditions were met and how often, and what was found.
+
+Leaves out: drawing and counting (`campaign.py`, `coverage.py`).
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from ..report import tables
+from ..report.words import divergence
+from .campaign import Result, place
+
+
+def show(result: Result, console: Console) -> None:
+    """What was met, what was not, and what was found."""
+    coverage, settings = result.coverage, result.settings
+    title = f"fuzz [{settings.setting.ops}], seed {settings.seed}"
+    made = tables.table(title, {"condition": "text", "events": "number"})
+    for name, count in coverage.counts().items():
+        made.add_row(name, f"{count:,}" if count else "[yellow]never[/yellow]")
+    tables.show(made, console)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in coverage.events.most_common())
+    refused = sum(result.refused.values())
+    tables.say(
+        console,
+        f"{result.examples:,} runs in {result.seconds:.0f} s, {result.events:,} events: {kinds or 'none'}",
+        f"{len(coverage.pairs)} different pairs of events; {refused:,} draws refused by the event rules (no room left)",
+        f"{result.elements:,} elements compared",
+    )
+    if result.found is None:
+        tables.say(console, "nothing found" if result.elements else "inconclusive: nothing was compared")
+        return
+    found, path = result.found, place(settings)
+    tables.say(console, divergence(found), f"  found in run {result.examples}, shrunk to {found.of} events: {path}")
+    if result.cut:
+        tables.say(console, f"  shrinking was cut short: {result.cut}")
+    if not result.again:
+        said = "found once and not again: replayed from its trace, the sides agree. Something outside the trace decides"
+        tables.say(console, f"  {said}")

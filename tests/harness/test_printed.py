@@ -1,0 +1,144 @@
+"""What `relations`, `faults`, `fuzz`, `gate` and `doctor` print of results that were made up here.
+
+Leaves out: `replay` (`test_report.py`), and commands that run (`test_cli.py` and its neighbours).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import instep.relations as table
+from instep.faults import render as faults
+from instep.faults.arms import Arm
+from instep.faults.base import Fault
+from instep.faults.judge import Heard, Judged
+from instep.faults.judge import Result as Campaign
+from instep.fuzz import render as fuzz
+from instep.fuzz.campaign import Result, Settings
+from instep.perf import render as gate
+from instep.perf.pairs import Ratio, Say, Spread
+from instep.perf.question import Judged as Clocked
+from instep.perf.question import Question, Report
+from instep.relations import Held
+from instep.relations import render as relations
+from instep.replay.setting import Setting
+from instep.trace.file import read
+from instep.verdict import Exit, Skipped, Tier, Verdict
+from instep_reference.contract.place import Place
+from support.command import Runner
+from support.golden import Golden, sections
+from support.outcomes import comparison, outcome, printed
+
+TRACE = Path("fixtures/traces/adaptive.jsonl")
+SETTING = Setting("triton", strategy="snapshot", graphs=True)
+
+
+def held(name: str, *compared: Any, lacks: str | None = None) -> Held:
+    [relation], verdict = table.relations([name]), Verdict()
+    verdict.add(compared if lacks is None else [Skipped(name, 0, lacks)])
+    return Held(relation, verdict, 0.25, lacks)
+
+
+def test_relations(golden: Golden) -> None:
+    run = relations.Run(TRACE, Path("a model"), None, SimpleNamespace(  # type: ignore[arg-type]
+        trace=read(TRACE), plan=SimpleNamespace(setting=SETTING), bitwise=True,
+    ), ())  # fmt: skip
+    exact = comparison(tier=Tier.BITWISE, worst=0.0, allowed=0.0, elements=12_345)
+    wrong = comparison(tier=Tier.DERIVED, worst=1.0, request="b", slot=5, diagnosis="the runs differ")
+    late = replace(wrong, tier=Tier.BITWISE, allowed=0.0, event=43)
+    skipped = held("drift", comparison())
+    skipped.verdict.add([Skipped("drift", 0, "too few tokens")])
+    agree = held("slots", exact), held("alone", comparison()), held("drift", lacks="labels have no error")
+    golden("relations", sections({
+        "agreed": printed(relations.show, replace(run, held=(*agree, skipped))),
+        "diverged": printed(relations.show, replace(run, held=(held("slots", wrong, late), held("poison", late)))),
+        "inconclusive": printed(relations.show, replace(run, held=(held("slots"),))),
+    }))  # fmt: skip
+
+
+RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
+CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, events=2, of=2)
+FAULT = Fault(
+    "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", Setting(), 1, Place("trunk", 0, "conv"),
+    "holds the state after 2", ("bytes",), ("tokens",),
+)
+
+
+def judged(name: str, diagnosis: str = "holds the state after 2 tokens", void: str = "", **finding: Any) -> Judged:
+    said = {"check": "bytes", "tier": "T1", "event": 1, "stage": "trunk", "layer": 0, "component": "conv",
+            "where": "event 1 commit, conv window", "diagnosis": diagnosis, **finding}  # fmt: skip
+    arm = Arm(Exit.DIVERGED, 1.0, (said,), {"bytes": "T1"}, PLANTED, events=2, of=2)
+    return Judged(replace(FAULT, id=name), CONTROL, arm, void)
+
+
+def test_faults(golden: Golden) -> None:
+    missed = replace(judged("missed"), arm=replace(CONTROL, served=PLANTED))
+    broke = replace(judged("broke"), arm=Arm(None, 9.0, error="it did not end within 300 s"))
+    every = (
+        judged("row-for-slot"), judged("commit-index-minus-one"), replace(judged("elsewhere", layer=3)),
+        judged("by-another", check="derived", tier="T2"), judged("by-the-blind", check="tokens", tier="T4"),
+        judged("unnamed", "differs"), missed, broke, judged("void", void="it never fired: no byte differs"),
+    )
+    heard = Heard(0.5, 0.25, 0.5), Heard(1.0, None, None, True), Heard(error="broke")
+    with_text = [replace(one, heard=said) for one, said in zip(every, heard, strict=False)]
+    golden("faults", sections({
+        "all as the catalogue says": printed(faults.show, Campaign(every[:2], 12.0, 20.0, 2)),
+        "everything that may be otherwise": printed(faults.show, Campaign(every, 12.0, 20.0, 2)),
+        "with the text that each says": printed(faults.show, Campaign(tuple(with_text), 12.0, 20.0, 2)),
+    }))  # fmt: skip
+
+
+def test_fuzz(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    met = {"accepted: ragged": 1200, "a verify after a switch": 3}
+    monkeypatch.setattr("instep.fuzz.coverage.CONDITIONS", [*met, "idle"])
+    settings = Settings(Setting("plain"), Path("fixtures/tiny"), 400, 1, Path("found"))
+    none, some = Result(settings), Result(settings, examples=37, events=1234, elements=5_000_000, seconds=2.5)
+    some.coverage.met.update(met)
+    some.coverage.events = Counter({"forward": 1000, "commit": 234})
+    some.coverage.pairs.update({("forward", "commit"): 9})
+    some.refused.update({"admit": 7})
+    found = outcome(comparison(worst=2.0, request="b", diagnosis="holds the state after 2 tokens"), of=5)
+    once = replace(some, found=found, again=False, cut="its time was over")
+    golden("fuzz", sections({
+        "nothing found": printed(fuzz.show, some), "nothing compared": printed(fuzz.show, none),
+        "found": printed(fuzz.show, replace(some, found=found)), "found once": printed(fuzz.show, once),
+    }))  # fmt: skip
+
+
+def test_gate(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "fingerprint", lambda device: {"torch": "2", "device": device, "cores": None})
+    spread, same = Spread(0.0125, 0.012, 0.013), Ratio(1.0, 0.99, 1.01, 120)
+
+    def report(*says: tuple[str, str, Say]) -> Report:
+        change = {Say.HELD: Ratio(1.01, 1.0, 1.02, 120), Say.SLOWER: Ratio(1.2, 1.1, 1.3, 120), Say.NOISY: same}
+        return Report(
+            Question("plain", "triton", Path("model")), elements=12_345, reference_acceptance=1.5,
+            judged=[Clocked(case, clock, spread, spread, change[said], same, said) for case, clock, said in says],
+            acceptance={"before": 1.5, "after": 1.25},
+        )
+
+    refused = Report(Question("plain", "triton", Path("model")), refused="after: DIVERGED  course")
+    golden("gate", sections({
+        "held, and noisy by one clock": printed(gate.show, report(
+            ("verify", "wall", Say.HELD), ("verify", "cpu", Say.NOISY), ("commit", "wall", Say.HELD),
+        )),
+        "slower, and inconclusive": printed(gate.show, report(
+            ("verify", "wall", Say.SLOWER), ("verify", "cpu", Say.HELD), ("commit", "wall", Say.NOISY),
+        )),
+        "refused": printed(gate.show, refused),
+    }))  # fmt: skip
+
+
+def test_doctor(golden: Golden, instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"python": "3.11", "torch": "2", "safetensors": "1", "msgspec": "1", "triton": None}
+    monkeypatch.setattr("instep.cli.doctor.findings", lambda: found)
+    monkeypatch.setattr("instep.cli.doctor.platform.python_version_tuple", lambda: ("3", "14", "0"))
+    golden("doctor", instep("doctor").out)
+    monkeypatch.setattr("instep.cli.doctor.findings", lambda: {**found, "torch": None})
+    assert instep("doctor").code == 2

@@ -1,0 +1,52 @@
+"""Comparisons and outcomes without a run, for what is printed of them.
+
+Leaves out: verdicts of real runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from instep.replay.declared import Declared
+from instep.replay.history import History, Text
+from instep.replay.setting import Setting
+from instep.replay.variant import AS_IS
+from instep.verdict import Comparison, Tier, Verdict
+from instep_reference.contract.place import Place
+
+STATE = Place("trunk", 3, "state")
+
+
+def comparison(**changes: Any) -> Comparison:
+    fields: dict[str, Any] = {
+        "check": "directed", "tier": Tier.DIRECTED, "event": 41, "kind": "commit", "place": STATE, "elements": 64,
+        "worst": 0.1, "allowed": 0.5, "blocks": 8,
+    }
+    return Comparison(**{**fields, **changes})
+
+
+def outcome(*compared: Comparison, **changes: Any) -> Any:
+    plan = SimpleNamespace(setting=Setting("triton"), checkpoint=SimpleNamespace(digest="d" * 64))
+    texts = (Text("b", (104, 105), (33, 10, 255), 256),)
+    fields = {
+        "name": "tiny-hybrid", "trace": Path("fixtures/traces/adaptive.jsonl"), "plan": plan, "of": 60,
+        "verdict": Verdict(list(compared), events=42), "seconds": {"reference": 1.0, "subject": 0.5}, "calls": {},
+        "elsewhere": None, "located": None, "again": ("instep", "replay"),
+        "history": History(((5, {"b": 3}), (9, {"b": 1})), ((-1, 1), (4, 3)), texts), "served": {}, "variant": AS_IS,
+        "scratch": {}, "tiers": frozenset(Tier), "left_out": (), "declared": Declared({"q": torch.float32}, {}),
+    }
+    return SimpleNamespace(**{**fields, **changes})
+
+
+def printed(show: Callable[..., None], *shown: Any) -> str:
+    """What `show(*shown, console)` prints on 100 columns."""
+    console = Console(width=100)
+    with console.capture() as captured:
+        show(*shown, console)
+    return captured.get()
