@@ -105,6 +105,7 @@ def windows(
     shift: the first row stands at position length + shift of its request (a chain of drafts runs ahead of the length).
     """
     placed = _placed(ops, memory, who, tokens, shift)
+    # Rows of the draft head have no state memory, so their launch has no group.
     group = Group(
         kind, who.begin, placed.count, width, who.slots, who.rows, placed.before, memory.none_fresh[: len(who.slots)]
     )

@@ -82,11 +82,12 @@ def forward(
     memory = model.memory
     batch = pack(ops, memory, [planned.span for planned in plan], torch.cat([_tokens(p, memory) for p in plan]))
     bound = commit.bind(ops, batch)
-    final = model.trunk(ops, batch, bound)
+    final = model.trunk(ops, batch, bound)  # [N, D]
     bound.ran(ops)
     begins = begins_of([planned.span for planned in plan])
     asked = [row for p, begin in zip(plan, begins, strict=True) for row in _last(begin, p.span.count, p.asked)]
-    picks = _select(ops, final, asked)
+    # lm_head is wide: it runs only on the rows whose logits are needed.
+    picks = _select(ops, final, asked)  # [M, D]
     own = model.trunk.head.pick(ops, picks, STAGE) if asked else ints((), final.device)
 
     # Packed row -> its place among the rows that needed logits.
@@ -94,6 +95,7 @@ def forward(
     _keep(ops, memory, plan, begins, said, own, final)
     committed = [(p, begin) for p, begin in zip(plan, begins, strict=True) if p.span.kind != "verify"]
     rooted = [(p, said[begin + p.span.count - 1]) for p, begin in committed if p.rooted]
+    # The roots are written before the extend, which reads them behind the last rows.
     roots = _root(ops, memory, [p for p, _ in rooted], _select(ops, own, [place for _, place in rooted]))
     if committed:
         _extend(ops, model, [p for p, _ in committed], _select(

@@ -1,6 +1,6 @@
-"""How an engine is set up, frozen; and the combinations that are refused.
+"""How an engine is set up (frozen), and the combinations that are refused.
 
-Leaves out: the op set and the room, which are given to the engine beside it.
+Leaves out: the op set and the capacity, which are separate arguments of the engine.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class Options:
     conv        the same in the conv windows; a name of `commit.CONV_FORMS`
     drafter     how drafts are made; with the model type a key of `draft.DRAFTERS`
     guarded     red zones between units, so that a pitch is never the packed size
-    graphs      draft, verify, decode and commit are held in graphs, captured at the start for every step count
-    overlap     a round may be launched before the counts of the round before are known: pages for the worst case
-    poison      what fresh and freed units are filled with; None: fresh units are zeros, freed ones are left as they are
+    graphs      draft, verify, decode and commit run as graphs, captured at the start for every step count
+    overlap     a round may be launched before the accepted counts of the round before are known. Pages are then
+                reserved for the worst case
+    poison      the value that fills fresh and freed units; None: fresh units are zeros, freed units stay as they are
     """
 
     device: str = "cpu"

@@ -1,7 +1,7 @@
-"""Who is put to the test, by name: an op set, or somebody's whole engine.
+"""Subjects by name: an op set, or a whole engine of somebody else (a `Maker` makes it).
 
-Leaves out: what is then done with it. A name is one of ours ("plain"), one of the adapters here ("fla"), one that an
-installed package offers under the entry point group "instep.ops", or `module:attribute`. An engine is a `Maker`.
+A name is one of ours ("plain"), one of the adapters here ("fla"), one that an installed package offers under the entry
+point group "instep.ops", or `module:attribute`. Leaves out: what is then done with the subject.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.rounding import Product
 
 GROUP = "instep.ops"
-HERE = {"fla": "instep.adapters.fla:OPS"}  # of others, served by a file beside this one if their package is installed
-NEEDS = {"fla": {"fla": "fla-core", "einops": "einops"}}  # of those: module -> the package that brings it
+HERE = {"fla": "instep.adapters.fla:OPS"}  # kernels of other packages; the adapter is a file beside this one
+NEEDS = {"fla": {"fla": "fla-core", "einops": "einops"}}  # what an adapter imports: module -> its package
 
 
 class Subject(Engine, Inspectable, Watched, Protocol):
-    """An engine that can be tested: it serves, shows its memory, and lets its places be seen."""
+    """An engine that can be tested: it serves events, shows its memory, and shows the results at its places."""
 
 
 class Declares(Protocol):
-    """What a maker may say of the rounding of its engines, as attributes of it. Absent: nothing is rounded but by fp32.
+    """Attributes with which a maker may declare the rounding of its engines. Without them everything must be fp32.
 
     rounds    (activation, state) -> component -> the dtype in which it is stored, as an op set's `rounds`
     products  form of an op -> how its operands are rounded: {"gdn.chunk": Product("tf32", block=64)}
@@ -48,7 +48,7 @@ class Declares(Protocol):
 
 @runtime_checkable
 class Maker(Protocol):
-    """Makes an engine under test. It may declare how that rounds: see `Declares`."""
+    """Makes an engine under test. It may declare how the engine rounds (`Declares`)."""
 
     def __call__(
         self, checkpoint: Checkpoint, capacity: Capacity, *, num_steps: int, adaptive: AdaptiveFile | None,
@@ -67,7 +67,7 @@ def find(name: str) -> Ops | Maker:
         raise _unknown(name, str(error), offered) from None
     except InstepError:
         raise
-    except (Exception, SystemExit) as error:  # whatever it is: the module may be anybody's
+    except (Exception, SystemExit) as error:  # the module is foreign code and may raise anything
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in NEEDS.get(name, {}):
             raise _not_installed(name) from None
         raise _unknown(name, f"{type(error).__name__}: {error}", offered) from None
@@ -80,16 +80,16 @@ def find(name: str) -> Ops | Maker:
 
 
 class _NoName(Exception):
-    """Nothing of that name is known, and it is no `module:attribute`."""
+    """No subject has this name, and it is no `module:attribute`."""
 
 
 def _makes(found: Maker) -> bool:
-    """Whether it can be called as a Maker is."""
+    """Whether it can be called with the arguments of a `Maker`."""
     try:
         inspect.signature(found).bind(
             None, None, num_steps=0, adaptive=None, device="cpu", dtype=torch.float32, layout="VK"
         )
-    except (TypeError, ValueError):  # other arguments, or none that Python knows of
+    except (TypeError, ValueError):  # it takes other arguments, or Python cannot tell which
         return False
     return True
 

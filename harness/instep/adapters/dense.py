@@ -1,7 +1,8 @@
-"""A kernel that carries dense states through packed sequences, behind the contract of the `gdn` op.
+"""Puts a kernel that carries dense states through packed sequences behind the contract of the `gdn` op.
 
-Leaves out: the kernel. Whoever has one writes neither slots nor pools nor rings: this gathers the states of a launch,
-hands them over, and puts back what came. A kernel that reads pools itself implements `Gdn` instead of this.
+The author of such a kernel need not know slots, pools or rings: this file gathers the states of a launch, hands them to
+the kernel, and stores the states that come back. A kernel that reads pools itself implements `Gdn` instead. Leaves out:
+the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from instep_reference.contract.place import Place
 
 
 class Kernel(Protocol):
-    """n sequences, one after the other in M rows, each through its own state; nothing it is given is changed.
+    """Runs n sequences, packed in M rows, each through its own state. It must not change its arguments.
 
     q, k [M, H, K] (l2-normalised, q times K ** -0.5); v [M, HV, V]; log_decay, beta [M, HV]; lengths [n] int64, their
     sum is M, some may be 0; state [n, HV, K, V] -> core [M, HV, V], the states after each sequence's last row.
@@ -34,9 +35,9 @@ class Kernel(Protocol):
 
 
 def dense(*, window: Kernel, chunk: Kernel) -> Gdn:
-    """The `gdn` op of two kernels: `window` for decode, verify and tokens run again, `chunk` for prefill.
+    """The `gdn` op made of two kernels: `window` for decode, verify and tokens run again, `chunk` for prefill.
 
-    A kernel behind this gives no updates back, so its op set declares keeps="inputs": its rings keep what it consumed.
+    Such a kernel returns no updates. So its op set must declare keeps="inputs": then its rings keep what it consumed.
     """
 
     def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
@@ -67,8 +68,8 @@ def _run(kernel: Kernel, inputs: GdnInputs, part: Part, who: Lanes, core: torch.
 
 
 def _launches(part: Part, who: Lanes) -> Iterator[tuple[int, torch.Tensor]]:
-    """[n, most] bool, the rows of a launch: all at once, or one of each request where the state after every row is
-    asked for; nothing without rows."""
+    """The rows of each launch, as [n, most] bool: all rows in one launch. If the state after every row is needed, each
+    launch has one row of every request. Without rows there is no launch."""
     rows = sum(alive > 0 for alive in who.alive)
     if part.per_row is None and rows:
         yield 0, who.inside
@@ -78,7 +79,7 @@ def _launches(part: Part, who: Lanes) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def _again(kernel: Kernel, ring: Ring, who: Lanes, state: torch.Tensor) -> torch.Tensor:
-    """The states with the kept tokens in them; a token that is run again answers nothing: its key asks."""
+    """The states after the kept tokens were run again. No query is kept: k stands in, for nobody reads the read-out."""
     ages = torch.arange(int(who.again.max()), device=state.device)
     lane, age = torch.nonzero(ages < who.again[:, None], as_tuple=True)
     if not len(lane):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from instep_optimized.kernels.runtime import INTERPRETED  # decides how Triton runs, before FLA imports it
+from instep_optimized.kernels.runtime import INTERPRETED  # decides whether Triton interprets, before FLA imports it
 from instep_optimized.ops import load
 from instep_optimized.ops.base import Types
 from instep_reference.contract.errors import Unsupported
@@ -30,16 +30,16 @@ from instep_reference.contract.rounding import Product
 
 from .dense import Kernel, dense
 
-with warnings.catch_warnings(action="ignore"):  # of FLA about a machine without a GPU, and of what else it imports
+with warnings.catch_warnings(action="ignore"):  # FLA warns on a machine without a GPU, and so do its imports
     FLA: Any = import_module("fla.ops.gated_delta_rule")
 
 BASE = load("plain" if INTERPRETED else "triton")
 
 
 def kernel(form: Any) -> Kernel:
-    """One of FLA's two functions, which agree in names, not in positions: all is given by name.
+    """One of FLA's two functions. They agree in the names of arguments but not in positions, so names are used.
 
-    Differs from what they do by default: q comes scaled and q, k normalised, so `scale` is 1 and their norm is off.
+    Differs from their defaults: q arrives scaled, and q and k normalised, so `scale` is 1 and FLA's norm is off.
     """
 
     def run(
@@ -56,7 +56,7 @@ def kernel(form: Any) -> Kernel:
 
 
 def types(activation: torch.dtype, state: torch.dtype) -> Types:
-    """The base's; float64 is refused, since FLA would narrow it without a word."""
+    """The types of the base op set. float64 is refused, because FLA would narrow it silently."""
     if torch.float64 in (activation, state):
         raise Unsupported("FLA's kernels compute in float32: float64 activations or states are not served")
     return BASE.types(activation, state)

@@ -1,6 +1,6 @@
-"""Calibration: does an allowance hold for engines that are right, and what does it let through? `instep calibrate`.
+"""Calibration: do correct engines stay within the allowances, and which errors stay unseen? `instep calibrate`.
 
-Leaves out: choosing constants. They are derived (`checks/allowance.py`), and here confirmed or refuted.
+Leaves out: choosing constants. They are derived in `checks/allowance.py`; here they are confirmed or refuted.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from .variants import Stage, variants
 
 __all__ = ["SIZES", "Calibration", "calibrate", "names"]
 
-Advance = Callable[[str, int, int], None]  # what is done, how many of how many
+Advance = Callable[[str, int, int], None]  # progress: what is run, how many are done, of how many
 
 
 def calibrate(
     count: int, *, device: str = "cpu", op_sets: Iterable[str] = (), seconds: float | None = None, runs: int = RUNS,
     advance: Advance = lambda what, done, of: None,
 ) -> Calibration:
-    """So many correct variants, then graded injected errors in so many runs each.
+    """Run so many correct variants, and then graded injected errors, each in so many runs.
 
-    Where both are asked for, each ends with its half of `seconds`.
+    If both are wanted, each gets half of `seconds`.
     """
     result, stage = Calibration(device), Stage(device)
     parts, begun = 2 if count and runs else 1, time.perf_counter()

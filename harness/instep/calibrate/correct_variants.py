@@ -1,11 +1,11 @@
-"""Op sets that are right and sum otherwise: `plain` with every reduction in another order, found as `NAME_SEED`.
+"""Op sets that are right but sum in another order: `plain` with every reduction changed, by name as `NAME_SEED`.
 
     permuted   the terms shuffled            blocked   sums of 8, 16 or 32 terms, then their sum
     running    one term after another        pairwise  halves, halves of halves, ...
     split      products row by row, outputs in three parts
     exact      in fp64, rounded once         chunked   the delta rule of a prompt in chunks of 2, 4 or 16 tokens
 
-`NAME_SEED_narrow` stores its states in bf16, and says so. Leaves out: other functions and other rounding points.
+`NAME_SEED_narrow` stores its states in bf16, and declares it. Leaves out: other functions and other rounding points.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NARROW = "narrow"  # the last part of a name: states in bf16
 
 
 def __getattr__(name: str) -> Ops:
-    """permuted_3 and the like, for `--ops instep.calibrate.correct_variants:permuted_3`."""
+    """Op sets by name, such as permuted_3 for `--ops instep.calibrate.correct_variants:permuted_3`."""
     form, _, rest = name.partition("_")
     seed, _, state = rest.partition("_")
     if form not in FORMS or not seed.isdigit() or state not in ("", NARROW):
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Ops:
 
 @dataclass(frozen=True)
 class Order:
-    """How sums are formed."""
+    """The order in which sums are formed."""
 
     form: str
     seed: int
@@ -70,7 +70,7 @@ class Order:
         return _added(list(shuffled.unbind(-1))) if self.form == "running" else _pairwise(list(shuffled.unbind(-1)))
 
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """x [..., n] and weight [m, n] -> [..., m], both as wide as it is summed."""
+        """x [..., n] and weight [m, n] -> [..., m]. Both have the dtype of the sum."""
         if self.form == "exact":
             return (x.double() @ weight.double().T).to(x.dtype)
         if self.form == "split":
@@ -103,12 +103,12 @@ def _pairwise(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def correct(form: str, seed: int) -> Ops:
-    """`plain` in that order of summation."""
+    """`plain` with the sums in that order."""
     return replace(PLAIN, name=f"{form}_{seed}", **FORMS[form](Order(form, seed)))
 
 
 def narrow(ops: Ops) -> Ops:
-    """The same with states stored in bf16."""
+    """The op set with its states stored in bf16."""
     def types(activation: torch.dtype, state: torch.dtype) -> Types:
         return ops.types(activation, torch.bfloat16)
 
@@ -174,7 +174,7 @@ def _gdn(
 
 
 def _one_part(order: Order, inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
-    """Tokens that are kept first, if there are any, then the rows."""
+    """Run one part: first its kept tokens, if any, then its rows."""
     state = before(part, who, width(inputs.q.dtype, part.read.pool.dtype))
     if part.ring is not None:
         for age in range(int(who.again.max())):
@@ -199,7 +199,7 @@ def _one_part(order: Order, inputs: GdnInputs, part: Part, who: Lanes, out: torc
 
 
 def _did(order: Order, state: torch.Tensor, token: Inputs) -> Updates:
-    """What one token does to the states [n, HV, K, V], summed over K."""
+    """The update of one token for the states [n, HV, K, V]; its sums run over K."""
     k, v, log_decay, beta = (x.to(state.dtype) for x in token)
     decay = log_decay.exp()
     recalled = order.total(state.mT * decay[..., None, None] * _per_value_head(k, state.shape[1])[:, :, None])
@@ -219,7 +219,7 @@ def _per_value_head(x: torch.Tensor, heads: int) -> torch.Tensor:
 def _gdn_in_chunks(
     order: Order, *, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Any
 ) -> torch.Tensor:
-    """A prompt's part by the reference's chunked form, request by request; windows as `plain` does."""
+    """Prefill parts by the reference's chunked form, request by request; windows as in `plain`."""
     windows = tuple(part for part in parts if part.form == "window")
     out = plain_gdn(inputs=inputs, parts=windows, dtype=dtype, to=to)
     for part in (part for part in parts if part.form == "chunk"):
@@ -268,7 +268,7 @@ def _every_sum(order: Order) -> dict[str, Any]:
     return {name: partial(op, order) for name, op in own.items()}
 
 
-# A line is a form: what it does otherwise than `plain`.
+# One form per line: the ops in which it differs from `plain`.
 FORMS: dict[str, Callable[[Order], dict[str, Any]]] = {
     "permuted": _every_sum,
     "blocked": _every_sum,

@@ -1,6 +1,6 @@
-"""What calibration runs: small models with random weights, and short forced traces that own the triggers.
+"""What calibration runs: small models with random weights, and short forced traces that contain what triggers faults.
 
-Leaves out: who runs it (`variants.py`, `graded.py`). Nothing is read from files; a scene depends on its number alone.
+A scene depends only on its number; no file is read. Leaves out: running it (`variants.py`, `graded.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..trace.header import Room
 from ..trace.policy import Arrival, Policy, Steps
 
 VOCAB, PAGE_SIZE, WINDOW = 64, 4, 4
-# Two GDN layers around one of attention: errors are seen behind each kind.
+# Two GDN layers around one attention layer: so errors pass through both kinds.
 COMMON = {
     "layer_kinds": ("gdn", "attention", "gdn"), "hidden": 32, "intermediate": 48, "heads": 2, "kv_heads": 1,
     "head_dim": 16, "rotary_dim": 4, "dense_layers": (), "mtp_layers": 1, "vocab": VOCAB,
@@ -44,7 +44,7 @@ ACCEPT = ((2, 0), (3, 1), (0, 3), (1, 2))
 
 @dataclass(frozen=True)
 class Scene:
-    """A model and a trace of it, in which every choice is forced."""
+    """A model and a trace for it, in which every choice is forced."""
 
     name: str
     checkpoint: Checkpoint
@@ -56,7 +56,7 @@ class Scene:
 
 
 def scene(number: int) -> Scene:
-    """Model, chunk sizes and accepted counts by number: they repeat at different paces, so all meet."""
+    """The scene of that number. Models, chunk sizes and accepted counts have different periods, so all combine."""
     chunks, accept = CHUNKS[number % len(CHUNKS)], ACCEPT[number // 2 % len(ACCEPT)]
     checkpoint = random_checkpoint(config(number), seed=number)
     name = f"scene {number}"
@@ -77,7 +77,7 @@ def config(number: int) -> ModelConfig:
 
 
 def _policy(name: str, chunks: tuple[int, ...], accept: tuple[int, ...]) -> Policy:
-    """Two requests, a third in the second round into a slot of its own, a step without drafts, a longer window."""
+    """Two requests, a third one in the second round, a step without drafts, and a longer window."""
     arrivals = (
         Arrival("a", "p0", chunks=chunks, max_new=30), Arrival("b", "p1", max_new=30),
         Arrival("c", "p2", arrive=1, chunks=(2,), max_new=30),

@@ -1,6 +1,6 @@
 """Correct variants: engines that are right, no two alike, and how much of every allowance they use.
 
-Leaves out: engines that are a little wrong (`graded.py`). Consecutive variants share a scene, so its truth is run once.
+Consecutive variants share a scene, so its truth is run once. Leaves out: engines that are a little wrong (`graded.py`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .scenes import Scene, scene
 
 CORRECT = "instep.calibrate.correct_variants:"
 A_SCENE = 8  # consecutive variants with the same scene
-# Activations and states; where both are fp32, every sum is.
+# (activations, states). If both are fp32, every sum is fp32.
 STORAGES: tuple[tuple[str, str], ...] = (
     ("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16"),
 )
-# Commit strategies by state and conv window. The last pair serves no narrow state: see `options.py`.
+# (strategy of states, form of conv windows). The last pair does not serve narrow states: see `options.py`.
 STRATEGIES: tuple[tuple[str, str], ...] = (
     ("snapshot", "windows"), ("columns", "widened"), ("rerun", "windows"), ("columns", "windows"),
     ("rerun", "widened"), ("snapshot", "widened"), ("lazy_rerun", "windows"),
@@ -39,7 +39,7 @@ LAYOUTS: tuple[StateLayout, ...] = ("VK", "KV")
 
 @dataclass(frozen=True)
 class Variant:
-    """form        how sums are formed: one of `correct_variants.FORMS`, or the name of an op set with its own way
+    """form        how sums are formed: one of `correct_variants.FORMS`, or the name of an op set
     storage     dtype of activations, of states
     scene       model, chunk sizes, accepted counts
     """
@@ -65,9 +65,9 @@ class Variant:
 
 
 def variants(count: int, op_sets: Iterable[str] = ()) -> Iterator[Variant]:
-    """The first so many: forms, storages, strategies and scenes at different paces, so that all meet.
+    """The first `count` variants. Forms, storages, strategies and scenes change with different periods, so all combine.
 
-    op_sets: further ones that are right, as they are; they store states in fp32.
+    op_sets: further correct op sets, which run unchanged; they store states in fp32.
     """
     forms, others = [*FORMS, *op_sets], tuple(op_sets)
     for number in range(count):
@@ -81,7 +81,7 @@ def variants(count: int, op_sets: Iterable[str] = ()) -> Iterator[Variant]:
 
 @dataclass
 class Stage:
-    """Runs variants on their scenes; what truth and the rounded reference did on the last scene is kept."""
+    """Runs variants on their scenes. The answers of truth and rounded reference on the last scene are kept."""
 
     device: str = "cpu"
     pairs: int = 0  # of a block and a wrong state, over all runs
@@ -89,7 +89,7 @@ class Stage:
     _kept: dict[str, Kept] = field(default_factory=dict)
 
     def run(self, variant: Variant) -> Verdict:
-        """Every check over the whole scene, up to the first that fails: which none should."""
+        """Run every check over the whole scene, up to the first one that fails. None should fail."""
         scene = self.on(variant.scene)
         plan = variant.plan(scene, self.device)
         participants = self.participants(plan, "/".join(variant.storage))
@@ -104,7 +104,7 @@ class Stage:
         return self._scene[1]
 
     def participants(self, plan: Plan, storage: str) -> Participants:
-        """All sides of a plan; truth and the rounded run answer from memory where they have run before."""
+        """All sides of a plan. Truth and rounded reference give their kept answers if they have run before."""
         participants = participants_of(plan)
         rounded = participants.rounded
         assert rounded is not None, "correct op sets compute"
@@ -117,7 +117,7 @@ class Stage:
         )
 
     def _again(self, name: str, make: Callable[[], Participant]) -> Participant:
-        """From its first event on."""
+        """The kept side of that name, from its first event on; `make` makes it the first time."""
         if name not in self._kept:
             self._kept[name] = Kept(make())
         self._kept[name].at = 0
@@ -125,7 +125,7 @@ class Stage:
 
 
 class Kept(Participant):
-    """A side that runs an event the first time and remembers it; `at`: events that it has answered in this run."""
+    """A side that runs each event once and keeps its answer. `at`: how many events it has answered in this run."""
 
     def __init__(self, fresh: Participant) -> None:
         Player.__init__(self, fresh.name, fresh.engine, fresh.observers)
@@ -141,7 +141,7 @@ class Kept(Participant):
 
 
 def described(variant: Variant) -> Mapping[str, object]:
-    """For the result file."""
+    """The variant as data, for the result file."""
     return {
         "number": variant.number, "form": variant.form, "activations": variant.storage[0], "states": variant.storage[1],
         "strategy": variant.strategy, "conv": variant.conv, "layout": variant.layout, "scene": variant.scene,

@@ -1,6 +1,6 @@
-"""A campaign: many drawn runs of one op set, stopped by a count or a clock, and the smallest failing one as a trace.
+"""A campaign: many random runs of one op set, until a count or a time; the smallest failing run becomes a trace.
 
-Leaves out: the terminal (`instep.cli.fuzz`). Hypothesis draws and shrinks; the same seed draws the same runs.
+Hypothesis draws and shrinks; the same seed draws the same runs. Leaves out: the terminal (`instep.cli.fuzz`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .machine import Machine
 
 EVENTS = 16  # rules per run; a rule is up to three events
 SEEDS_APART = 10**6  # between the batches of neighbouring seeds
-BATCH = 100  # examples between two looks at the clock, and between two seeds
-SHRINK_S = 60.0  # of shrinking; what is smallest by then is kept
+BATCH = 100  # examples with one seed; the clock is read between two batches
+SHRINK_S = 60.0  # the time for shrinking; the smallest example by then is kept
 # The controller's numbers, short, so that its wishes change within a run.
 HASTY = {"ema_alpha": 0.5, "warmup_batches": 1, "update_interval": 2}
 
@@ -48,7 +48,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is run: op set, model, how many runs, for how long (None: no clock), and where a finding goes.
+    """The settings of a campaign: op set, model, number of runs, time limit (None: no limit), and place for a finding.
 
     setting  how the subject is set up; sampled: fields of it that every run draws anew (`draw.SAMPLED`)
     """
@@ -65,11 +65,11 @@ class Settings:
 
 @dataclass
 class Result:
-    """What a campaign came to. found: the trace of the smallest failing run and what was said of it.
+    """The result of a campaign. found: the trace of the smallest failing run, and its outcome.
 
-    refused  kind of event -> how often the rules refused what was drawn (no page left, mostly)
-    again    whether the sides parted again when that trace was replayed from its file
-    cut      why shrinking ended before its time, "" where it did not
+    refused  kind of event -> how often the rules refused a drawn event (mostly because no page was free)
+    again    whether the sides differed again when that trace was replayed from its file
+    cut      why shrinking ended early; "" if it did not
     """
 
     settings: Settings
@@ -85,16 +85,16 @@ class Result:
 
     @property
     def exit(self) -> Exit:
-        """Nothing compared is never a pass."""
+        """The exit code. A campaign that compared nothing has not passed."""
         if self.found is not None:
             return Exit.DIVERGED
         return Exit.AGREED if self.elements else Exit.INCONCLUSIVE
 
 
 class Over(BaseException):
-    """It is enough. Hypothesis catches no more than an Exception, so it ends at once, wherever it stands.
+    """Ends a campaign at once. Hypothesis catches only an Exception, and this is none.
 
-    What comes out of Hypothesis may be an error of its own about a run that was shorter than before on the same draws.
+    Hypothesis may then raise an error of its own, about a run that was shorter than before with the same draws.
     """
 
 
@@ -124,7 +124,7 @@ def _batch(host: _Host, examples: int, seed: int) -> None:
     def machine() -> Machine:
         return Machine(host)
 
-    factory: Any = machine  # Hypothesis takes anything that makes a machine, and is typed for classes alone
+    factory: Any = machine  # Hypothesis takes anything that makes a machine, but its types allow only classes
     try:
         run_state_machine_as_test(factory, settings=told)
     except (Over, Exception) as error:
@@ -152,7 +152,7 @@ class _Host:
         return time.monotonic() >= self.until
 
     def begin(self, choose: draw.Draw) -> Example:
-        """Both sides anew, in a room that is drawn."""
+        """Make both sides anew, with a drawn capacity."""
         setting = self.settings.setting
         layers = self.opened.config.mtp_layers if setting.mode == "vanilla" else None
         room, steps = draw.room(choose), draw.candidates(choose, layers)
@@ -181,7 +181,7 @@ class _Host:
             self.failed(error)
 
     def serve(self, example: Example, event: Any) -> None:
-        """Serve it; keep the example, and write its trace, when it is the smallest that failed."""
+        """Serve the event. If it fails and the example is the smallest so far, keep it and write its trace."""
         self._go_on()
         table = example.rules.table
         before = replace(table, live=dict(table.live))
@@ -214,7 +214,7 @@ class _Host:
             self.failed(error)
 
     def ended(self, error: BaseException) -> None:
-        """Hypothesis came back with this. What was found stays found, whatever ended the making small of it."""
+        """Hypothesis ended with this error. A finding stays a finding, whatever ended its shrinking."""
         finding = self.smallest is not None
         if self.broken is not None and (not finding or isinstance(self.broken, InstepError)):
             raise self.broken from None
@@ -240,7 +240,7 @@ class _Host:
 
 
 def place(settings: Settings) -> Path:
-    """The trace of what a campaign finds."""
+    """The path of the trace that a campaign writes for a finding."""
     return settings.out / f"{_name(settings)}.jsonl"
 
 
@@ -258,7 +258,7 @@ def _name(settings: Settings) -> str:
 
 
 def _write(example: Example, settings: Settings) -> None:
-    """Keep the example as a trace, in the place of a larger one that was found before."""
+    """Write the example as a trace. It replaces a larger one that was found before."""
     settings.out.mkdir(parents=True, exist_ok=True)
     near = os.path.relpath(settings.checkpoint.resolve(), settings.out.resolve())
     model = with_fields(example.header.checkpoint, near=near)
@@ -266,9 +266,9 @@ def _write(example: Example, settings: Settings) -> None:
 
 
 def _again(example: Example, settings: Settings) -> tuple[Outcome, bool]:
-    """Replay the trace from its file: a finding counts as it will be shown, and whether it is one again.
+    """Replay the trace from its file -> the outcome to show, and whether the sides differ again.
 
-    Sides that agree this time did part once: then what was found stands as it was found.
+    If they agree this time, they still differed once: then the outcome is the one that was found first.
     """
     outcome = Replay(read(place(settings)), example.setting, checkpoint=settings.checkpoint).run()
     if outcome.verdict.exit is Exit.DIVERGED:

@@ -1,6 +1,6 @@
-"""Which conditions that trigger faults were met: one line of the table below each, over the events of all runs.
+"""How often conditions that trigger faults were met, over the events of all runs: one line per condition below.
 
-Leaves out: code coverage. A condition that was never met is a class of faults that the campaign cannot have found.
+If a condition was never met, the campaign cannot have found the faults that need it. Leaves out: code coverage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..trace.request_table import RequestTable
 
 @dataclass
 class Past:
-    """What a run has to remember.
+    """What is remembered of the events before.
 
     accepted  drafts accepted last; owned: slots that had an owner; lost: slots that a preemption took
     behind    requests that decoded while there were no steps; switched: the step count changed
@@ -32,7 +32,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Turn:
-    """One event and where everything stood around it."""
+    """One event, and the request table before and after it."""
 
     before: RequestTable
     event: e.AnyEvent
@@ -44,7 +44,7 @@ Condition = Callable[[Turn], bool]
 
 
 class Coverage:
-    """Counts of events, pairs of events and conditions; `begin` starts a run, `note` takes an event of it."""
+    """Counts events, pairs of events and conditions. `begin` starts a run, `note` counts one of its events."""
 
     def __init__(self) -> None:
         self.met: Counter[str] = Counter()

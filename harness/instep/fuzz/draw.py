@@ -1,7 +1,7 @@
-"""Drawing the room of a run and one event at a time: sizes around the edges at which engines go wrong.
+"""Draws the capacity of a run, and one event at a time, with sizes around the edges at which engines fail.
 
-Leaves out: legality. The rules say whom an event may name, and they have the last word on what is drawn here, so that
-no rule about it is written a second time. Every choice is drawn: picks, roots, accepted paths and bonuses.
+Every choice is drawn: picks, roots, accepted paths and bonuses. Leaves out: legality. The event rules say which
+requests an event may name, and they check the drawn event. So no rule is written a second time here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..trace.request_table import Standing
 T = TypeVar("T")
 
 STEPS = (1, 3, 2, 7, 4)  # candidate step counts; a failing run shrinks to the first ones
-SAMPLED = ("strategy", "conv")  # a drafter hangs on the model: it is named, or the usual one
+SAMPLED = ("strategy", "conv")  # the drafter depends on the model, so it is not drawn
 SLOTS = (2, 4)  # fewest and most slots
 SPREAD = 2  # slots are drawn from this many times as many, so that they are sparse
 PAGE_SIZES = (4, 16, 3)
 TOKENS = 96  # of one forward: above the chunk of 64 of the prefill kernels
-ROOMY, TIGHT = 72, 24  # tokens per slot: all that may happen has room, and pages run out
+ROOMY, TIGHT = 72, 24  # tokens per slot: enough for every event; so few that pages run out
 LONG = (63, 64, 65)  # around the chunk of the prefill kernels; rare, as they are slow
-STRIDES = (1, 3, 5)  # from token to token: neighbours differ, and few bytes of entropy make many tokens
+STRIDES = (1, 3, 5)  # difference of neighbouring tokens: so few drawn numbers make a long prompt
 
 
 class Draw(Protocol):
@@ -39,7 +39,7 @@ class Draw(Protocol):
 
 
 def room(draw: Draw) -> Room:
-    """Slots and pages in order, from the top or permuted and sparse; enough pages, or so few that they run out."""
+    """A capacity: slots and pages in order, from the top, or permuted and sparse; enough pages, or too few."""
     count = draw(st.integers(*SLOTS))
     size = draw(st.sampled_from(PAGE_SIZES))
     each = draw(st.sampled_from((ROOMY, TIGHT)))
@@ -54,12 +54,12 @@ def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
 
 
 def strategies(draw: Draw, fields: Collection[str]) -> dict[str, Any]:
-    """How states and conv windows are committed, as keywords: those of `fields` that can be drawn."""
+    """The strategies for states and conv windows, as keyword arguments: those of `fields` that can be drawn."""
     return {field: draw(st.sampled_from(list(KNOWN[field]))) for field in SAMPLED if field in fields}
 
 
 def admit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    """A new request, or one with the prompt of a saved state; names are used again once they are free."""
+    """A new request, or one with the prompt of a saved state. Free names are used again."""
     name = next(name for name in map(_named, range(len(rules.table.live) + 1)) if name not in rules.table.live)
     kept = [standing.prompt for standing in rules.table.saved.values()]
     if bool(kept) and draw(st.booleans()):
@@ -80,7 +80,7 @@ def draft(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
 
 
 def commit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    """All that was verified, in any order; nothing accepted, everything, or as it comes."""
+    """A commit of all verified requests, in any order, that accepts no drafts, all drafts, or a drawn number."""
     names = tuple(draw(st.permutations(rules.legal()["commit"])))
     share = draw(st.sampled_from(("none", "ragged", "all")))
     return e.Commit(names, tuple(_path(draw, rules, rules.table.live[name], share) for name in names))
@@ -143,7 +143,7 @@ def _named(number: int) -> str:
 
 
 def _some(draw: Draw, names: Sequence[str]) -> tuple[str, ...]:
-    """At least one of them, in any order; all of them as often as not."""
+    """One or more of the names, in any order; in half of the draws or more all of them."""
     order = tuple(draw(st.permutations(names)))
     return order if draw(st.booleans()) else order[: draw(st.integers(1, len(order)))]
 

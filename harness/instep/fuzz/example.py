@@ -1,4 +1,4 @@
-"""One drawn run: a trace that grows event by event while all sides serve it and every check looks on.
+"""One drawn run: a trace that grows event by event, while all sides serve it and all checks run.
 
 Leaves out: what is drawn (`draw.py`), and who asks for it (`machine.py`).
 """
@@ -30,7 +30,7 @@ class Diverged(AssertionError):
 class Example:
     """Built per drawn run; `serve` takes one legal event.
 
-    elements: numbers compared so far; verdict: what was said of the event on which the sides parted
+    elements: numbers compared so far; verdict: the verdict of the event on which the sides differed
     """
 
     def __init__(self, plan: Plan, header: Header) -> None:
@@ -49,7 +49,7 @@ class Example:
         self.rules = self._lockstep.rules
 
     def serve(self, event: AnyEvent) -> None:
-        """One more event on every side; raises `Diverged` when they disagree about it."""
+        """Serve one more event on every side. Raises `Diverged` if they disagree about it."""
         self.events = (*self.events, event)
         if isinstance(self._lockstep, SubjectFailed):  # there is nobody to serve it: a replay says why
             raise Diverged(str(self._lockstep))
@@ -62,11 +62,11 @@ class Example:
 
     @property
     def size(self) -> tuple[int, int]:
-        """What is smaller is the better example: fewer events, then less to read."""
+        """A smaller example is better: fewer events first, then a shorter trace."""
         return len(self.events), len(repr(self.events)) + len(repr(self.header.capacity))
 
     def write(self, path: Path, header: Header) -> None:
-        """Keep it as a trace, under a header that says where the model stands seen from there."""
+        """Write it as a trace. `header` has the model's place relative to the trace."""
         steps = [Step(event, self._answers.said.get(index)) for index, event in enumerate(self.events)]
         write_trace(path, header, self.events, recorded(steps))
 
@@ -75,7 +75,7 @@ class Example:
 
 
 class _Answers:
-    """Compares nothing: keeps what the truth answered, as a recording does."""
+    """Compares nothing. It keeps the truth's answers, as a recording does."""
 
     name, tier = "answers", Tier.IDENTITY
 

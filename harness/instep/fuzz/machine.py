@@ -1,7 +1,8 @@
 """The state machine: Hypothesis rules over the events, each enabled when `trace/event_rules.py` allows it.
 
-Leaves out: the events' contents (`draw.py`) and how many runs there are (`campaign.py`). A rule draws an event; when
-the trace's rules refuse it (no page is left, say) nothing happens. Some rules are a whole round, so that runs get far.
+A rule draws an event. If the event rules refuse it (for example, no page is free), nothing happens. Some rules are a
+whole round, so that runs get far. Leaves out: the content of events (`draw.py`), and the number of runs
+(`campaign.py`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from instep_reference.contract.errors import BadInput
 from . import draw
 from .example import Example
 
-BETWEEN = 7  # one in so many parts of a round, and one, is followed by something else
+BETWEEN = 7  # one in BETWEEN + 1 parts of a round is followed by another event
 
 
 class Host(Protocol):
-    """Who runs the examples: builds one and serves an event on it. When it is enough, either raises what no Hypothesis
-    catches."""
+    """Builds examples and serves events on them. To end the campaign, both raise an error that Hypothesis does not
+    catch."""
 
     @property
     def edges(self) -> tuple[int, ...]: ...
@@ -43,7 +44,7 @@ def legal(*kinds: str) -> Callable[[Any], Any]:
 
 
 class Machine(RuleBasedStateMachine):
-    """Two requests or more from the start; then whatever may happen."""
+    """Starts with two requests or more. Then any legal event may follow."""
 
     def __init__(self, host: Host) -> None:
         super().__init__()
@@ -61,7 +62,7 @@ class Machine(RuleBasedStateMachine):
     @legal("admit")
     @rule(data=st.data())
     def enter(self, data: Any) -> None:
-        """Admitted, and as often as not given a saved state or run at once, beside whatever else is there."""
+        """Admit a request. Half of them then load a saved state, or run their prompt at once beside the others."""
         if self._do(draw.admit, data) and data.draw(st.booleans()):
             if self._may("load"):
                 self._do(draw.load, data)
@@ -86,7 +87,7 @@ class Machine(RuleBasedStateMachine):
     @legal("draft", "verify", "commit")
     @rule(data=st.data())
     def round(self, data: Any) -> None:
-        """What is left of a round: draft, verify with other rows beside it, commit; something may come between."""
+        """The rest of a round: draft, verify with other rows beside it, commit. Other events may come between them."""
         for kind, drawer in (("draft", draw.draft), ("verify", draw.forward), ("commit", draw.commit)):
             if self._may(kind):
                 self._do(drawer, data)
@@ -96,7 +97,7 @@ class Machine(RuleBasedStateMachine):
     @legal("set_num_steps")
     @rule(data=st.data())
     def switch(self, data: Any) -> None:
-        """Another step count, and a round or a plain step under it."""
+        """A new step count, and then a round or a plain step with it."""
         self._do(draw.set_num_steps, data)
         if self._may("draft"):
             self.round(data)
@@ -106,7 +107,7 @@ class Machine(RuleBasedStateMachine):
     @legal(*draw.UPKEEP)
     @rule(data=st.data())
     def upkeep(self, data: Any) -> None:
-        """Whatever happens between the forwards."""
+        """One of the events beside forwards and rounds (`draw.UPKEEP`)."""
         kinds = [kind for kind in draw.UPKEEP if self._may(kind)]
         self._do(draw.UPKEEP[data.draw(st.sampled_from(kinds))], data)
 
@@ -114,13 +115,13 @@ class Machine(RuleBasedStateMachine):
         return self.example is not None and kind in self.example.rules.legal()
 
     def _do(self, drawer: draw.Drawer, data: Any) -> bool:
-        """Draw an event and serve it, unless the event rules refuse it; whether it was served."""
+        """Draw an event and serve it, unless the event rules refuse it -> whether it was served."""
         assert self.example is not None  # `begin` comes first
         try:
             event = drawer(data.draw, self.example.rules, self.host.edges)
         except HypothesisException:  # its own way to end an example
             raise
-        except Exception as error:  # the drawer is at fault, and nobody else: no finding, and nothing to shrink
+        except Exception as error:  # a fault of the drawer itself: no finding, and nothing to shrink
             self.host.failed(error)
         try:
             self.example.rules.check(event)

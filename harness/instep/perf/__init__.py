@@ -1,4 +1,4 @@
-"""Speed, of what was checked: cases, clocks, paired samples, and the gate over them.
+"""The speed of engines that were checked first: cases, clocks, paired samples, and the gate over them.
 
-Leaves out: any speed of something whose states did not agree with the reference; nothing here reports one.
+No speed is reported of an engine whose states did not agree with the reference.
 """

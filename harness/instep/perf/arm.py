@@ -1,7 +1,7 @@
-"""The gate's end of an arm: what it names, the process that serves it, and the questions it is asked.
+"""The gate's side of an arm: what its name stands for, the process that serves it, and the questions to it.
 
-Leaves out: what the process does (`worker.py`). An arm is an op set by name, or a source tree: a folder in which the
-packages stand flat or as in a checkout. What a tree lacks is taken from here.
+An arm is an op set by name, or a source tree: a folder in which the packages stand flat or as in a checkout. A package
+that a tree does not have is taken from here. Leaves out: what the process does (`worker.py`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .cases import Shown
 
 PACKAGES = {"instep_reference": "reference", "instep_optimized": "optimized", "instep": "harness"}
 PERF = Path(__file__).resolve().parent
-GRACE_S = 5.0  # for an arm to end, once the gate has hung up
+GRACE_S = 5.0  # how long an arm may take to end, after the gate has closed its input
 
-# Brings up the worker: the gate's `perf` folder stands in for that of the tree, everything else is the tree's.
+# Starts the worker: the `perf` folder is the gate's own, everything else is the tree's.
 START = f"""
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -45,7 +45,7 @@ main()
 
 @dataclass(frozen=True)
 class Source:
-    """`said` on the command line; the op set it runs, and the folders that stand first on its path."""
+    """One arm: its name on the command line (`said`), its op set, and the folders that stand first on its path."""
 
     said: str
     ops: str
@@ -54,7 +54,7 @@ class Source:
 
     @classmethod
     def of(cls, said: str, ops: str) -> Source:
-        """A name of ours comes before a folder of that name; what cannot be timed is refused here."""
+        """An op set of ours comes before a folder of the same name. What cannot be timed is refused here."""
         folder = Path(said).resolve()
         tree = said not in BY_NAME and folder.is_dir()
         _computes(ops if tree else said)
@@ -81,8 +81,10 @@ class ArmFailed(Exception):
 
 
 class Arm:
-    """A worker process. `tell` and `hear` are the halves of `ask`, so that arms may work side by side while nothing
-    is timed. Use as a context: the process ends with it, and after `patience_s` without an answer."""
+    """A worker process. `ask` is `tell` and then `hear`; apart, they let arms work side by side while nothing is timed.
+
+    Use it as a context: the process ends with it. It also ends after `patience_s` without an answer.
+    """
 
     def __init__(self, source: Source, log: Path, patience_s: float) -> None:
         self.source, self._log, self._patience_s, self._asked = source, log, patience_s, ""
@@ -96,7 +98,7 @@ class Arm:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if any(raised):  # nobody waits for what it is doing
+        if any(raised):  # its answer is not needed any more
             self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -133,7 +135,7 @@ class Arm:
         return answer
 
     def built(self, answer: dict[str, Any]) -> dict[str, str]:
-        """Package -> digest of the source that serves; it must be the tree's, not one that was found elsewhere."""
+        """Package -> digest of the source that serves. Raises if it is not the source of the tree."""
         for package in self.source.packages:
             if not any(Path(answer["files"][package]).is_relative_to(root) for root in self.source.roots):
                 raise ArmFailed(f"{package} was served from {answer['files'][package]}")
@@ -141,7 +143,7 @@ class Arm:
         return served
 
     def show(self, file: Path) -> Shown:
-        """The states and the acceptance of one walk through the course."""
+        """The states and the acceptance after one walk through the course."""
         answer = self.ask("show", file=str(file))
         memory: dict[str, dict[str, dict[int, Any]]] = {}
         for name, tensor in load_file(file).items():
@@ -160,7 +162,7 @@ class Arm:
         return f"its process ended ({code}): {said[-1] if said else 'without a word'}"
 
     def _ended(self) -> int:
-        """Its exit status; it has a moment to end by itself."""
+        """The exit status of the process. It has GRACE_S to end by itself."""
         try:
             return self._process.wait(timeout=GRACE_S)
         except subprocess.TimeoutExpired:
@@ -169,7 +171,7 @@ class Arm:
 
 
 def _environment(source: Source) -> dict[str, str]:
-    """The tree's folders first, then ours; nothing of the working directory. Hash seeds are alike in all arms."""
+    """The tree's folders come first, then ours; the working directory is not used. All arms have the same hash seed."""
     ours = [Path(str(import_module(package).__file__)).resolve().parent.parent for package in PACKAGES]
     path = [str(root) for root in dict.fromkeys((*source.roots, *ours))]
     given = os.environ.get("PYTHONPATH")

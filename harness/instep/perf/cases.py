@@ -1,14 +1,14 @@
 """What is timed: one event of a round, on an engine that goes through legal rounds only.
 
-Leaves out: clocks (`clock.py`) and who is compared with whom (`gate.py`).
+Two cheaper ways were left out. To verify the same window again and again is not legal, so an engine may do anything on
+it: free its memory, or answer from a copy. To call the commit strategy alone is not what a user waits for: a commit is
+acceptance, the move of the states AND draft extend.
 
-A case could be had cheaper by verifying the same window again and again, or by calling the commit strategy alone. Both
-were left out. A window that is verified twice is not legal, so an engine may do anything on it (free what it holds,
-answer from what it has), and a strategy alone is not what a user waits for: a commit is acceptance, the move of the
-states AND draft extend. So every round is played in full: draft, verify, commit, each with the recorded choices; the
-clock runs only during the case's own event, and one walk serves all cases. A lap goes through all recorded rounds;
-before it, off the clock, every request is aborted, admitted again and given its state after the prompt. So every lap
-is the same work on the same bits, ragged acceptance included.
+So every round is played in full: draft, verify, commit, each with the recorded choices. The clock runs only during the
+case's own event, and one walk serves all cases. A lap goes through all recorded rounds. Before it, while the clock is
+stopped, every request is aborted, admitted again and given its state after the prompt. So every lap is the same work on
+the same bits, with the same uneven acceptance. Leaves out: clocks (`clock.py`), and which arms are compared
+(`gate.py`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _BY_EVENT = {event: name for name, event in CASES.items()}
 
 @dataclass(frozen=True)
 class Shown:
-    """What a walk through the whole course left behind: the states, and accepted drafts a window as the engine says."""
+    """The result of a walk through the course: the states, and the engine's own count of accepted drafts a window."""
 
     states: dict[str, RequestState]
     acceptance: float
 
 
 class Walk:
-    """An engine on its way round the course; `laps` may be called as often as wanted."""
+    """An engine that walks through the course; `laps` may be called again and again."""
 
     def __init__(self, engine: Engine, course: Course) -> None:
         self.player, self.course = Player("timed", engine), course  # without observers: the engine and nothing else
@@ -59,7 +59,7 @@ class Walk:
             self.player.serve(Save(name, _start(name)))
 
     def laps(self, count: int, clock: Clock) -> dict[str, Reading]:
-        """Play the course so many times; seconds per case, in sum."""
+        """Play the course `count` times -> the summed seconds of each case."""
         spent = dict.fromkeys(CASES, NOTHING)
         for _ in range(count):
             self.restart()
@@ -74,7 +74,7 @@ class Walk:
         return spent
 
     def until(self, case: str) -> AnyEvent:
-        """Play the first round from the start up to the case's event, which is returned and has not run."""
+        """Play the first round up to the case's event -> this event, which has not run yet."""
         self.restart()
         for event in self.course.rounds[0]:
             if isinstance(event, CASES[case]):
@@ -83,7 +83,7 @@ class Walk:
         raise AssertionError(f"a round without {case}")
 
     def show(self) -> Shown:
-        """Play the course once, and look."""
+        """Play the course once -> the states and the acceptance."""
         self.restart()
         accepted: list[int] = []
         for event in self._events():
@@ -97,7 +97,7 @@ class Walk:
         return {name: self.player.engine.state(name) for name in self.course.prompts}
 
     def restart(self) -> None:
-        """Every request stands after its prompt again, by legal events."""
+        """Bring every request back to the state after its prompt, by legal events."""
         for name in self.course.prompts:
             self.player.serve(Abort(name))
         for name, prompt in self.course.prompts.items():

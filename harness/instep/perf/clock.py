@@ -1,11 +1,11 @@
-"""Two readings of one stretch of work: what the user waits, and what the process computes.
+"""Two clocks for one piece of work: how long the user waits, and how long the process computes.
 
 Leaves out: repetition and statistics (`pairs.py`).
 
-wall  what the user waits for. On a shared machine it holds the neighbours' turns, too.
-cpu   the process's own computing time. The CPU engine computes on one thread and waits for nobody, so this is the wall
-      time less what others took, and resolves a few percent where the wall does not; it is blind to waiting.
-On a CPU both are judged, and either may find a slow-down. On a GPU the process mostly waits, so only the wall is.
+wall  the time that the user waits. On a shared machine it includes the time that other processes took.
+cpu   the process's own computing time. The CPU engine computes on one thread and waits for nothing, so this is the wall
+      time without the other processes. It resolves a few percent where the wall time does not; it does not see waiting.
+On a CPU both are judged, and either may find a slow-down. On a GPU the process mostly waits, so only wall is judged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLOCKS = ("wall", "cpu")
 
 
 class Reading(NamedTuple):
-    """Both in seconds."""
+    """Readings of both clocks, in seconds."""
 
     wall: float
     cpu: float
@@ -35,7 +35,7 @@ NOTHING = Reading(0.0, 0.0)
 
 
 class Clock:
-    """Reads both clocks once everything that was queued on the device has ended."""
+    """Reads both clocks after all work on the device has ended."""
 
     def __init__(self, device: str) -> None:
         self._cuda = device.startswith("cuda")

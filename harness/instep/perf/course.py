@@ -1,8 +1,8 @@
 """The events that a gate checks and times: one short trace, recorded with the reference for some model.
 
-Leaves out: running them (`cases.py`). All choices are given, so both arms do the same work: one that accepts more does
-not look faster. Drafts are the reference's own; how many are accepted is not, but all, none, one, two and so on in
-turn: a model that accepts nothing by itself would let a wrong commit pass, and be timed.
+All choices are given, so both arms do the same work: an arm that accepts more does not look faster. Drafts are the
+reference's own. The number of accepted drafts is forced: all, none, one, two and so on in turn. With a model that
+accepts nothing by itself a wrong commit would otherwise pass, and be timed. Leaves out: running them (`cases.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Course:
 def lay(directory: Path, out: Path, *, batch: int, rounds: int, num_steps: int) -> Course:
     """Record a course for the model in `directory` and write its trace to `out`.
 
-    Prompts are those beside the model (`prompts.json`) when there are some, and random tokens otherwise.
+    Prompts are those beside the model (`prompts.json`), or random tokens if there are none.
     """
     opened = Checkpoint.open(directory)
     width, reach = num_steps + 1, PROMPT_TOKENS + (rounds + 1) * (num_steps + 1)
@@ -77,7 +77,7 @@ def lay(directory: Path, out: Path, *, batch: int, rounds: int, num_steps: int) 
 
 
 def _prompts(directory: Path, vocab: int, batch: int) -> dict[str, tuple[int, ...]]:
-    """One prompt per request, all of the same length: beginnings of the model's own, at another place each time."""
+    """One prompt per request, all equally long: pieces of the model's own prompts, each from another place."""
     file = directory / "prompts.json"
     stored = read_prompts(file).values() if file.is_file() else ()
     long = [prompt for prompt in stored if len(prompt) >= PROMPT_TOKENS]

@@ -1,6 +1,6 @@
-"""The machine that a speed was measured on, as far as it moves a speed.
+"""The machine on which a speed was measured: everything about it that changes a speed.
 
-Leaves out: serial numbers and names of hosts. What cannot be read here is None.
+A value that cannot be read here is None. Leaves out: serial numbers and names of hosts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The gate: is `after` slower than `before` by more than is allowed? Only asked of arms that passed.
+"""The gate: is `after` slower than `before` by more than is allowed? Only arms that passed all checks are timed.
 
-Leaves out: the statistics (`pairs.py`) and the words (`render.py`). Three processes take turns, one at a time, in an
-order that changes from pair to pair: before, after, and `again`, which is before a second time. Two processes of one
-source differ by what differs anyway (the machine, where memory came to lie); that is the A/A run, and as long as it
-does not resolve the allowed slow-down more pairs are taken, up to a limit. Only A/A decides this, so looking again
-favours neither side.
+Three processes take turns, one at a time, in an order that changes from pair to pair: before, after, and `again`, which
+is a second process of before. Two processes of one source differ only by chance (the machine, the place of memory).
+This is the A/A run. As long as it does not resolve the allowed slow-down, more pairs are taken, up to a limit. Only A/A
+decides this, so taking more favours neither side. Leaves out: the statistics (`pairs.py`) and the words (`render.py`).
 """
 
 from __future__ import annotations
@@ -31,15 +30,16 @@ from .question import Judged, Question, Report
 from .yardstick import Yardstick
 
 ARMS = ("before", "after", "again")
-# Before and after run AB, BA, AB, ...: each order is followed by its reverse, and every arm stands everywhere as often.
+# Before and after run AB, BA, AB, ...: each order is followed by its reverse, so every arm has every place equally
+# often.
 ORDERS = tuple(
     order
     for first in (("before", "after", "again"), ("before", "again", "after"), ("again", "before", "after"))
     for order in (first, first[::-1])
 )
-SAMPLE_S = 2e-3  # a sample is at least so long, so that reading the clocks is under a thousandth of it
-PROBES = 5  # samples of one lap from which the length of a sample is set, and which warm the arms up
-MOST_TIMES = 4  # so many times the wanted pairs are taken at most
+SAMPLE_S = 2e-3  # the least length of a sample, so that reading the clocks takes under a thousandth of it
+PROBES = 5  # samples of one lap, which set the length of a sample and warm the arms up
+MOST_TIMES = 4  # at most so many times the wanted number of pairs is taken
 
 Progress = Callable[[str, int, int], None]
 
@@ -55,7 +55,7 @@ def gate(question: Question, folder: Path, progress: Progress = lambda what, don
         batch=question.batch, rounds=question.rounds, num_steps=question.num_steps,
     )
     with ExitStack() as stack:
-        # All three from the start, and all through the same: a process that did less is faster by a percent or two.
+        # All three start now and do the same work: a process that did less is faster by a percent or two.
         arms = _started(stack, found, course, report, folder)
         yardsticks = _yardsticks(question, course, found)
         report.reference_acceptance = yardsticks["before"].truth.acceptance
@@ -74,7 +74,7 @@ def gate(question: Question, folder: Path, progress: Progress = lambda what, don
 
 
 def judge(question: Question, samples: Mapping[str, Samples], events: int) -> list[Judged]:
-    """Every case by every clock that counts on the device.
+    """Judge every case by every clock that counts on the device.
 
     Shapes: samples of each arm (pairs, cases of the question, clocks), seconds for so many `events`
     """
@@ -92,7 +92,7 @@ def judge(question: Question, samples: Mapping[str, Samples], events: int) -> li
 def _started(
     stack: ExitStack, sources: Mapping[str, Source], course: Course, report: Report, folder: Path
 ) -> dict[str, Arm]:
-    """Arms, each with its engine built; side by side, for nothing is timed yet."""
+    """Start the arms and build their engines, side by side, because nothing is timed yet."""
     question = report.question
     arms = {
         name: stack.enter_context(Arm(source, folder / f"{name}.log", question.patience_s))
@@ -113,7 +113,7 @@ def _started(
 
 
 def _yardsticks(question: Question, course: Course, sources: Mapping[str, Source]) -> dict[str, Yardstick]:
-    """Per arm, as its op set declares its rounding; made once per op set."""
+    """Each arm's yardstick, which rounds as its op set declares; arms with one op set share it."""
     opened, header, made = Checkpoint.open(question.checkpoint), course.trace.header, dict[str, Yardstick]()
     for ops in {source.ops for source in sources.values()}:
         plan = Plan(opened, header.room(), header.num_steps, None, replace(question.setting, ops=ops))
@@ -122,7 +122,7 @@ def _yardsticks(question: Question, course: Course, sources: Mapping[str, Source
 
 
 def _checked(arms: Mapping[str, Arm]) -> str:
-    """The arms replay the course with every check after every event; why one is refused, or nothing."""
+    """Let the arms replay the course with every check after every event -> why one is refused, or an empty text."""
     for arm in arms.values():
         arm.tell("check")
     for name, arm in arms.items():
@@ -131,14 +131,14 @@ def _checked(arms: Mapping[str, Arm]) -> str:
         except ArmFailed as failed:
             return f"{name} ({arm.source.said}) failed in its checks: {failed}"
         if answer["exit"] != Exit.AGREED:
-            # Without the last line, which replays it here: an arm is served from elsewhere.
+            # Without the last line, the command: it would replay here, and the arm may be another source.
             message = answer["message"].rpartition("\n")[0] or "  nothing was compared"
             return f"{name} ({arm.source.said}) does not pass\n{message}"
     return ""
 
 
 def _shown(arms: Mapping[str, Arm], yardsticks: Mapping[str, Yardstick], folder: Path, report: Report) -> str:
-    """Every arm's states after the course against the gate's own reference; why one is refused, or nothing."""
+    """Compare every arm's states with the gate's own reference -> why one is refused, or an empty text."""
     for name, arm in arms.items():
         try:
             shown: Shown = arm.show(folder / f"{name}.safetensors")
@@ -176,7 +176,7 @@ def _timed(
 
 
 def _calibrated(arms: Mapping[str, Arm], question: Question) -> int:
-    """How many laps a sample takes until its shortest case lasts `SAMPLE_S` in every arm; the same for all."""
+    """Laps per sample, the same for all arms: as many as the shortest case needs to last SAMPLE_S in every arm."""
     shortest = min(
         min(min(reading) for reading in _sample(arm, 1, question.cases)) for _ in range(PROBES) for arm in arms.values()
     )
@@ -197,7 +197,7 @@ def _orders(most: int) -> Iterator[tuple[int, tuple[str, ...]]]:
 
 
 def _resolved(question: Question, taken: Mapping[str, list[list[list[float]]]]) -> bool:
-    """Whether A/A resolves the allowed slow-down in every case by some clock, so that no more pairs are needed."""
+    """Whether in every case some clock of A/A resolves the allowed slow-down. Then no more pairs are needed."""
     generator = np.random.default_rng(question.seed)
     before, again = np.array(taken["before"]), np.array(taken["again"])
     return all(

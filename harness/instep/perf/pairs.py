@@ -1,12 +1,13 @@
-"""The statistics of the gate: a bootstrapped ratio of medians, and what two such ratios allow to be said.
+"""The statistics of the gate: a bootstrapped ratio of medians, and the verdict that two such ratios allow.
 
-Leaves out: where samples come from. Sample i of every arm was taken on the same events, right after one another.
+Sample i of every arm was taken on the same events, one right after the other.
 
-Every pair is first divided by its own level, the geometric mean of its two samples: what slows both (a neighbour, a
-clock that falls) then cancels within the pair, where it is the same, instead of between medians, where it is not.
+Every pair is first divided by its own level, the geometric mean of its two samples. What slows both samples (another
+process, a falling clock rate) is the same within a pair, so it cancels there. Between medians it would not.
 Measured on two busy cores (load 3), before against itself, 120 pairs: intervals of 0.87 to 1.16 (wall) and 0.96 to 1.10
-(cpu) become 0.95 to 1.07 and 0.99 to 1.06. The medians' ratio is then the median of the pairs' ratios. It favours no
-side: of one source, after / before and before / after have the same distribution, so its median is 1.
+(cpu) become 0.95 to 1.07 and 0.99 to 1.06. The ratio of medians is then the median of the pairs' ratios. It favours no
+side: for one source, after / before and before / after have the same distribution, so its median is 1. Leaves out:
+where samples come from.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from numpy.typing import NDArray
 Samples = NDArray[np.float64]
 
 FEWEST_PAIRS = 60  # fewer do not resolve a few percent on a shared machine
-DRAWS = 2000  # resamples; the bound itself then scatters by a tenth of the interval's width
-CONFIDENCE = 0.98  # of the two-sided interval: either bound is wrong in one run of a hundred
+DRAWS = 2000  # resamples; with so many a bound scatters by a tenth of the interval's width
+CONFIDENCE = 0.98  # of the two-sided interval: each bound is wrong in one run of a hundred
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """after / before: over 1 is slower. `low`, `high`: the bounds of the interval; `pairs`: what it rests on."""
+    """after / before; above 1 means slower. `low`, `high`: bounds of the interval; `pairs`: how many it is made of."""
 
     value: float
     low: float
@@ -49,7 +50,7 @@ def ratio(before: Samples, after: Samples, generator: np.random.Generator) -> Ra
 
 
 def ratios(before: Samples, after: Samples, generator: np.random.Generator) -> tuple[Samples, Samples, Samples]:
-    """The same for many trials at once; pairs are drawn, so that a pair stays together.
+    """`ratio` for many trials at once. Whole pairs are resampled, so that the two samples of a pair stay together.
 
     Shapes: before, after (trials, pairs) -> ratio, low, high (trials)
     """
@@ -63,15 +64,15 @@ def ratios(before: Samples, after: Samples, generator: np.random.Generator) -> t
 
 
 def resolves(same: Ratio, allowed: float) -> bool:
-    """Whether the A/A run, one source in two processes, stays within the allowed slow-down in both directions."""
+    """Whether the A/A run (one source in two processes) stays within the allowed slow-down in both directions."""
     return same.pairs >= FEWEST_PAIRS and same.high <= 1 + allowed and same.low >= 1 / (1 + allowed)
 
 
 def say(change: Ratio, same: Ratio, allowed: float) -> Say:
-    """Slower only if the change's lower bound lies beyond the allowed slow-down, and beyond all that A/A shows.
+    """Slower only if the change's lower bound lies above the allowed slow-down, and above all that A/A shows.
 
-    So noise cannot fail a change, only leave it undecided; and a change that stands out of the noise needs no
-    quiet machine to be seen. A NaN on either side is undecided.
+    So noise cannot fail a change; it can only leave it undecided. And a change that is larger than the noise is seen on
+    a busy machine too. With a NaN on either side the answer is undecided.
     """
     if change.pairs < FEWEST_PAIRS or same.pairs < FEWEST_PAIRS:
         return Say.NOISY

@@ -1,6 +1,6 @@
 """What a gate is asked, and what it answers.
 
-Leaves out: how the answer is found (`gate.py`), and how it is told (`render.py`).
+Leaves out: how the answer is found (`gate.py`), and how it is shown (`render.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ PLAIN = Setting()
 class Question:
     """What a gate is asked.
 
-    setting     how both arms are set up; its op set is the one that a source tree runs
-    pairs       how many at least; allowed: 0.03 is 3%
+    setting     how both arms are set up; a source tree runs its op set
+    pairs       the least number of pairs;  allowed: the allowed slow-down, 0.03 is 3%
     batch, rounds, num_steps  of the course
-    patience_s  how long an arm may be silent, which holds for its checks, too
+    patience_s  how long an arm may take for an answer, also for its checks
     """
 
     before: str
@@ -70,10 +70,12 @@ class Judged:
 
 @dataclass
 class Report:
-    """What came of it. `refused`: why an arm was not timed; then nothing was.
+    """The answer of the gate. `refused`: why an arm was not timed; then no arm was.
 
-    served      arm -> package -> digest of the source;  acceptance: arm -> accepted drafts a window as it says itself
-    elements    numbers compared with the gate's own reference, before and after timing;  laps: of the course a sample
+    served      arm -> package -> digest of the source that served
+    acceptance  arm -> its own count of accepted drafts a window
+    elements    numbers compared with the gate's own reference, before and after timing
+    laps        laps of the course per sample
     """
 
     question: Question
@@ -86,7 +88,7 @@ class Report:
     laps: int = 0
 
     def says(self, case: str) -> Say:
-        """Either clock may find a case slower; it has held if one that resolves the allowed slow-down says so."""
+        """Slower if either clock says so. Held if a clock that resolves the allowed slow-down says so."""
         found = {one.says for one in self.judged if one.case == case}
         return next((word for word in (Say.SLOWER, Say.HELD) if word in found), Say.NOISY)
 

@@ -1,6 +1,6 @@
-"""What the gate says: a table for people, and the same as data.
+"""Shows what the gate found: as a table on the terminal, and as data.
 
-Leaves out: judging it (`gate.py`).
+Leaves out: the judgement (`gate.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STYLES = {Say.HELD: "green", Say.SLOWER: "red", Say.NOISY: "yellow"}
 
 
 def show(report: Report, console: Console) -> None:
-    """Everything on the terminal; a refusal stands alone, without a figure."""
+    """Print everything. After a refusal no figure is printed."""
     question = report.question
     if report.refused:
         after = "  nothing is timed of what does not pass; --keep FOLDER keeps the trace"
@@ -41,7 +41,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def of(report: Report) -> Result:
-    """What the gate found; of the machine also how busy it was."""
+    """What the gate found, as data. The machine's load is part of it."""
     question = report.question
     setting = asdict(question) | {"checkpoint": str(question.checkpoint)} | question.setting.data()
     del setting["setting"]  # its fields stand beside the others

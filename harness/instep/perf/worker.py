@@ -1,8 +1,8 @@
-"""One arm at work: a process that serves `build`, `check`, `show` and `time`, a JSON line for a JSON line.
+"""The process of one arm. It serves `build`, `check`, `show` and `time`, with one JSON line per question and answer.
 
-Leaves out: judging; who asks is `arm.py`. The engines, the replay and the reference come from whatever tree stands
-first on this process's path; this folder (`perf`) is the gate's own on both sides, so both arms are timed by the same
-code.
+The engines, the replay and the reference come from the tree that stands first on this process's path. This folder
+(`perf`) is the gate's own in both arms, so both are timed by the same code. Leaves out: the questions (`arm.py`), and
+judging the answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .course import Course
 
 
 def main() -> None:
-    """Answer until the other end hangs up. Whatever else prints, prints to stderr."""
+    """Answer until the input is closed. All other output goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
@@ -46,18 +46,18 @@ def _answer(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:
     serve: Callable[..., dict[str, Any]] = getattr(worker, asked.pop("do"))
     try:
         return serve(**asked)
-    except Exception as error:  # an arm may be anybody's: what it raises is an answer
+    except Exception as error:  # an arm may be foreign code: an exception is an answer
         said = " ".join(str(error).split()) or "no message"
         return {"error": said, "type": type(error).__name__}
 
 
 class Worker:
-    """What the arm's verbs do; `build` first."""
+    """The questions as methods; `build` must come first."""
 
     def build(self, trace: str, checkpoint: str, setting: dict[str, Any]) -> dict[str, Any]:
-        """Set the engine up as production has it, nothing around it, and go through the opening; says what serves."""
+        """Build the engine without any observer, and play the opening -> which sources serve."""
         if not setting["device"].startswith("cuda"):
-            torch.set_num_threads(1)  # one thread: its computing time is the work that was done
+            torch.set_num_threads(1)  # with one thread the computing time is the work that was done
         course = Course.of(read(Path(trace)))
         self.replay = Replay(course.trace, Setting(**setting), checkpoint=Path(checkpoint))
         self.clock = Clock(setting["device"])
@@ -65,14 +65,14 @@ class Worker:
         return {"served": served(), "files": {name: str(sys.modules[name].__file__) for name in served()}}
 
     def check(self) -> dict[str, Any]:
-        """The course through the arm's own replay: every check, after every event."""
+        """Replay the course with the arm's own harness: every check after every event."""
         outcome = self.replay.run()
         verdict = outcome.verdict
         message = divergence(outcome) if verdict.exit is Exit.DIVERGED else ""
         return {"exit": int(verdict.exit), "elements": verdict.elements, "message": message}
 
     def show(self, file: str) -> dict[str, Any]:
-        """Walk the course once and write the states; see `arm.states` for the names."""
+        """Walk through the course once and write the states; `arm.states` has the names."""
         shown = self.walk.show()
         tensors = {
             f"{request}/{each.name}/{layer}": tensor.detach().cpu().contiguous()
@@ -85,7 +85,7 @@ class Worker:
         return {"numbers": numbers, "acceptance": shown.acceptance}
 
     def time(self, laps: int) -> dict[str, Any]:
-        """Seconds per case for so many laps, [wall, cpu]; nothing is collected meanwhile."""
+        """Seconds per case for so many laps, [wall, cpu]. The garbage collector is off meanwhile."""
         gc.collect(0)
         gc.disable()
         try:

@@ -1,7 +1,7 @@
-"""The gate's own reference at the end of a course, and whether an arm's states and acceptance are the same.
+"""The gate's own reference at the end of a course, and whether an arm's states and acceptance agree with it.
 
-Leaves out: the checks after every event (an arm replays the course with all of them in its own process). This one
-comes from outside the arm: a source tree whose own reference or checks are wrong cannot pass by them alone.
+This check runs outside the arm. So a source tree whose own reference or checks are wrong does not pass by them alone.
+Leaves out: the checks after every event (an arm replays the course with all of them in its own process).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = "after the course"
 
 
 class Yardstick:
-    """Truth and rounded reference at the end of a course, for an op set that is set up as in `plan`."""
+    """Truth and rounded reference at the end of a course, for the op set and setting of `plan`."""
 
     def __init__(self, plan: Plan, course: Course) -> None:
         rounded = rounded_participant(plan, plan.setting.subject(), 0)
@@ -34,11 +34,11 @@ class Yardstick:
         with rounded.arithmetic:
             self.rounded = Walk(rounded.engine, course).show()
         self.noise = max(self._noise(), TRUTH_ERROR)
-        # A tie may send one window of the course another way altogether; more of them are no tie.
+        # By a tie one window of the course may differ completely. If more windows differ, it is no tie.
         self.band = plan.num_steps / (len(course.rounds) * len(course.prompts))
 
     def judge(self, shown: Shown) -> Verdict:
-        """T3 for every component of every request, T0 for lengths and roots, T4 for the acceptance, on both sides."""
+        """Compare by T3 every component of every request, by T0 lengths and roots, by T4 the acceptance, up or down."""
         verdict = Verdict(events=len(self.course.trace.events))
         verdict.add(self._identity(shown.states))
         verdict.add(self._memory(shown.states))
@@ -48,7 +48,7 @@ class Yardstick:
         return verdict
 
     def _noise(self) -> float:
-        """The largest error of the rounded run anywhere: one run is one draw (see `checks/propagated.py`)."""
+        """The largest error of the rounded run in any component: one run is one sample (see `checks/propagated.py`)."""
         errors = []
         for request, state in self.truth.states.items():
             rounded = dict(self.rounded.states[request].parts())

@@ -1,4 +1,4 @@
-"""How an outcome is told: on the terminal, and as data.
+"""Shows an outcome: on the terminal, and as data.
 
-Leaves out: judging it (`instep.verdict`).
+Leaves out: the judgement (`instep.verdict`).
 """

@@ -1,6 +1,6 @@
-"""A command as one types it: the one that was typed, and the one that shows a finding again.
+"""Command lines: the one that was typed, and the one that shows a finding again.
 
-Leaves out: which finding, and what of the trace is needed for it (`words.py`, `relations/render.py`).
+Leaves out: the choice of the finding, and of the part of the trace that it needs (`words.py`, `relations/render.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PLACES = ("--json", "--out", "--picture", "--trail", "--trace")  # options that 
 
 
 def typed(argv: Sequence[str]) -> str:
-    """The command as it was typed, but for where its results go."""
+    """The command as it was typed, without the options for the places of its results."""
     words, places = [Path(argv[0]).name.replace("__main__.py", "instep")], iter(argv[1:])
     for word in places:
         if word in PLACES:
@@ -31,15 +31,15 @@ def typed(argv: Sequence[str]) -> str:
 def command(
     words: Iterable[object], setting: Setting, *, always: Collection[str] = (), more: Iterable[object] = ()
 ) -> str:
-    """These words, the options in which the setting is not the usual one, and more words, quoted for a shell.
+    """`words`, the options of `setting` that are not the defaults, and more words; quoted for a shell.
 
-    words   with the op set among them;  always: fields of the setting that are written although they are the usual ones
+    words   the op set is among them;  always: fields of the setting that are written even if they are the defaults
     """
     _, _, *options = setting.words(*always)
     return shlex.join(map(str, (*words, *options, *more)))
 
 
 def near(path: Path) -> str:
-    """The path as one would type it here, when it is below the working directory."""
+    """The path relative to the working directory if it is below it, otherwise as it is."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -1,4 +1,4 @@
-"""Outcomes as data: op set, digests of source, trace and model, how much was compared, and what was found.
+"""Outcomes as data: op set; digests of source, trace and model; how much was compared; what was found.
 
 Leaves out: words and colours, and the file (`result.py`).
 """
@@ -18,7 +18,7 @@ from .words import divergence, where
 if TYPE_CHECKING:
     from ..replay.replay import Outcome
 
-FINDINGS = 100  # of a run that are written out, and the first of every check; the first of all is what matters
+FINDINGS = 100  # how many findings of a run are written, beside the first of every check; the first of all matters most
 
 
 def of(outcomes: Sequence[Outcome], commit: str | None = None) -> Result:
@@ -59,7 +59,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
 
 
 def _declared(outcome: Outcome) -> dict[str, Any]:
-    """What the subject says of its rounding: components stored narrower than computed, and products by form."""
+    """What the subject declares: components that are stored narrower than computed, and products by form."""
     stored, products = outcome.declared.narrow(outcome.plan.setting.state), outcome.declared.products
     return {
         "stored": {name: str(dtype).removeprefix("torch.") for name, dtype in stored.items()},
@@ -77,13 +77,13 @@ def number(value: float | None) -> float | str | None:
 
 
 def _listed(findings: Sequence[Comparison]) -> list[Comparison]:
-    """In their order, the first of every check among them."""
+    """The first findings, and the first finding of every check, in their order."""
     first = {found.check: found for found in reversed(findings)}
     return [found for number, found in enumerate(findings) if number < FINDINGS or first[found.check] is found]
 
 
 def _located(located: Located) -> dict[str, Any]:
-    """The finding that it is about is the first of `findings`."""
+    """The diagnosis of the first entry of `findings`."""
     return {
         "cause": located.cause, "op": located.op, "says": located.says, "options": located.options,
         "hints": located.hints, "replays": located.replays,

@@ -1,4 +1,4 @@
-"""One digest of what the native kernels do: of their syntax trees, so that a comment or a line break changes nothing.
+"""A digest of the native kernels' syntax trees. A changed comment, docstring or line break does not change it.
 
 Leaves out: whether a result is too old for the kernels beside it (the repository's tests decide that).
 """
@@ -17,14 +17,14 @@ KERNELS, LAUNCHES = "kernels", "ops/triton.py"  # inside the package: a folder, 
 
 
 def digest(sources: Mapping[str, str]) -> str:
-    """Of source texts by path: names and order of statements count; docstrings, comments and positions do not."""
+    """The digest of source texts by path. Names and the order of statements count; docstrings and comments do not."""
     trees = sorted((path, _told(ast.parse(text))) for path, text in sources.items())
     return sha256(repr(trees).encode()).hexdigest()
 
 
 @cache
 def kernels_syntax() -> str | None:
-    """The digest of the kernels that are imported here; None where their source cannot be read."""
+    """The digest of the kernels that an import finds here; None if their source cannot be read."""
     spec = find_spec(PACKAGE)  # finds a package without importing it
     top = Path(spec.origin).parent if spec and spec.origin else None
     if top is None or not (top / LAUNCHES).is_file():
@@ -34,7 +34,7 @@ def kernels_syntax() -> str | None:
 
 
 def _told(node: object) -> object:
-    """A tree as nested tuples. Not `ast.dump`: which empty fields that one writes depends on Python's version."""
+    """A tree as nested tuples. `ast.dump` is not used: the empty fields that it writes depend on Python's version."""
     if isinstance(node, list):
         return tuple(_told(item) for item in node if not _is_text_alone(item))
     if not isinstance(node, ast.AST):

@@ -1,6 +1,6 @@
-"""On what a result was made: versions, device, and the kernels that are installed.
+"""The machine of a result: versions, device, and the installed kernels.
 
-Leaves out: the result. Light to import: torch is asked only for the name of a device.
+Torch is imported only for the name of a CUDA device. Leaves out: the result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .kernel_syntax import kernels_syntax
 
 
 def machine(device: str) -> dict[str, str | None]:
-    """Versions, device, and the digest of the kernels; what is not here is None."""
+    """Versions, device, and the digest of the kernels; None for what is not installed."""
     return {
         "python": platform.python_version(), "system": system(), "device": device,
         "device_name": _name(device), **{package: installed(package) for package in ("torch", "triton", "instep")},
@@ -21,7 +21,7 @@ def machine(device: str) -> dict[str, str | None]:
 
 
 def system() -> str:
-    """Linux x86_64, glibc 2.39: not the build of a kernel, which says nothing about a result."""
+    """The system, as in "Linux x86_64, glibc 2.39". The build of the Linux kernel is left out: it changes no result."""
     library = " ".join(filter(None, platform.libc_ver()))
     return f"{platform.system()} {platform.machine()}" + (f", {library}" if library else "")
 

@@ -1,6 +1,6 @@
-"""A result file: what a command found, and what makes it credible: command, date, revision, versions, device.
+"""A result file: what a command found, and how: command, date, revision, versions, device.
 
-Leaves out: what was found; every command has fields of its own.
+Leaves out: the content of what was found; every command has fields of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of a command came to.
+    """The result of one run of a command.
 
-    exit    its exit code; device: on which it was found
-    found   the command's own fields; `machine` may be among them, where more is known of it
+    exit    its exit code;  device: the device that it ran on
+    found   the command's own fields. `machine` may be among them, with more about the machine
     commit  the revision of the source, as the caller knows it
     """
 
@@ -44,5 +44,5 @@ class Result:
         }  # fmt: skip
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file; after an error no part of it is there."""
         write_atomically({path: msgspec.json.format(msgspec.json.encode(self.data()), indent=1) + b"\n"})

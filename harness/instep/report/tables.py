@@ -1,6 +1,6 @@
-"""Tables and lines on the terminal: no number is ever cut and no line broken, however narrow the console is.
+"""Tables and lines on the terminal. No number is ever cut and no line broken, however narrow the console is.
 
-Leaves out: what stands in them.
+Leaves out: their content.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-# number: right-justified; word: a name. Neither is cut or broken. text: broken into lines where room is short.
+# number: right-justified; word: a name. Neither is cut or broken. text: broken into lines if the console is narrow.
 Kind = Literal["number", "word", "text"]
 NARROWEST_TEXT = 8
-ENDLESS = 10_000  # columns of a console on which everything has room
+ENDLESS = 10_000  # columns of a console that is wide enough for everything
 
 
 def say(console: Console, *lines: str | Text, style: str = "") -> None:
@@ -27,7 +27,7 @@ def say(console: Console, *lines: str | Text, style: str = "") -> None:
 
 
 def table(title: str, columns: Mapping[str, Kind], *, framed: bool = False) -> Table:
-    """A table without rows. framed: for one whose rows stand in sections."""
+    """A table without rows. framed: for a table whose rows form sections."""
     box, padding = (HEAVY_HEAD, (0, 1)) if framed else (SIMPLE_HEAD, (0, 0, 0, 1))
     made = Table(title=Text(title, style="bold"), box=box, pad_edge=framed, padding=padding)
     for name, kind in columns.items():
@@ -39,8 +39,8 @@ def table(title: str, columns: Mapping[str, Kind], *, framed: bool = False) -> T
 
 
 def show(made: Table, console: Console) -> None:
-    """Print it. Where room is short, headings are broken between words, then texts; then the table is wider than the
-    console."""
+    """Print a table. On a narrow console first headings are broken between words, then texts. If that is not enough,
+    the table is wider than the console."""
     if made.title:
         say(console, made.title)  # rich would break it at the table's width
         made.title = None

@@ -33,7 +33,7 @@ EXACT = {Tier.IDENTITY, Tier.BITWISE}
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
-    """Everything about these runs of one trace."""
+    """Print everything about these runs of one trace."""
     tables.show(_runs(outcomes), console)
     for outcome in outcomes:
         if outcome.verdict.exit is Exit.INCONCLUSIVE:
@@ -46,7 +46,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     for outcome in outcomes:
         if outcome.verdict.findings:
             say(console, divergence(outcome))
-    if outcomes[0].left_out:  # the last line, whatever the verdict: what was not asked is not agreed
+    if outcomes[0].left_out:  # always the last line: what was not compared has not agreed
         asked, left = named(outcomes[0].tiers), named(outcomes[0].left_out)
         say(console, f"only {asked} judged; left out by --tiers: {left}", style="yellow")
 
@@ -64,7 +64,7 @@ def _runs(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _run(outcome: Outcome) -> list[Text]:
-    """The first column of a run, one line each: its op set and verdict, what was otherwise, how far, how long."""
+    """The first column of a run, line by line: op set and verdict, what was changed in it, how far, how long."""
     word, style = VERDICTS[outcome.verdict.exit]
     return [
         Text.assemble(f"{outcome.plan.setting.ops} ", (word, style)),
@@ -84,7 +84,7 @@ def _why_nothing(outcome: Outcome) -> str:
 
 @dataclass(frozen=True)
 class Total:
-    """What a run compared in one tier; headroom: the worst measured part of the allowed, None where all was exact."""
+    """What a run compared in one tier. headroom: worst error / allowed error; None if all comparisons were exact."""
 
     tier: Tier
     comparisons: int
@@ -95,7 +95,7 @@ class Total:
 
 
 def tiers(outcome: Outcome) -> list[Total]:
-    """One total for every tier that was compared at all."""
+    """One total for every tier in which something was compared."""
     totals = []
     for tier in Tier:
         mine = [compared for compared in outcome.verdict.compared if compared.tier is tier]
@@ -125,7 +125,7 @@ def _cells(total: Total) -> tuple[str, ...]:
 
 
 def short(count: int) -> str:
-    """Four digits at most: 950, 12.3k, 408M."""
+    """A count in at most four digits, as in 950, 12.3k, 408M."""
     for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if count >= size:
             return f"{count / size:.3g}{letter}"
@@ -138,7 +138,7 @@ def _skips(outcome: Outcome, console: Console) -> None:
 
 
 def _scratch(outcome: Outcome, console: Console) -> None:
-    """What the engine declares to be nobody's: there no byte was guarded."""
+    """The units that the engine declares as scratch: no byte of them was compared."""
     alike: dict[tuple[str, frozenset[int]], list[int]] = {}
     for (region, layer), units in outcome.scratch.items():
         alike.setdefault((region, units), []).append(layer)

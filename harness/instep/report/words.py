@@ -34,11 +34,11 @@ UNDECLARED = (
     "hint: this engine declares no rounding, so all of it is held to fp32; what it stores or multiplies narrower on "
     "purpose is declared by `rounds` and `products` of its maker (docs/adapters.md, 4)"
 )
-COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # checks that measure something else
+COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # checks whose number is not an error
 
 
 def divergence(outcome: Outcome) -> str:
-    """All that is known about the first finding, a line each."""
+    """All that is known about the first finding, line by line."""
     first, lines = outcome.verdict.findings[0], []
     served = ", ".join((outcome.plan.setting.ops, *otherwise(outcome.variant)))
     if outcome.located is not None:
@@ -73,7 +73,7 @@ def numbers(found: Comparison, measures: Mapping[Tier, str] = MEASURES) -> str:
 
 
 def trace(raised: Raised | None) -> list[str]:
-    """Where the subject raised, and its traceback; with INSTEP_TRACEBACK the harness's own frames, too."""
+    """Where the subject raised an error, and its traceback. With INSTEP_TRACEBACK also the frames of the harness."""
     if raised is None:
         return []
     frames = raised.whole if os.environ.get("INSTEP_TRACEBACK") else raised.own
@@ -82,17 +82,17 @@ def trace(raised: Raised | None) -> list[str]:
 
 
 def declared(outcome: Outcome) -> str:
-    """What the subject says of its rounding, in a line; empty where that is the usual: nothing narrower than fp32."""
+    """What the subject declares of its rounding, in one line; empty if nothing is narrower than fp32, as usual."""
     return "no rounding" if silent(outcome) else outcome.declared.said(outcome.plan.setting.state)
 
 
 def silent(outcome: Outcome) -> bool:
-    """Whether the subject says nothing at all; an op set always names the dtype of every component."""
+    """Whether the subject declares nothing at all. An op set always declares the dtype of every component."""
     return not (outcome.declared.rounds or outcome.declared.products)
 
 
 def where(found: Comparison, *, short: bool = False) -> str:
-    """event 41 commit, request "b", layer 3 recurrent state, slot 5, head 2, columns 8-15"""
+    """The place, as in: event 41 commit, request "b", layer 3 recurrent state, slot 5, head 2, columns 8-15"""
     parts = [] if short else [f"event {found.event} {found.kind}"]
     if found.request is not None:
         parts.append(f'request "{found.request}"')
@@ -107,7 +107,7 @@ def where(found: Comparison, *, short: bool = False) -> str:
 
 
 def spelled(place: Place) -> str:
-    """The place in words; the trunk goes without saying."""
+    """The place in words. The stage trunk is not named."""
     stage, _, step = place.stage.partition(".")
     extend = f"draft extend {step} " if step else "draft extend "  # of MTP layer `step`, where there are several
     side = {"trunk": "", "extend": extend, "chain": f"draft step {int(step or 0) + 1} "}[stage]
@@ -116,13 +116,13 @@ def spelled(place: Place) -> str:
 
 
 def otherwise(variant: Variant) -> tuple[str, ...]:
-    """gdn=triton, trunk.0.core@2 grafted"""
+    """The swaps and grafts of a run, as in: gdn=triton, trunk.0.core@2 grafted"""
     swaps = [f"{op}={source}" for op, source in variant.swap.items()]
     return (*swaps, *(f"{patch} grafted" for patch in variant.patch))
 
 
 def command(outcome: Outcome, found: Comparison) -> str:
-    """What to type to see it again, and no more of it than is needed."""
+    """The shortest command that shows the finding again."""
     patches = [patch for patch in outcome.variant.patch if patch.event <= found.event]
     until = max([found.event, *(patch.until for patch in patches)])
     setting = outcome.plan.setting
@@ -136,10 +136,10 @@ def command(outcome: Outcome, found: Comparison) -> str:
         more += ["--graft", patch]
     if outcome.elsewhere is not None:
         more += ["--checkpoint", near(outcome.elsewhere)]
-    # `streams` takes every strategy where none is named.
+    # Without the option `streams` runs every strategy.
     return to_type(words, setting, always=["strategy"] if "streams" in outcome.again else [], more=more)
 
 
 def named(tiers: Collection[Tier]) -> str:
-    """T0,T2d: as one types it."""
+    """The tiers as an option takes them, as in T0,T2d."""
     return ",".join(tier.value for tier in Tier if tier in tiers)

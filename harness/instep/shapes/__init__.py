@@ -1,6 +1,6 @@
-"""Configurations in the shape of real models, by name; a file beside this one is a shape.
+"""Configurations in the shape of real models, by name. Each shape is a file beside this one.
 
-Leaves out: weights (`random_weights.py` draws them) and where the numbers are from (`README.md`).
+Leaves out: weights (`random_weights.py` draws them), and the sources of the numbers (`README.md`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NAMES = tuple(path.stem for path in sorted(FOLDER.glob("*.json")))
 
 
 def shape(name: str, *, layers: int | None = None, vocab: int | None = None) -> ModelConfig:
-    """The configuration of that name; with fewer layers, the first ones, or a smaller vocabulary, where it must fit."""
+    """The configuration of that name, whole or cut (see `cut`) so that it fits into less memory."""
     if name not in NAMES:
         raise BadInput("shape", found=name, expected=f"one of {', '.join(NAMES)}")
     return cut(ModelConfig.from_file(FOLDER / f"{name}.json"), layers=layers, vocab=vocab)
@@ -33,7 +33,7 @@ def cut(config: ModelConfig, *, layers: int | None = None, vocab: int | None = N
 
 
 def sized_like(where: str) -> ModelConfig:
-    """The configuration of a shape's name, of a checkpoint directory, or of a `config.json`."""
+    """The configuration that is named by a shape, a checkpoint directory or a `config.json`."""
     if where in NAMES:
         return shape(where)
     path = Path(where)

@@ -1,7 +1,7 @@
 """A short trace for a model of which no whole reference can be run: everything in it is forced.
 
-Leaves out: running it. Who comes when, and how many drafts are accepted, is the policy's; the tokens are the ledger's,
-which costs nothing whatever the size of the model, and every engine is given them.
+The policy says when requests arrive and how many drafts are accepted. The tokens come from the ledger engine, which is
+cheap for a model of any size, and every engine is given them. Leaves out: running it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ..trace.header import Part, Room
 from ..trace.policy import Arrival, Policy, Steps
 
 PAGE_SIZE = 16
-PROMPT_TOKENS = (70, 9, 1, 33)  # over a page and a conv window, and shorter than one
+PROMPT_TOKENS = (70, 9, 1, 33)  # longer than a page and than a conv window, and shorter than one
 CHUNKS: tuple[tuple[int, ...], ...] = ((65, 5), (3,), (), (8, 25))
-LATE = 2  # the round in which the last request comes
+LATE = 2  # the round in which the last request arrives
 
 
 def course(
     checkpoint: Checkpoint, name: str, *, requests: int = 3, rounds: int = 10,
     candidate_steps: tuple[int, ...] = (1, 3, 7), ops: str = "triton",
 ) -> Trace:
-    """Prompts in chunks, then rounds with every step count, all, none and some drafts accepted, and a plain step.
+    """Prompts in chunks, then rounds with every step count and a plain step; all, none or some drafts are accepted.
 
-    One request comes late, so that its prompt runs beside windows; slots are sparse and handed out from the top.
+    One request arrives late, so that its prompt runs beside windows. Slots are sparse, and the highest come first.
     """
     widest = max(candidate_steps) + 1
     lengths = [PROMPT_TOKENS[number % len(PROMPT_TOKENS)] for number in range(requests)]

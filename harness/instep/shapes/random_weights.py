@@ -1,6 +1,7 @@
 """Random weights for a configuration, of the scale of trained ones, made in memory on the device where they are used.
 
-Leaves out: files. A tensor depends on its name and the seed alone, so a model cut to fewer layers keeps its first ones.
+A tensor depends only on its name and the seed. So the first layers stay the same if the model is cut to fewer layers.
+Leaves out: files.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.shapes import FUSED, expected_shapes
 
-# What a head has lost of its memory after one token, spread geometrically over the heads: from a few tokens of memory
-# to thousands. Drawn as at initialisation (A_log = log U(0, 16), dt_bias 1), heads would forget within one token.
+# The part of its memory that a head loses in one token, spread geometrically over the heads: from a few tokens of
+# memory to thousands. Drawn as at initialisation (A_log = log U(0, 16), dt_bias 1), every head would forget within one
+# token.
 SHORTEST, LONGEST = 0.3, 2e-4
-NORM_SPREAD = 0.2  # of norm weights around what they are at initialisation
-CONV_SCALE = 0.6  # 4 taps of it leave a channel about as large as it came
+NORM_SPREAD = 0.2  # of norm weights around their value at initialisation
+CONV_SCALE = 0.6  # with 4 such taps a channel keeps about its size
 FP32 = ("A_log", "linear_attn.norm.weight")  # kept in fp32 in a bf16 file, as released files may have it
 
 
@@ -29,8 +31,8 @@ def random_checkpoint(
 ) -> Checkpoint:
     """A model that engine and reference accept as if it had been read from a directory.
 
-    Linear maps keep the size of a row, and what a layer adds to the hidden row is divided by the square root of how
-    many parts add to it, so hidden rows stay of size 1 whatever the depth.
+    Linear maps keep the size of a row. What a layer adds to the hidden row is divided by the square root of the number
+    of parts that add to it. So hidden rows stay of size 1 at any depth.
     """
     parts = 2 * len(config.layer_kinds)
     tensors = {
@@ -60,6 +62,6 @@ def _draw(name: str, size: tuple[int, ...], parts: int, seed: int, device: torch
 
 
 def _dt_bias(heads: int) -> torch.Tensor:
-    """softplus(dt_bias) = -log(1 - lost): what a head forgets when A_log and a are 0."""
+    """softplus(dt_bias) = -log(1 - lost), so that a head loses the part `lost` where A_log and a are 0."""
     lost = torch.logspace(math.log10(SHORTEST), math.log10(LONGEST), heads)
     return torch.log(torch.expm1(-torch.log1p(-lost)))

@@ -1,4 +1,6 @@
-"""A model in the shape of a real one, its weights drawn, through a course: every check that needs no whole reference.
+"""Runs a model in the shape of a real one, with random weights, through a course, with every check that can run.
+
+The reference cannot hold such a model as a whole, so checks that need a whole reference are not among them.
 
 Leaves out: the checks (`replay/large_model.py`) and the course itself (`course.py`).
 """
@@ -16,14 +18,14 @@ from . import shape
 from .course import course
 from .random_weights import random_checkpoint
 
-LAYERS = 4  # three of GDN and one of attention; the draft head comes to them
+LAYERS = 4  # three GDN layers and one attention layer; beside them the draft head
 
 
 def shaped(
     name: str, setting: Setting, *, layers: int = LAYERS, vocab: int | None = None, until: int | None = None,
     judged: Collection[int] | None = None,
 ) -> Outcome:
-    """One shape. layers, vocab: how much of the model is kept; judged: the layers that are looked at, None: all."""
+    """Check one shape. layers, vocab: how much of the model is kept; judged: the layers to compare (None: all)."""
     config = shape(name, layers=layers, vocab=vocab)
     must_have(judged or (), config)
     checkpoint = random_checkpoint(config, device=setting.device)

@@ -1,9 +1,9 @@
-"""Exact streams: labelled tokens through a model made by hand, so that a state says whose tokens it holds, up to where.
+"""Exact streams: labelled tokens run through a model made by hand. So a state shows whose tokens it holds, up to where.
 
-Leaves out: gates, which such a model has open for ever (random weights run beside it). Contents:
+Leaves out: gates. In such a model they are always open, so models with random weights are tested beside it. Contents:
     stamps      a token is a stamp: request, position, and whether the draft was rejected
     checkpoint  a model in which conv windows, states and values hold the stamps of their tokens
-    relabel     any trace, said in stamps
-    stream      the check: decodes what is held, and says it
-    run         a trace through an engine, with nothing to compare but stamps
+    relabel     any trace, with its tokens replaced by stamps
+    stream      the check: decodes what memory holds, and reports it
+    run         a trace through an engine; only stamps are compared
 """

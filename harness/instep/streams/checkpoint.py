@@ -1,10 +1,10 @@
 """A model made by hand: its conv windows, states and values hold the stamps of the tokens that were taken in.
 
-A token's embedding is one-hot in its key and in every digit. Every mixer and MLP adds nothing, so each layer sees the
-embedding itself. A GDN layer writes, at the key of the token's position, the token's code: keys are one-hot and large,
-beta is 1, nothing decays. Then the delta rule replaces row p % 16 of a state by the code of position p. Attention
-layers hold the code as their values; in the draft head value head 0 holds the next token's, head 1 the row's own.
-Leaves out: text. What such a model says means nothing; everything is forced.
+A token's embedding is one-hot in its key and in every digit. Mixers and MLPs add nothing, so each layer sees the
+embedding itself. A GDN layer writes the token's code at the key of the token's position: keys are one-hot and large,
+beta is 1, nothing decays. So the delta rule replaces row p % 16 of a state by the code of position p. Attention layers
+hold the code as their values. In the draft head, value head 0 holds the code of the next token, and head 1 that of the
+row's own token. Leaves out: text. The choices of such a model mean nothing, so all choices are forced.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from instep_reference.contract.shapes import expected_shapes
 from .stamps import DIGIT, DIGITS, KEYS, WIDTH, Stamp, columns, vocabulary
 
 LANE = KEYS + len(DIGITS) * DIGIT  # one-hot features of one token
-HIDDEN = 2 * LANE  # the second lane is the draft head's: there the hidden row stands beside the next token
+HIDDEN = 2 * LANE  # the second lane is for the draft head, where the hidden row stands beside the next token
 ONES = 1 + len(DIGITS)  # how many features of a token are 1
-LOUD = 20.0  # sigmoid(20) is 1 and softplus(-20) is 0, as far as fp32 sees; as a key it outweighs every epsilon
+LOUD = 20.0  # in fp32 sigmoid(20) is 1 and softplus(-20) is 0; as a key it is large against every epsilon
 
 
 def config(requests: int, *, gdn_layers: int = 3, mtp_layers: int = 1) -> ModelConfig:
-    """GDN layers, then one attention layer; two value heads to a key head, K = V = 16."""
+    """GDN layers, then one attention layer; two value heads per key head, K = V = 16."""
     gdn: tuple[LayerKind, ...] = tuple("gdn" for _ in range(gdn_layers))
     return ModelConfig(
         model_type="qwen3_5", vocab=vocabulary(requests), hidden=HIDDEN,
@@ -42,7 +42,7 @@ def config(requests: int, *, gdn_layers: int = 3, mtp_layers: int = 1) -> ModelC
 
 
 def stream_checkpoint(made: ModelConfig) -> Checkpoint:
-    """The weights, bf16 like released ones: whatever is not named here is 0 and adds nothing."""
+    """The weights, in bf16 as released ones. A tensor that is not set here is 0 and adds nothing."""
     tensors = {name: torch.zeros(size) for name, size in expected_shapes(made).items()}
     tensors["model.embed_tokens.weight"] = _embedding(made)
     tensors["model.norm.weight"] += _unit(ONES)
@@ -72,7 +72,7 @@ def _feature(which: int, digit: int, lane: int = 0) -> int:
 
 
 def _unit(ones: int) -> float:
-    """The stored norm weight w, used as 1 + w, with which a row of so many ones stays as it is."""
+    """The stored norm weight w (used as 1 + w) with which a row of so many ones does not change."""
     return math.sqrt(ones / HIDDEN) - 1
 
 
@@ -93,7 +93,7 @@ def _gdn(made: ModelConfig, at: str, layer: int) -> dict[str, torch.Tensor]:
 
 
 def _values(at: str, layer: int, lanes: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """lanes: of which lane each value head holds the code."""
+    """The weights of values. lanes: for each value head the lane whose code it holds."""
     coders = [_coder(head, layer, lambda value: value, lane) for head, lane in enumerate(lanes)]
     return {f"{at}.self_attn.v_proj.weight": torch.cat(coders)}
 
@@ -113,7 +113,7 @@ def _draft(made: ModelConfig, tensors: dict[str, torch.Tensor]) -> dict[str, tor
 
 
 def _coder(head: int, layer: int, stored: Callable[[float], float], lane: int = 0) -> torch.Tensor:
-    """[16, D]: features to the columns of a code; stored(y): what is multiplied out so that y is read."""
+    """The matrix [16, D] from features to the columns of a code. stored(y): the number to store so that y is read."""
     weight = torch.zeros(WIDTH, HIDDEN)
     for column, (kind, number) in enumerate(columns(head, layer)):
         if kind == "constant":
@@ -125,7 +125,7 @@ def _coder(head: int, layer: int, stored: Callable[[float], float], lane: int = 
 
 
 def before_silu(value: float) -> float:
-    """The x with x sigmoid(x) = value, for values of at least 1: a few steps of Newton's."""
+    """The x with x sigmoid(x) = value, for a value of at least 1, by a few steps of Newton's method."""
     x = value
     for _ in range(8):
         gate = 1 / (1 + math.exp(-x))

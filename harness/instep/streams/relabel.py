@@ -1,7 +1,8 @@
-"""A trace said in stamps: the same events, every token replaced by the stamp of its request and position.
+"""A trace in stamps: the same events, with every token replaced by the stamp of its request and position.
 
-Leaves out: windows that are trees. Drafts that their commit accepts are stamped as the tokens that they become, all
-others as rejected; a request that loads what another saved has the other's prompt, and so the other's stamps.
+A draft that its commit accepts gets the stamp of the token that it becomes; every other draft is stamped as rejected. A
+request that loads the saved state of another request has the other's prompt, and so the other's stamps. Leaves out:
+windows that are trees.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .stamps import MOST_POSITIONS, Stamp
 
 @dataclass(frozen=True)
 class Held:
-    """A request as the trace has it: all tokens that are known, of which `length` are committed; its window, if any."""
+    """A request by the trace: all known tokens, of which the first `length` are committed, and its window, if any."""
 
     tokens: tuple[int, ...]
     length: int
@@ -33,7 +34,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Labelled:
-    """names: a request's number -> its name; held: after every event, what each live request holds."""
+    """The trace in stamps. names: request number -> name; held: for every event, what each live request then holds."""
 
     trace: Trace
     config: ModelConfig
@@ -42,7 +43,7 @@ class Labelled:
 
 
 def relabelled(trace: Trace) -> Labelled:
-    """The trace for the model of `checkpoint.py` with as many requests."""
+    """The trace in stamps, for the model of `checkpoint.py` with as many requests."""
     events, names = trace.events, tuple(event.request for event in trace.events if isinstance(event, e.Admit))
     made = config(len(names), mtp_layers=min(trace.header.checkpoint.mtp_layers, 1))
     digest = stream_checkpoint(made).digest
@@ -59,7 +60,7 @@ def relabelled(trace: Trace) -> Labelled:
 
 
 def _prompts(events: Sequence[e.AnyEvent]) -> dict[int, int]:
-    """Number of an admission -> the number of the request whose prompt it has."""
+    """Request number, in the order of admission -> the number of the request whose prompt it has."""
     owner, number, live, saved = dict[int, int](), -1, dict[str, int](), dict[str, int]()
     for event in events:
         if isinstance(event, e.Admit):
@@ -74,7 +75,7 @@ def _prompts(events: Sequence[e.AnyEvent]) -> dict[int, int]:
 
 @dataclass
 class _Writer:
-    """Goes through the events once; `numbers`: the live requests' numbers."""
+    """Goes through the events once. `numbers`: live request -> its number."""
 
     events: Sequence[e.AnyEvent]
     prompts: Mapping[int, int]
@@ -109,7 +110,7 @@ class _Writer:
         return replace(event, picks=tuple(picks))
 
     def _accepted(self, index: int, name: str) -> int:
-        """How many of the drafts of this event the next commit of the request takes."""
+        """How many of the drafts of this event the request's next commit accepts."""
         for event in self.events[index + 1 :]:
             if isinstance(event, e.Abort) and event.request == name:
                 return 0

@@ -1,7 +1,7 @@
-"""A trace through an engine, said in stamps: T0, T1 and the check `stream`, and no reference at all.
+"""A trace in stamps through an engine: T0, T1 and the check `stream`, without a reference.
 
-Leaves out: numbers. Two levels: `model`, the model made by hand, whose values are right to the nearest label; and `op`,
-where what the delta rule consumes is rounded to the labels first, so that every state is right to the bit.
+There are two levels. `model`: the model made by hand; its values must be right to the nearest label. `op`: the inputs
+of the delta rule are rounded to labels first, so every state must be right to the bit. Leaves out: numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEVELS: tuple[Level, ...] = ("op", "model")
 def streamed(
     trace: Trace, setting: Setting, level: Level, *, until: int | None = None, layers: Collection[int] | None = None
 ) -> Outcome:
-    """Replay the trace's events on stamps; `setting`: op set, strategy and the rest; layers: judge these alone."""
+    """Replay the trace in stamps. `setting`: op set, strategy and so on; layers: only these are judged."""
     named = msgspec.structs.replace(trace.header, name=f"{trace.header.name}, stamps, {level} level")
     labelled = relabelled(replace(trace, header=named))
     exact = level == "op"
@@ -41,15 +41,15 @@ def streamed(
         ops=labels_consumed(served) if exact else served,
         judged=(Identity(), Stream(labelled, labelled.config, exact=exact), Bytes()),  # the label before the bytes
     )
-    history = replace(found.history, texts=())  # such a text means nothing
+    history = replace(found.history, texts=())  # the text of such a model means nothing
     return replace(found, history=history, again=("instep", "streams", "--level", level))
 
 
 def labels_consumed(ops: Ops) -> Ops:
-    """The op set, with what `gdn_inputs` gives rounded: keys one-hot, values labels, beta 1, no decay."""
+    """The op set with the results of `gdn_inputs` rounded: keys one-hot, values labels, beta 1, no decay."""
 
     def rounded(**given: Any) -> GdnInputs:
         found = ops.gdn_inputs(**given)
-        return GdnInputs(*(x.round() + 0.0 for x in found))  # -0 would be another number's bits
+        return GdnInputs(*(x.round() + 0.0 for x in found))  # + 0.0 turns -0 into 0, which has other bits
 
     return replace(ops, name=f"{ops.name}, labels consumed", gdn_inputs=rounded)

@@ -1,7 +1,7 @@
-"""A stamp: which request a token belongs to, its position, and whether it is a draft that is rejected; and its code.
+"""A stamp: the request of a token, its position, whether it is a rejected draft; and the code of a stamp.
 
-Leaves out: where stamps stand in a model (`checkpoint.py`). A code is a row of small whole numbers, exact in every
-dtype down to bf16, and different in every head and layer: what was read from the wrong one is told.
+A code is a row of small whole numbers, which are exact in every dtype down to bf16. It differs in every head and layer,
+so a row that was read from a wrong head or layer shows. Leaves out: where stamps stand in a model (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def code(stamp: Stamp, head: int, layer: int) -> list[int]:
 
 
 def decoded(row: torch.Tensor, head: int, layer: int) -> Stamp | None:
-    """The stamp behind a row [16] of whole numbers; None: nobody's."""
+    """The stamp of a row [16] of whole numbers; None if the row is no code."""
     numbers = [int(number) for number in row.tolist()]
     request, low, high, rejected = (number - 1 for number in numbers[: len(DIGITS)])
     if not (0 <= request < DIGIT and 0 <= low < DIGIT and 0 <= high < DIGIT and rejected in (0, 1)):

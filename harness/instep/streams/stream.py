@@ -1,7 +1,7 @@
 """The check `stream`: which request, up to which position, every state, conv window and value holds.
 
-Leaves out: keys and gates. Values are rounded to the nearest label, states too unless the rows that the delta rule
-consumes were labels themselves (`exact`): then nothing is rounded, and a state is right to the bit.
+Values are rounded to the nearest label before they are compared. States are too, unless the inputs of the delta rule
+were labels themselves (`exact`): then a state must be right to the bit. Leaves out: keys and gates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .stamps import KEYS, WIDTH, Stamp, code, decoded
 
 
 class Stream:
-    """After every event, of every request that is not in flight; values also of those that are."""
+    """Checks after every event all requests that are not in flight; of requests in flight only the values."""
 
     name = "stream"
     tier = Tier.IDENTITY
@@ -52,7 +52,7 @@ class Stream:
                     yield self._judged(context, name, one, "draft_values", layer, found)
 
     def _window(self, conv: torch.Tensor) -> torch.Tensor:
-        """[C, W-1] -> what the delta rule would read of it as values: [W-1, HV, V]"""
+        """A conv window [C, W-1] -> its rows as values of the delta rule [W-1, HV, V]"""
         values = F.silu(conv[2 * self.config.key_heads * self.config.key_dim :].float())
         return values.T.reshape(-1, self.config.value_heads, self.config.value_dim)
 
@@ -75,7 +75,7 @@ class Stream:
         )  # fmt: skip
 
     def _sentence(self, right: Content, found: torch.Tensor, wanted: torch.Tensor, name: str, one: Held) -> str:
-        """The whole content that is held, if it is somebody's; else the first row that is wrong."""
+        """Says whose content the memory holds, if it is a request's; otherwise the first row that is wrong."""
         if found.shape != wanted.shape:
             return f"has shape {tuple(found.shape)}; expected {tuple(wanted.shape)}"
         due = f'expected {_upto(one.length)}'
@@ -103,10 +103,10 @@ class Stream:
 
 @dataclass(frozen=True)
 class Content:
-    """What a component of a layer holds once so many tokens are in it. `shape`: of what is held.
+    """What a component of a layer must hold after so many tokens. `shape`: of the memory.
 
     state [HV, K, V]: row p % 16 of every head is position p; conv [W-1, HV, V]: the last W-1 tokens;
-    values [L, heads, 16]: a row per token; draft_values likewise, head 0 one token on.
+    values [L, heads, 16]: a row per token; draft_values: the same, but head 0 holds the next token.
     """
 
     component: str
@@ -133,7 +133,7 @@ class Content:
         return table
 
     def head(self, at: tuple[int, ...]) -> int:
-        """The head of a row that was found there."""
+        """The head of the row at this index."""
         return at[0] if self.component == "state" else at[1]
 
     def _row(self, stamp: Stamp, heads: int) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """The only scheduler: prompts and a policy become events, and one engine is asked for every free choice.
 
-A round: special contexts, admissions, the step count, drafts, one forward (prefill chunks beside verify or decode
-rows), commit, finishing. What comes out is complete: every choice is filled in, so that any engine can follow.
-A request that has no positions left for a window decodes without drafts, and is finished when it has none for a token.
-Leaves out: which event is legal (`event_rules.py`), and what the choices are (the engine's).
+A round: special actions, admissions, the step count, drafts, one forward (prefill chunks beside verify or decode rows),
+commit, finishing. The events that come out are complete: every choice is filled in, so that any engine can follow.
+A request without room for a window decodes without drafts; without room for a token it is finished.
+Leaves out: which event is legal (`event_rules.py`), and the choices (the asked engine makes them).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .request_table import Standing
 
 @dataclass(frozen=True)
 class Step:
-    """One complete event and what the asked engine answered."""
+    """One complete event, and the answer of the asked engine."""
 
     event: e.AnyEvent
     answer: e.Answer | None
@@ -39,12 +39,12 @@ def drive(
     policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, engine: e.Engine,
     observers: Sequence[Observer] = (),
 ) -> Iterator[Step]:
-    """Yield events until every request is over; `observers` look on while the engine serves them."""
+    """Yield events until every request is over. The engine serves each of them; `observers` see it."""
     return _Driver(policy, prompts, header, Player("driven", engine, observers)).run()
 
 
 def recorded(steps: list[Step]) -> dict[str, torch.Tensor]:
-    """What goes beside a trace: `prompt.<event>` as admitted, and `own.<event>`, the engine's own say."""
+    """The tensors beside a trace: admitted prompts as `prompt.<event>`, the engine's own choices as `own.<event>`."""
     tensors: dict[str, torch.Tensor] = {}
     for index, step in enumerate(steps):
         if isinstance(step.event, e.Admit):
@@ -55,7 +55,7 @@ def recorded(steps: list[Step]) -> dict[str, torch.Tensor]:
 
 
 def own_say(event: e.Event, answer: e.Answer | None) -> torch.Tensor | None:
-    """What an engine would have chosen, forced or not, as one int64 vector; None where nothing is chosen.
+    """The engine's own choices, also where others are forced, as one int64 vector; None where nothing is chosen.
 
     Draft: the head's argmaxes [B * n]; forward: the target's, in batch order; commit: accepted counts [B], bonus [B].
     """
@@ -82,7 +82,7 @@ class _Driver:
         self.deeds = list(policy.deeds)
         self.wanted: deque[int] = deque()
         self.forced = 0  # how many forced acceptances were used
-        self.ending: set[str] = set()  # who has said all, as the round before has left it
+        self.ending: set[str] = set()  # the requests that were complete after the round before
         self.round = 0
 
     def run(self) -> Iterator[Step]:
@@ -104,7 +104,7 @@ class _Driver:
     # the parts of a round
 
     def _contexts(self, *kinds: str, when: str = "between") -> Iterator[Step]:
-        """What is due and can be done; what cannot yet is done in the first round in which it can."""
+        """The special actions that are due and legal now. An action that is not legal yet waits for a later round."""
         for action in list(self.deeds):
             if action.round <= self.round and action.do in kinds and action.when == when and self._can(action):
                 self.deeds.remove(action)
@@ -163,7 +163,7 @@ class _Driver:
     def _finishing(self) -> Iterator[Step]:
         known, self.ending = self.ending, set(filter(self._ended, self.rules.table.in_phase(Phase.READY)))
         for name in self.rules.table.in_phase(Phase.READY):
-            # Where rounds overlap, what the last round accepted is not known before the next one was launched.
+            # If rounds overlap, the next round is launched before the accepted counts of the last one are known.
             if name in (known if self.policy.overlap else self.ending) or not self._left(name):
                 yield self._do(e.Finish(name))
 
@@ -179,13 +179,13 @@ class _Driver:
         return max(self.most - self.rules.table.live[name].length, 0)
 
     def _turned(self, *phases: Phase) -> list[str]:
-        """Requests in these phases, in the batch order of this round."""
+        """The requests in these phases, in this round's batch order."""
         names = list(self.rules.table.in_phase(*phases))
         turn = self.round % len(names) if names and self.policy.rotate else 0
         return names[turn:] + names[:turn]
 
     def _rows(self, names: list[str]) -> list[e.Row]:
-        """Every drafted or decoding request, and as much of the prompts as there is room for."""
+        """A row for every drafted or decoding request, and prefill rows as far as tokens have room."""
         live = {name: self.rules.table.live[name] for name in names}
         room = self.rules.table.capacity.max_tokens
         room -= sum(len(s.window) or 1 for s in live.values() if s.phase in (Phase.DRAFTED, Phase.READY))
@@ -199,7 +199,7 @@ class _Driver:
         return rows
 
     def _chunk(self, standing: Standing) -> int:
-        """The next chunk size of the request's own list, which is gone through again and again."""
+        """The next chunk size of the request's own list. After its end the list starts again."""
         sizes, done = self.arrivals[standing.request].chunks, 0
         for index in range(standing.length + 1 if sizes else 0):
             size = sizes[index % len(sizes)]
@@ -209,7 +209,7 @@ class _Driver:
         return standing.unread
 
     def _paths(self, names: list[str], own: Mapping[str, torch.Tensor]) -> tuple[e.Path, ...] | None:
-        """None: the engine accepts by itself. A path is given when acceptance is forced or the stop token ends it."""
+        """The paths to force, by the policy or because of the stop token; None: the engine accepts by itself."""
         windows = [self.rules.table.live[name].window for name in names]
         stopped = not self.policy.overlap and any(self.policy.stop in window[1:] for window in windows)
         if not self.policy.accept and not stopped:
@@ -237,7 +237,7 @@ class _Driver:
 
 
 def filled(event: e.AnyEvent, answer: e.Answer | None) -> e.AnyEvent:
-    """The event with every choice that was left to the engine."""
+    """The event with the choices that the engine made filled in."""
     match event, answer:
         case e.Draft(picks=None), e.Drafted(drafts=drafts):
             return replace(event, picks=tuple(tuple(one) for one in drafts.tolist()))

@@ -4,10 +4,9 @@
     then          one event a line, in the contract's own wire format
     last line     `Footer`: how many events, and the sha256 of all lines before
 
-Beside it `<trace>.safetensors`, without which the trace is not whole: the prompts, what the recording engine
-itself said at every event, and a checksum per line, so that an edited line is named. Leaves out: whether the
-events are legal (`event_rules.py`). Nothing is executed, nothing unknown is accepted, and both files are written or
-none.
+Beside it stands `<trace>.safetensors`, which belongs to the trace: the prompts, the recording engine's own choices at
+every event, and a checksum per line, so that an error names the edited line. Nothing is executed, unknown fields are
+refused, and either both files are written or none. Leaves out: whether the events are legal (`event_rules.py`).
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ CHECKSUMS = "line_crc32"  # tensor beside the trace: int64, one per line before 
 
 
 class Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last line: without it the trace was cut, with another digest it was edited."""
+    """The last line. If it is missing the trace was cut; if its digest is another one the trace was edited."""
 
     events: int
     sha256: str
 
 
 class _Version(msgspec.Struct, frozen=True):
-    """The one field that is read before the format is known."""
+    """The field that says the version of the format; it is read first."""
 
     schema: int
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace as read. `recorded`: see `drive.py` for its names; `where(i)` names event i for errors."""
+    """A trace as read. `recorded`: tensors with the names of `drive.recorded`; `where(i)` names event i in errors."""
 
     path: Path
     header: Header
@@ -68,7 +67,7 @@ def beside(path: Path) -> Path:
 
 
 def read(path: Path) -> Trace:
-    """Read both files, strictly."""
+    """Read both files; anything unexpected in them is a `BadInput`."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
@@ -90,7 +89,7 @@ def read(path: Path) -> Trace:
 
 
 def replaceable(path: Path) -> None:
-    """Refuse a place that no trace can be put in, or where something else than a trace would be lost."""
+    """Refuse a place where a trace cannot be written, or where it would replace a file that is no trace."""
     for file in (path, beside(path)):
         writable(file)
         if path == STDOUT or (file.exists() and not file.is_file()):
@@ -103,20 +102,20 @@ def replaceable(path: Path) -> None:
 
 
 def write(path: Path, header: Header, events: Sequence[AnyEvent], recorded: Mapping[str, torch.Tensor]) -> Trace:
-    """Write both files whole, or neither. No file is replaced that is not of a trace."""
+    """Write both files or neither. A file that is no part of a trace is never replaced."""
     replaceable(path)
     encode = msgspec.json.Encoder().encode
     lines = [encode(header) + b"\n", *(encode(event) + b"\n" for event in events)]
     sha256 = hashlib.sha256(b"".join(lines)).hexdigest()
     tensors = {**recorded, CHECKSUMS: torch.tensor([zlib.crc32(line) for line in lines])}
     text = b"".join([*lines, encode(Footer(len(events), sha256)) + b"\n"])
-    # The tensors first: a trace that is found has them beside it.
+    # The tensors first: so whoever finds the trace finds them beside it.
     write_atomically({beside(path): save(tensors, {"trace_sha256": sha256}), path: text})
     return Trace(path, header, tuple(events), tensors, sha256)
 
 
 class _Opening(msgspec.Struct, frozen=True):
-    """What the first line of a trace has in every schema."""
+    """The fields that the first line has in every schema."""
 
     schema: int
     checkpoint: dict[str, Any]
@@ -124,7 +123,7 @@ class _Opening(msgspec.Struct, frozen=True):
 
 
 def _is_trace(file: Path) -> bool:
-    """Whether it begins as a trace does; it may be cut, edited, or of another schema."""
+    """Whether the file begins as a trace does. It may be cut, edited, or of another schema."""
     try:
         with file.open("rb") as opened:
             msgspec.json.decode(opened.readline(), type=_Opening)
@@ -134,7 +133,7 @@ def _is_trace(file: Path) -> bool:
 
 
 def _is_tensors(file: Path) -> bool:
-    """Whether it was written beside a trace."""
+    """Whether the file was written beside a trace."""
     try:
         with safe_open(str(file), framework="pt") as stored:
             return "trace_sha256" in (stored.metadata() or {})
@@ -187,7 +186,7 @@ def _recorded(path: Path, sha256: str) -> dict[str, torch.Tensor]:
 
 
 def _same_prompts(trace: Trace) -> None:
-    """The prompts beside the trace are those that it admits."""
+    """Refuse a trace whose admitted prompts are not the ones that stand beside it."""
     for index, event in enumerate(trace.events):
         prompt = trace.recorded.get(f"prompt.{index}")
         if isinstance(event, Admit) and prompt is not None and prompt.tolist() != list(event.prompt):
@@ -198,7 +197,7 @@ def _same_prompts(trace: Trace) -> None:
 
 
 def _edited(name: str, lines: list[bytes], checksums: torch.Tensor) -> BadInput:
-    """Name the first line that is not the recorded one."""
+    """The error that names the first line which was changed after recording."""
     known = checksums.tolist()
     for number, line in enumerate(lines[:-1], start=1):
         if number > len(known) or zlib.crc32(line) != known[number - 1]:
@@ -209,12 +208,12 @@ def _edited(name: str, lines: list[bytes], checksums: torch.Tensor) -> BadInput:
 
 
 def _uncapitalised(text: str) -> str:
-    """A message of the decoder within a sentence; an abbreviation stays one."""
+    """A message of the decoder with a small first letter, except where it begins with an abbreviation."""
     return text if text[:2].isupper() else text[0].lower() + text[1:]
 
 
 def decode(text: bytes, kind: Any, where: str, otherwise: str = f"a line of schema {SCHEMA}") -> Any:
-    """Decode strictly; an error names the field and both sides of the disagreement, or what was expected otherwise."""
+    """Decode strictly. An error names the field, what was found and what was expected (by default `otherwise`)."""
     try:
         return msgspec.json.decode(text, type=kind)
     except UnicodeDecodeError:

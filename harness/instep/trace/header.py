@@ -1,4 +1,4 @@
-"""What the first line of a trace says: the model it is for, the room it assumes, and what it proves.
+"""The first line of a trace: its model, the capacity that it needs, and the sentence that it proves.
 
 Leaves out: the events (their wire format is the contract's) and how the file is kept (`file.py`).
 """
@@ -16,13 +16,13 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 
-SCHEMA = 2  # version of the wire format; a field that comes later is optional, so that the number can stay
+SCHEMA = 2  # version of the wire format; it stays when an optional field is added
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The checkpoint that the tokens were chosen with.
 
-    near    where it stands, relative to the trace; `--checkpoint` says otherwise
+    near    its place, relative to the trace; the option `--checkpoint` overrides it
     digest  sha256 of configuration and weights; config_sha256: of the configuration alone
     """
 
@@ -57,9 +57,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`Capacity` on the wire, where a field that nobody knows is an error.
+    """`Capacity` on the wire. An unknown field is an error.
 
-    max_positions is absent in old traces: there a request may have as many positions as all pages hold.
+    Old traces have no max_positions: there a request may have as many positions as all pages hold.
     """
 
     slots: tuple[int, ...]
@@ -73,7 +73,7 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One op set that `instep replay` runs when none is named; `until` is the last event, None the whole trace.
+    """One op set that `instep replay` runs if the command names none. `until`: its last event; None: the whole trace.
 
     strategy, conv  how the engine commits states and conv windows; None: its defaults
     """
@@ -85,11 +85,11 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The part of a setting that the recorded tokens depend on: whoever replays them must have the same.
+    """The part of a setting on which the recorded tokens depend. A replay must have the same.
 
     drafter  how drafts were made: eagle, vanilla
-    dtype    the width in which the recording engine chose
-    overlap  rounds overlapped: a request ended, and a step count changed, one round late
+    dtype    the dtype of the recording engine
+    overlap  whether rounds overlapped: then a request ended, and a step count changed, one round later
     """
 
     drafter: str = "eagle"
@@ -102,10 +102,10 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     claim       the sentence that the trace proves
     candidates  the step counts that may be in force, 0 aside
     adaptive    the adaptive file as written, or None: no controller
-    lag         rounds between a controller's wish and its coming into force
+    lag         after how many rounds a controller's wish comes into force
     stop        the token at which a path ends, or None
-    created     names and versions of what recorded it
-    recording   how the recording engine was set up, as far as its choices depend on it
+    created     names and versions of the recorder
+    recording   the part of the recording engine's setting on which its choices depend
     """
 
     schema: int
@@ -131,18 +131,18 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _FirstPart(Part, frozen=True, forbid_unknown_fields=True):
-    """A part of schema 1, which named the drafter here."""
+    """A part in schema 1, where it also named the drafter."""
 
     drafter: str | None = None
 
 
 class FirstHeader(Header, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The header of schema 1; `today` gives what stands there now."""
+    """The header of schema 1; `today` converts it to the present schema."""
 
     replay: tuple[_FirstPart, ...]
 
     def today(self) -> Header:
-        """Schema 1 was written by recorders that chose in `created.reference`, and drafted as its parts say."""
+        """The header in the present schema. In schema 1 `created.reference` is the dtype; a part has the drafter."""
         usual = Recording()
         drafters = sorted({part.drafter or usual.drafter for part in self.replay})
         if len(drafters) > 1:
@@ -155,7 +155,7 @@ class FirstHeader(Header, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def sound(header: Header, field: str) -> None:
-    """Refuse a header whose numbers contradict each other; `field` is its file and line."""
+    """Refuse a header whose numbers contradict each other. `field`: its file and line, for the error."""
     room, widest = header.room(), max((*header.candidates, header.num_steps)) + 1
     rules: tuple[tuple[str, object, bool, str], ...] = (
         ("checkpoint.vocab", header.checkpoint.vocab, header.checkpoint.vocab > 0, "at least 1"),

@@ -1,4 +1,4 @@
-"""What a driver is told: who arrives when, chunk sizes, step counts over time, acceptance, and special actions.
+"""The input of the driver: arrivals of requests, chunk sizes, step counts over time, acceptance, special actions.
 
 Leaves out: the events that follow from it (`drive.py`). A policy and its prompts are JSON files with a strict schema.
 """
@@ -18,7 +18,7 @@ from .header import Part, Room
 
 
 class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request: the prompt's name, the round in which it arrives, its chunk sizes in turn (none: whole)."""
+    """One request: its prompt's name, the round of its arrival, its chunk sizes in turn (none: the whole prompt)."""
 
     request: str
     prompt: str
@@ -28,10 +28,10 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScheduledAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something special, in the first round from `round` on in which it can be done.
+    """A special action, done in the first round from `round` on in which it is legal.
 
-    when  matters to an abort: between rounds, after the draft, after the verify
-    name  what a save keeps the state under and a load reads it from
+    when  only for an abort: between rounds, after the draft, or after the verify
+    name  the name under which a save keeps the state and a load finds it
     """
 
     round: int
@@ -42,7 +42,7 @@ class ScheduledAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From this round on, so many drafts."""
+    """From this round on the step count is `num_steps`."""
 
     round: int
     num_steps: int
@@ -54,8 +54,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap     rounds overlap: a request ends one round after its last token was chosen, and wishes are 1 round late
     accept      forced numbers of accepted drafts, in turn over rounds and requests; none: greedy acceptance
     plain       rounds that decode without drafts although the step count is above 0
-    rotate      the batch order turns by one every round, so that rows are not slots
-    rounds      the most rounds; whoever is left is finished then
+    rotate      the batch order is rotated by one every round, so that row numbers differ from slots
+    rounds      the most rounds; requests that are left then are finished
     """
 
     name: str
@@ -79,7 +79,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"origin": "from"}):
-    """A prompt by name: `text`, for bytes one character each (latin-1), or `tokens`."""
+    """A prompt by name: `text`, of which each character is one byte (latin-1), or `tokens`."""
 
     name: str
     text: str | None = None
@@ -108,7 +108,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def one_per_byte(text: str) -> tuple[int, ...]:
-    """How texts are written where tokens are bytes."""
+    """A text as tokens, for a model whose tokens are bytes."""
     return tuple(text.encode("latin-1"))
 
 

@@ -61,6 +61,7 @@ class Columns:
         return positions(cls.component, config, sizes), mark(cls.mark, sizes)
 
     def bind(self, ops: Ops, batch: Batch) -> BoundStrategy:
+        # The marks are read once: all layers of a forward use the same columns.
         marked = [(group, self._marks.read(ops, group.slots)) for group in batch.groups]
         return BoundStrategy(
             lambda layer: tuple(self._part(self._columns[layer], group, column) for group, column in marked)
@@ -74,7 +75,7 @@ class Columns:
         return {layer: taken(columns[slot, column], length) for layer, columns in self._columns.items()}
 
     def restore(self, slot: int, length: int, units: Mapping[int, torch.Tensor]) -> None:
-        self._marks.put(slot, 0)
+        self._marks.put(slot, 0)  # a restored state goes to column 0
         if length:
             for layer, columns in self._columns.items():
                 columns[slot, 0] = units[layer]

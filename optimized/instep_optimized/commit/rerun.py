@@ -103,7 +103,7 @@ class Rerun:
         """Nothing moves. The length grows by the accepted tokens, so these are pending now; rejected ones are not."""
 
     def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
-        if not length or self._marks.of(slot) == length:
+        if not length or self._marks.of(slot) == length:  # nothing is pending: the slot holds the state itself
             return {layer: taken(state[slot], length) for layer, state in self._states.items()}
         # Some tokens are pending: a launch of no rows, in which only the pending tokens run, into scratch memory.
         slots, before = (self._marks.at.new_tensor([number]) for number in (slot, length))
@@ -112,7 +112,7 @@ class Rerun:
         return {layer: self._folded(ops, layer, slots, none, plan) for layer in self._states}
 
     def restore(self, slot: int, length: int, units: Mapping[int, torch.Tensor]) -> None:
-        self._marks.put(slot, length)
+        self._marks.put(slot, length)  # all tokens are in the state: nothing is pending
         if length:
             for layer, state in self._states.items():
                 state[slot] = units[layer]
@@ -141,6 +141,8 @@ class Rerun:
     def _part(self, layer: int, group: Group, plan: RingPlan) -> Part:
         state = self._states[layer]
         own = Address(state, group.slots)
+        # A verify stores only the state before its rows (`settled`); prefill and decode store the one after them.
+        # A prefill has no ring: nothing can be pending before the first verify.
         verify, chunk = group.kind == "verify", group.kind == "prefill"
         return group.part(
             own,

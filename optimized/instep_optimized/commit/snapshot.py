@@ -56,6 +56,7 @@ class Snapshot:
         return BoundStrategy(lambda layer: tuple(self._pairs[layer].part(group) for group in batch.groups))
 
     def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
+        # Nothing is computed: the accepted node's snapshot is copied bit by bit. A row or slot of -1 (idle) is skipped.
         for pair in self._pairs.values():
             ops.move(
                 source=Address(pair.snapshots, accepted.rows, accepted.nodes),
@@ -66,7 +67,7 @@ class Snapshot:
         return {layer: taken(pair.slots[slot], length) for layer, pair in self._pairs.items()}
 
     def restore(self, slot: int, length: int, units: Mapping[int, torch.Tensor]) -> None:
-        if length:
+        if length:  # a request without tokens is fresh: its slot is not read
             for layer, pair in self._pairs.items():
                 pair.slots[slot] = units[layer]
 

@@ -100,6 +100,7 @@ def writes_of(
         case Admit():
             return [RequestWrites("claim", slots.first())]
         case Forward():
+            # Without overlap the engine settles lengths first, so its "worst case" is the exact length already.
             worst, exact = (forward_wants(event.rows, live, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
             return [
@@ -124,6 +125,7 @@ def writes_of(
             slot = slots.of(event.request) if isinstance(event, Load) else slots.first()
             grown = pages.grown([(event.request, kept)])[event.request]
             filled = frozenset(pages.covering(grown, 0, kept))
+            # A resume claims its slot first. For a load this adds nothing: a restore may write all that a claim may.
             return [RequestWrites("claim", slot), RequestWrites("restore", slot, written=filled)]
         case _:
             return []

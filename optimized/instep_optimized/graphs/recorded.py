@@ -86,6 +86,7 @@ class Recorded:
     def wreck(self) -> None:
         """Overwrite all results with poison, except results that are views on an argument (a pool or an input)."""
         for call in self._calls:
+            # A view on a pool or an input must survive: its memory is not a result of the op.
             given = {memory_of(tensor) for value in call.given.values() for tensor in tensors_of(value)}
             for tensor in call.results:
                 if memory_of(tensor) not in given:
@@ -103,6 +104,7 @@ def _keeper(calls: list[Call], guard: _Guard) -> Callable[[str, Op], Op]:
                 result = op(**given)
             finally:
                 guard.inside = False
+            # The tensor objects themselves are kept: a replay must use the memory of the capture, not new tensors.
             calls.append(Call(op, given, tuple(_results(result))))
             return result
 

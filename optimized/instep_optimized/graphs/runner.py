@@ -87,12 +87,14 @@ class Runner:
         rows = _rows(inputs)
         captured = self._of(key, self._bucket(rows), ops, body, inputs, idle, see is not unseen)
         if rows:
+            # Padding rows are written too: the last replay may have had more requests.
             for name, own, given, value in zip(_names(inputs), captured.inputs, inputs, idle, strict=True):
                 _fill(own, given, value, f"{key} {name}")
             captured.recording.replay()
             self.last = Replayed(key, self._bucket(rows), rows, inputs, idle, captured)
             for place, tensor in captured.seen:
                 see(place, _cut(tensor, self._bucket(rows), rows))
+        # Copies, because the next replay writes into the same outputs.
         return _copied(captured.outputs, self._bucket(rows), rows)  # type: ignore[no-any-return]
 
     def prepare(

@@ -85,7 +85,7 @@ def _attend(
     m, d = tl.arange(0, MT), tl.arange(0, DT)
     token, head = first + m // group, kv_head * group + m % group
     live = (m // group < tokens) & (token < rows)  # [MT]
-    inside = live[:, None] & (d < width)[None, :]  # [MT, DT]
+    inside = live[:, None] & (d < width)[None, :]  # [MT, DT], rows of the tile: tokens times the heads of one group
     row = tl.load(begin + request) + token
     queries = tl.load(
         query + (row * query_row + head * query_head)[:, None] + d[None, :], mask=inside, other=0.0

@@ -56,6 +56,7 @@ def _norm(x, x_row, weight, out, rows, width, eps, RT: tl.constexpr, CT: tl.cons
     inside = (row < rows)[:, None] & (at < width)[None, :]
     value = tl.load(x + row[:, None] * x_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
     scale = 1.0 + tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
+    # Channels that pad the tile are 0, so they add nothing to the sum; the mean divides by the real width.
     value = value * tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None] * scale[None, :]
     tl.store(out + row[:, None] * width + at[None, :], value.to(out.dtype.element_ty), mask=inside)
 

@@ -70,10 +70,12 @@ def _rotary(
     row, head, at = pair // heads, pair % heads, tl.arange(0, CT)
     live, turns = pair < pairs, at < 2 * half
     inside = live[:, None] & (at < width)[None, :]
+    # Channels behind the first 2 * half are normed only: they are their own partners.
     other = tl.where(turns, tl.where(at < half, at + half, at - half), at)
     source = x + (row * x_row + head * x_head)[:, None]
     value = tl.load(source + at[None, :], mask=inside, other=0.0).to(tl.float32)
     partner = tl.load(source + other[None, :], mask=inside, other=0.0).to(tl.float32)
+    # The partner is normed here too, so that no program waits for another one's result.
     scale = tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None]
     value = value * scale * (1.0 + tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32))[None, :]
     partner = partner * scale * (1.0 + tl.load(weight + other, mask=at < width, other=0.0).to(tl.float32))[None, :]
@@ -83,6 +85,7 @@ def _rotary(
     angle = position[:, None] * tl.exp2(channel * step + channel * step_rest)[None, :]
     whole = tl.floor(angle / turn)  # one more or less does not matter: sine and cosine stay the same
     angle = (angle - whole * turn - whole * turn_rest).to(tl.float32)
+    # first * cos - second * sin for the first half, second * cos + first * sin for the second
     sign = tl.where(at < half, -1.0, 1.0)[None, :]
     turned = value * tl.cos(angle) + sign * partner * tl.sin(angle)
     value = tl.where(turns[None, :], turned, value)

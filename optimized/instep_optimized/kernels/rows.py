@@ -71,6 +71,7 @@ def _gather(x, x_row, index, out, out_row, rows, width, RT: tl.constexpr, CT: tl
     at = tl.program_id(1) * CT + tl.arange(0, CT)
     number = tl.load(index + row, mask=row < rows, other=-1)
     inside = (row < rows)[:, None] & (at < width)[None, :]
+    # A row of -1 loads nothing and stores the zeros.
     bits = tl.load(x + number[:, None] * x_row + at[None, :], mask=inside & (number >= 0)[:, None], other=0)
     tl.store(out + row[:, None] * out_row + at[None, :], bits, mask=inside)
 
@@ -95,5 +96,6 @@ def _scatter(
     place = tl.load(locations + row, mask=row < rows, other=-1)
     inside = (place >= 0)[:, None] & (at < width)[None, :]
     bits = tl.load(x + row[:, None] * x_row + (head * x_head + inner * x_inner)[None, :], mask=inside)
+    # A location is page * page_size + offset, but a page's pitch in memory may be larger: pools have red zones.
     entry = (place // page_size) * pool_page + (place % page_size) * pool_entry
     tl.store(pool + entry[:, None] + (head * pool_head + inner * pool_inner)[None, :], bits, mask=inside)

@@ -40,7 +40,7 @@ class PageTable:
             raise OutOfCapacity(f"{wanted} more KV pages are needed and {len(free)} are free")
         lists: dict[str, list[int]] = {}
         for request, count in missing.items():
-            lists[request] = self.of(request) + free[:count]
+            lists[request] = self.of(request) + free[:count]  # a new list: what is owned does not change here
             free = free[count:]
         return lists
 

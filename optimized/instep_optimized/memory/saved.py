@@ -45,6 +45,7 @@ def read(memory: Memory, request: str, length: int, conv: Units, state: Units) -
     """
     at, slot, slot_table = _places(memory, request, length), memory.slots.of(request), memory.slot_table
 
+    # Indexed by (page, offset) of every position: the pages of a request need not be neighbours.
     def rows(name: str) -> dict[int, torch.Tensor]:
         return {layer: memory[name].units(layer)[at].contiguous() for layer in memory.layers(name)}
 

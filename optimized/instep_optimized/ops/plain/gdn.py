@@ -44,8 +44,8 @@ def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: P
 def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
     work = width(inputs.q.dtype, part.read.pool.dtype)
     heads = inputs.v.shape[1]
-    state = _settle(before(part, who, work), part, who)
-    q = _per_value_head(inputs.q.to(work)[who.rows], heads)
+    state = _settle(before(part, who, work), part, who)  # [n, HV, K, V]
+    q = _per_value_head(inputs.q.to(work)[who.rows], heads)  # [n, most, HV, K, 1]
     rows = Inputs(*(x[who.rows] for x in inputs[1:]))
     writes = _writes(rows, work, heads)
     core = torch.zeros_like(rows.v, dtype=work)
@@ -53,7 +53,7 @@ def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
         S = state[:alive]  # a view: `_absorb` works in place
         token, write = Inputs(*(x[:alive, row] for x in rows)), Write(*(x[:alive, row] for x in writes))
         update = _absorb(S, write)
-        core[:alive, row] = _sum_by_halves(S * q[:alive, row])
+        core[:alive, row] = _sum_by_halves(S * q[:alive, row])  # [alive, HV, V]
         keep(part.ring, who.which[:alive], row, token, Updates(token.k, write.decay, update))
         along(part.per_row, who, row, S)
     scatter(out, who, core)
@@ -98,6 +98,7 @@ def _per_value_head(x: torch.Tensor, heads: int) -> torch.Tensor:
 def _absorb(S: torch.Tensor, write: Write) -> torch.Tensor:
     """Put one token into the states, in place -> its update [n, HV, V], which was added along its key."""
     S *= write.decay[..., None, None]
+    # Of the value only the part is written that the decayed state does not return for this key already.
     update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))
     S += write.key * update[..., None, :]
     return update

@@ -22,11 +22,12 @@ def place_rows(
     count = torch.where(busy, count, 0)
     before = torch.where(busy, length[slot] + shift, 0)
     last = torch.where(count > 0, begin + count - 1, -1)
-    if not len(slots):
+    if not len(slots):  # no request: `_owners` needs at least one
         none = slots.new_zeros(rows)
         return RowPlacement(none, none - 1, before, count, last)
     covered, owner, inside = _owners(begin, count, rows)
     positions = torch.where(covered, before[owner] + inside, 0)
+    # A position may lie behind the last page of the table, or on an entry of -1: such a row has no location.
     page = positions // page_size
     mapped = covered & (page >= 0) & (page < table.shape[1])
     number = table[slot[owner], page.clamp(0, table.shape[1] - 1)]

@@ -35,12 +35,15 @@ class Lanes(NamedTuple):
 
 def lanes(part: Part) -> Lanes:
     """Choose and sort the requests of a part that run."""
-    order = torch.argsort(part.count, descending=True, stable=True)
+    # Longest first, so that the requests with a row t are a prefix: a slice, and no index, picks their states.
+    order = torch.argsort(part.count, descending=True, stable=True)  # [B]
     again = owed(part)
+    # Idle requests, and those with nothing to do, are left out here and need no mask later.
     which = order[(((part.count > 0) | (again > 0)) & (part.read.units >= 0))[order]]
     length = part.count[which]
     token = torch.arange(part.most, device=length.device)
     last = (part.begin[which] + length - 1).where(length > 0, 0)
+    # Behind its end a request repeats its last row: a valid index, and `scatter` drops the result.
     rows = torch.minimum(part.begin[which, None] + token, last[:, None])
     inside = token < length[:, None]
     return Lanes(which, length, rows, inside, inside.sum(dim=0).tolist(), again[which])
@@ -50,6 +53,7 @@ def before(part: Part, who: Lanes, dtype: torch.dtype) -> torch.Tensor:
     """The memory [n, *block] before the first row, in `dtype`. For a fresh request zeros: its unit is not read."""
     pool, known = part.read.pool, ~part.fresh[who.which]
     block = pool.shape[1:] if part.read.column is None else pool.shape[2:]
+    # A fresh request keeps the zeros: its unit may hold poison or another request's memory.
     memory = torch.zeros((len(who.which), *block), dtype=dtype, device=pool.device)
     memory[known] = pool[_spots(part.read, who.which[known])].to(dtype)
     return memory

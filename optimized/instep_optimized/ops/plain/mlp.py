@@ -28,12 +28,13 @@ def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool,
     """
     rows = wide(x)
     chances = linear(rows, weights.router.to(rows.dtype)).softmax(dim=-1)
+    # A stable sort, and not `topk`, which promises nothing for equal values.
     ranked = chances.sort(dim=-1, descending=True, stable=True)
     share, chosen = ranked.values[:, :top_k], ranked.indices[:, :top_k]
     if norm_topk:
         share = share / share.sum(dim=-1, keepdim=True)
     out = torch.zeros_like(rows)
-    for expert in range(weights.router.shape[0]):
+    for expert in range(weights.router.shape[0]):  # the order of experts fixes the order of each row's sum
         row, rank = torch.where(chosen == expert)
         answer = _swiglu(rows[row], weights.gate_up[expert], weights.down[expert])
         out.index_add_(0, row, answer * share[row, rank, None])

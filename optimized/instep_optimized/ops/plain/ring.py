@@ -38,17 +38,17 @@ def keep(ring: Ring | None, requests: torch.Tensor, row: int, inputs: Inputs, di
     token = inputs if isinstance(ring.kept, Inputs) else did
     if token is None:
         raise Unsupported(NO_UPDATES)
-    units, first = ring.units[requests], ring.keep[requests]
+    units, first = ring.units[requests], ring.keep[requests]  # [n]
     wanted = (units >= 0) & (first >= 0)
     entries = (first[wanted] + row) % ring.size
-    for pool, x in zip(ring.kept, token, strict=True):
+    for pool, x in zip(ring.kept, token, strict=True):  # the pool `own` may have fewer entries than the ring
         pool[units[wanted], entries % pool.shape[1]] = x[wanted].to(pool.dtype)
 
 
 def kept_updates(*, parts: tuple[Part, ...], rows: int, to: Place) -> torch.Tensor:
     """`KeptUpdates` of the seam, for every op set."""
     pool = next(ring.own for ring, _ in _rings(parts))
-    shown = pool.new_zeros(rows + 1, *pool.shape[2:])  # the row behind the last takes what nobody keeps
+    shown = pool.new_zeros(rows + 1, *pool.shape[2:])  # one row more: it takes the entries of rows that are not kept
     for ring, part in _rings(parts):
         units, entries, at = _spots(ring, part, rows)
         shown[at] = ring.own[units, entries]
