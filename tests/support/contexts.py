@@ -17,6 +17,7 @@ from instep.checks import Check
 from instep.observe.context import EventContext
 from instep.observe.earlier import left_by
 from instep.observe.memory import UNWATCHED
+from instep.observe.products import Operands
 from instep.observe.reorder import Reordered
 from instep.observe.updates import cut_down
 from instep.player import Side
@@ -24,6 +25,7 @@ from instep.replay.lockstep import expect
 from instep.replay.participant import Participant
 from instep.replay.participants import rounding
 from instep.replay.setting import wide
+from instep.replay.stored import StoringEngine
 from instep.trace.drive import drive
 from instep.trace.event_rules import EventRules
 from instep.trace.header import Header, Model, Room
@@ -95,7 +97,9 @@ def run(
     rounds = declared(activation, state)
 
     def numbers(name: str, dtype: torch.dtype, see: See, arithmetic: Reordered | None = None) -> Participant:
-        engine = ReferenceEngine(Weights.of(opened, dtype), num_steps=POLICY.num_steps)
+        weights = Weights.of(opened, dtype)
+        engine = StoringEngine(weights, num_steps=POLICY.num_steps)
+        engine.stored, engine.operands = state if name != "truth" else dtype, Operands({}, weights)
         return Participant(name, engine, first=see, arithmetic=arithmetic)
 
     truth = numbers("truth", torch.float64, unseen)

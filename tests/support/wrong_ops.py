@@ -14,7 +14,7 @@ from instep_optimized import load
 from instep_optimized.ops.plain.ring import keeps_updates, put_updates
 from instep_reference.contract.place import Place
 
-PLAIN, LEDGER = load("plain"), load("ledger")
+PLAIN, LEDGER, TRITON = load("plain"), load("ledger"), load("triton")
 
 
 def _stay(**given: Any) -> None:
@@ -91,6 +91,15 @@ def _updates_louder(**given: Any) -> torch.Tensor:
     return core
 
 
+def _narrow_beta_of_windows(**given: Any) -> torch.Tensor:
+    """In layer 0 beta goes through bf16 where a window is verified; what is shown of it is right."""
+    inputs, verified = given["inputs"], [part.form == "window" and part.store is None for part in given["parts"]]
+    if given["to"].layer == 0 and all(verified):
+        given["inputs"] = inputs._replace(beta=inputs.beta.bfloat16().to(inputs.beta))
+    return TRITON.gdn(**given)
+
+
+NARROW_BETA_OF_WINDOWS = replace(TRITON, name="narrow beta", gdn=_narrow_beta_of_windows)
 UPDATES_LOUDER = replace(PLAIN, name="updates louder", gdn=_updates_louder)
 UNMOVED = replace(PLAIN, name="unmoved", move=_stay)
 SWAPPED = replace(PLAIN, name="swapped", store_rows=_swapped)

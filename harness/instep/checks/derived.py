@@ -49,11 +49,17 @@ class Derived:
                 continue
             found, scale = rows(context.subject, place, piece.span), _scale(piece, place)
             sampled = piece.yardsticks.places[place]
-            result = measured(self._spot(context, piece, place.component), found, truth, sampled, scale=scale)
+            result = self._measured(self._spot(context, piece, place.component), found, truth, sampled, scale)
             yield result if result.agrees or found is None else self._named(context, result, piece, found, truth)
         state, known = piece.truth.state, None if but is None else but.state
         if piece.writes_state and state is not None and (known is None or not torch.equal(state, known)):
             yield from self._state(context, piece, state)
+
+    def _measured(
+        self, spot: Spot, found: torch.Tensor | None, truth: torch.Tensor, sampled: torch.Tensor,
+        scale: torch.Tensor | None,
+    ) -> Comparison:
+        return measured(spot, found, truth, sampled, scale=scale)
 
     def _named(
         self, context: EventContext, result: Comparison, piece: Recomputation, found: torch.Tensor, truth: torch.Tensor

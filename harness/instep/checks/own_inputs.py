@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
+
 from ..observe.context import EventContext
-from ..observe.recomputation import Recomputation
+from ..observe.recomputation import ROUNDED_ONCE, Recomputation, narrower
 from ..verdict import Comparison, Skipped
 from .derived import Derived
+from .measure import Spot, measured
 
 
 class OwnInputs(Derived):
@@ -30,3 +33,22 @@ class OwnInputs(Derived):
                 for result in self._piece(context, near, piece.truth):
                     said = f"from the op's own inputs: {result.diagnosis}"
                     yield result if result.agrees else replace(result, diagnosis=said)
+
+    def _measured(
+        self, spot: Spot, found: torch.Tensor | None, truth: torch.Tensor, sampled: torch.Tensor,
+        scale: torch.Tensor | None,
+    ) -> Comparison:
+        """What is rounded once is held to the arithmetic before that: a rounding is half a unit, and no more."""
+        rounds, width = self.oracle.rounds, sampled.dtype
+        once = spot.place.component in ROUNDED_ONCE and not narrower(rounds.get("state", width), width)
+        if not once or found is None or found.shape != truth.shape or not narrower(found.dtype, width):
+            return super()._measured(spot, found, truth, sampled, scale)
+        return measured(spot, before_rounding(found, truth), truth, sampled, stored=width, scale=scale)
+
+
+def before_rounding(found: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """The numbers next to the truth, in its width, that round to what was found."""
+    off, info = found.to(truth) - truth, torch.finfo(found.dtype)
+    _, exponent = torch.frexp(torch.maximum(found.to(truth).abs(), truth.abs()).clamp_min(info.tiny))
+    half = torch.ldexp(torch.full_like(truth, info.eps / 4), exponent)  # numbers are at least 2 ** (exponent - 1)
+    return truth + off.sign() * (off.abs() - half).clamp_min(0)

@@ -30,6 +30,9 @@ Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is writte
 # (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one error of a
 # correct engine in 31 000, of 4 draws by one in 93. Over many rows such numbers average out, and fewer draws do.
 DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
+# What comes out of an op that rounds it once, where its operands are no narrower than declared: draws from own inputs
+# show it before that rounding (`checks/allowance.py`).
+ROUNDED_ONCE = ("core",)
 KEPT = (*FOLDED, "update")  # of a token: what the delta rule takes in, and what it writes
 REMEMBERED = 16  # tokens of a step that are kept for the next one: a window, not a prompt
 CHUNKS = (16, 64)  # tokens to a chunk of the second declared form of the delta rule
@@ -163,7 +166,7 @@ class Runner:
         experts = self.rounded.config.experts > 0
         both = self._sampled(work, draws, self._store, base, experts=experts, own=None if near is None else own)
         if base is not None and "gdn.chunk" not in self.products:
-            both = [self._in_chunks(sampled, base) for sampled in both]
+            both = [self._in_chunks(sampled, base, once) for sampled, once in zip(both, (False, True), strict=False)]
         return Runs(truth, both[0]), None if near is None else Runs(near, both[1])
 
     def true(self, work: Work) -> Run:
@@ -237,6 +240,8 @@ class Runner:
                 if rule is not None and place.component == "core":
                     x = rule.core()
                 places[place] = goes = store(place.component, x)
+                if own is not None and place.component in ROUNDED_ONCE:
+                    places[place] = torch.where(number < draws, goes, x)
                 mine = None if own is None or place.component == "update" else own.get(place)
                 if mine is not None and mine.shape == x.shape:
                     goes = torch.where(number < draws, goes, store(place.component, mine.to(x)))
@@ -265,12 +270,15 @@ class Runner:
             }))  # fmt: skip
         return runs
 
-    def _in_chunks(self, sampled: Run, base: torch.Tensor) -> Run:
-        """The read-out and the state in their second form too; downstream of them the first one stands."""
+    def _in_chunks(self, sampled: Run, base: torch.Tensor, own: bool) -> Run:
+        """The read-out and the state in their second form too; downstream of them the first one stands.
+
+        own: the draws are from own inputs.
+        """
         place = next(place for place in sampled.places if place.component == "core")
         q, k, v, log_decay, erase, write = (part[:1] for part in rule_inputs(sampled))
         forms = [recur_in_chunks(q, k, v, log_decay, erase, write, base.to(k)[None], chunk) for chunk in CHUNKS]
-        cores = [sampled.places[place], *(self._store("core", core) for core, _ in forms)]
+        cores = [sampled.places[place], *(core if own else self._store("core", core) for core, _ in forms)]
         assert sampled.state is not None, "a layer with a delta rule leaves a state"
         states = [sampled.state, *(self._store("state", state) for _, state in forms)]
         return Run({**sampled.places, place: torch.cat(cores)}, torch.cat(states), sampled.onward)

@@ -1,0 +1,110 @@
+"""Slips on one path of a 16-bit run drown behind a layer's boundary; judged from an op's own inputs, none does.
+
+Leaves out: how a piece is run again from the subject's own rows (`test_own_inputs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from instep.checks.own_inputs import before_rounding
+from instep.faults.base import Edit
+from instep.faults.here import planted_here
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.trace.file import read
+from instep.verdict import Comparison, Exit, Tier
+
+TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
+GDN = "instep_optimized/ops/plain/gdn.py"
+WINDOW, DECODE = ("part.form == 'window' and part.store is None", "part.form == 'window' and part.store is not None")
+WRITES = "    writes = _writes(rows, work, heads)\n"
+AGAIN = "    k, decay, update = (x.to(S.dtype) for x in kept)\n"
+ADDED = "    S += write.key * update[..., None, :]\n"
+UNIT = "    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + L2_EPS)\n"
+
+
+def written(path: str, name: str, as_: str = ".bfloat16().to(work)") -> Edit:
+    """On one path, part of what a token writes goes through bf16, or is something else."""
+    return Edit(GDN, WRITES, f"{WRITES}    if {path}:\n        writes = writes._replace({name}=writes.{name}{as_})\n")
+
+
+def again(change: str) -> Edit:
+    return Edit(GDN, AGAIN, f"{AGAIN}    {change}\n")
+
+
+def read_out(of: str) -> Edit:
+    return Edit(GDN, "(S * q[:alive, row]).sum(dim=-2)", f"({of}).sum(dim=-2)")
+
+
+# What is planted, under which strategy, in which trace, at which kind of event it is found first, and in what there.
+SLIPS = {
+    "beta of a verify": (written(WINDOW, "beta"), "rerun", "accepted", "forward", {"core", "update"}),
+    "beta of a verify that stores states": (written(WINDOW, "beta"), "snapshot", "accepted", "forward", {"core"}),
+    "key of a verify": (written(WINDOW, "key"), "rerun", "accepted", "forward", {"core", "update"}),
+    "key of a decode": (written(DECODE, "key"), "rerun", "rounds", "forward", {"core", "state"}),
+    "beta of a decode": (written(DECODE, "beta"), "columns", "rounds", "forward", {"core", "state"}),
+    "update run again": (again("update = update.bfloat16().to(S.dtype)"), "rerun", "accepted", "commit", {"state"}),
+    "key run again": (again("k = k.bfloat16().to(S.dtype)"), "lazy_rerun", "accepted", "commit", {"state"}),
+    "state that is read": (read_out("S.bfloat16().to(S) * q[:alive, row]"), "rerun", "accepted", "forward", {"core"}),
+    "query that reads": (read_out("S * q[:alive, row].bfloat16().to(S)"), "snapshot", "accepted", "forward", {"core"}),
+    # not of the family that the check was made for
+    "decay by a short log2(e)": (written(WINDOW, "decay", ".log2().mul(1.00002).exp2()"), "rerun", "accepted",
+                                 "forward", {"core", "update"}),
+    "running state in 11 bits": (Edit(GDN, ADDED, f"{ADDED}    S.copy_(S.half().to(S))\n"), "rerun", "accepted",
+                                 "forward", {"core", "state"}),
+    "epsilon ten times": (Edit(GDN, UNIT, UNIT.replace("L2_EPS", "10 * L2_EPS")), "rerun", "accepted", "forward",
+                          {"q", "k"}),
+}  # fmt: skip
+
+
+def judged(ops: str, trace: str, strategy: str = "rerun") -> list[Comparison]:
+    setting = Setting(ops, dtype="bfloat16", strategy=strategy)
+    return Replay(read(TRACES / f"{trace}.jsonl"), setting).run().verdict.findings
+
+
+def must_be(findings: Sequence[Comparison], kind: str, components: Collection[str]) -> None:
+    """Found in the first layer, by no other check, and said to be of the op alone."""
+    assert {found.check for found in findings} == {"own_inputs"}, "nobody else sees it"
+    first = [found for found in findings if found.place.layer == 0 and found.event == findings[0].event]
+    assert (first[0].kind, first[0].tier) == (kind, Tier.DERIVED)
+    assert {found.place.component for found in first} == components
+    assert findings[0].diagnosis.startswith("from the op's own inputs: relative error")
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_on_one_path_of_a_16_bit_run_is_found_where_it_is_made(slip: str) -> None:
+    edit, strategy, trace, kind, components = SLIPS[slip]
+    with planted_here(edit):
+        must_be(judged("plain", trace, strategy), kind, components)
+
+
+def test_a_slip_of_an_interpreted_kernel_is_found_where_it_is_made() -> None:
+    must_be(judged("support.wrong_ops:NARROW_BETA_OF_WINDOWS", "short"), "forward", {"core", "update"})
+
+
+@pytest.mark.parametrize("trace", ["accepted", "rounds"])
+@pytest.mark.parametrize("strategy", ["rerun", "lazy_rerun", "snapshot", "columns"])
+def test_without_a_slip_nothing_is_found_and_every_op_was_looked_at(trace: str, strategy: str) -> None:
+    verdict = Replay(read(TRACES / f"{trace}.jsonl"), Setting(dtype="bfloat16", strategy=strategy)).run().verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:2]
+    near = {c.place.component: c for c in verdict.compared if c.check == "own_inputs"}
+    alone = {"embedding", "normed", "final", "logits"}  # ops whose inputs are a boundary: judged from there
+    from_there = {c.place.component for c in verdict.compared if c.check == "derived"}
+    assert from_there - near.keys() <= alone and near["state"].elements
+
+
+def test_a_rounding_is_half_a_unit_and_no_more() -> None:
+    truth = torch.cat((torch.randn(500, dtype=torch.float64), torch.tensor([0.0, 1.0, -1.0, 3e-39, 1e-41])))
+    for narrow in (torch.bfloat16, torch.float16):
+        assert torch.equal(before_rounding(truth.to(narrow), truth), truth)
+    near, found = truth.new_tensor([0.9999, 1.0001]), truth[:500].bfloat16()  # on both sides of a power of two
+    assert torch.equal(before_rounding(torch.ones(2).bfloat16(), near), near)
+    off = (before_rounding(found * (1 + 2 * 2**-7), truth[:500]) / truth[:500] - 1).abs()
+    assert 2**-9 < off.min() and off.max() < 2**-5
+    assert before_rounding(torch.tensor([torch.inf]).half(), truth[:1]).isinf().all()
+    assert before_rounding(torch.tensor([torch.nan]).half(), truth[:1]).isnan().all()
