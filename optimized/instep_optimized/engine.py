@@ -17,6 +17,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import (
     Capacity,
     Committed,
+    Copy,
     Drafted,
     Event,
     Forwarded,
@@ -196,6 +197,11 @@ class OptimizedEngine:
 
     def regions(self) -> list[Region]:
         return self._memory.regions()
+
+    def copies(self) -> dict[Copy, dict[str, torch.Tensor]]:
+        saved: dict[Copy, Kept] = {("save", name): kept for name, (_, kept) in self._saved.items()}
+        preempted: dict[Copy, Kept] = {("preempt", name): kept for name, (_, kept) in self._preempted.items()}
+        return {copy: dict(kept.parts()) for copy, kept in (saved | preempted).items()}
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
         saved, preempted = (

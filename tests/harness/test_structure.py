@@ -235,7 +235,7 @@ def test_an_answer_that_the_next_replay_overwrites_is_named(trace, monkeypatch):
 
     monkeypatch.setattr(runner, "_copied", kept)
     said = [finding.diagnosis for finding in found(trace, "aliasing", graphs=True)]
-    assert said[0].startswith("the answer to an event before changed while this one ran: ")
+    assert said[0].startswith("what was answered before changed while this event ran: ")
 
 
 # Graphs

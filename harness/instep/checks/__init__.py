@@ -12,6 +12,7 @@ from .bounds import Bounds
 from .bytes import Bytes
 from .capacity import Capacity
 from .contracts import Contracts
+from .copies import Copies
 from .decisions import Decisions
 from .derived import Derived
 from .directed import Directed
@@ -30,7 +31,7 @@ __all__ = ["Check", "for_labels", "for_numbers", "structure"]
 
 def structure() -> tuple[Check, ...]:
     """What is asked of every subject, whatever it computes."""
-    return (Bounds(), Contracts(), Capacity(), Aliasing(), Graphs(), HostReads(), Tails(), Poison(), Leaks())
+    return (Bounds(), Contracts(), Capacity(), Aliasing(), Graphs(), HostReads(), Tails(), Poison(), Leaks(), Copies())
 
 
 def for_labels() -> tuple[Check, ...]:

@@ -25,6 +25,7 @@ class Aliasing:
 
     def __init__(self) -> None:
         self.known: tuple[object, ...] | None = None
+        self.let_go = False
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         configs = context.log.configs
@@ -38,8 +39,12 @@ class Aliasing:
             yield said_of(self, context, NOWHERE, answered.tensors, said)
         if answered is not None and answered.changed:
             names = ", ".join(answered.changed)
-            said = [f"the answer to an event before changed while this one ran: {names}"]
+            said = [f"what was answered before changed while this event ran: {names}"]
             yield said_of(self, context, NOWHERE, 1, said)
+        if answered is not None and answered.let_go and not self.let_go:
+            self.let_go = True
+            yield Skipped(self.name, context.index, "answers hold back so much memory that the oldest are let go: "
+                          "whether these change later is not known")  # fmt: skip
 
     def _pools(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         regions = context.regions()

@@ -31,7 +31,7 @@ from .order import READERS, also_writes, ops_of, siblings
 
 BEYOND = 6  # events that may read what an event wrote: two rounds
 # Checks that look at no result.
-DIRECT = ("contracts", "capacity", "aliasing", "graphs", "hostreads", "leaks", "bounds", "interface")
+DIRECT = ("contracts", "capacity", "aliasing", "graphs", "hostreads", "leaks", "copies", "bounds", "interface")
 SHOWN = 2  # options that stand behind the sentence; more would hide it
 # Component -> the option that says how it is committed, and two values of which one is not in use.
 ANOTHER = {"state": ("strategy", "snapshot", "rerun"), "conv": ("conv", "windows", "widened")}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from instep_reference.contract.engine import Event, Region, RequestState
+from instep_reference.contract.engine import Copy, Event, Region, RequestState
 from instep_reference.contract.event_facts import kind_of
 
 from ..player import Side
@@ -43,6 +43,7 @@ class Expected:
     flying: frozenset[str]  # verified and not committed: their conv windows and states belong to nobody
     prompts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     parents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of each node of a window, -1 for the root
+    copies: frozenset[Copy] = frozenset()  # what is kept of requests after the event
 
     def is_tree(self, request: str) -> bool:
         """Whether its window in flight branches."""

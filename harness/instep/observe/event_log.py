@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from instep_reference.contract.engine import Capacity
+from instep_reference.contract.engine import Capacity, Copy
 from instep_reference.contract.place import Place
 
 
@@ -99,13 +99,30 @@ class Room:
 class Answered:
     """Tensors of an answer as the subject gave them, before anybody copied them.
 
-    tensors  how many;  pooled: regions that one of them is a view on;  changed: fields of the answer before, whose
-    bytes are no longer what they were
+    tensors  how many;  pooled: regions that one of them is a view on;  let_go: how many of the run so far are not held
+    any more, so that a change would go unseen
+    changed  fields of answers to events before whose bytes are no longer what they were: "bonus of event 12 commit"
     """
 
     tensors: int
     pooled: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    let_go: int = 0
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of requests that the subject keeps by `save` and `preempt`, after an event.
+
+    shown    all of them;  elements: numbers that were compared
+    changed  parts that are no longer what they were after the event before
+    held     copies that are gone, but not their memory
+    """
+
+    shown: frozenset[Copy]
+    elements: int
+    changed: tuple[tuple[Copy, str], ...] = ()
+    held: tuple[Copy, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,6 +137,7 @@ class EventLog:
     poison    what fresh and freed units hold; None: nothing, or nothing is known
     guarded   whether pools are declared to have red zones
     failed_op  the op that raised, if one did
+    copies    what it keeps of requests; None: it does not show that
     """
 
     ops: str = ""
@@ -135,6 +153,7 @@ class EventLog:
     replays: tuple[GraphReplay, ...] = ()
     configs: tuple[Config, ...] = ()
     answered: Answered | None = None
+    copies: Copies | None = None
     room: Room | None = None
     poison: float | None = None
     guarded: bool = False

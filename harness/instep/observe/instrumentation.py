@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any
+from itertools import count
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -18,13 +19,22 @@ import torch
 from instep_optimized.graphs import Runner
 from instep_optimized.ops.around import Op
 from instep_optimized.ops.base import Ops
-from instep_reference.contract.engine import Inspectable
+from instep_reference.contract.engine import Copy, Event, Region
 
 from .calls import Calls
-from .digests import bits
-from .event_log import Answered, Config, EventLog, GraphReplay, Room
+from .event_log import Answered, Config, Copies, EventLog, GraphReplay, Room
 from .pools import Pools
 from .reads import Reads
+from .remembered import Answers, KeptCopies
+
+
+class Shown(Protocol):
+    """What is asked of the subject here; copies: None where it does not show them."""
+
+    def regions(self) -> list[Region]: ...
+
+    def copies(self) -> Mapping[Copy, Mapping[str, torch.Tensor]] | None: ...
+
 
 Replays = Callable[[], tuple[GraphReplay, ...]]
 SO_FAR = "events ran"
@@ -45,15 +55,16 @@ class Instrumentation:
         self._calls = Calls(ops is not None and ops.captures, declared, self._reads)
         self._configs, self._were = configs, {name: flat(value) for name, value in configs.items()}
         self._made: list[Config] = []
-        self._subject: Inspectable | None = None
+        self._subject: Shown | None = None
         self._replays: Replays | None = None
         self._poison: float | None = None
         self._guarded = False
-        self._kept: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self._events, self._answers, self._copies = count(), Answers(), KeptCopies()
         self._answered: Answered | None = None
+        self._kept: Copies | None = None
 
     def of(
-        self, subject: Inspectable, *, poison: float | None = None, guarded: bool = False,
+        self, subject: Shown, *, poison: float | None = None, guarded: bool = False,
         replays: Replays | None = None,
     ) -> None:
         self._subject, self._poison, self._guarded, self._replays = subject, poison, guarded, replays
@@ -72,22 +83,27 @@ class Instrumentation:
     def __enter__(self) -> None:
         if self._subject is not None:
             self._calls.begin(self._subject.regions())
-        self._answered = None
+        self._answered = self._kept = None
         self._reads.__enter__()
 
     def __exit__(self, *failed: object) -> None:
         self._reads.__exit__(*failed)
         self._calls.end()
 
-    def answered(self, answer: object) -> None:
-        """The answer as the subject gave it; and whether the one before is still what it was."""
+    def answered(self, event: Event, answer: object) -> None:
+        """The answer as the subject gave it; and whether all before it, and the copies of requests, are what they were.
+        """
         with self._reads.paused():
+            told = f"event {next(self._events)} {event.__struct_config__.tag}"
             pools = Pools(self._subject.regions() if self._subject is not None else ())
             tensors = list(tensors_in("", answer))
             regions = [region for name, tensor in tensors if tensor.numel() for region in (pools.of(tensor),) if region]
-            changed = [name for name, tensor, was in self._kept if not torch.equal(bits(tensor), was)]
-            self._answered = Answered(len(tensors), tuple(region.name for region in regions), tuple(changed))
-            self._kept = [(name, tensor, bits(tensor).clone()) for name, tensor in tensors]
+            changed = self._answers.changed()
+            self._answers.add([(f"{name} of {told}", tensor) for name, tensor in tensors])
+            pooled = tuple(region.name for region in regions)
+            self._answered = Answered(len(tensors), pooled, changed, self._answers.let_go)
+            copies = None if self._subject is None else self._subject.copies()
+            self._kept = None if copies is None else self._copies.look(copies)
 
     def take(self) -> EventLog:
         """What was logged of the event that just ran."""
@@ -97,7 +113,7 @@ class Instrumentation:
             ops="" if self._ops is None else self._ops.name, **self._calls.take(),
             trapped=self._subject is not None, reads=tuple(self._reads.found),
             graphs=self._replays is not None, replays=() if self._replays is None else self._replays(),
-            configs=(*made, *so_far), answered=self._answered, room=self._room, poison=self._poison,
+            configs=(*made, *so_far), answered=self._answered, copies=self._kept, room=self._room, poison=self._poison,
             guarded=self._guarded,
         )
 

@@ -21,6 +21,7 @@ from ..trace.bounds import Bound
 from .memory import Watch
 
 T = TypeVar("T")
+Answered = Callable[[Event, Answer | None], None]
 
 
 def on_host(value: T) -> T:
@@ -44,11 +45,11 @@ class OnHost(Observer):
 class Within(Observer):
     """Serves every event inside a context: an order of sums, a trap for host reads.
 
-    answered: is given the answer as the engine gave it, still inside the context.
+    answered: is given the event and the answer as the engine gave it, still inside the context.
     """
 
     def __init__(
-        self, context: AbstractContextManager[Any], answered: Callable[[Answer | None], None] = lambda answer: None
+        self, context: AbstractContextManager[Any], answered: Answered = lambda event, answer: None
     ) -> None:
         self._context, self._answered = context, answered
 
@@ -57,7 +58,7 @@ class Within(Observer):
 
     def after(self, event: Event, side: Side) -> Side:
         try:
-            self._answered(side.answer)
+            self._answered(event, side.answer)
         finally:
             self._context.__exit__(None, None, None)
         return side

@@ -15,6 +15,7 @@ import torch
 from instep_reference.contract.engine import (
     Answer,
     AnyEvent,
+    Copy,
     Event,
     Forwarded,
     Region,
@@ -99,6 +100,21 @@ class GuardedSubject:
             )
             _must(right, "may_change", found, "region names with the units that the event may write")
             return {str(name): set(units) for name, units in found.items()}
+
+    def copies(self) -> Mapping[Copy, Mapping[str, torch.Tensor]] | None:
+        """What it keeps of requests; None: it does not show that, and need not."""
+        asked = getattr(self.engine, "copies", None)
+        if not callable(asked):
+            return None
+        with calling("copies"):
+            found: Mapping[Copy, Mapping[str, torch.Tensor]] = asked()
+            right = isinstance(found, Mapping) and all(
+                isinstance(copy, tuple) and len(copy) == 2 and copy[0] in ("save", "preempt")
+                and isinstance(parts, Mapping) and all(isinstance(part, torch.Tensor) for part in parts.values())
+                for copy, parts in found.items()
+            )  # fmt: skip
+            _must(right, "copies", found, '("save" or "preempt", a name) with tensors by name')
+            return found
 
     def slots(self) -> dict[str, int]:
         with calling("slots"):

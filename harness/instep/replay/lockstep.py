@@ -124,6 +124,7 @@ def expect(before: RequestTable, after: RequestTable) -> Expected:
         flying=frozenset(after.in_phase(Phase.VERIFIED)),
         prompts={name: s.prompt for table in (before, after) for name, s in table.live.items()},
         parents={name: s.parents for table in (before, after) for name, s in table.live.items() if s.window},
+        copies=after.copies(),
     )
 
 

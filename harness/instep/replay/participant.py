@@ -5,15 +5,15 @@ Leaves out: which engines are compared (`participants.py`) and running them in s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from instep_reference.contract.engine import Answer, Engine, Watched
+from instep_reference.contract.engine import Engine, Watched
 from instep_reference.contract.place import See, unseen
 
 from ..observe.activations import Activations
-from ..observe.observers import OnHost, States, Within
+from ..observe.observers import Answered, OnHost, States, Within
 from ..player import Observer, Player
 from .guard import Checked, GuardedEngine, Materialized
 
@@ -26,7 +26,7 @@ class Participant(Player):
     """A player with a recorder of activations on its engine.
 
     arithmetic  the context in which every event is served
-    answered    is given each answer before it is brought to the host
+    answered    is given each event and its answer before it is brought to the host
     first       a hook between the engine and the recorded activations
     closest     further observers, next to the engine
     asked       whether states and the wished step count are asked for after every event
@@ -34,7 +34,7 @@ class Participant(Player):
 
     def __init__(
         self, name: str, engine: WatchedEngine, *, arithmetic: AbstractContextManager[Any] | None = None,
-        answered: Callable[[Answer | None], None] = lambda answer: None, first: See = unseen, asked: bool = True,
+        answered: Answered = lambda event, answer: None, first: See = unseen, asked: bool = True,
         closest: Sequence[Observer] = (),
     ) -> None:
         self.activations, self.states = Activations(), States(engine)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from instep_reference.contract.engine import Capacity
+from instep_reference.contract.engine import Capacity, Copy
 from instep_reference.contract.event_facts import Phase
 
 
@@ -57,6 +57,11 @@ class RequestTable:
     def in_phase(self, *phases: Phase) -> tuple[str, ...]:
         """Requests in one of the phases, in order of admission."""
         return tuple(name for name, standing in self.live.items() if standing.phase in phases)
+
+    def copies(self) -> frozenset[Copy]:
+        """What is kept of requests: by saves to the end, by preempts until they resume or are over."""
+        preempted = self.in_phase(Phase.PREEMPTED)
+        return frozenset([*(("save", name) for name in self.saved), *(("preempt", name) for name in preempted)])
 
     def free_slot(self) -> int | None:
         """The slot that the next admitted or resumed request takes."""

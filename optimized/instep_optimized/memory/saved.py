@@ -6,7 +6,7 @@ and the physical form of conv windows and states, which only the commit strategy
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -33,6 +33,15 @@ class Kept:
     root: torch.Tensor
     proposal: torch.Tensor | None
     proposed: torch.Tensor | None
+
+    def parts(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor, by a name for messages."""
+        for field in fields(self):
+            held = getattr(self, field.name)
+            if isinstance(held, dict):
+                yield from ((f"{field.name} (layer {layer})", tensor) for layer, tensor in held.items())
+            elif held is not None:
+                yield field.name, held
 
 
 Units = Mapping[int, torch.Tensor]

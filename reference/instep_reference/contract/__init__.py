@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Row,
         Save,
         SetNumSteps,
+        ShowsCopies,
         Watched,
     )
     from .errors import BadInput, InstepError, OutOfCapacity, Unsupported
@@ -48,7 +49,7 @@ __all__ = [
     "Abort", "AdaptiveFile", "Admit", "BadInput", "Bracket", "Capacity", "Checkpoint", "Commit", "Committed", "Draft",
     "Drafted", "Engine", "Event", "Finish", "Forward", "Forwarded", "Idle", "Inspectable", "InstepError", "Load",
     "Meaning", "ModelConfig", "OutOfCapacity", "Path", "Place", "Positions", "Preempt", "Region", "RequestState",
-    "Resume", "Row", "Save", "SetNumSteps", "Unsupported", "Watched", "unseen",
+    "Resume", "Row", "Save", "SetNumSteps", "ShowsCopies", "Unsupported", "Watched", "unseen",
 ]
 
 _HOMES = ("errors", "config", "adaptive", "meaning", "place", "engine", "checkpoint")  # those without torch first

@@ -1,0 +1,46 @@
+"""T1: what `save` and `preempt` keep of a request is there while it is due, nobody writes into it, and it is freed.
+
+Leaves out: whether a copy is right (`bytes.py` and `labels.py`, when it comes back), and copies of an engine that does
+not show them: of these a preempted request's logical state alone is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from instep_reference.contract.engine import Copy
+
+from ..observe.context import EventContext
+from ..verdict import Comparison, Skipped, Tier
+from .base import NOWHERE, said_of
+
+
+class Copies:
+    """Every kept copy, after every event."""
+
+    name = "copies"
+    tier = Tier.BITWISE
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        seen, due = context.log.copies, context.expected.copies
+        if seen is None:
+            if not self.said:
+                self.said = True
+                yield Skipped(self.name, context.index, "this engine does not show the copies that it keeps")
+            return
+        said = [f"{_named(copy)} is not there" for copy in sorted(due - seen.shown)]
+        said += [f"{_named(copy)} is kept although it is due no longer" for copy in sorted(seen.shown - due)]
+        parts = dict[Copy, list[str]]()
+        for copy, part in seen.changed:
+            parts.setdefault(copy, []).append(part)
+        said += [f"{_named(copy)} changed while this event ran: {', '.join(names)}" for copy, names in parts.items()]
+        said += [f"{_named(copy)} is gone, but its memory is still held" for copy in sorted(seen.held)]
+        yield said_of(self, context, NOWHERE, max(seen.elements, 1), said)
+
+
+def _named(copy: Copy) -> str:
+    by, name = copy
+    return f'the copy that {by} kept as "{name}"' if by == "save" else f'the copy that {by} kept of "{name}"'

@@ -1,0 +1,163 @@
+"""Answers that were given and copies that are kept: whoever writes into one is found at the event that does it.
+
+Leaves out: what is answered and kept (`labels`, `bytes`), and pools (`test_memory.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.observe.remembered import Answers, KeptCopies
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.trace.file import Trace
+from instep.verdict import Exit, Verdict
+from instep_optimized import OptimizedEngine
+from instep_reference.contract.engine import Preempt, Resume, Save
+from support.traces import recorded
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """A save, a preemption with events behind it, a resume, a reload."""
+    return recorded(tmp_path_factory.mktemp("remembered"))
+
+
+def replayed(trace: Trace, ops: str = "plain", **how: Any) -> Verdict:
+    return Replay(trace, Setting(ops, **how)).run().verdict
+
+
+def said(trace: Trace, check: str, *given: Any, **how: Any) -> tuple[int, str]:
+    """Where a run stops, and what one check says there."""
+    verdict = replayed(trace, *given, **how)
+    assert verdict.exit is Exit.DIVERGED
+    first = next(finding for finding in verdict.findings if finding.check == check)
+    return first.event, first.diagnosis
+
+
+def first(trace: Trace, kind: type, after: int = 0) -> int:
+    return next(index for index, event in enumerate(trace.events) if isinstance(event, kind) and index >= after)
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, method: str, behind: Callable[[OptimizedEngine], None]) -> None:
+    """After every such event of every engine, `behind`."""
+    right = getattr(OptimizedEngine, method)
+
+    def call(self: OptimizedEngine, *given: Any) -> Any:
+        answer = right(self, *given)
+        behind(self)
+        return answer
+
+    monkeypatch.setattr(OptimizedEngine, method, call)
+
+
+# ---- answers
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_an_answer_that_is_written_rounds_later_is_found(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    commit, given = OptimizedEngine.commit, list[Any]()
+
+    def late(self: OptimizedEngine, *named: Any) -> Any:
+        given.append(commit(self, *named))
+        if len(given) > rounds:
+            given[-1 - rounds].bonus.add_(1)
+        return given[-1]
+
+    monkeypatch.setattr(OptimizedEngine, "commit", late)
+    commits = [index for index, event in enumerate(trace.events) if type(event).__name__ == "Commit"]
+    event, told = said(trace, "aliasing")
+    assert (event, told) == (
+        commits[rounds], f"what was answered before changed while this event ran: bonus of event {commits[0]} commit"
+    )
+
+
+def test_answers_are_told_once_and_the_oldest_are_let_go() -> None:
+    answers, memory = Answers(most=400), torch.zeros(100)
+    view, strided, scalar = memory[:10], memory[10:40:3], memory[50]
+    answers.add([("view", view), ("strided", strided), ("scalar", scalar)])
+    assert answers.changed() == () and not answers.let_go
+    memory[13] = memory[50] = -0.0
+    assert answers.changed() == ("strided", "scalar") and answers.changed() == ()
+    answers.add([("large", torch.zeros(5000))])
+    memory.fill_(1)
+    assert answers.let_go == 3 and answers.changed() == ()
+
+
+# ---- copies
+
+
+def spoil(kept: Any) -> None:
+    next(iter(kept.state.values())).flatten().view(torch.uint8)[-1] ^= 1
+
+
+@pytest.mark.parametrize("ops", ["plain", "ledger"])
+@pytest.mark.parametrize(("method", "kept", "named"), [
+    ("commit", "_preempted", 'the copy that preempt kept of "b"'),
+    ("idle", "_saved", 'the copy that save kept as "start"'),
+    ("load", "_saved", 'the copy that save kept as "start"'),
+])  # fmt: skip
+def test_a_copy_that_is_written_while_it_is_kept_is_found_at_that_event(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, ops: str, method: str, kept: str, named: str
+) -> None:
+    planted(monkeypatch, method, lambda self: [spoil(copy) for _, copy in getattr(self, kept).values()])
+    kind = {"commit": "Commit", "idle": "Idle", "load": "Load"}[method]
+    begun = first(trace, Preempt if kept == "_preempted" else Save)
+    where = next(i for i, event in enumerate(trace.events) if type(event).__name__ == kind and i > begun)
+    assert said(trace, "copies", ops) == (where, f"{named} changed while this event ran: state (layer 0)")
+    assert kept == "_saved" or where < first(trace, Resume)
+
+
+@pytest.mark.parametrize(("method", "fault", "kind", "told"), [
+    ("resume", lambda self: self._preempted.update(b=(self._requests["b"], self._kept("b")[1])), Resume,
+     'the copy that preempt kept of "b" is kept although it is due no longer'),
+    ("preempt", lambda self: hoard.append(self._preempted["b"][1].keys), Resume,
+     'the copy that preempt kept of "b" is gone, but its memory is still held'),
+    ("save", lambda self: self._saved.clear(), Save, 'the copy that save kept as "start" is not there'),
+])  # fmt: skip
+def test_a_copy_that_is_freed_late_or_early_is_found(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, method: str, fault: Any, kind: type, told: str
+) -> None:
+    planted(monkeypatch, method, fault)
+    assert said(trace, "copies") == (first(trace, kind), told)
+
+
+hoard: list[Any] = []  # of an engine that lets nothing go
+
+
+def test_copies_of_a_right_engine_are_compared_at_every_event(trace: Trace) -> None:
+    verdict = replayed(trace)
+    assert verdict.exit is Exit.AGREED
+    elements = [one.elements for one in verdict.compared if one.check == "copies"]
+    saved, preempted, resumed = (first(trace, kind) for kind in (Save, Preempt, Resume))
+    assert set(elements[:saved]) == {1} and min(elements[saved:]) > 100
+    assert elements[resumed] == elements[preempted - 1] < elements[preempted] == elements[resumed - 1]
+
+
+def test_an_engine_need_not_show_its_copies(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(OptimizedEngine, "copies")
+    verdict = replayed(trace)
+    assert verdict.exit is Exit.AGREED
+    assert [skip.reason for skip in verdict.skipped if skip.check == "copies"] == [
+        "this engine does not show the copies that it keeps"
+    ]
+
+
+def test_copies_of_a_wrong_type_are_a_finding(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OptimizedEngine, "copies", lambda self: {"b": torch.zeros(1)})
+    assert said(trace, "interface")[1].startswith('copies gave a dict')
+
+
+def test_a_copy_whose_memory_serves_others_need_not_be_freed() -> None:
+    pool, copies = torch.zeros(4, 8), KeptCopies()
+    whole = {"state": pool[1].clone()}
+    for shown in ({("preempt", "a"): {"state": pool[1]}, ("preempt", "b"): whole}, {}):
+        looked = copies.look(shown)  # type: ignore[arg-type]
+    assert looked.held == (("preempt", "b"),) and replace(looked, held=()) == copies.look({})
