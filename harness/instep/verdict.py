@@ -5,13 +5,16 @@ Leaves out: how anything is compared. Nothing compared is never a pass; a NaN ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import STAGE_LEVEL, Place
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Tier(Enum):
@@ -70,6 +73,15 @@ class Raised:
 
 
 @dataclass(frozen=True)
+class Sides:
+    """What a finding about bits compared, for whoever explains it; wrongs: what a known mistake would leave there."""
+
+    found: torch.Tensor
+    right: torch.Tensor
+    wrongs: Callable[[], Iterable[tuple[str, torch.Tensor]]] = tuple
+
+
+@dataclass(frozen=True)
 class Comparison:
     """One named thing that was compared at one event.
 
@@ -80,6 +92,7 @@ class Comparison:
     diagnosis  a full sentence when it fails ("holds the state after 2 tokens; 3 were accepted")
     undecided  blocks for which the check could not decide, counted and capped by the check itself
     raised     what the subject raised, if that is what the finding is about
+    sides      the tensors themselves, until the finding is explained (`explain/`)
     """
 
     check: str
@@ -98,6 +111,7 @@ class Comparison:
     columns: tuple[int, int] | None = None
     diagnosis: str = ""
     raised: Raised | None = None
+    sides: Sides | None = field(default=None, repr=False, compare=False)
 
     @property
     def agrees(self) -> bool:
@@ -144,7 +158,7 @@ class Located:
              unconfirmed: nothing of this helped
     op       the op that was swapped, or that hands the place on, as far as one is known
     says     the sentence that tells it; options: what to add to `instep replay` to see it
-    hints    what the wrong tensor looks like; replays: how often the trace was run for all this
+    hints    what else was seen on the way; replays: how often the trace was run for all this
     """
 
     finding: Comparison

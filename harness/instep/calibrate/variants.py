@@ -17,7 +17,7 @@ from ..replay.lockstep import Lockstep
 from ..replay.lockstep import run as run_all
 from ..replay.participant import Participant
 from ..replay.participants import Participants, Plan, participants_of
-from ..replay.replay import checks_for
+from ..replay.replay import checks_for, oracle_for
 from ..replay.setting import Setting
 from ..verdict import Verdict
 from .correct_variants import FORMS, NARROW
@@ -93,7 +93,7 @@ class Stage:
         scene = self.on(variant.scene)
         plan = variant.plan(scene, self.device)
         participants = self.participants(plan, "/".join(variant.storage))
-        checks = checks_for(plan, participants)
+        checks = checks_for(oracle_for(plan, participants))
         verdict = run_all(Lockstep(scene.trace, participants), checks)
         self.pairs += sum(check.pairs for check in checks if isinstance(check, Directed))
         return verdict

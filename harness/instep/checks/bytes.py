@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -19,7 +20,7 @@ from ..observe.earlier import last_forward
 from ..observe.memory import Trespass, bits
 from ..observe.pools import stands
 from ..observe.rows import RowSpan, row_spans, rows
-from ..verdict import Comparison, Skipped, Tier
+from ..verdict import Comparison, Sides, Skipped, Tier
 from .base import counted, exact, held, slot_of
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
@@ -147,10 +148,8 @@ class Bytes:
         if result.agrees or found is None or found.shape != right.shape:
             return result
         verb = "accepted" if span.kind == "commit" else "given"
-        for said, wrong in wrong_windows(before, fed, nodes, verb, _others(forward, span.request, layer)):
-            if torch.equal(bits(wrong), bits(found)):
-                return replace(result, diagnosis=said)
-        return result
+        others = tuple(_others(forward, span.request, layer))
+        return replace(result, sides=Sides(found, right, partial(wrong_windows, before, fed, nodes, verb, others)))
 
     def _came_back(self, context: EventContext, event: Load | Resume) -> Iterator[Comparison]:
         """What was preempted or saved comes back bit by bit."""
@@ -176,7 +175,7 @@ class Bytes:
     def _same(
         self, context: EventContext, place: Place, request: str, found: torch.Tensor | None, right: torch.Tensor
     ) -> Comparison:
-        elements, wrong, said = right.numel(), 0, ""
+        elements, wrong, said, sides = right.numel(), 0, "", None
         if found is None or found.shape != right.shape:
             wrong, said = 1, f"has {'nothing' if found is None else tuple(found.shape)}; expected {tuple(right.shape)}"
         elif not torch.equal(bits(found), bits(right)):
@@ -184,9 +183,10 @@ class Bytes:
             wrong = int(off.sum()) * right.element_size()
             first = tuple(off.nonzero()[0].tolist())
             said = f"{wrong} of {elements * right.element_size()} bytes differ, the first at {first}"
+            sides = Sides(found, right)
         return Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
-            allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said,
+            allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said, sides=sides,
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from ..observe.context import EventContext
 from ..replay.guard import SubjectFailed
 from ..replay.lockstep import Lockstep, run
 from ..replay.participants import Plan, participants_of
-from ..replay.replay import checks_for
+from ..replay.replay import checks_for, oracle_for
 from ..trace.drive import Step, recorded
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
@@ -44,7 +44,7 @@ class Example:
         except SubjectFailed as failed:
             self._lockstep, self.rules = failed, EventRules(header)
             return
-        self._checks = (self._answers, *checks_for(plan, participants))
+        self._checks = (self._answers, *checks_for(oracle_for(plan, participants)))
         self._lockstep = Lockstep(self._trace(), participants)
         self.rules = self._lockstep.rules
 

@@ -6,8 +6,8 @@
     memory  with the reference's tensors in all that reads memory; or with the reference's memory after the event that
             wrote it, and then the events that read it
 
-It is "caused here" only if everything that is computed from there agrees. Leaves out: what the wrong tensor looks
-like (`hints.py`). Every rung but the last runs no further than the event of the finding, and judges arithmetic in its
+It is "caused here" only if everything that is computed from there agrees. Leaves out: what explains the finding
+(`instep.explain`). Every rung but the last runs no further than the event of the finding, and judges arithmetic in its
 round alone.
 """
 
@@ -26,7 +26,6 @@ from ..replay.replay import Outcome, Replay
 from ..replay.setting import moves_labels
 from ..replay.variant import OPS, Patch, Variant, in_memory, spelled
 from ..verdict import Cause, Comparison, Located, Tier
-from .hints import hints
 from .order import READERS, also_writes, ops_of, siblings
 
 BEYOND = 6  # events that may read what an event wrote: two rounds
@@ -42,7 +41,7 @@ def locate(replay: Replay, outcome: Outcome, layers: Collection[int] | None = No
     climb = _Climb(replay, outcome, layers)
     rungs = (climb.graph, climb.seen_directly, climb.op, climb.place, climb.reading, climb.memory)
     found = next(filter(None, (rung() for rung in rungs)), None) or climb.nothing()
-    return replace(found, hints=(*climb.seen, *hints(outcome.last, found.finding)), replays=climb.replays)
+    return replace(found, hints=tuple(climb.seen), replays=climb.replays)
 
 
 class _Climb:
@@ -214,7 +213,7 @@ class _Climb:
         try:
             ran = self.replay.run(
                 until=self.event if until is None else until, layers=self.layers, judged_from=self.begin,
-                tiers=self.tiers,
+                tiers=self.tiers, explain=False,
                 variant=replace(variant, eager=variant.eager or (self.eager and self.replay.plan.setting.graphs)),
             )
         except InstepError:

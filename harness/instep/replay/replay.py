@@ -106,14 +106,17 @@ class Replay:
     def run(
         self, *, until: int | None = None, layers: Iterable[int] | None = None, progress: Progress | None = None,
         variant: Variant = AS_IS, also: Sequence[Check] = (), judged_from: int = 0,
-        tiers: Collection[Tier] = frozenset(Tier),
+        tiers: Collection[Tier] = frozenset(Tier), explain: bool = True,
     ) -> Outcome:
         """Replay from the start, up to and including event `until`; `layers` keeps the findings of these alone.
 
         variant: what is otherwise this time; also: further checks, which see every event context; judged_from: the
         event at which the checks of arithmetic begin, not within a round, where what came before is known to agree;
         tiers: the checks of these alone. What the subject raises is a finding whatever was asked.
+        explain: whether the first findings are explained (`instep.explain`), where the run diverges.
         """
+        from ..explain import Older, explained  # which stands on `localise`, and that on this
+
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
         must_fit(variant.patch, self.plan.checkpoint.config, end if until is None else min(until, end))
         must_have(layers or (), self.plan.checkpoint.config)
@@ -122,12 +125,19 @@ class Replay:
         except SubjectFailed as failed:
             return self._unmade(failed, variant)
         lockstep = Lockstep(self.trace, participants)
+        oracle = None if self.checks is not None else oracle_for(self.plan, participants, variant)
+        older = Older()
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
-            self.plan, participants,
-            RecordedChoices(self.trace.recorded, self.trace.header.recording, self.plan.setting.mode), variant,
+            oracle, RecordedChoices(self.trace.recorded, self.trace.header.recording, self.plan.setting.mode),
         )
         chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
-        verdict = run(lockstep, [*chosen, *also], until=until, layers=layers, progress=progress)
+        watching = [*chosen, *also, *([older] if explain else [])]
+        verdict = run(lockstep, watching, until=until, layers=layers, progress=progress)
+        if explain:
+            findings = iter(
+                explained([c for c in verdict.compared if not c.agrees], lockstep.last, oracle, older)
+            )
+            verdict.compared = [c if c.agrees else next(findings) for c in verdict.compared]
         ran = self.trace.events[: lockstep.next]
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
@@ -183,18 +193,23 @@ def must_have(layers: Iterable[int], config: ModelConfig) -> None:
             raise BadInput("--layer", found=layer, expected=f"a layer of the model, 0 to {count - 1}")
 
 
-def checks_for(
-    plan: Plan, participants: Participants, recorded: RecordedChoices | None = None, variant: Variant = AS_IS,
-) -> tuple[Check, ...]:
+def oracle_for(plan: Plan, participants: Participants, variant: Variant = AS_IS) -> PatchedOracle | None:
+    """Of one run; None: the subject moves labels, and nothing is computed again."""
+    if moves_labels(participants.ops):
+        return None
+    declared = participants.declared
+    oracle = PatchedOracle(plan.checkpoint, declared.rounds, plan.setting.state, declared.products)
+    oracle.patches = frozenset(variant.patch)
+    return oracle
+
+
+def checks_for(oracle: PatchedOracle | None, recorded: RecordedChoices | None = None) -> tuple[Check, ...]:
     """Every check that has a meaning for these sides; checks remember their run, so each run has its own.
 
     recorded: the check against what a recorded trace's reference answered, if there is one.
     """
-    if moves_labels(participants.ops):
+    if oracle is None:
         return for_labels()
-    declared = participants.declared
-    oracle = PatchedOracle(plan.checkpoint, declared.rounds, plan.setting.state, declared.products)
-    oracle.patches = frozenset(variant.patch)
     checks = for_numbers(oracle)
     return checks if recorded is None else (recorded, *checks)
 

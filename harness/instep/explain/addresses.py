@@ -1,0 +1,59 @@
+"""Rows of the last verify that were found by another stride: made from the window in force, not from the allocation.
+
+The draft head takes in the target's rows of the accepted tokens. They stand row by row in a buffer, `width` steps to a
+row; who takes another width finds row r, step t where r * width + t is. Leaves out: rows of the same event (`rows.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from instep_reference.contract.engine import Commit
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.norms import rms_norm
+
+from ..observe.rows import RowSpan, row_spans
+from .case import Case, Explanation
+from .rows import SHOWN, distance
+
+
+def addresses(case: Case) -> Iterator[Explanation]:
+    """The head's normed hidden rows of a commit, each beside all final rows of the forward before."""
+    forward, place = case.older.forward, case.finding.place
+    if not isinstance(case.context.event, Commit) or (place.layer, place.component) != (STAGE_LEVEL, "post_normed"):
+        return
+    if forward is None or case.oracle is None or case.piece is None or case.weights.draft is None:
+        return
+    final = forward.subject.places.get(Place("trunk", AFTER_LAYERS, "final"))
+    spans = row_spans(forward, "trunk")
+    mine = next((span for span in spans if span.request == case.finding.request), None)
+    if final is None or mine is None or not case.piece.span.nodes:
+        return
+    draft, eps = case.weights.draft, case.weights.config.drafter().eps
+    sources = rms_norm(final.to("cpu", torch.float64), draft.norm_hidden, eps)
+    apart = distance(case.found.to("cpu", torch.float64), sources)
+    nearest = apart.argmin(1)
+    due = [mine.begin + node for node in case.piece.span.nodes]
+    taken = nearest.tolist()
+    if taken == due or len(taken) != len(due):
+        return
+    yield Explanation(_sentence(taken, due, mine, spans, case.piece.span.nodes), sources[nearest],
+                      float(len(sources)) ** len(due))  # fmt: skip
+
+
+def _sentence(taken: list[int], due: list[int], mine: RowSpan, spans: list[RowSpan], nodes: tuple[int, ...]) -> str:
+    row = spans.index(mine)
+    strides = {(other - node) / row for other, node in zip(taken, nodes, strict=True)} if row else set[float]()
+    if len(strides) == 1 and (stride := strides.pop()) == int(stride) and stride >= 0:
+        return f"reads the verified rows by another stride: row r, step t stands where r * {int(stride)} + t is"
+    told = [f"row {number} reads {_whose(other, spans)}, not {_whose(right, spans)}"
+            for number, (other, right) in enumerate(zip(taken, due, strict=True)) if other != right]  # fmt: skip
+    return ", ".join(told[:SHOWN])
+
+
+def _whose(row: int, spans: list[RowSpan]) -> str:
+    span = next(span for span in spans if span.begin <= row < span.begin + span.count)
+    return f'the target\'s row {row - span.begin} of request "{span.request}"'
+

@@ -1,0 +1,174 @@
+"""Whether an explanation explains: what is left of the finding falls under the allowance of its place.
+
+A fault may touch some rows, heads or columns only. So the tensor is cut into cells; a cell is taken from the
+explanation where it stands nearer than the right one, and the whole must then be within the allowance. What is near by
+chance explains nothing: every number that was matched is counted against the tensors that were tried.
+Leaves out: the explanations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from ..checks.allowance import COLUMNS, NEAR, SCALE_FLOOR
+from ..checks.base import listed
+from ..checks.measure import HEAD_AXIS, blocks
+from ..observe.memory import bits
+from .case import Case, Explanation
+
+CHANCE = 1e-3  # that a tensor which has nothing to do with the finding explains it
+# Two explanations are told apart by what they leave, as parts of the allowance, if one leaves this many times as much.
+# Under the floor both leave what a correct engine's own rounding is.
+APART, FLOOR = 2.0, 0.25
+PER_HEAD = ("b", "a", "log_decay", "beta")  # a number to a row and head
+
+
+@dataclass(frozen=True)
+class Fit:
+    """left: what is left as a part of the allowance; part: whether some cells only were taken from it."""
+
+    sentence: str
+    left: float
+    part: bool
+    stands: torch.Tensor
+
+
+def best(case: Case, explanations: Iterable[Explanation]) -> tuple[str | None, int]:
+    """The sentence of the one explanation that explains it best, and how many explain it equally well."""
+    tried = list(explanations)
+    more = max(len(tried), 1)
+    fits = [found for one in tried if (found := fit(case, one, more)) is not None]
+    if not fits:
+        return None, 0
+    whole = [one for one in fits if not one.part] or fits
+    least = max(min(one.left for one in whole), FLOOR)
+    near = {one.sentence: one for one in whole if one.left <= APART * least}
+    if len(near) == 1:
+        return next(iter(near)), 1
+    return None, len(near)
+
+
+def agrees(case: Case) -> bool:
+    """Whether what was found is right for what it was computed from."""
+    return _left(case, case.right) <= 1
+
+
+def fit(case: Case, one: Explanation, tried: float = 1.0) -> Fit | None:
+    """None: it does not explain it."""
+    if one.wrong.shape != case.found.shape:
+        return None
+    if case.granted is None:
+        return _exactly(case, one)
+    found, right, wrong = (_double(x) for x in (case.found, case.right, one.wrong))
+    if not (found.isfinite().all() and wrong.isfinite().all()):
+        return None
+    off = found - wrong, found - right, wrong - right
+    near, far, apart = (cells(case.component, x).square().sum(-1) for x in off)
+    grain = 9 * case.granted[0].max().square() * cells(case.component, right).square().sum(-1)
+    matters, nearer = apart > grain, near < far
+    taken = matters & nearer
+    if not taken.any():
+        return None
+    stands = torch.where(_spread(case.component, nearer, found), wrong, right)
+    left = _left(case, stands)
+    ratio = math.sqrt(float(near[taken].sum() / far[taken].sum()))
+    count = int(_spread(case.component, taken, found).sum())
+    chance = math.log(tried * one.tries) + count * math.log(max(ratio, 1e-300))
+    if not (left <= 1 and ratio <= NEAR and chance <= math.log(CHANCE)):
+        return None
+    part = bool((taken != matters).any())
+    return Fit(one.sentence + (where(case.component, taken, matters) if part else ""), left, part, stands)
+
+
+def _exactly(case: Case, one: Explanation) -> Fit | None:
+    """What is moved: every element that is wrong is the explanation's, bit by bit."""
+    found, right = bits(case.found), bits(case.right)
+    wrong = bits(one.wrong.to(case.found.dtype))
+    off, matters = found != right, wrong != right
+    if not off.any() or (found != wrong)[off].any():
+        return None
+    part = bool((matters & ~off).any())
+    return Fit(one.sentence + (where(case.component, off, matters) if part else ""), 0.0, part, case.found)
+
+
+def _left(case: Case, stands: torch.Tensor) -> float:
+    """The worst error of what was found beside this tensor, as a part of what is allowed."""
+    assert case.granted is not None
+    if not case.found.isfinite().all():
+        return math.inf
+    x, o, w = (blocks(case.component, tensor) for tensor in (case.found, case.right, stands))
+    parts, least = [], o if case.scale is None else blocks(case.component, case.scale)
+    for metric, granted in zip((_norm, _largest), case.granted, strict=True):
+        size = torch.maximum(torch.maximum(metric(o), metric(w)), metric(least))
+        limit = granted * size.clamp_min(SCALE_FLOOR)
+        error = metric(x - w)
+        parts.append(torch.where(error == 0, 0.0, error / limit).max())
+    return float(torch.stack(parts).max())
+
+
+def cells(component: str, tensor: torch.Tensor) -> torch.Tensor:
+    """[..., elements]: what may be wrong by itself. A row, in it a head, in it 8 columns; of a state a head's tiles."""
+    if component == "state":
+        tensor = tensor.movedim(1, -1)  # [HV, V, K]
+        size = COLUMNS if tensor.shape[1] % COLUMNS == 0 else tensor.shape[1]
+        return tensor.reshape(tensor.shape[0], -1, size * tensor.shape[2])
+    if component in PER_HEAD:
+        return tensor[..., None]
+    size = COLUMNS if tensor.shape[-1] % COLUMNS == 0 else tensor.shape[-1]
+    return tensor.reshape(*tensor.shape[:-1], -1, size)
+
+
+def _spread(component: str, taken: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Cells back to elements."""
+    if component == "state":
+        return taken.repeat_interleave(like.shape[2] // taken.shape[1], 1)[:, None, :].expand(like.shape)
+    if component in PER_HEAD:
+        return taken
+    return taken.repeat_interleave(like.shape[-1] // taken.shape[-1], -1)
+
+
+def where(component: str, taken: torch.Tensor, matters: torch.Tensor) -> str:
+    """", in rows 2, 5, in head 1": as far as it is not everywhere that it would be seen."""
+    last = taken.dim() - 1
+    names = {axis: "" for axis in range(taken.dim())}
+    names[last] = "column"
+    if component != "state":
+        names[0] = "row"
+    if component in PER_HEAD:
+        names[last] = "head"
+    elif component in HEAD_AXIS:
+        names[HEAD_AXIS[component]] = "head"
+    said = []
+    for axis, name in names.items():
+        rest = [other for other in range(taken.dim()) if other != axis]
+        mine, all_ = (x.sum(rest) > 0 if rest else x for x in (taken, matters))
+        if not name or torch.equal(mine, all_):
+            continue
+        numbers = mine.nonzero().flatten().tolist()
+        tiled = name == "column" and taken.shape[last] > 1 and component not in ("conv", "keys", "values")
+        said.append(_tiles(numbers) if tiled else listed(name, numbers))
+    return "".join(f", in {one}" for one in said) or ", in some of its elements"
+
+
+def _tiles(numbers: list[int]) -> str:
+    """columns 8 to 15 (tiles of 8)"""
+    if len(numbers) == 1:
+        return f"columns {COLUMNS * numbers[0]} to {COLUMNS * numbers[0] + COLUMNS - 1}"
+    return listed(f"tiles of {COLUMNS} columns, number", numbers).replace("numbers", "numbers", 1)
+
+
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return x.to("cpu", torch.float64)
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return found
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().amax(-1)

@@ -1,0 +1,130 @@
+"""Memory that was not the request's own, or not of this round: as it stands, and as an op read it.
+
+Leaves out: states that follow from a wrong step (`states.py`), windows and caches that moved wrongly (`windows.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from instep_reference.attention import AttentionMemory
+from instep_reference.contract.engine import RequestState
+from instep_reference.gdn import GdnMemory
+
+from ..observe.layer_work import LayerWork
+from .case import Case, Explanation
+
+# Component -> the field of memory that its op reads, where it may be another one's.
+READ_FROM = {"mixed": "conv", "core": "state", "update": "state"}
+STANDS = ("conv", "state", "keys", "values")
+
+
+def memory(case: Case) -> Iterator[Explanation]:
+    if case.component in STANDS and case.finding.request is not None:
+        yield from _standing(case)
+    if case.piece is not None:
+        yield from _known(case)
+        work = case.piece.work
+        if isinstance(work, LayerWork) and case.component in READ_FROM and isinstance(work.memory, GdnMemory):
+            yield from _read(case, work, work.memory)
+        if isinstance(work, LayerWork) and case.component == "attended" and isinstance(work.memory, AttentionMemory):
+            yield from _stale_cache(case, work.memory)
+
+
+def _standing(case: Case) -> Iterator[Explanation]:
+    """Another request's, and its own of another round."""
+    for says, state in _remembered(case):
+        if (held := _part(case, state)) is not None:
+            yield Explanation(f"holds what {says}", held)
+    for name, state in case.context.subject.after.items():
+        if name != case.finding.request and (held := _part(case, state)) is not None and not _alike(case, name):
+            yield Explanation(f'holds what belongs to request "{name}"', held)
+
+
+def _alike(case: Case, other: str) -> bool:
+    """Whether the other is to hold the same: then nobody can say whose it is."""
+    right = [_part(case, case.context.truth.after[name]) for name in (case.finding.request or "", other)
+             if name in case.context.truth.after]  # fmt: skip
+    if len(right) < 2 or right[0] is None or right[1] is None:
+        return True
+    return torch.allclose(right[0].double(), right[1].double(), rtol=1e-3, atol=1e-6)
+
+
+def _remembered(case: Case) -> Iterator[tuple[str, RequestState]]:
+    name = case.finding.request
+    assert name is not None, "asked before"
+    if name in case.context.subject.before:
+        yield "it held before the event", case.context.subject.before[name]
+    for says, state in case.older.of(name, case.context.index):
+        yield f"it held {says}", state
+
+
+def _part(case: Case, state: RequestState) -> torch.Tensor | None:
+    """What stands there in another state, as long as what was found: of a cache its first positions."""
+    held = dict(state.parts()).get(case.finding.place)
+    if held is None or held.dim() != case.found.dim():
+        return None
+    if case.component in ("keys", "values") and len(held) >= len(case.found):
+        held = held[: len(case.found)]
+    return held if held.shape == case.found.shape else None
+
+
+def _known(case: Case) -> Iterator[Explanation]:
+    """Mistakes that the oracle knows of where it made the piece: other rows that it reads, another state before."""
+    assert case.piece is not None and case.oracle is not None, "asked before"
+    place = case.finding.place
+    for sentence, work in case.piece.wrongs:
+        for run in (case.oracle.runner.true(work).places.get(place),
+                    replace(case, piece=replace(case.piece, work=work)).again()):  # fmt: skip
+            if run is not None:
+                yield Explanation(sentence, run)
+
+
+def _read(case: Case, work: LayerWork, kept: GdnMemory) -> Iterator[Explanation]:
+    """An op that carries on from another window or state."""
+    field = READ_FROM[case.component]
+    mine = kept.window if field == "conv" else kept.state
+    what = "the window" if field == "conv" else "the state"
+
+    def reading(says: str, other: torch.Tensor) -> Iterator[Explanation]:
+        if other.shape == mine.shape and not torch.equal(other.to(mine), mine):
+            changed = replace(kept, window=other) if field == "conv" else replace(kept, state=other)
+            wrong = case.again(memory=changed)
+            if wrong is not None:
+                yield Explanation(f"reads {what} {says}", wrong)
+
+    layer = work.layer
+    for name, state in case.context.subject.before.items():
+        theirs = getattr(state, field).get(layer)
+        if name != case.finding.request and theirs is not None:
+            yield from reading(f'of request "{name}"', theirs)
+    for says, state in case.older.of(case.finding.request or "", case.context.index):
+        yield from reading(f"as it was {says}", getattr(state, field)[layer])
+    yield from reading("as all zero", torch.zeros_like(mine))
+    if field == "state":
+        yield from reading("transposed", mine.mT.reshape(mine.shape))
+        heads, key_dim, value_dim = mine.shape
+        yield from reading("transposed", mine.reshape(heads, value_dim, key_dim).mT)
+        for narrow in (torch.bfloat16, torch.float16):
+            yield from reading(f"rounded to {str(narrow).removeprefix('torch.')}", mine.to(narrow).to(mine))
+        for step in range(1, min(heads, 5)):
+            yield from reading(f"of another head: head h that of head (h - {step}) mod {heads}", mine.roll(step, 0))
+    else:
+        yield from reading("with the newest input first", mine.flip(1))
+        for step, says in ((1, "before"), (-1, "behind")):
+            yield from reading(f"of the channel {says}", mine.roll(step, 0))
+            yield from reading(f"one column {'too late' if step > 0 else 'too early'}", mine.roll(step, 1))
+
+
+def _stale_cache(case: Case, kept: AttentionMemory) -> Iterator[Explanation]:
+    for says, state in case.older.of(case.finding.request or "", case.context.index):
+        fields = (state.keys, state.values) if case.finding.place.stage == "trunk" else (
+            state.draft_keys, state.draft_values)
+        keys, values = (field.get(case.finding.place.layer) for field in fields)
+        if keys is not None and values is not None and 0 < len(keys) < len(kept.keys):
+            wrong = case.again(memory=AttentionMemory(keys, values))
+            if wrong is not None:
+                yield Explanation(f"sees the cache as it was {says}", wrong)

@@ -1,0 +1,77 @@
+"""Another row, another head, another channel of the result itself: what was gathered or written to the wrong place.
+
+An op that reads one row to make one row gives row i of another row's input exactly what it gives that row; so a result
+of another row is also a result from another row's input. Leaves out: ops with several inputs (`inputs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ..checks.measure import HEAD_AXIS
+from .case import Case, Explanation
+
+MEMORY = ("state", "conv", "keys", "values")
+SHOWN = 4  # pairs of rows that are written out
+MOST = 256  # rows that are tried for each other
+WORD = {1: "before", -1: "behind"}
+
+
+def result_rows(case: Case) -> Iterator[Explanation]:
+    """Rows and heads of a place; heads of a state; columns of a window and positions of a cache by `windows.py`."""
+    if case.component not in MEMORY and case.right.dim() > 1:
+        yield from permuted(case, 0, "row", list(case.rights()))
+    axis = HEAD_AXIS.get(case.component)
+    if axis is not None and case.right.dim() > axis:
+        yield from permuted(case, axis, "head", [])
+
+
+def permuted(case: Case, axis: int, what: str, others: Sequence[tuple[str, torch.Tensor]]) -> Iterator[Explanation]:
+    """Every wrong row beside all right ones: which one it is, if it is one alone."""
+    found, right = (x.to("cpu").movedim(axis, 0) for x in (case.found, case.right))
+    kept = [(row, "", right[row]) for row in range(len(right))]
+    for whose, theirs in others:
+        if theirs.shape[1:] == case.right.shape[1:]:
+            kept += [(row, f" {whose}", each.to(right)) for row, each in enumerate(theirs.movedim(axis, 0))]
+    sources = torch.stack([each for _, _, each in kept]).flatten(1)
+    sources, ours = (x if case.granted is None else x.double() for x in (sources, found.flatten(1).to(right)))
+    if len(sources) > MOST:
+        return
+    away = distance if case.granted is not None else _differing
+    apart = away(ours, sources)
+    at = torch.arange(len(right))
+    own = apart[at, at]
+    nearest = apart.argmin(1)
+    moved = (nearest != at) & (apart[at, nearest] < own / 4)
+    if not moved.any():
+        return
+    if ((away(sources[nearest[moved]], sources) == 0).sum(1) > 1).any():
+        return  # another row is the same: nobody can say which of them it is
+    wrong = right.clone()
+    wrong[moved] = sources[nearest[moved]].reshape(wrong[moved].shape).to(wrong)
+    pairs = [(row, *kept[int(nearest[row])][:2]) for row in moved.nonzero().flatten().tolist()]
+    yield Explanation(_sentence(what, pairs, len(right)), wrong.movedim(0, axis), float(len(sources)) ** len(pairs))
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _differing(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (other[None] != one[:, None]).sum(-1).double()
+
+
+def _sentence(what: str, pairs: Sequence[tuple[int, int, str]], count: int) -> str:
+    """Which stands for which: in one rule, or the first few."""
+    steps = {row - other for row, other, _ in pairs}
+    mine = not any(whose for _, _, whose in pairs)
+    if mine and len(pairs) > 1 and len(pairs) >= count - 1 and len(steps) == 1 and (step := steps.pop()) in WORD:
+        return f"each {what} is that of the {what} {WORD[step]} it"
+    if len(pairs) > 1 and len({(other, whose) for _, other, whose in pairs}) == 1:
+        _, other, whose = pairs[0]
+        return f"{what}s {', '.join(str(row) for row, _, _ in pairs[:SHOWN])} are all that of {what} {other}{whose}"
+    told = [f"{what} {row} is that of {what} {other}{whose}" for row, other, whose in pairs[:SHOWN]]
+    more = f", and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
+    return ", ".join(told) + more

@@ -1,0 +1,67 @@
+"""States and kept updates that follow from a wrong step: the bank of T2d, and steps that round on their way.
+
+Leaves out: what a step folds in that is another row's, head's or request's (`inputs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ..checks.base import counted
+from ..checks.directed import scene_of
+from ..checks.hypotheses import wrong_states
+from ..checks.run_again import wrong_updates
+from ..checks.scene import Scene, add, step
+from ..observe.recomputation import Recomputation, Run
+from ..observe.updates import UPDATE
+from .case import Case, Explanation
+
+
+def states(case: Case) -> Iterator[Explanation]:
+    if case.piece is None or case.piece.folding is None or case.component not in ("state", UPDATE):
+        return
+    scene = scene_of(_own(case.piece), [_own(piece) for piece in case.pieces if piece.folding is not None])
+    if case.component == UPDATE:
+        for sentence, updates in wrong_updates(scene):
+            yield Explanation(sentence, updates)
+        return
+    for wrong in wrong_states(scene):
+        yield Explanation(wrong.sentence, wrong.state)
+    for narrow in (torch.bfloat16, torch.float16):
+        says = f"is rounded to {str(narrow).removeprefix('torch.')} after every token"
+        for again in (False, True) if scene.kept else (False,):
+            yield Explanation(says, _rounding(scene, narrow, again))
+    yield from _of_others(case)
+
+
+def _own(piece: Recomputation) -> Recomputation:
+    """With the subject's own rows as the tokens that are folded in."""
+    folding = piece.folding
+    assert folding is not None, "asked of pieces that fold"
+    own = {place: rows.to("cpu", torch.float64) for place, rows in piece.own.items() if place in folding.tokens.places}
+    return replace(piece, folding=replace(folding, tokens=Run({**folding.tokens.places, **own})))
+
+
+def _rounding(scene: Scene, narrow: torch.dtype, again: bool) -> torch.Tensor:
+    state = scene.base
+    for t in range(scene.count):
+        k, log_decay = scene.k[t], scene.log_decay[t]
+        state = add(state, k, log_decay, scene.updates[t]) if again else (
+            step(state, k, scene.v[t], log_decay, scene.beta[t]))
+        state = state.to(narrow).to(state)
+    return state
+
+
+def _of_others(case: Case) -> Iterator[Explanation]:
+    """A state of another request inside its window: a snapshot that was found by another row or stride."""
+    for other in case.pieces:
+        mine = case.piece
+        if mine is None or other.folding is None or other.layer != mine.layer or other.request == mine.request:
+            continue
+        scene = scene_of(_own(other), [])
+        for count in scene.counts():
+            after = f"after {counted(count)} of its step" if count else "from before its step"
+            yield Explanation(f'holds the state of request "{other.request}" {after}', scene.after(count))

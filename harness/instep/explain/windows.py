@@ -1,0 +1,38 @@
+"""What is moved bit by bit: conv windows of another count, column or channel, positions of a cache that moved.
+
+Leaves out: what a check knows of the rows that were to be moved, which it hands over with its finding (`Sides`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .case import Case, Explanation
+from .rows import permuted
+
+
+def windows(case: Case) -> Iterator[Explanation]:
+    if case.finding.sides is None:
+        return
+    for sentence, wrong in case.finding.sides.wrongs():
+        yield Explanation(sentence, wrong)
+    if case.component == "conv":
+        yield from permuted(case, 1, "column", [])
+        yield from permuted(case, 0, "channel", [])
+        yield Explanation("has the newest input first", case.right.flip(1))
+    elif case.component in ("keys", "values"):
+        stage, layer = case.finding.place.stage, case.finding.place.layer
+        field = case.component if stage == "trunk" else f"draft_{case.component}"
+        theirs = [
+            (f'of request "{name}"', cache) for name, state in case.context.subject.after.items()
+            if name != case.finding.request and (cache := getattr(state, field).get(layer)) is not None and len(cache)
+        ]  # fmt: skip
+        yield from permuted(case, 0, "position", theirs)
+        yield from permuted(case, 1, "head", [])
+        other = "values" if case.component == "keys" else "keys"
+        after = case.context.subject.after.get(case.finding.request or "")
+        swapped = None if after is None else getattr(after, field.replace(case.component, other)).get(layer)
+        if isinstance(swapped, torch.Tensor) and swapped.shape == case.found.shape:
+            yield Explanation(f"holds the {other}", swapped)
