@@ -73,6 +73,14 @@ class Raised:
 
 
 @dataclass(frozen=True)
+class Explained:
+    """by: "hypothesis", one known mistake with a sentence of its own; "bank", what may be wrong with any op."""
+
+    by: Literal["hypothesis", "bank"]
+    says: str
+
+
+@dataclass(frozen=True)
 class Sides:
     """What a finding about bits compared, for whoever explains it; wrongs: what a known mistake would leave there."""
 
@@ -92,6 +100,7 @@ class Comparison:
     diagnosis  a full sentence when it fails ("holds the state after 2 tokens; 3 were accepted")
     undecided  blocks for which the check could not decide, counted and capped by the check itself
     raised     what the subject raised, if that is what the finding is about
+    explained  the part of the diagnosis that says what mistake would do this, and who made it; None: nobody did
     sides      the tensors themselves, until the finding is explained (`explain/`)
     """
 
@@ -111,6 +120,7 @@ class Comparison:
     columns: tuple[int, int] | None = None
     diagnosis: str = ""
     raised: Raised | None = None
+    explained: Explained | None = None
     sides: Sides | None = field(default=None, repr=False, compare=False)
 
     @property

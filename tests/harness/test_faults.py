@@ -48,7 +48,7 @@ FAULT = Fault(
 
 def finding(check: str = "bytes", tier: str = "T1", **otherwise: object) -> dict[str, object]:
     said = {"event": 1, "stage": "trunk", "layer": 0, "component": "conv", "where": "there",
-            "diagnosis": "holds the state after 2 tokens"}  # fmt: skip
+            "diagnosis": "holds the state after 2 tokens", "explained": None}  # fmt: skip
     return {"check": check, "tier": tier, **said, **otherwise}
 
 
@@ -153,9 +153,39 @@ def test_a_wrong_name_is_told_but_required_of_nobody() -> None:
     assert any("not named 'holds the state after 2'" in line for line in render.surprises(one))
 
 
-def test_where_only_the_size_of_an_error_is_said_nothing_is_named() -> None:
+def test_where_no_sentence_is_known_nothing_is_named() -> None:
     one = judged(diverged(finding()), fault=replace(FAULT, says=""))
     assert one.found and one.located and not one.named and not list(render.surprises(one))
+
+
+SAID = {"by": "bank", "says": "holds the state after 2 tokens"}
+
+
+@pytest.mark.parametrize(
+    ("arm", "by"),
+    [
+        (diverged(finding()), "check"),
+        (diverged(finding(explained=SAID)), "bank"),
+        (diverged(finding(explained=SAID | {"by": "hypothesis"})), "hypothesis"),
+        (diverged(finding(explained=SAID | {"says": "is twice what is right"})), "check"),
+        (diverged(finding(diagnosis="differs"), finding()), ""),
+        (replace(diverged(finding(diagnosis="differs")), message="holds the state after 2"), ""),
+    ],
+    ids=["the check", "the bank", "a hypothesis", "beside the bank", "not the first", "the command"],
+)
+def test_a_name_counts_once_for_whoever_gave_it_in_what_is_read_first(arm: Arm, by: str) -> None:
+    one = judged(arm)
+    assert one.named_by == by and one.named == bool(by)
+    ended = result(one, judged(CONTROL))
+    assert ended.named_by == {who: int(who == by) for who in ("check", "bank", "hypothesis")}
+    assert json.loads(json.dumps(render.of(ended).data()))["named_by"] == ended.named_by
+    assert f"{int(bool(by))} named (" in render.summary(ended) and "<svg" in picture_of(Matrix.of(ended))
+
+
+@pytest.mark.parametrize("says", ["relative error 2.7e-01 by the norm", "row 0 is wrong", "8 of 8 bytes differ"])
+def test_the_size_of_an_error_is_no_name(says: str) -> None:
+    with pytest.raises(AssertionError, match="not what it is"):
+        replace(FAULT, says=says)
 
 
 @pytest.mark.parametrize(

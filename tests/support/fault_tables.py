@@ -14,20 +14,24 @@ MOST, LONGEST = 12, 110  # rows of each kind, and letters of a diagnosis
 
 
 def score(result: Results) -> str:
-    """A line per family, and all of them."""
+    """A line per family, and all of them; then who named how many, as far as the file tells it."""
     families = dict.fromkeys(one["family"] for one in result["results"])
-    lines = ["| family | faults | found | named | located | first seen by |", "|---" * 6 + "|"]
+    namers = result.get("named_by", {})
+    heads = ["family", "faults", *JUDGED, *(f"by {who}" for who in namers), "first seen by"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for family in families:
         mine = [one for one in result["results"] if one["family"] == family]
         first = dict.fromkeys(one["first"]["check"] for one in mine if one["first"])
-        lines.append(_line(family, mine, ", ".join(f"`{check}`" for check in sorted(first))))
-    lines.append(_line("all", result["results"], f"{result['seconds'] / 60:.0f} min, {result['jobs']} processes"))
+        lines.append(_line(family, mine, namers, ", ".join(f"`{check}`" for check in sorted(first))))
+    took = f"{result['seconds'] / 60:.0f} min, {result['jobs']} processes"
+    lines.append(_line("all", result["results"], namers, took))
     return "\n".join(lines)
 
 
-def _line(name: str, faults: Iterable[Results], last: str) -> str:
+def _line(name: str, faults: Iterable[Results], namers: Iterable[str], last: str) -> str:
     faults = list(faults)
     counts = [sum(one[what] for one in faults) for what in JUDGED]
+    counts += [sum(one["named_by"] == who for one in faults) for who in namers]
     return f"| {name} | {len(faults)} | " + " | ".join(map(str, counts)) + f" | {last} |"
 
 

@@ -16,12 +16,13 @@ from torch.nn import functional as F
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle, handed_over
 from ..observe.recomputation import Recomputation
-from ..verdict import Comparison, Skipped, Tier
+from ..verdict import Comparison, Explained, Skipped, Tier
 from .allowance import COLUMNS, DITHERED, LEANING, MORE_DRAWS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
 from .base import slot_of
 from .hypotheses import wrong_states
 from .scene import Scene, Wrong
 
+UNKNOWN = "unknown"  # how a diagnosis begins that names nothing
 WINDOWS = ("verify", "commit")  # kinds of rows whose updates may be kept
 
 
@@ -68,6 +69,7 @@ class Directed:
             elements=min(compared, found.numel()), blocks=looked.blocks, undecided=looked.undecided,
             worst=looked.worst, allowed=PROJECTION_LIMIT, request=piece.request, slot=slot_of(context, piece.request),
             head=looked.head, columns=(begin, min(begin + COLUMNS, found.shape[2]) - 1), diagnosis=looked.diagnosis,
+            explained=Explained("hypothesis", looked.diagnosis) if looked.named else None,
         )  # fmt: skip
 
 
@@ -86,6 +88,10 @@ class Looked:
     pairs: int
     undecided: int
     diagnosis: str
+
+    @property
+    def named(self) -> bool:
+        return bool(self.diagnosis) and not self.diagnosis.startswith(UNKNOWN)
 
 
 Draw = Callable[[int], torch.Tensor]  # so many further correct states [draws, HV, K, V]
@@ -218,6 +224,6 @@ def _nearest(
     nearest = int(distance.argmin())
     direction = towards[nearest]
     if distance[nearest] > NEAR * torch.linalg.vector_norm(direction):
-        return [f"unknown: near to none of {len(wrong)} wrong states"], None
+        return [f"{UNKNOWN}: near to none of {len(wrong)} wrong states"], None
     equal = [w.sentence for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction)]
     return list(dict.fromkeys(equal)), float((error * direction).sum() / direction.square().sum())

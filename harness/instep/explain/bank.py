@@ -14,7 +14,7 @@ import torch
 from ..localise.order import ops_of
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle
-from ..verdict import Comparison, Tier
+from ..verdict import Comparison, Explained, Tier
 from .addresses import addresses
 from .appearance import appearance
 from .case import Case, Explanation, case_of
@@ -55,14 +55,14 @@ def explained(
     return [replace(said.get(id(finding), finding), sides=None) for finding in findings]
 
 
-def explanation_of(case: Case) -> tuple[str | None, int]:
-    """The sentence that explains it, if one does, and how many do equally well."""
+def explanation_of(case: Case) -> tuple[Explained | None, int]:
+    """What explains it, if one thing does, and how many do equally well."""
     if case.granted is not None and agrees(case):
-        return "follows from what stands before it: it is right for what it was computed from", 1
+        return Explained("bank", "follows from what stands before it: it is right for what it was computed from"), 1
     for families in (FIRST, BANK, LAST):
-        sentence, count = best(case, _all(case, families))
+        one, count = best(case, _all(case, families))
         if count:
-            return sentence, count
+            return one, count
     return None, 0
 
 
@@ -77,9 +77,9 @@ def _said(finding: Comparison, context: EventContext, oracle: Oracle | None, old
         return finding
     if case.granted is not None and not case.found.isfinite().all():
         return finding  # and that is what it says
-    sentence, count = explanation_of(case)
-    if sentence is not None:
-        return replace(finding, diagnosis=f"{sentence}; {finding.diagnosis}")
+    one, count = explanation_of(case)
+    if one is not None:
+        return replace(finding, diagnosis=f"{one.says}; {finding.diagnosis}", explained=one)
     if case.granted is None:  # which bytes, which labels: that has been said
         return finding
     several = f": {count} explanations fit equally well" if count else ""

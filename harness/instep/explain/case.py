@@ -33,11 +33,13 @@ class Explanation(NamedTuple):
     """A sentence without its subject, and the tensor that would then stand there, shaped as what was found.
 
     tries  how many tensors were tried for it, where the best of several was taken
+    known  whether it is one known mistake, whose sentence was written for it alone
     """
 
     sentence: str
     wrong: torch.Tensor
     tries: float = 1.0
+    known: bool = False
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def _known(case: Case) -> Iterator[Explanation]:
         for run in (case.oracle.runner.true(work).places.get(place),
                     replace(case, piece=replace(case.piece, work=work)).again()):  # fmt: skip
             if run is not None:
-                yield Explanation(sentence, run)
+                yield Explanation(sentence, run, known=True)
 
 
 def _read(case: Case, work: LayerWork, kept: GdnMemory) -> Iterator[Explanation]:

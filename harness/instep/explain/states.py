@@ -26,10 +26,10 @@ def states(case: Case) -> Iterator[Explanation]:
     scene = scene_of(_own(case.piece), [_own(piece) for piece in case.pieces if piece.folding is not None])
     if case.component == UPDATE:
         for sentence, updates in wrong_updates(scene):
-            yield Explanation(sentence, updates)
+            yield Explanation(sentence, updates, known=True)
         return
     for wrong in wrong_states(scene):
-        yield Explanation(wrong.sentence, wrong.state)
+        yield Explanation(wrong.sentence, wrong.state, known=True)
     for narrow in (torch.bfloat16, torch.float16):
         says = f"is rounded to {str(narrow).removeprefix('torch.')} after every token"
         for again in (False, True) if scene.kept else (False,):

@@ -17,7 +17,7 @@ def windows(case: Case) -> Iterator[Explanation]:
     if case.finding.sides is None:
         return
     for sentence, wrong in case.finding.sides.wrongs():
-        yield Explanation(sentence, wrong)
+        yield Explanation(sentence, wrong, known=True)
     if case.component == "conv":
         yield from permuted(case, 1, "column", [])
         yield from permuted(case, 0, "channel", [])

@@ -9,7 +9,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .base import Edit, Fault
-from .catalogue import chunks, dispatch, draft, graph, numerics, others, rings, rollback, scheduling, slots
+from .catalogue import (
+    answers,
+    chunks,
+    dispatch,
+    draft,
+    graph,
+    neighbours,
+    norms,
+    numerics,
+    others,
+    paths,
+    rings,
+    rollback,
+    scheduling,
+    slots,
+)
 
 __all__ = ["FAMILIES", "TRACES", "Edit", "Fault", "by_id"]
 
@@ -23,6 +38,10 @@ FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "scheduling": scheduling.FAULTS,
     "draft": draft.FAULTS,
     "numerics": numerics.FAULTS,
+    "norms": norms.FAULTS,
+    "paths": paths.FAULTS,
+    "neighbours": neighbours.FAULTS,
+    "answers": answers.FAULTS,
     "others": others.FAULTS,
 }
 

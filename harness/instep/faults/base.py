@@ -5,11 +5,15 @@ Leaves out: planting it (`plant.py`), and which there are (`catalogue/`, one fil
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from instep_reference.contract.place import Place
 
 from ..replay.setting import Setting
+
+# Sentences that tell how much is wrong, or where: whoever reads one knows of no mistake.
+BARE = re.compile(r"relative error|bytes differ|is wrong|not finite|not a number|unknown|wishes|labels that nobody")
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class Fault:
     origin   the project and number of the bug that it stands for; empty where the class is ours
     trace    stem of a file under `fixtures/traces/faults`: the smallest trace that shows it
     event    the first event of that trace at which something is wrong, and the place of the first finding there
-    says     part of the diagnosis that names it; empty: the size of an error is all that can be said
+    says     part of a sentence from which a reader knows the mistake; never the size of an error, or what it led to.
+             Empty: no sentence names it
     seen_by  names of the checks that are meant to see it: at least one must
     blind    names of checks that compare there and cannot see it
     how      how the engine is set up, as `instep replay` is
@@ -73,6 +78,9 @@ class Fault:
     seen_by: tuple[str, ...]
     blind: tuple[str, ...] = ()
     relation: str | None = None
+
+    def __post_init__(self) -> None:
+        assert not BARE.search(self.says), f"{self.id}: {self.says!r} tells what it led to, not what it is"
 
 
 def speaking(how: Setting) -> Setting:

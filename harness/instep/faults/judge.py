@@ -3,7 +3,7 @@
 Leaves out: running them (`arms.py`, `campaign.py`).
     void     nothing can be said: the control is not clean, the planted source did not serve, or nothing fired
     found    a check that is meant to see it has a finding
-    named    a diagnosis says what the catalogue says; never, where nothing but an error is expected to be said
+    named    the first finding's diagnosis says what the catalogue says: it is what a reader sees first
     located  the first finding stands at the fault's first event, stage, layer and component
 """
 
@@ -17,6 +17,9 @@ from .arms import Arm, Said
 from .base import Fault
 
 TIERS = [tier.value for tier in Tier]
+# Who made the sentence that names a fault: the check, of what it compares; the bank of explanations, which fits any op;
+# or a hypothesis of that mistake, a sentence of its own.
+NAMERS = ("check", "bank", "hypothesis")
 LOCATED = 0.95  # of the faults that fire must be located exactly
 
 
@@ -69,9 +72,18 @@ class Judged:
 
     @property
     def named(self) -> bool:
-        """By a diagnosis, or in the message, where the hints stand."""
-        says, told = self.fault.says, (self.arm.message, *(finding["diagnosis"] for finding in self.arm.findings))
-        return self.found and bool(says) and any(says in one for one in told)
+        return bool(self.named_by)
+
+    @property
+    def named_by(self) -> str:
+        """One of NAMERS; empty: nobody."""
+        says, first = self.fault.says, self.arm.findings[0] if self.arm.findings else None
+        if not (self.found and says and first is not None):
+            return ""
+        explained = first["explained"]
+        if explained is not None and says in explained["says"]:
+            return str(explained["by"])
+        return "check" if says in first["diagnosis"] else ""
 
     @property
     def located(self) -> bool:
@@ -98,6 +110,11 @@ class Result:
     @property
     def fired(self) -> tuple[Judged, ...]:
         return tuple(one for one in self.judged if not one.void)
+
+    @property
+    def named_by(self) -> dict[str, int]:
+        """How many are named, by each of NAMERS."""
+        return {who: sum(one.named_by == who for one in self.fired) for who in NAMERS}
 
     @property
     def failures(self) -> tuple[str, ...]:

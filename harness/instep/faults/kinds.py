@@ -69,6 +69,25 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "state-narrowed": "a state is stored in a narrower type than declared",
         "fold-formula": "accepted tokens are folded in by another formula than decode's, and drift",
     },
+    "norms": {
+        "norm-eps": "an epsilon is another one's, or stands elsewhere",
+        "norm-weight": "a weight is read as another norm's",
+    },
+    "paths": {
+        "narrow-path": "one path of several goes through 16 bits",
+        "path-position": "one path of several turns rows by another position",
+    },
+    "neighbours": {
+        "wrong-row": "a row meets the gate, or the sum, of another one",
+        "wrong-head": "a head meets the key, or the values, of another one",
+        "wrong-token": "another token's embedding is looked up",
+        "wrong-channel": "a channel's history is another one's",
+        "older-round": "what is handed on is older than the round",
+    },
+    "answers": {
+        "answer-overwritten": "an answer that was given is written again",
+        "kept-copy-changed": "what was put aside is changed afterwards",
+    },
     "others": {
         "empty-batch": "a step without rows is not left alone",
         "hot-sync": "a round waits for the host",

@@ -15,6 +15,8 @@ ROW, CELL, CHAR = 15, 17, 6.05  # pixels: a line, a cell, a character of the fon
 FOOT, GAP, MARGIN = 40, 20, 8  # the legend; between families; around all
 SLANT, RISE, RUN = -52, 0.79, 0.62  # degrees of the checks' names, and their sine and cosine
 JUDGED = ("found", "named", "located")
+SIGNS = {"check": "✓", "bank": "b", "hypothesis": "h"}  # who names a fault
+NAMED = "named: ✓ by the check, b by the bank, h by a hypothesis"
 LEGEND = (
     (Mark.MEANT, "sees it, as it should"), (Mark.ALSO, "sees it, too"), (Mark.SILENT, "compared, saw nothing"),
     (Mark.ABSENT, "blank: nothing to compare"),
@@ -39,7 +41,7 @@ def picture_of(matrix: Matrix) -> str:
     edges = list(_edges(matrix.columns, label + len(JUDGED) * CELL + 14))
     longest = CHAR * max((len(_spelled(column)) for column in matrix.columns), default=len(JUDGED[-1]))
     head = longest * RISE + MARGIN + 4
-    legend = len(LEGEND) * CELL + CHAR * sum(len(words) + 3 for _, words in LEGEND)
+    legend = len(LEGEND) * CELL + CHAR * (sum(len(words) + 3 for _, words in LEGEND) + len(NAMED))
     width = max((edges[-1] if edges else label) + CELL + longest * RUN, legend) + MARGIN
     height = head + ROW * len(rows) + GAP * len(matrix.families) + FOOT
     parts = [
@@ -103,7 +105,8 @@ def _judged(one: Judged, label: float, y: float) -> Iterator[str]:
     for number, name in enumerate(JUDGED):
         holds = getattr(one, name)
         unnamed = name == "named" and not one.fault.says  # an error has a size and a place, and not always a name
-        kind, sign = ("meant", "✓") if holds else ("quiet", "-") if unnamed else ("bad", "✗")
+        sign = SIGNS[one.named_by] if name == "named" and holds else "✓"
+        kind, sign = ("meant", sign) if holds else ("quiet", "-") if unnamed else ("bad", "✗")
         yield (f'<text class="{kind}" x="{label + number * CELL + CELL / 2:.1f}" y="{y + ROW - 4:.1f}" '
                f'text-anchor="middle">{sign}<title>{"" if holds else "not "}{name}</title></text>')  # fmt: skip
 
@@ -130,3 +133,4 @@ def _legend(y: float) -> Iterator[str]:
         yield _cell(mark, x - 3, y - ROW / 2, Column("", ""))
         yield f'<text class="quiet" x="{x + CELL * (mark is not Mark.ABSENT):.1f}" y="{y + 3.5:.1f}">{words}</text>'
         x += CELL * (mark is not Mark.ABSENT) + CHAR * (len(words) + 3)
+    yield f'<text class="quiet" x="{x:.1f}" y="{y + 3.5:.1f}">{NAMED}</text>'

@@ -97,6 +97,7 @@ def finding(found: Comparison) -> dict[str, Any]:
         "request": found.request, "slot": found.slot, "head": found.head, "columns": found.columns,
         "worst": str(found.worst), "allowed": found.allowed, "diagnosis": found.diagnosis, "where": where(found),
         "raised": None if found.raised is None else _raised(found.raised),
+        "explained": None if found.explained is None else asdict(found.explained),
     }
 
 

@@ -92,13 +92,13 @@ FAULTS: tuple[Fault, ...] = (
         "chunk-boundary-begins-anew-labels", "chunk-boundary",
         "Every chunk of a prompt is taken for its first, seen in labels.",
         "sglang-jax 1039", (FRESH,), "rounds", Setting(ops="ledger"), 3, Place("trunk", 0, "mixed"),
-        "row 0 is wrong", ("labels",), ("identity",),
+        "", ("labels",), ("identity",),
     ),
     Fault(
         "chunk-boundary-state-dropped", "chunk-boundary",
         "The delta rule of a chunk is given no initial state; the conv has its history.",
         "sglang-jax 1039", (NO_STATE,), "rounds", Setting(), 3, Place("trunk", 0, "core"),
-        "was begun anew: what came before these tokens is lost", ("derived", "directed"), ("identity", "bytes"),
+        "lacks the tokens of the previous step", ("derived", "directed"), ("identity", "bytes"),
     ),
     Fault(
         "chunk-boundary-counted-twice", "chunk-boundary",
@@ -140,7 +140,7 @@ FAULTS: tuple[Fault, ...] = (
         "state-transpose-store", "state-transpose",
         "Prefill stores a state as rows of [K, V], where every other path reads [V, K].",
         "sglang, chunked prefill on NPU", (STORED_TURNED,), "rounds", Setting(), 2, Place("trunk", 0, "core"),
-        "is transposed", ("contracts", "directed"), ("identity",),
+        "store is laid out with inner strides", ("contracts", "directed"), ("identity",),
     ),
     Fault(
         "state-transpose-read", "state-transpose",

@@ -27,7 +27,7 @@ FAULTS: tuple[Fault, ...] = (
                 "spans = [replace(s, kind=\"verify\") if (s.kind, s.count) == (\"prefill\", window) else s "
                 "for s in spans]"),
         "mixed", Setting(strategy="columns", conv="widened"), 5, MIXED,
-        "holds the state after 1 token; 4 were given", ("contracts", "bytes", "directed"),
+        "(prefill) are served as a window; prefill rows are a chunk", ("contracts", "bytes", "directed"),
     ),
     Fault(
         "prefill-as-verify-snapshot", "prefill-as-verify",
@@ -46,7 +46,7 @@ FAULTS: tuple[Fault, ...] = (
         _served("spans = [replace(s, kind=\"decode\", fresh=False) if (s.kind, s.count) == (\"prefill\", 1) else s "
                 "for s in spans]"),
         "ragged", Setting(), 2, MIXED,
-        "not finite", ("contracts", "poison", "derived"),
+        "(prefill) are served as a window; prefill rows are a chunk", ("contracts", "poison", "derived"),
     ),
     Fault(
         "verify-as-prefill", "verify-as-prefill",
@@ -55,7 +55,7 @@ FAULTS: tuple[Fault, ...] = (
         _served("if any(s.kind == \"prefill\" for s in spans):",
                 "    spans = [replace(s, kind=\"prefill\") if s.kind == \"verify\" else s for s in spans]"),
         "mixed", Setting(ops="ledger", strategy="snapshot"), 5, MIXED,
-        "changed in conv slot 4, which this event may not write", ("contracts", "bytes"),
+        "(verify) are served as a chunk; verify rows are a window", ("contracts", "bytes"),
     ),
     Fault(
         "verify-as-prefill-marks", "verify-as-prefill",
@@ -74,6 +74,6 @@ FAULTS: tuple[Fault, ...] = (
               "    layer_id = config.drafter().layer_kinds.index(\"attention\")\n"
               "    pools = memory[\"draft_keys\"].units(layer_id), memory[\"draft_values\"].units(layer_id)\n"),),
         "ragged", Setting(), 2, Place("trunk", 3, "keys"),
-        "are poison", ("bytes", "poison", "contracts"),
+        "", ("bytes", "poison", "contracts"),
     ),
 )

@@ -15,7 +15,7 @@ SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/com
 RERUN, LAZY_RERUN = "instep_optimized/commit/rerun.py", "instep_optimized/commit/lazy_rerun.py"
 CONV, STATE, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "core"))
 
-LANDING = "inputs.rows, inputs.slots, acceptance.last_correct_step_indices, acceptance.accept_lens,"
+ACCEPTED_WINDOWS = "inputs.rows, inputs.slots, acceptance.last_correct_step_indices, acceptance.accept_lens,"
 ACCEPTED = "source=Address(pair.snapshots, accepted.rows, accepted.nodes),"
 RING = "ring=None if chunk else self._ring(layer, group.slots, plan),"
 
@@ -25,7 +25,7 @@ WIDE_UPDATES = Edit(RERUN, "        return widest\n", "        return 2 * widest
 
 def _node(what: str) -> Edit:
     """The commit hands on another node than the accepted one."""
-    return Edit(ROUND, LANDING, LANDING.replace("acceptance.last_correct_step_indices", what))
+    return Edit(ROUND, ACCEPTED_WINDOWS, ACCEPTED_WINDOWS.replace("acceptance.last_correct_step_indices", what))
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -33,26 +33,26 @@ FAULTS: tuple[Fault, ...] = (
         "commit-index-minus-one", "commit-index", "The commit takes the state one token before the accepted node.",
         "sglang 25029", (_node("(acceptance.last_correct_step_indices - 1).clamp(min=0)"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the state after 2 tokens; 3 were accepted", ("bytes", "directed"),
+        "holds the window after 2 tokens; 3 were accepted", ("bytes", "directed"),
     ),
     Fault(
         "commit-index-plus-one", "commit-index", "The number of accepted tokens serves as the index of the last one.",
         "sglang 25029", (_node("acceptance.accept_lens.clamp(max=self.num_steps)"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the state after 4 tokens; 3 were accepted", ("bytes", "directed"),
+        "holds the window after 4 tokens; 3 were accepted", ("bytes", "directed"),
     ),
     Fault(
         "commit-index-last", "commit-index", "The commit takes the state of the last node, whatever was accepted.",
         "sglang 25029", (_node("inputs.width - 1"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the state after 5 tokens; 3 were accepted", ("bytes", "directed"),
+        "holds the window after 5 tokens; 3 were accepted", ("bytes", "directed"),
     ),
     Fault(
         "commit-index-column-zero", "commit-index", "The commit takes column 0 of the snapshots, the root's.",
         "sglang 25029",
         (Edit(SNAPSHOT, ACCEPTED, "source=Address(pair.snapshots[:, 0], accepted.rows),"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the state after 1 token; 3 were accepted", ("bytes", "directed"),
+        "holds the window after 1 token; 3 were accepted", ("bytes", "directed"),
     ),
     Fault(
         "commit-index-offset", "commit-index",
@@ -66,11 +66,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "zero-accept-skipped", "zero-accept", "A request none of whose drafts is accepted is left out of the commit.",
         "vllm 56419",
-        (Edit(ROUND, LANDING, LANDING.replace(
+        (Edit(ROUND, ACCEPTED_WINDOWS, ACCEPTED_WINDOWS.replace(
             "inputs.slots", "torch.where(acceptance.num_correct_drafts > 0, inputs.slots, -1)",
         )),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the state from before the step; 1 was accepted", ("bytes", "directed"),
+        "holds the window from before the step; 1 was accepted", ("bytes", "directed"),
     ),
     Fault(
         "zero-accept-wraps", "zero-accept",
@@ -78,7 +78,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 56419",
         (_node("torch.where(acceptance.num_correct_drafts > 0, acceptance.last_correct_step_indices, -1)"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the state after 5 tokens; 1 was accepted", ("bytes", "directed"),
+        "holds the window after 5 tokens; 1 was accepted", ("bytes", "directed"),
     ),
     Fault(
         "unwritten-snapshot", "unwritten-snapshot",
@@ -105,7 +105,7 @@ FAULTS: tuple[Fault, ...] = (
               "own if group.kind != \"decode\" else Address(columns, group.slots, column * 0),"
               "store=None if verify else own,"),),
         "rounds", Setting(strategy="columns"), 10, CORE,
-        "of the previous step", ("derived", "directed"),
+        "was carried on from the state after 1 token of the previous step", ("derived", "directed"),
     ),
     Fault(
         "path-handover-pending", "path-handover",
@@ -130,13 +130,14 @@ FAULTS: tuple[Fault, ...] = (
               "            batch = windows(ops, memory, who, tokens, \"draft\", width)\n"
               "            batch = replace(batch, table=torch.full_like(batch.table, -1))\n"),),
         "ragged", Setting(), 5, Place("extend", 0, "attended"),
-        "the trace has them in pages 2, 7", ("contracts", "derived"),
+        "a request has more positions than its pages hold", ("contracts", "derived"),
     ),
     Fault(
         "positional-arguments-slots", "positional-arguments",
         "Snapshot rows and slots are swapped in the state update.",
         "sglang 25029",
-        (Edit(ROUND, LANDING, LANDING.replace("inputs.rows, inputs.slots", "inputs.slots, inputs.rows")),),
+        (Edit(ROUND, "inputs.rows, inputs.slots, acceptance.last_correct_step_indices",
+              "inputs.slots, inputs.rows, acceptance.last_correct_step_indices"),),
         "graphs", Setting(ops="ledger", strategy="snapshot"), 7, CONV,
         "target is unit 0, which is reserved", ("bytes", "labels", "contracts"),
     ),
@@ -146,7 +147,7 @@ FAULTS: tuple[Fault, ...] = (
         "sglang 25029",
         (Edit(RERUN, "slots, plan.begin, plan.pending, plan.keep", "slots, plan.pending, plan.begin, plan.keep"),),
         "ragged", Setting(), 4, CORE,
-        "not finite", ("poison", "derived"),
+        "", ("poison", "derived"),
     ),
     Fault(
         "pending-twice", "pending-count",

@@ -90,7 +90,7 @@ FAULTS: tuple[Fault, ...] = (
         "lifecycle-loss-proposal", "lifecycle-loss",
         "A resumed request has lost the draft that was already proposed.",
         "sglang 35957", (NO_PROPOSAL,), "kept", Setting(), 16, Place("extend", AFTER_LAYERS, "pick"),
-        "draft", ("bytes", "identity"), ("directed",),
+        "comes back otherwise than it was kept: draft 1 is", ("bytes", "identity"), ("directed",),
     ),
     Fault(
         "lifecycle-loss-proposed-row", "lifecycle-loss",
@@ -102,7 +102,7 @@ FAULTS: tuple[Fault, ...] = (
         "lifecycle-loss-root", "lifecycle-loss",
         "A resumed request goes on from whatever root stood in its new slot.",
         "sglang 35957", (NO_ROOT,), "kept", Setting(ops="ledger"), 16, Place("trunk", AFTER_LAYERS, "root"),
-        "expected 101", ("identity",),
+        "comes back otherwise than it was kept: root is", ("identity",),
     ),
     Fault(
         "lifecycle-loss-conv", "lifecycle-loss",

@@ -21,7 +21,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 35219",
         (Edit("instep_optimized/mixed.py", "fresh=prefill and not begin", "fresh=False"),),
         "ragged", Setting(strategy="snapshot"), 2, MIXED,
-        "not finite", ("poison", "derived"),
+        "elements are poison", ("poison", "derived"),
     ),
     Fault(
         "dirty-slot-mark", "dirty-slot", "The mark of a slot is not reset when another request is given the slot.",
@@ -62,7 +62,16 @@ FAULTS: tuple[Fault, ...] = (
               "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n"
               "    each_steps[0] = part.most * each_steps[1]\n"),),
         "short", Setting(ops="triton", strategy="snapshot"), 4, STATE,
-        "snapshot_state row 0 changed at position 2, where this event does not write", ("bytes", "tails"),
+        "", ("bytes", "tails"),
+    ),
+    Fault(
+        "caller-stride-ring", "caller-stride",
+        "Entries of the ring are counted modulo the window in force, where the ring has room for the widest.",
+        "",
+        (Edit(RERUN, "size=self._size,\n            most=group.most, spare=self._spare,",
+              "size=2 * group.most,\n            most=group.most, spare=self._spare,"),),
+        "wider", Setting(), 4, STATE,
+        "where this event does not write (there it writes positions 4 to 5)", ("tails",), ("identity", "derived"),
     ),
     Fault(
         "pool-initial-steps", "pool-initial-steps", "Pools are as wide as the first step count needs, not the widest.",
@@ -94,7 +103,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit("instep_optimized/ops/plain/move.py", "    spots = locations[wanted]\n",
               "    spots = locations[wanted].to(torch.int16).long()\n"),),
         "far", Setting(ops="ledger"), 2, Place("trunk", 3, "keys"),
-        "changed in keys page 5, which this event may not write", ("bytes", "labels"),
+        "", ("bytes", "labels"),
     ),
     Fault(
         "narrow-offset-kernel", "int32-offset",
@@ -103,7 +112,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit("instep_optimized/kernels/window.py", "read + unit * read_unit",
               "read + (unit * read_unit & 0xFFFF)"),),
         "far", Setting(ops="triton"), 4, CORE,
-        "not finite", ("poison", "derived"),
+        "", ("poison", "derived"),
     ),
     Fault(
         "stride-blind-move", "stride-blind", "The copy kernel takes slots to stand as close as they can.",
@@ -135,6 +144,6 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(RERUN, "ring=None if chunk else self._ring(layer, group.slots, plan),",
               "ring=None if chunk else self._ring(layer, group.rows, plan),"),),
         "accepted", Setting(ops="ledger"), 4, CORE,
-        "changed in ring_k slot 0, which this event may not write", ("bytes", "contracts"),
+        "ring is unit 0, which is reserved", ("bytes", "contracts"),
     ),
 )

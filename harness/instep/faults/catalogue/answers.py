@@ -1,0 +1,69 @@
+"""What was given away or put aside, and is changed afterwards.
+
+Leaves out: what was wrong when it was put aside (`scheduling.py`, `chunks.py`).
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from ...replay.setting import Setting
+from ..base import Edit, Fault
+
+ENGINE = "instep_optimized/engine.py"
+STATE = Place("trunk", 0, "state")
+LABELS = Setting(ops="ledger")
+
+SAVE = "        self._saved[name] = self._kept(request)\n"
+PREEMPT = "        self._preempted[request] = self._kept(request)\n"
+SAID = "        said = torch.stack(self._run(\"draft\", drafted, forced), dim=1)\n"
+# Two buffers of the largest answer, used in turn: an answer is a view of one of them.
+IN_TURN = (
+    "        self._turn = 1 - getattr(self, \"_turn\", 0)\n"
+    "        outputs = self.__dict__.setdefault(\"_outputs\", said.new_empty(2, 1024))\n"
+    "        said = outputs[self._turn, : said.numel()].view(said.shape).copy_(said)\n"
+)
+STAGED = (
+    "        kept, memory = self._kept(request)\n"
+    "        staging = self.__dict__.setdefault(\"_staging\", {})\n"
+    "        state = {n: staging.setdefault(n, torch.empty_like(x)).copy_(x) for n, x in memory.state.items()}\n"
+    "        kept_aside = (kept, replace(memory, state=state))\n"
+)
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "answer-of-two-rounds-ago", "answer-overwritten",
+        "Drafts are answered from two buffers in turn: after two rounds an answer that was given is another one.",
+        "",
+        (
+            Edit(ENGINE, SAID, SAID + IN_TURN),
+            Edit(ENGINE, "said[:, :steps].contiguous(), said[:, steps:].contiguous()",
+                 "said[:, :steps], said[:, steps:]"),
+        ),
+        "wider", LABELS, 10, Place("extend", AFTER_LAYERS, "pick"),
+        "answer", ("identity",), ("bytes",),
+    ),
+    Fault(
+        "kept-in-one-buffer", "kept-copy-changed",
+        "What is saved and what is preempted go through one staging buffer: the second one is the first one's, too.",
+        "",
+        (
+            Edit(ENGINE, SAVE, f"{STAGED}        self._saved[name] = kept_aside\n"),
+            Edit(ENGINE, PREEMPT, f"{STAGED}        self._preempted[request] = kept_aside\n"),
+        ),
+        "kept", LABELS, 10, STATE,
+        "kept", ("bytes",), ("identity",),
+    ),
+    Fault(
+        "kept-by-reference", "kept-copy-changed",
+        "A save keeps a view of the slot's state: it goes on changing with the request.",
+        "",
+        (Edit(ENGINE, SAVE,
+              "        kept, memory = self._kept(request)\n"
+              "        slot, states = self._memory.slots.of(request), self._memory[\"state\"]\n"
+              "        views = {layer: states.units(layer)[slot] for layer in memory.state}\n"
+              "        self._saved[name] = (kept, replace(memory, state=views))\n"),),
+        "kept", LABELS, 5, STATE,
+        "kept", ("bytes",), ("identity",),
+    ),
+)

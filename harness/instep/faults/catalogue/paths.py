@@ -1,0 +1,66 @@
+"""One path of several that is a little otherwise: what verify, run-again or decode alone computes in 16 bits.
+
+The runs are in bfloat16, where a layer's own rounding is as large. Leaves out: every other family.
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.place import Place
+
+from ...replay.setting import Setting
+from ..base import Edit, Fault
+
+ROUND, GDN = "instep_optimized/round.py", "instep_optimized/ops/plain/gdn.py"
+CORE, UPDATE, STATE = (Place("trunk", 0, component) for component in ("core", "update", "state"))
+NARROW = Setting(dtype="bfloat16")
+
+WRITES = "    writes = _writes(rows, work, heads)\n"
+DECODE = "part.form == \"window\" and part.settled is None and part.most == 1"
+
+
+def _writes(path: str, name: str) -> Edit:
+    """One operand of the delta rule goes through bf16 on one path."""
+    return Edit(GDN, WRITES, f"{WRITES}    if {path}:\n"
+                             f"        writes = writes._replace({name}=writes.{name}.bfloat16().to(work))\n")
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "narrow-beta-in-windows", "narrow-path", "beta goes through bf16 in verified windows, and nowhere else.",
+        "", (_writes("part.settled is not None", "beta"),), "accepted", NARROW, 4, UPDATE,
+        "beta rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
+    ),
+    Fault(
+        "narrow-update-when-run-again", "narrow-path",
+        "An update goes through bf16 when its token is run again; the ring has it in fp32.",
+        "",
+        (Edit(GDN, "            _again(S, recalled(part.ring, who.which[owing], age))\n",
+              "            kept = recalled(part.ring, who.which[owing], age)\n"
+              "            _again(S, kept._replace(update=kept.update.bfloat16()))\n"),),
+        "accepted", NARROW, 5, STATE,
+        "update rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
+    ),
+    Fault(
+        "narrow-key-in-decode", "narrow-path", "k goes through bf16 in a step without drafts, and nowhere else.",
+        "", (_writes(DECODE, "key"),), "steps", NARROW, 7, STATE,  # what is read out is rounded to as few bits itself
+        "k rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
+    ),
+    Fault(
+        "narrow-state-read-in-decode", "narrow-path",
+        "A step without drafts reads a state that was rounded to bf16, and stores the right one.",
+        "",
+        (Edit(GDN, "S * q[:alive, row]", f"(S.bfloat16().to(work) if {DECODE} else S) * q[:alive, row]"),),
+        "steps", NARROW, 7, CORE,
+        "bit", ("decode_is_verify_1",), ("identity", "bytes", "derived", "directed"), relation="decode_is_verify_1",
+    ),
+    Fault(
+        "position-in-windows", "path-position",
+        "Rows of a window turn by the position behind their own; they are stored and seen where they belong.",
+        "",
+        (Edit(ROUND, "        batch = windows(ops, self.model.memory, inputs.who(), tokens, \"verify\", width)\n",
+              "        batch = windows(ops, self.model.memory, inputs.who(), tokens, \"verify\", width)\n"
+              "        batch = replace(batch, positions=batch.positions + 1)\n"),),
+        "accepted", Setting(), 4, Place("trunk", 3, "query"),
+        "stands 1 position too late", ("derived",), ("identity", "bytes"),
+    ),
+)
