@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from instep.faults.here import planted_here
 
 from instep.checks.own_inputs import before_rounding
 from instep.faults.base import Edit
@@ -18,6 +17,7 @@ from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Comparison, Exit, Tier
+from support.planting import planted_here
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
 GDN = "instep_optimized/ops/plain/gdn.py"
