@@ -43,34 +43,47 @@ def generate(
     from instep_reference.contract.checkpoint import Checkpoint
     from instep_reference.contract.errors import BadInput
 
-    from ..atomic_write import writable
-    from ..budget import need
-    from ..generate import render
     from ..generate.decode import decode
     from ..generate.words import words_of
     from ..replay.participants import candidates
     from ..replay.replay import must_hold
-    from ..trace.file import beside, replaceable
 
     if prompt and prompts is not None:
         raise BadInput("--prompts", found="--prompt too", expected="one of them")
-    if trace is not None:
-        replaceable(trace)
-    if json is not None:
-        writable(json, trace, *([beside(trace)] if trace else []))
+    _must_be_writable(trace, json)
     opened = Checkpoint.open(checkpoint)
     words = words_of(checkpoint, opened.config.vocab)
     setting = given.setting()
     must_hold(opened, setting.dtype)
     asked = _prompts(checkpoint, prompt, prompts, words, opened.config.vocab)
     kept = frozenset() if unchecked else _sample(list(asked), check)
-    told_steps = _steps(num_steps, adaptive, opened.config.mtp_layers)
-    ask = _ask(checkpoint, opened, setting, asked, told_steps, tokens, batch, chunk, kept, trace)
+    steps = _steps(num_steps, adaptive, opened.config.mtp_layers)
+    ask = _ask(checkpoint, opened, setting, asked, steps, tokens, batch, chunk, kept, trace)
     for message in candidates(ask.num_steps, ask.header.adaptive_file("adaptive"))[1]:
         print(message)
     decoded = decode(ask)
     verdict = None if unchecked else _reread(decoded)
-    memory = need(opened.config, setting.options(), max((*ask.header.candidates, ask.num_steps)) + 1,
+    _show(decoded, words, verdict, trace, json)
+
+
+def _must_be_writable(trace: Path | None, json: Path | None) -> None:
+    """Refuse before anything is decoded what could not be kept afterwards."""
+    from ..atomic_write import writable
+    from ..trace.file import beside, replaceable
+
+    if trace is not None:
+        replaceable(trace)
+    if json is not None:
+        writable(json, trace, *([beside(trace)] if trace else []))
+
+
+def _show(decoded: Decoded, words: Words, verdict: Verdict | None, trace: Path | None, json: Path | None) -> None:
+    """The run and the result in their files, texts and figures on the terminal; ends the command."""
+    from ..budget import need
+    from ..generate import render
+
+    ask = decoded.ask
+    memory = need(ask.checkpoint.config, ask.setting.options(), max((*ask.header.candidates, ask.num_steps)) + 1,
                   ask.header.room().request_positions)
     if trace is not None:
         _keep(decoded, trace)

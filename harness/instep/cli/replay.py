@@ -44,15 +44,12 @@ def replay(
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
-    from instep_reference.contract.errors import BadInput
-
     from ..atomic_write import writable, write_atomically
     from ..observe.event_digests import EventDigests
     from ..replay.replay import Replay
     from ..replay.variant import Variant, patch_of, swaps_of
     from ..report import data, terminal
     from ..trace.file import read
-    from ..trace.header import Part
     from ..verdict import tiers_of
 
     given.setting()  # what is wrong with it is said before anything is read
@@ -62,10 +59,7 @@ def replay(
         if file is not None:
             writable(file, trace, other)
     loaded = read(trace)
-    named = given.several("ops")
-    runs = [Part(name, until) for name in named] if named else _planned(loaded, until)
-    if not runs:
-        raise BadInput(f"{trace.name} line 1: replay", found="no op set", expected="one, or --ops to name it")
+    runs = _planned(loaded, given.several("ops"), until)
     trails = [EventDigests() for _ in runs]
     outcomes = [
         _run(
@@ -81,11 +75,17 @@ def replay(
     finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console))
 
 
-def _planned(trace: Trace, until: int | None) -> list[Part]:
-    """The header's plan, cut at `until`."""
+def _planned(trace: Trace, named: Sequence[str], until: int | None) -> list[Part]:
+    """The op sets that are named, or the header's plan, cut at `until`."""
     from msgspec.structs import replace as with_fields
 
-    return [
+    from instep_reference.contract.errors import BadInput
+
+    from ..trace.header import Part
+
+    if not named and not trace.header.replay:
+        raise BadInput(f"{trace.path.name} line 1: replay", found="no op set", expected="one, or --ops to name it")
+    return [Part(name, until) for name in named] or [
         with_fields(part, until=min((n for n in (part.until, until) if n is not None), default=None))
         for part in trace.header.replay
     ]

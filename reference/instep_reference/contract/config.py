@@ -171,33 +171,18 @@ def _bad(name: str, found: object, expected: object) -> BadInput:
 
 
 def _read(f: _Fields) -> ModelConfig:
-    model_type = str(f.get("model_type")).removesuffix(TEXT_SUFFIX)
-    if model_type not in DENSE_TYPES + MOE_TYPES:
-        raise _bad("model_type", f.get("model_type"), f"one of {', '.join(DENSE_TYPES + MOE_TYPES)}")
-    for name, value in (
-        ("hidden_act", "silu"), ("attention_bias", False), ("attn_output_gate", True),
-        ("mtp_use_dedicated_embeddings", False), ("use_sliding_window", False),
-    ):
-        _only(name, f.get(name), value)
-    for name in ("rope_type", "type"):
-        _only(name, f.rope(name), "default")
+    model_type = _model_type(f)
     layers = f.whole("num_hidden_layers", most=MOST_LAYERS)
     experts = f.whole("num_experts", least=0) if model_type in MOE_TYPES else 0
-    key_heads, value_heads = f.whole("linear_num_key_heads"), f.whole("linear_num_value_heads")
-    heads, kv_heads = f.whole("num_attention_heads"), f.whole("num_key_value_heads")
-    _divides("linear_num_value_heads", value_heads, "linear_num_key_heads", key_heads)
-    _divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    hidden = f.whole("hidden_size")
+    value_heads, key_heads = _multiple(f, "linear_num_value_heads", "linear_num_key_heads")
+    heads, kv_heads = _multiple(f, "num_attention_heads", "num_key_value_heads")
     head_dim = f.whole("head_dim", default=HEAD_DIM)
-    gate = f.get("output_gate_type") or "silu"
-    if not isinstance(gate, str) or gate not in OUTPUT_GATES:
-        raise _bad("output_gate_type", gate, f"one of {', '.join(OUTPUT_GATES)}")
     # Qwen3.5-MoE has experts in every layer, and no such fields
     dense_layers = _dense_layers(f, layers) if experts and model_type == "qwen3_next" else ()
     return ModelConfig(
         model_type=model_type,
         vocab=f.whole("vocab_size"),
-        hidden=hidden,
+        hidden=f.whole("hidden_size"),
         layer_kinds=_layer_kinds(f, layers),
         eps=f.positive("rms_norm_eps"),
         tied=f.flag("tie_word_embeddings", default=False),
@@ -206,7 +191,7 @@ def _read(f: _Fields) -> ModelConfig:
         key_dim=f.whole("linear_key_head_dim"),
         value_dim=f.whole("linear_value_head_dim"),
         conv_width=f.whole("linear_conv_kernel_dim"),
-        output_gate=OUTPUT_GATES[gate],
+        output_gate=_output_gate(f),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -225,9 +210,34 @@ def _read(f: _Fields) -> ModelConfig:
     )
 
 
-def _divides(name: str, whole: int, part_name: str, part: int) -> None:
-    if whole % part:
-        raise _bad(name, whole, f"a multiple of {part_name} ({part})")
+def _model_type(f: _Fields) -> str:
+    """Without its suffix; refuses a type that is not served, and a variation of one that is."""
+    model_type = str(f.get("model_type")).removesuffix(TEXT_SUFFIX)
+    if model_type not in DENSE_TYPES + MOE_TYPES:
+        raise _bad("model_type", f.get("model_type"), f"one of {', '.join(DENSE_TYPES + MOE_TYPES)}")
+    for name, value in (
+        ("hidden_act", "silu"), ("attention_bias", False), ("attn_output_gate", True),
+        ("mtp_use_dedicated_embeddings", False), ("use_sliding_window", False),
+    ):
+        _only(name, f.get(name), value)
+    for name in ("rope_type", "type"):
+        _only(name, f.rope(name), "default")
+    return model_type
+
+
+def _output_gate(f: _Fields) -> Literal["silu", "sigmoid"]:
+    gate = f.get("output_gate_type") or "silu"
+    if not isinstance(gate, str) or gate not in OUTPUT_GATES:
+        raise _bad("output_gate_type", gate, f"one of {', '.join(OUTPUT_GATES)}")
+    return OUTPUT_GATES[gate]
+
+
+def _multiple(f: _Fields, name: str, of: str) -> tuple[int, int]:
+    """Two numbers of heads, the first a multiple of the second."""
+    heads, groups = f.whole(name), f.whole(of)
+    if heads % groups:
+        raise _bad(name, heads, f"a multiple of {of} ({groups})")
+    return heads, groups
 
 
 def _layer_kinds(f: _Fields, layers: int) -> tuple[LayerKind, ...]:
