@@ -19,6 +19,19 @@ YARDSTICK_FACTOR = 3.0
 # storage, one of each side's last operation; where the yardstick happens to be exact, this alone remains.
 ULPS = 4.0
 
+# T2, from an op's own inputs. The same two constants, of one op: truth and draws both read the subject's own rows, so
+# whatever was rounded before the op is in what both read, and in the error of neither. How often a piece is drawn stays
+# as it is: nothing is amplified through other ops, but a softmax that wavers between two keys hangs on the error of one
+# score, wherever its query and its keys came from.
+# The read-out of the delta rule (`ROUNDED_ONCE`) is held tighter where it is stored in 16 bits. There ULPS would grant
+# 4 units, of which one rounding needs half a unit. So the draws are taken before they are rounded into storage, and
+# what was found is moved towards the truth o by half a unit at most. Let y be what the subject had before it rounded:
+#     |round(y) - o| - half a unit  <=  |y - o|        a unit of storage, where the larger of the two numbers stands
+# for every number, so what is left of a correct engine's error is no larger than its error before storage. That is
+# judged in the width: 3 e_r + 4 ulp of it. Other places keep the 4 units of their storage: an attention's chances, an
+# MLP's middle and a split product's parts may be rounded on the way, and nobody declares that. For a state that is
+# stored narrower than it runs the read-out keeps them, too: some store it after every token.
+
 # Blocks whose largest number is below this have lost bits to underflow and have no relative error:
 # the smallest normal number of fp32 (and of bf16, which has the same exponents) over the precision of fp32.
 SCALE_FLOOR = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
