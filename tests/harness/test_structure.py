@@ -86,7 +86,9 @@ def test_somebody_elses_engine_is_asked_what_it_can_answer_and_the_rest_is_said(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ops", ["support.subjects:right", "support.wide:EMPTY", "support.wide:UNDECLARED"])
+@pytest.mark.parametrize("ops", [
+    "support.subjects:right", "support.wide:EMPTY", "support.wide:NO_UNITS", "support.wide:UNDECLARED",
+])  # fmt: skip
 def test_of_an_engine_without_ops_every_check_compares_or_says_why_not(trace, ops):
     verdict = replayed(trace, ops)
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
@@ -94,8 +96,15 @@ def test_of_an_engine_without_ops_every_check_compares_or_says_why_not(trace, op
     compared = {one.check for one in verdict.compared}
     for check in (*NAMES, "bytes", "identity", "directed", "derived", "propagated", "decisions"):
         assert check in compared or skipped.get(check), check
-    if ops.endswith("EMPTY"):
+    if ops.endswith(("EMPTY", "NO_UNITS")):
         assert skipped.keys() >= {"bytes", "bounds", "capacity", "aliasing", "tails"}
+    assert all(one.elements for one in verdict.compared)
+
+
+def test_units_of_a_region_that_is_not_shown_are_named(trace):
+    verdict = replayed(trace, "support.wide:UNKNOWN")
+    (said,) = [finding.diagnosis for finding in verdict.findings if finding.check == "interface"]
+    assert said.startswith("may_change names units of states; `regions` shows no such region, only conv, ")
 
 
 # Contracts

@@ -5,6 +5,8 @@ Leaves out: which event may follow which (the harness's event rules).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from instep.observe.remembered import KeptCopies
 from instep_optimized import OptimizedEngine, Options, load
 from instep_reference.contract.adaptive import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
@@ -46,6 +49,18 @@ def engine(
     checkpoint: Checkpoint, capacity: Capacity = CAPACITY, num_steps: int = 3, **options: Any
 ) -> OptimizedEngine:
     return OptimizedEngine(checkpoint, load("plain"), Options(**options), capacity, num_steps=num_steps)
+
+
+@contextmanager
+def as_they_were(subject: OptimizedEngine) -> Iterator[None]:
+    """There are kept copies of requests, and nothing happens to them."""
+    copies = KeptCopies()
+    before = copies.look(subject.copies())
+    assert before.elements
+    try:
+        yield
+    finally:
+        assert copies.look(subject.copies()) == before
 
 
 @pytest.mark.parametrize(
@@ -126,11 +141,15 @@ def test_prompts_that_cannot_run_are_refused(checkpoint: Checkpoint) -> None:
 )
 def test_a_refused_event_changes_nothing(checkpoint: Checkpoint, event: Event, error: type[InstepError]) -> None:
     subject = engine(checkpoint, replace(CAPACITY, pages=(1, 2, 3, 4)))
+    Admit("d", (1, 2)).on(subject)
+    Forward((Row("d", "prefill", 2),)).on(subject)
+    subject.save("d", "kept")
+    subject.preempt("d")
     for name, length in (("a", 100), ("b", 9), ("c", 1)):
         Admit(name, tuple(range(length % 64)) * 3).on(subject)
     Forward((Row("c", "prefill", 3),)).on(subject)
     before, slots, pages = snapshot(subject), subject.slots(), subject.pages()
-    with pytest.raises(error):
+    with pytest.raises(error), as_they_were(subject):
         event.on(subject)
     assert (subject.slots(), subject.pages()) == (slots, pages)
     assert untouched(subject, before, {}) > 0
@@ -144,13 +163,13 @@ def test_a_resume_that_finds_no_room_changes_nothing_and_may_be_tried_again(chec
     subject.preempt("a")
     Admit("b", (1, 2)).on(subject)
     Forward((Row("b", "prefill", 2),)).on(subject)
-    with pytest.raises(OutOfCapacity, match="KV pages"):  # a slot is free, pages are not
+    with pytest.raises(OutOfCapacity, match="KV pages"), as_they_were(subject):  # a slot is free, pages are not
         subject.resume("a")
     assert (subject.slots(), list(subject.pages())) == ({"b": 3}, ["b"])
     subject.finish("b")
     for name in "cd":
         Admit(name, (1,)).on(subject)
-    with pytest.raises(OutOfCapacity, match="no free slot"):  # pages are free, a slot is not
+    with pytest.raises(OutOfCapacity, match="no free slot"), as_they_were(subject):  # pages are free, a slot is not
         subject.resume("a")
     assert subject.pages() == {}
     subject.abort("c")
@@ -168,9 +187,9 @@ def test_a_load_of_another_prompt_or_without_room_changes_nothing(checkpoint: Ch
     Admit("b", (1, 2)).on(subject)
     Admit("c", tuple(range(9))).on(subject)
     before, pages = snapshot(subject), subject.pages()
-    with pytest.raises(BadInput, match="another prompt"):
+    with pytest.raises(BadInput, match="another prompt"), as_they_were(subject):
         subject.load("b", "kept")
-    with pytest.raises(OutOfCapacity, match="KV pages"):
+    with pytest.raises(OutOfCapacity, match="KV pages"), as_they_were(subject):
         subject.load("c", "kept")
     assert subject.pages() == pages
     assert untouched(subject, before, {}) > 0

@@ -74,6 +74,8 @@ OTHERS = maker(table=_somebody_elses)
 SCRATCH = maker(shown=_scratch(0), units=(0,))
 OWNED_SCRATCH = maker(shown=_scratch(0, 1), units=(0,))
 UNDECLARED = maker(shown=lambda self, region: replace(region, means=None))
+UNKNOWN = maker(table=lambda self, event, own: {**own, "states": {1}})
+NO_UNITS = maker(shown=lambda self, region: replace(region, units=region.units[:0], gaps=None, scratch=frozenset()))
 EMPTY = maker(regions=lambda self: [], may_change=lambda self, event: {})
 
 

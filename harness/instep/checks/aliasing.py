@@ -47,7 +47,7 @@ class Aliasing:
                           "whether these change later is not known")  # fmt: skip
 
     def _pools(self, context: EventContext) -> Iterator[Comparison | Skipped]:
-        regions = context.regions()
+        regions = [region for region in context.regions() if region.units.numel()]
         if not regions and self.known is None:
             self.known = ()
             yield Skipped(self.name, context.index, "this engine shows no memory: whether pools overlap is not known")

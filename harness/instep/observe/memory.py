@@ -110,8 +110,8 @@ class Watch:
 
     def before(self, event: Event, bound: Bound) -> None:
         """Learn which units `event` may write. Call before the event runs."""
-        self.table, self.bound = self.subject.may_change(event), bound
         self.regions = regions = self.subject.regions()
+        self.table, self.bound = self.subject.may_change(event), bound
         for region in regions:
             if region.scratch:
                 named = region.name, region.layer

@@ -99,6 +99,11 @@ class GuardedSubject:
                 isinstance(units, Set | Sequence) and all(_whole(unit) for unit in units) for units in found.values()
             )
             _must(right, "may_change", found, "region names with the units that the event may write")
+            shown = {name for name, _ in self.pools}
+            unknown = sorted(str(name) for name, units in found.items() if units and name not in shown)
+            if unknown and shown:
+                raise WrongType(f"may_change names units of {', '.join(unknown)}; `regions` shows no such region, only "
+                                f"{', '.join(sorted(shown))}")  # fmt: skip
             return {str(name): set(units) for name, units in found.items()}
 
     def copies(self) -> Mapping[Copy, Mapping[str, torch.Tensor]] | None:
