@@ -33,13 +33,11 @@ class Explanation(NamedTuple):
     """A sentence without its subject, and the tensor that would then stand there, shaped as what was found.
 
     tries  how many tensors were tried for it, where the best of several was taken
-    known  whether it is one known mistake, whose sentence was written for it alone
     """
 
     sentence: str
     wrong: torch.Tensor
     tries: float = 1.0
-    known: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,13 +104,18 @@ class Case:
             if mine and other.request != self.finding.request:
                 yield f'of request "{other.request}"', rerun(other, self.weights).places[place]
 
-    def others(self, component: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """The subject's rows of the like place that belong to other requests: whose, and the rows."""
-        place = self.finding.place._replace(component=component)
+    def everybody(self, place: Place) -> Iterator[tuple[str, torch.Tensor]]:
+        """The subject's rows of a place: the request, and its rows."""
         for span in row_spans(self.context, place.stage):
             theirs = rows(self.context.subject, place, span)
-            if span.request != self.finding.request and theirs is not None and len(theirs):
-                yield f'of request "{span.request}"', theirs.to("cpu", torch.float64)
+            if theirs is not None and len(theirs):
+                yield span.request, theirs
+
+    def others(self, component: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """The subject's rows of the like place that belong to other requests: whose, and the rows."""
+        for name, theirs in self.everybody(self.finding.place._replace(component=component)):
+            if name != self.finding.request:
+                yield f'of request "{name}"', theirs.to("cpu", torch.float64)
 
 
 def case_of(finding: Comparison, context: EventContext, oracle: Oracle | None, older: Older) -> Case | None:

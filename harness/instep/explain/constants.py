@@ -246,7 +246,7 @@ def _attended(case: Case) -> Iterator[Explanation]:
     ):
         wrong = case.again({"query": factor * query})
         if wrong is not None and says != "the scores are scaled by 1 / head_dim":
-            yield Explanation(says, wrong, known="log2(e) for" in says)
+            yield Explanation(says, wrong)
 
 
 def _opened(case: Case) -> Iterator[Explanation]:

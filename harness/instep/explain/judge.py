@@ -18,7 +18,6 @@ from ..checks.allowance import COLUMNS, NEAR, SCALE_FLOOR
 from ..checks.base import listed
 from ..checks.measure import HEAD_AXIS, blocks
 from ..observe.memory import bits
-from ..verdict import Explained
 from .case import Case, Explanation
 
 CHANCE = 1e-3  # that a tensor which has nothing to do with the finding explains it
@@ -32,27 +31,29 @@ PER_HEAD = ("b", "a", "log_decay", "beta")  # a number to a row and head
 class Fit:
     """left: what is left as a part of the allowance; part: whether some cells only were taken from it."""
 
-    known: bool
     sentence: str
     left: float
     part: bool
     stands: torch.Tensor
 
 
-def best(case: Case, explanations: Iterable[Explanation]) -> tuple[Explained | None, int]:
-    """The one explanation that explains it best, and how many explain it equally well."""
+def best(case: Case, explanations: Iterable[Explanation]) -> tuple[str | None, int]:
+    """The sentence of the one explanation that explains it best, and how many explain it equally well.
+
+    Explanations of one tensor are one: what they say beside the first stands in brackets.
+    """
     tried = list(explanations)
-    more = max(len(tried), 1)
-    fits = [found for one in tried if (found := fit(case, one, more)) is not None]
+    fits = [found for one in tried if (found := fit(case, one, max(len(tried), 1))) is not None]
     if not fits:
         return None, 0
     whole = [one for one in fits if not one.part] or fits
     least = max(min(one.left for one in whole), FLOOR)
-    near = {one.sentence: one for one in whole if one.left <= APART * least}
-    if len(near) == 1:
-        (one,) = near.values()
-        return Explained("hypothesis" if one.known else "bank", one.sentence), 1
-    return None, len(near)
+    near = list({one.sentence: one for one in whole if one.left <= APART * least}.values())
+    apart = [one for one in near if not torch.equal(one.stands, near[0].stands)]
+    if apart:
+        return None, len(near)
+    also = f" [equal bits: {'; '.join(one.sentence for one in near[1:])}]" if near[1:] else ""
+    return near[0].sentence + also, 1
 
 
 def agrees(case: Case) -> bool:
@@ -84,7 +85,7 @@ def fit(case: Case, one: Explanation, tried: float = 1.0) -> Fit | None:
     if not (left <= 1 and ratio <= NEAR and chance <= math.log(CHANCE)):
         return None
     part = bool((taken != matters).any())
-    return Fit(one.known, one.sentence + (where(case.component, taken, matters) if part else ""), left, part, stands)
+    return Fit(one.sentence + (where(case.component, taken, matters) if part else ""), left, part, stands)
 
 
 def _exactly(case: Case, one: Explanation) -> Fit | None:
@@ -95,7 +96,7 @@ def _exactly(case: Case, one: Explanation) -> Fit | None:
     if not off.any() or (found != wrong)[off].any():
         return None
     part = bool((matters & ~off).any())
-    return Fit(one.known, one.sentence + (where(case.component, off, matters) if part else ""), 0.0, part, case.found)
+    return Fit(one.sentence + (where(case.component, off, matters) if part else ""), 0.0, part, wrong)
 
 
 def _left(case: Case, stands: torch.Tensor) -> float:

@@ -22,11 +22,21 @@ READ_FROM = {"mixed": "conv", "core": "state", "update": "state"}
 STANDS = ("conv", "state", "keys", "values")
 
 
+def known_rows(case: Case) -> Iterator[Explanation]:
+    """Mistakes that the oracle knows of where it made the piece: other rows that it reads, another state before."""
+    place = case.finding.place
+    for sentence, work in () if case.piece is None else case.piece.wrongs:
+        assert case.piece is not None and case.oracle is not None, "there is a piece"
+        for run in (case.oracle.runner.true(work).places.get(place),
+                    replace(case, piece=replace(case.piece, work=work)).again()):  # fmt: skip
+            if run is not None:
+                yield Explanation(sentence, run)
+
+
 def memory(case: Case) -> Iterator[Explanation]:
     if case.component in STANDS and case.finding.request is not None:
         yield from _standing(case)
     if case.piece is not None:
-        yield from _known(case)
         work = case.piece.work
         if isinstance(work, LayerWork) and case.component in READ_FROM and isinstance(work.memory, GdnMemory):
             yield from _read(case, work, work.memory)
@@ -70,17 +80,6 @@ def _part(case: Case, state: RequestState) -> torch.Tensor | None:
     if case.component in ("keys", "values") and len(held) >= len(case.found):
         held = held[: len(case.found)]
     return held if held.shape == case.found.shape else None
-
-
-def _known(case: Case) -> Iterator[Explanation]:
-    """Mistakes that the oracle knows of where it made the piece: other rows that it reads, another state before."""
-    assert case.piece is not None and case.oracle is not None, "asked before"
-    place = case.finding.place
-    for sentence, work in case.piece.wrongs:
-        for run in (case.oracle.runner.true(work).places.get(place),
-                    replace(case, piece=replace(case.piece, work=work)).again()):  # fmt: skip
-            if run is not None:
-                yield Explanation(sentence, run, known=True)
 
 
 def _read(case: Case, work: LayerWork, kept: GdnMemory) -> Iterator[Explanation]:

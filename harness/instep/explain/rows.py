@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
 from ..checks.measure import HEAD_AXIS
+from ..observe.rows import row_spans
 from .case import Case, Explanation
 
 MEMORY = ("state", "conv", "keys", "values")
@@ -22,10 +25,40 @@ WORD = {1: "before", -1: "behind"}
 def result_rows(case: Case) -> Iterator[Explanation]:
     """Rows and heads of a place; heads of a state; columns of a window and positions of a cache by `windows.py`."""
     if case.component not in MEMORY and case.right.dim() > 1:
-        yield from permuted(case, 0, "row", list(case.rights()))
+        others = list(case.rights())
+        if case.granted is None:
+            others += _elsewhere(case)
+        yield from permuted(case, 0, "row", others)
     axis = HEAD_AXIS.get(case.component)
     if axis is not None and case.right.dim() > axis:
         yield from permuted(case, axis, "head", [])
+
+
+def _elsewhere(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
+    """Labels of the like place at another stage: an earlier step of a chain."""
+    at = case.finding.place
+    for place, made in case.context.truth.places.items():
+        span = next((s for s in row_spans(case.context, place.stage) if s.request == case.finding.request), None)
+        if (place.layer, place.component) == (at.layer, at.component) and place.stage != at.stage and span is not None:
+            begin, count = span.at(place)
+            yield f"of stage {place.stage}", made[begin : begin + count]
+
+
+def read_rows(case: Case) -> Iterator[Explanation]:
+    """Logits of other final rows than those that are asked for: every row of the event through the head."""
+    if case.component != "logits" or case.piece is None:
+        return
+    stage, head = case.finding.place.stage, case.weights.head
+    final = Place(stage, AFTER_LAYERS, "final")
+    kept = [
+        (f'{row} of request "{name}"', each.to(head) @ head.T)
+        for name, theirs in case.everybody(final) for row, each in enumerate(theirs)
+    ]
+    for number in range(len(case.right)):
+        for whose, scores in kept if len(kept) <= MOST else ():
+            wrong = case.right.clone()
+            wrong[number] = scores
+            yield Explanation(f"is read from the final row {whose}", wrong)
 
 
 def permuted(case: Case, axis: int, what: str, others: Sequence[tuple[str, torch.Tensor]]) -> Iterator[Explanation]:
@@ -72,6 +105,8 @@ def _sentence(what: str, pairs: Sequence[tuple[int, int, str]], count: int) -> s
     if len(pairs) > 1 and len({(other, whose) for _, other, whose in pairs}) == 1:
         _, other, whose = pairs[0]
         return f"{what}s {', '.join(str(row) for row, _, _ in pairs[:SHOWN])} are all that of {what} {other}{whose}"
+    if len(pairs) > 1 and steps == {0} and len({whose for _, _, whose in pairs}) == 1:
+        return f"each {what} is that{pairs[0][2]}"
     told = [f"{what} {row} is that of {what} {other}{whose}" for row, other, whose in pairs[:SHOWN]]
     more = f", and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
     return ", ".join(told) + more

@@ -20,21 +20,35 @@ from ..observe.updates import UPDATE
 from .case import Case, Explanation
 
 
-def states(case: Case) -> Iterator[Explanation]:
-    if case.piece is None or case.piece.folding is None or case.component not in ("state", UPDATE):
+def known_states(case: Case) -> Iterator[Explanation]:
+    """The bank of T2d."""
+    scene = _scene(case)
+    if scene is None:
         return
-    scene = scene_of(_own(case.piece), [_own(piece) for piece in case.pieces if piece.folding is not None])
     if case.component == UPDATE:
         for sentence, updates in wrong_updates(scene):
-            yield Explanation(sentence, updates, known=True)
+            yield Explanation(sentence, updates)
+    else:
+        for wrong in wrong_states(scene):
+            yield Explanation(wrong.sentence, wrong.state)
+
+
+def states(case: Case) -> Iterator[Explanation]:
+    scene = _scene(case)
+    if scene is None or case.component == UPDATE:
         return
-    for wrong in wrong_states(scene):
-        yield Explanation(wrong.sentence, wrong.state, known=True)
     for narrow in (torch.bfloat16, torch.float16):
         says = f"is rounded to {str(narrow).removeprefix('torch.')} after every token"
         for again in (False, True) if scene.kept else (False,):
             yield Explanation(says, _rounding(scene, narrow, again))
     yield from _of_others(case)
+
+
+def _scene(case: Case) -> Scene | None:
+    """On the subject's own rows."""
+    if case.piece is None or case.piece.folding is None or case.component not in ("state", UPDATE):
+        return None
+    return scene_of(_own(case.piece), [_own(piece) for piece in case.pieces if piece.folding is not None])
 
 
 def _own(piece: Recomputation) -> Recomputation:

@@ -9,15 +9,19 @@ from collections.abc import Iterator
 
 import torch
 
+from ..checks.bytes import PROPOSED
 from .case import Case, Explanation
 from .rows import permuted
+
+
+def known_windows(case: Case) -> Iterator[Explanation]:
+    for sentence, wrong in () if case.finding.sides is None else case.finding.sides.wrongs():
+        yield Explanation(sentence, wrong)
 
 
 def windows(case: Case) -> Iterator[Explanation]:
     if case.finding.sides is None:
         return
-    for sentence, wrong in case.finding.sides.wrongs():
-        yield Explanation(sentence, wrong, known=True)
     if case.component == "conv":
         yield from permuted(case, 1, "column", [])
         yield from permuted(case, 0, "channel", [])
@@ -36,3 +40,15 @@ def windows(case: Case) -> Iterator[Explanation]:
         swapped = None if after is None else getattr(after, field.replace(case.component, other)).get(layer)
         if isinstance(swapped, torch.Tensor) and swapped.shape == case.found.shape:
             yield Explanation(f"holds the {other}", swapped)
+    elif case.finding.place == PROPOSED and case.found.dim() == 1:
+        yield from _proposed(case)
+
+
+def _proposed(case: Case) -> Iterator[Explanation]:
+    """The head's row behind draft 1: another row of the event, or what stood there."""
+    before = case.context.subject.before.get(case.finding.request or "")
+    if before is not None and before.proposal_hidden is not None:
+        yield Explanation("is the head's row of the round before", before.proposal_hidden)
+    for name, theirs in case.everybody(PROPOSED):
+        for row, each in enumerate(theirs):
+            yield Explanation(f'is the head\'s row {row} of request "{name}", of {len(theirs)}', each)

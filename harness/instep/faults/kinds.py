@@ -75,6 +75,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     },
     "paths": {
         "narrow-path": "one path of several goes through 16 bits",
+        "path-order": "one path of several sums in another order",
         "path-position": "one path of several turns rows by another position",
     },
     "neighbours": {

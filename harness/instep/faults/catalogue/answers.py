@@ -5,13 +5,13 @@ Leaves out: what was wrong when it was put aside (`scheduling.py`, `chunks.py`).
 
 from __future__ import annotations
 
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 ENGINE = "instep_optimized/engine.py"
-STATE = Place("trunk", 0, "state")
+NOWHERE = Place("trunk", STAGE_LEVEL, "length")  # answers and copies belong to no layer
 LABELS = Setting(ops="ledger")
 
 SAVE = "        self._saved[name] = self._kept(request)\n"
@@ -40,8 +40,8 @@ FAULTS: tuple[Fault, ...] = (
             Edit(ENGINE, "said[:, :steps].contiguous(), said[:, steps:].contiguous()",
                  "said[:, :steps], said[:, steps:]"),
         ),
-        "wider", LABELS, 10, Place("extend", AFTER_LAYERS, "pick"),
-        "answer", ("identity",), ("bytes",),
+        "wider", LABELS, 10, NOWHERE,
+        "what was answered before changed while this event ran", ("aliasing",), ("identity", "bytes"),
     ),
     Fault(
         "kept-in-one-buffer", "kept-copy-changed",
@@ -51,8 +51,8 @@ FAULTS: tuple[Fault, ...] = (
             Edit(ENGINE, SAVE, f"{STAGED}        self._saved[name] = kept_aside\n"),
             Edit(ENGINE, PREEMPT, f"{STAGED}        self._preempted[request] = kept_aside\n"),
         ),
-        "kept", LABELS, 10, STATE,
-        "kept", ("bytes",), ("identity",),
+        "kept", LABELS, 10, NOWHERE,
+        'the copy that save kept as "half" changed while this event ran', ("copies",), ("identity", "bytes"),
     ),
     Fault(
         "kept-by-reference", "kept-copy-changed",
@@ -63,7 +63,7 @@ FAULTS: tuple[Fault, ...] = (
               "        slot, states = self._memory.slots.of(request), self._memory[\"state\"]\n"
               "        views = {layer: states.units(layer)[slot] for layer in memory.state}\n"
               "        self._saved[name] = (kept, replace(memory, state=views))\n"),),
-        "kept", LABELS, 5, STATE,
-        "kept", ("bytes",), ("identity",),
+        "kept", LABELS, 5, NOWHERE,
+        'the copy that save kept as "half" changed while this event ran', ("copies",), ("identity", "bytes"),
     ),
 )

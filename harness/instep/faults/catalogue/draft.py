@@ -163,7 +163,7 @@ FAULTS: tuple[Fault, ...] = (
         "draft-chain-position", "draft-chain",
         "Every step of a draft chain runs one position too far on.",
         "", (FURTHER_ON,), "accepted", Setting(), 3, Place("chain.1", 0, "query"),
-        "stand behind 11 positions; the trace has 10 before them", ("contracts", "derived"), ("identity", "directed"),
+        "stands 1 position too late", ("contracts", "derived"), ("identity", "directed"),
     ),
     Fault(
         "draft-chain-own-drafts", "draft-chain",

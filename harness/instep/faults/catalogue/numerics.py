@@ -170,7 +170,7 @@ FAULTS: tuple[Fault, ...] = (
         "attention-short-log2e", "attention-numerics",
         "The softmax takes powers of 2 and writes log2(e) as 1.443.",
         "", (LOG2E,), "accepted", Setting(), 2, Place("trunk", 3, "attended"),
-        "takes log2(e) for 1.443", ("derived",), ("identity", "bytes", "directed"),
+        "", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "attention-narrow-chances", "attention-numerics",

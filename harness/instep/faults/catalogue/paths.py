@@ -51,7 +51,16 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(GDN, "S * q[:alive, row]", f"(S.bfloat16().to(work) if {DECODE} else S) * q[:alive, row]"),),
         "steps", NARROW, 7, CORE,
-        "bit", ("decode_is_verify_1",), ("identity", "bytes", "derived", "directed"), relation="decode_is_verify_1",
+        "the state rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed"),
+    ),
+    Fault(
+        "other-order-in-decode", "path-order",
+        "A step without drafts sums the read-out in another order than a window of one token.",
+        "", (Edit(GDN, "_sum_by_halves(S * q[:alive, row])",
+                  f"(torch.sum if {DECODE} else lambda x, dim: _sum_by_halves(x))(S * q[:alive, row], dim=-2)"),),
+        "steps", Setting(), 5, CORE,
+        '"windows of one token" and "plain decoding" part', ("decode_is_verify_1",),
+        ("identity", "bytes", "derived", "directed", "own_inputs"), relation="decode_is_verify_1",
     ),
     Fault(
         "position-in-windows", "path-position",
