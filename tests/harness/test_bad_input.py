@@ -157,23 +157,25 @@ def test_a_result_takes_the_place_of_nothing_that_the_command_needs(instep, trac
     assert before == [path.read_bytes() for path in (trace.path, beside(trace.path))]
 
 
-def test_record_refuses_a_bad_policy_and_writes_nothing(instep, trace, tmp_path):
-    (tmp_path / "prompts.json").write_text('[{"name": "few", "tokens": [1, 2, 999]}]')
+def test_record_refuses_bad_prompts_and_policies_and_writes_nothing(
+    instep: Runner, trace: Trace, tmp_path: Path, golden: Golden
+) -> None:
     told = policy(deeds=(), arrivals=tuple(a for a in policy().arrivals if a.prompt == "few"))
-    (tmp_path / "policy.json").write_bytes(msgspec.json.encode(told))
-    words = ("--checkpoint", trace.path.parent / "model", "--prompts", tmp_path / "prompts.json",
-             "--policy", tmp_path / "policy.json", "--out", tmp_path / "new.jsonl")
-    assert "prompt[2]: found token 999" in complaint(instep("record", *words))
-    (tmp_path / "prompts.json").write_text('[{"name": "few", "tokens": [1]}, {"name": "few", "tokens": [2]}]')
-    assert "a name of its own" in complaint(instep("record", *words))
-    (tmp_path / "prompts.json").write_bytes(b'[{"name": "\xff"}]')
-    assert "not UTF-8" in complaint(instep("record", *words))
-    for field, value in (("arrivals", ()), ("rounds", 0), ("accept", (-1,))):
-        changed = replace(told, **{field: value})
-        (tmp_path / "policy.json").write_bytes(msgspec.json.encode(changed))
-        assert f"policy.json: {field}" in complaint(instep("record", *words))
-    assert "the name of a file" in complaint(instep("record", *words[:-1], tmp_path))
+    right, out, said = b'[{"name": "few", "tokens": [1, 2]}]', tmp_path / "new.jsonl", {}
+    for prompts, changes, where in (
+        (b'[{"name": "few", "tokens": [1, 2, 999]}]', {}, out),
+        (b'[{"name": "few", "tokens": [1]}, {"name": "few", "tokens": [2]}]', {}, out),
+        (b'[{"name": "\xff"}]', {}, out), (right, {"arrivals": ()}, out), (right, {"rounds": 0}, out),
+        (right, {"accept": (-1,)}, out), (right, {}, tmp_path),
+    ):
+        (tmp_path / "prompts.json").write_bytes(prompts)
+        (tmp_path / "policy.json").write_bytes(msgspec.json.encode(replace(told, **changes)))
+        words = ("--checkpoint", trace.path.parent / "model", "--prompts", tmp_path / "prompts.json",
+                 "--policy", tmp_path / "policy.json", "--out", where)
+        said[f"{prompts!r} {changes or ''} {where}"] = complaint(instep("record", *words))
     assert not list(tmp_path.glob("new*"))
+    golden("bad-policies", sections(said), FOLDER=tmp_path)
+
 
 def with_lines(trace: Trace, events: Iterable[e.AnyEvent] | None = None, **header: object) -> None:
     """The trace with other events, other fields of its header."""

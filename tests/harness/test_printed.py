@@ -21,6 +21,7 @@ from instep.faults.judge import Heard, Judged
 from instep.faults.judge import Result as Campaign
 from instep.fuzz import render as fuzz
 from instep.fuzz.campaign import Result, Settings
+from instep.generate import render as generate
 from instep.perf import render as gate
 from instep.perf.pairs import Ratio, Say, Spread
 from instep.perf.question import Judged as Clocked
@@ -132,6 +133,15 @@ def test_gate(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
             ("verify", "wall", Say.SLOWER), ("verify", "cpu", Say.HELD), ("commit", "wall", Say.NOISY),
         )),
         "refused": printed(gate.show, refused),
+    }))  # fmt: skip
+
+
+def test_generate_of_what_is_wrong(golden: Golden) -> None:
+    found = [comparison(worst=2.0, request="b", slot=5, diagnosis="holds the state after 2 tokens")]
+    decoded = SimpleNamespace(states={"b": None}, ask=SimpleNamespace(prompts={"a": (), "b": ()}))
+    golden("generate-wrong", sections({
+        "diverged": generate.judged(decoded, Verdict(found)),  # type: ignore[arg-type]
+        "nothing compared": generate.judged(decoded, Verdict()),  # type: ignore[arg-type]
     }))  # fmt: skip
 
 

@@ -80,11 +80,11 @@ def recorded(folder: Path, told: Policy | None = None, **config: Any) -> Trace:
     return make(model, PROMPTS, told or policy(), folder / "small.jsonl")
 
 
-def seal(path: Path, lines: list[bytes], *, events: int | None = None) -> Path:
+def seal(path: Path, lines: list[bytes]) -> Path:
     """Write lines as a trace whose digests all agree, whatever stands in them."""
     body = b"".join(line + b"\n" for line in lines)
     sha256 = hashlib.sha256(body).hexdigest()
-    footer = {"events": len(lines) - 1 if events is None else events, "sha256": sha256}
+    footer = {"events": len(lines) - 1, "sha256": sha256}
     path.write_bytes(body + msgspec.json.encode(footer) + b"\n")
     checksums = torch.tensor([zlib.crc32(line + b"\n") for line in lines])
     save_file({CHECKSUMS: checksums}, str(beside(path)), {"trace_sha256": sha256})

@@ -37,7 +37,7 @@ def _figures(decoded: Decoded, need: Need, verdict: Verdict | None, console: Con
         lines.append(f"speed             {alone}{speed.overall:.1f} overall, prompts included")
     counts = ", ".join(f"{steps}: {count}" for steps, count in speed.steps.items())
     run = (setting.ops, setting.dtype, setting.layout, f"batches of {decoded.ask.batch}", setting.device)
-    say(console, _judged(decoded, verdict), style=_style(verdict))
+    say(console, judged(decoded, verdict), style=_style(verdict))
     say(
         console, *lines,
         f"accepted drafts   {speed.accepted:.2f} a window",
@@ -80,13 +80,14 @@ def exit_of(verdict: Verdict | None) -> Exit:
     return Exit.AGREED if verdict is None else verdict.exit
 
 
-def _judged(decoded: Decoded, verdict: Verdict | None) -> str:
+def judged(decoded: Decoded, verdict: Verdict | None) -> str:
     if verdict is None:
         return "not checked: no speed is shown"
     of = f"{len(decoded.states)} of {len(decoded.ask.prompts)} requests read again by the reference"
     if verdict.exit is not Exit.AGREED:
-        first = f": {finding(verdict.findings[0])}" if verdict.findings else ": nothing was compared"
-        return f"DIVERGED  {of}{first}\n  no speed is shown; --trace FILE, then instep replay, tells where it begins"
+        first = f"DIVERGED  {of}: {finding(verdict.findings[0])}" if verdict.findings else (
+            f"inconclusive: {of}, and nothing was compared")
+        return f"{first}\n  no speed is shown; --trace FILE, then instep replay, tells where it begins"
     worst = max(one.headroom for one in verdict.compared)
     compared = f"{verdict.elements:,} numbers, {worst:.2f} of the allowance"
     return f"checked           {of}: tokens and states agree ({compared})"

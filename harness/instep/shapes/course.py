@@ -22,20 +22,20 @@ from ..trace.policy import Arrival, Policy, Steps
 PAGE_SIZE = 16
 PROMPT_TOKENS = (70, 9, 1, 33)  # longer than a page and than a conv window, and shorter than one
 CHUNKS: tuple[tuple[int, ...], ...] = ((65, 5), (3,), (), (8, 25))
+CANDIDATE_STEPS = (1, 3, 7)
+WIDEST = max(CANDIDATE_STEPS) + 1
 LATE = 2  # the round in which the last request arrives
 
 
 def course(
-    checkpoint: Checkpoint, name: str, *, requests: int = 3, rounds: int = 10,
-    candidate_steps: tuple[int, ...] = (1, 3, 7), ops: str = "triton",
+    checkpoint: Checkpoint, name: str, *, requests: int = 3, rounds: int = 10, ops: str = "triton",
 ) -> Trace:
     """Prompts in chunks, then rounds with every step count and a plain step; all, none or some drafts are accepted.
 
     One request arrives late, so that its prompt runs beside windows. Slots are sparse, and the highest come first.
     """
-    widest = max(candidate_steps) + 1
     lengths = [PROMPT_TOKENS[number % len(PROMPT_TOKENS)] for number in range(requests)]
-    policy = _policy(name, lengths, rounds, candidate_steps, widest)
+    policy = _policy(name, lengths, rounds)
     header, _ = header_of(policy, checkpoint, replay=(Part(ops),))
     generator = torch.Generator().manual_seed(policy.seed)
     prompts = {
@@ -47,23 +47,23 @@ def course(
     return Trace(Path(f"{name}.jsonl"), header, events, {}, "")
 
 
-def _policy(name: str, lengths: list[int], rounds: int, candidate_steps: tuple[int, ...], widest: int) -> Policy:
+def _policy(name: str, lengths: list[int], rounds: int) -> Policy:
     requests = len(lengths)
-    reach = [length + (rounds + 1) * widest for length in lengths]
+    reach = [length + (rounds + 1) * WIDEST for length in lengths]
     pages = sum(-(-positions // PAGE_SIZE) for positions in reach)
-    slots, most = tuple(range(2 * requests, 0, -2)), requests * max(widest, *lengths)
+    slots, most = tuple(range(2 * requests, 0, -2)), requests * max(WIDEST, *lengths)
     arrivals = tuple(
         Arrival(
             f"r{number}", f"r{number}", arrive=LATE * (number == requests - 1 > 0), chunks=CHUNKS[number % len(CHUNKS)],
-            max_new=rounds * widest,
+            max_new=rounds * WIDEST,
         )
         for number in range(requests)
     )
-    first, *others = sorted(candidate_steps, reverse=True)
+    first, *others = sorted(CANDIDATE_STEPS, reverse=True)
     return Policy(
         name, "At the sizes of a real model every state after every commit is that of the accepted tokens.",
         Room(slots, tuple(range(pages + 1, 1, -1)), PAGE_SIZE, most, max(reach)), arrivals, first,
-        adaptive={"candidate_steps": sorted(candidate_steps)},
+        adaptive={"candidate_steps": sorted(CANDIDATE_STEPS)},
         steps=tuple(Steps(LATE + 2 + 2 * turn, steps) for turn, steps in enumerate([*others, first])),
-        accept=(widest - 1, 0, 2, 1, widest - 1, 3, 0, 5), plain=(rounds - 2,), rounds=rounds,
+        accept=(WIDEST - 1, 0, 2, 1, WIDEST - 1, 3, 0, 5), plain=(rounds - 2,), rounds=rounds,
     )

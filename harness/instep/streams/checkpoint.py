@@ -17,7 +17,7 @@ from types import MappingProxyType
 import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.config import LayerKind, ModelConfig
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.shapes import expected_shapes
 
 from .stamps import DIGIT, DIGITS, KEYS, WIDTH, Stamp, columns, vocabulary
@@ -28,12 +28,11 @@ ONES = 1 + len(DIGITS)  # how many features of a token are 1
 LOUD = 20.0  # in fp32 sigmoid(20) is 1 and softplus(-20) is 0; as a key it is large against every epsilon
 
 
-def config(requests: int, *, gdn_layers: int = 3, mtp_layers: int = 1) -> ModelConfig:
-    """GDN layers, then one attention layer; two value heads per key head, K = V = 16."""
-    gdn: tuple[LayerKind, ...] = tuple("gdn" for _ in range(gdn_layers))
+def config(requests: int, *, mtp_layers: int = 1) -> ModelConfig:
+    """Three GDN layers, then one attention layer; two value heads per key head, K = V = 16."""
     return ModelConfig(
         model_type="qwen3_5", vocab=vocabulary(requests), hidden=HIDDEN,
-        layer_kinds=(*gdn, "attention"), eps=1e-6, tied=True,
+        layer_kinds=("gdn", "gdn", "gdn", "attention"), eps=1e-6, tied=True,
         key_heads=2, value_heads=4, key_dim=KEYS, value_dim=WIDTH, conv_width=4, output_gate="silu",
         heads=2, kv_heads=2, head_dim=WIDTH, rotary_dim=4, rope_theta=10000.0,
         intermediate=8, experts=0, experts_per_token=0, expert_intermediate=0, shared_intermediate=0, norm_topk=True,
