@@ -73,7 +73,7 @@ FAULT = Fault(
 
 def judged(name: str, diagnosis: str = "holds the state after 2 tokens", void: str = "", **finding: Any) -> Judged:
     said = {"check": "bytes", "tier": "T1", "event": 1, "stage": "trunk", "layer": 0, "component": "conv",
-            "where": "event 1 commit, conv window", "diagnosis": diagnosis, **finding}  # fmt: skip
+            "where": "event 1 commit, conv window", "diagnosis": diagnosis, "explained": None, **finding}  # fmt: skip
     arm = Arm(Exit.DIVERGED, 1.0, (said,), {"bytes": "T1"}, PLANTED, events=2, of=2)
     return Judged(replace(FAULT, id=name), CONTROL, arm, void)
 
