@@ -14,7 +14,7 @@ import torch
 from instep_optimized import Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.commit import demands as kept_by
-from instep_optimized.memory.budget import Sizes, bytes_of, bytes_per, demands, requests_that_fit
+from instep_optimized.memory.budget import FRESH, Sizes, bytes_of, bytes_per, demands, requests_that_fit
 from instep_optimized.memory.pool import Demand
 from instep_optimized.options import check
 from instep_reference.contract.config import ModelConfig
@@ -94,7 +94,7 @@ def need(config: ModelConfig, options: Options, widest: int, tokens: int) -> Nee
     kept = kept_by(config, sizes, options.strategy, options.conv)
     always = demands(config, sizes)
     pools = {demand.name: _bytes(demand, options.guarded) for demand in kept}
-    board = sum(_bytes(demand, options.guarded) for demand in always if demand.by != "page")
+    board = FRESH + sum(_bytes(demand, options.guarded) for demand in always if demand.by != "page")
     page = bytes_per(always, guarded=options.guarded)["page"]
     return Need(options.strategy, options.conv, tokens, pools, board, page, always + kept, options.guarded)
 

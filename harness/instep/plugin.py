@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from argparse import BooleanOptionalAction
 from collections.abc import Iterable, Iterator
+from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -96,7 +97,10 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile 
     named = parent.session.isinitpath(file_path) and _is_trace(file_path)
     if not named and not any(_below(file_path, folder) for folder in _folders(parent.config)):
         return None
-    return TraceFile.from_parent(parent, path=file_path)
+    # pytest names what lies outside its root folder by its last part alone, and finds nothing under that name.
+    root = parent.config.rootpath
+    outside: dict[str, Any] = {} if file_path.is_relative_to(root) else {"nodeid": relpath(file_path, root)}
+    return TraceFile.from_parent(parent, path=file_path, **outside)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

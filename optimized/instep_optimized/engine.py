@@ -14,10 +14,10 @@ import torch
 
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import (
     Capacity,
     Committed,
-    Copy,
     Drafted,
     Event,
     Forwarded,

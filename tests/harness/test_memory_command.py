@@ -27,10 +27,10 @@ from support.narrow import narrow
 TOKENS = 600  # of a request: 38 pages, more than the alignment of a pitch hides
 
 def allocated(served: OptimizedEngine) -> int:
-    """Bytes of all memory that the engine's pools hold, the red zones at their ends included."""
-    pools = served._memory.pools.values()
-    return sum({part.untyped_storage().data_ptr(): part.untyped_storage().nbytes()
-                for pool in pools for part in (pool._body, pool._ends)}.values())  # fmt: skip
+    """Bytes of all memory that the engine's pools hold, the red zones at their ends included, and what is beside."""
+    parts = [part for pool in served._memory.pools.values() for part in (pool._body, pool._ends)]
+    storages = [part.untyped_storage() for part in (*parts, served._memory.none_fresh)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "packed"])

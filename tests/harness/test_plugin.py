@@ -151,6 +151,15 @@ def test_what_pytest_prints_as_an_items_name_runs_that_item(home: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_trace_outside_the_root_folder_has_a_name_that_runs_it(home: Path) -> None:
+    (home / "root").mkdir()
+    listed = session(home / "root", "--rootdir=.", "--instep-traces=../traces", "--instep-ops=ledger", "-q", "--co")
+    (node,) = [line for line in listed.stdout.splitlines() if "::" in line]
+    again = session(home / "root", "--rootdir=.", node, "-v")
+    assert "1 passed" in again.stdout and f"{node} PASSED" in again.stdout, again.stdout + again.stderr
+
+
+@pytest.mark.slow
 def test_a_file_of_somebody_elses_is_no_trace(home: Path, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"schema": 1, "level": "info"}\n')
     done = session(home, str(tmp_path / "log.jsonl"), "test_own.py")

@@ -159,7 +159,7 @@ def test_what_fits_fits_and_one_more_does_not(widest: int, guarded: bool) -> Non
     for requests in (1, 2, 5):
         slots, pages = tuple(range(1, requests + 1)), tuple(range(1, 3 * requests + 1))
         needs = wanted(widest=widest, capacity=replace(CAPACITY, slots=slots, pages=pages))
-        taken = sum(demand.bytes(guarded) for demand in needs)
+        taken = sum(demand.bytes(guarded) for demand in needs) + requests
         assert requests_that_fit(taken, 10, 4, needs, guarded=guarded) == requests
         assert requests_that_fit(taken - 1, 10, 4, needs, guarded=guarded) == requests - 1
     assert requests_that_fit(0, 10, 4, wanted(), guarded=guarded) == 0
@@ -205,7 +205,7 @@ def test_every_pair_of_strategies_is_budgeted_as_it_is_allocated(strategy: str, 
     needs = wanted(strategy=strategy, conv=conv, widest=8)
     subject = Memory(needs, CAPACITY, guarded=True, poison=None, device=CPU)
     assert set(subject.pools) == {demand.name for demand in needs}
-    taken = sum(demand.bytes(True) for demand in needs)
+    taken = sum(demand.bytes(True) for demand in needs) + subject.none_fresh.nbytes
     assert requests_that_fit(taken, 8, 4, needs, guarded=True) >= len(CAPACITY.slots)
 
 

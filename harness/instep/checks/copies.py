@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from instep_reference.contract.engine import Copy
+from instep_reference.contract.copies import Copy
 
 from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier

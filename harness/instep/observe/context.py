@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from instep_reference.contract.engine import Copy, Event, Region, RequestState
+from instep_reference.contract.copies import Copy
+from instep_reference.contract.engine import Event, Region, RequestState
 from instep_reference.contract.event_facts import kind_of
 
 from ..player import Side

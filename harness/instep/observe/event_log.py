@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from instep_reference.contract.engine import Capacity, Copy
+from instep_reference.contract.copies import Copy
+from instep_reference.contract.engine import Capacity
 from instep_reference.contract.place import Place
 
 

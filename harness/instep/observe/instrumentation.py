@@ -19,7 +19,8 @@ import torch
 from instep_optimized.graphs import Runner
 from instep_optimized.ops.around import Op
 from instep_optimized.ops.base import Ops
-from instep_reference.contract.engine import Copy, Event, Region
+from instep_reference.contract.copies import Copy
+from instep_reference.contract.engine import Event, Region
 
 from .calls import Calls
 from .event_log import Answered, Config, Copies, EventLog, GraphReplay, Room

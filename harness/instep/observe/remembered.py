@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-from instep_reference.contract.engine import Copy
+from instep_reference.contract.copies import Copy
 
 from .digests import bits
 from .event_log import Copies

@@ -12,10 +12,10 @@ from typing import Any, get_args
 
 import torch
 
+from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import (
     Answer,
     AnyEvent,
-    Copy,
     Event,
     Forwarded,
     Region,

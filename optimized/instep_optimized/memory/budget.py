@@ -25,6 +25,7 @@ from .slots import check_order
 
 Component = Literal["conv", "state"]  # what a GDN layer keeps of a request
 RING = "ring_"  # the name of every ring pool begins with it
+FRESH = torch.bool.itemsize  # of every slot that is handed out, beside the pools: `Memory.none_fresh`
 # What a position is in a line of the slot table, for the fields that have positions.
 BOARD_POSITIONS = {
     "table": Positions("page"), "window": Positions("choice"), "picks": Positions("node"), "final": Positions("node"),
@@ -175,13 +176,13 @@ def bytes_per(wanted: tuple[Demand, ...], *, guarded: bool) -> dict[str, int]:
 def bytes_of(requests: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:
     """All pools of an engine for so many requests of `tokens` tokens, to the byte.
 
-    A request has a slot, rings, a snapshot row and its pages. The reserved slot, the reserved page and the two ends of
-    every pool are there even without a request.
+    A request has a slot, rings, a snapshot row, `FRESH` and its pages. The reserved slot, the reserved page and the two
+    ends of every pool are there even without a request.
     """
     costs = bytes_per(wanted, guarded=guarded)
     ends = sum(2 * demand.pitch(guarded) * demand.dtype.itemsize for demand in wanted)
     slot = costs["slot"] + costs["ring"]
-    each = slot + costs["row"] + -(-tokens // page_size) * costs["page"]
+    each = slot + costs["row"] + FRESH + -(-tokens // page_size) * costs["page"]
     return ends + slot + costs["page"] + requests * each
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .adaptive import AdaptiveFile, Bracket
     from .checkpoint import Checkpoint
     from .config import ModelConfig
+    from .copies import ShowsCopies
     from .engine import (
         Abort,
         Admit,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         Row,
         Save,
         SetNumSteps,
-        ShowsCopies,
         Watched,
     )
     from .errors import BadInput, InstepError, OutOfCapacity, Unsupported
@@ -52,7 +52,8 @@ __all__ = [
     "Resume", "Row", "Save", "SetNumSteps", "ShowsCopies", "Unsupported", "Watched", "unseen",
 ]
 
-_HOMES = ("errors", "config", "adaptive", "meaning", "place", "engine", "checkpoint")  # those without torch first
+# Those without torch first.
+_HOMES = ("errors", "config", "adaptive", "meaning", "place", "engine", "copies", "checkpoint")
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,26 @@
+"""Copies that an engine keeps of requests, as it may show them to whoever tests it.
+
+Leaves out: the events that make and end them (`engine.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import torch
+
+# What a kept copy of a request is kept by, and its name or the request's.
+Copy = tuple[Literal["save", "preempt"], str]
+
+
+class ShowsCopies(Protocol):
+    """What an engine under test may show beside its pools; asking changes nothing."""
+
+    def copies(self) -> Mapping[Copy, Mapping[str, torch.Tensor]]:
+        """Every copy that `save` and `preempt` keep, by its parts: the tensors themselves, under any names.
+
+        Nobody writes into a copy while it is kept. One that `preempt` made is gone when the request has resumed or is
+        over, and whatever of it is the whole of a tensor's memory is given back then.
+        """
+        ...
