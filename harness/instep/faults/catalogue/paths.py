@@ -11,7 +11,7 @@ from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 ROUND, GDN = "instep_optimized/round.py", "instep_optimized/ops/plain/gdn.py"
-CORE, UPDATE, STATE = (Place("trunk", 0, component) for component in ("core", "update", "state"))
+CORE, STATE = (Place("trunk", 0, component) for component in ("core", "state"))
 NARROW = Setting(dtype="bfloat16")
 
 WRITES = "    writes = _writes(rows, work, heads)\n"
@@ -27,7 +27,7 @@ def _writes(path: str, name: str) -> Edit:
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "narrow-beta-in-windows", "narrow-path", "beta goes through bf16 in verified windows, and nowhere else.",
-        "", (_writes("part.settled is not None", "beta"),), "accepted", NARROW, 4, UPDATE,
+        "", (_writes("part.settled is not None", "beta"),), "accepted", NARROW, 4, CORE,
         "beta rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
     ),
     Fault(
@@ -42,7 +42,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "narrow-key-in-decode", "narrow-path", "k goes through bf16 in a step without drafts, and nowhere else.",
-        "", (_writes(DECODE, "key"),), "steps", NARROW, 7, STATE,  # what is read out is rounded to as few bits itself
+        "", (_writes(DECODE, "key"),), "steps", NARROW, 7, CORE,
         "k rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
     ),
     Fault(
