@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from instep.observe import second_form
 from instep.observe.oracle import Oracle
 from instep.observe.recomputation import Recomputation
 from instep.observe.reorder import by_a_unit, up_or_down
@@ -75,6 +76,27 @@ def test_prefill_has_a_chunked_yardstick_beside_the_recurrent_ones(pieces):
     for state in chunk.yardsticks.state:
         error = (state - right).norm() / right.norm()
         assert 0 < error < 1e-5
+
+
+WRONG_FORMS = {
+    "no decay inside": (lambda f, *given: f(*given[:3], 0 * given[3], *given[4:]), "core"),
+    "a gate of 1.00001": (lambda f, *given: f(*given[:4], 1.00001 * given[4], *given[5:]), "state|core"),
+    "state before it": (lambda f, *given: (f(*given)[0], given[6]), "state"),
+    "operands of 16 bits": (lambda f, *given: f(*(x.bfloat16().to(x) for x in given[:6]), *given[6:]), "core"),
+    "overflows in fp32 alone": (lambda f, *given: tuple(x.clamp(max=torch.finfo(x.dtype).max / 1e30) * torch.inf
+                                if x.dtype == torch.float32 else x for x in f(*given)), "float32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", WRONG_FORMS)
+def test_a_second_form_that_is_another_rule_widens_nothing(run, monkeypatch, form):
+    """A reference that is wrong in chunks would loosen T2 for every prompt: it is refused with a sentence."""
+    (wrong, where), right = WRONG_FORMS[form], second_form.recur_in_chunks
+    monkeypatch.setattr(second_form, "recur_in_chunks", lambda *given: wrong(right, *given))
+    oracle = oracle_of(run[0])
+    with pytest.raises(second_form.AnotherRule, match=rf"forms of the delta rule part: in chunks of 16 .*({where})"):
+        for context in run[1]:
+            oracle.at(context)
 
 
 def test_few_rows_are_drawn_more_often_than_many(pieces):

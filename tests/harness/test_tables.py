@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 import instep
-from instep.calibrate.graded import Limit
+from instep.calibrate.graded import NUMBERS, Limit
 from instep.calibrate.tables import Calibration, Rate
 from instep.cli import calibrate, memory
 from instep.report import tables
@@ -53,12 +53,12 @@ def rates() -> Table:
     some = Calibration("cpu", ran=[{}])
     for tier in Tier:
         by = "ledger, with a long form, states bfloat16"
-        some.rates[tier, "float32"] = Rate(tier, "float32", 10**6, 123_456_789, 10**9, 0, 12_345, 0.97, by)
+        some.rates[tier.value, "float32"] = Rate(tier.value, "float32", 10**6, 123_456_789, 10**9, 0, 12_345, 0.97, by)
     return calibrate._rates(some)
 
 
 def limits() -> Table:
-    found = dict.fromkeys(Tier, 1e-6)
+    found = dict.fromkeys(NUMBERS, 1e-6)
     return calibrate._limits(Calibration("cpu", limits=[Limit("trunk.0.in", "float32", 1.2e-7, found, 3, {})]))
 
 

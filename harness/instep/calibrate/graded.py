@@ -19,6 +19,7 @@ from ..checks.base import Check
 from ..checks.decisions import Decisions
 from ..checks.derived import Derived
 from ..checks.directed import Directed
+from ..checks.own_inputs import OwnInputs
 from ..checks.propagated import Propagated
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle
@@ -34,7 +35,8 @@ from .variants import Stage
 SIZES = tuple(10.0**-decade for decade in range(9))
 RUNS = 3  # scenes, one per shape of model; a slip counts as found when it is in all of them
 QUIET = 2  # sizes in a row that no tier finds, after which smaller ones are not tried
-NUMBERS = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED, Tier.DECISIONS)
+OWN = f"{Tier.DERIVED.value}, own inputs"
+NUMBERS = (Tier.DERIVED.value, OWN, Tier.DIRECTED.value, Tier.PROPAGATED.value, Tier.DECISIONS.value)
 STORAGES = ("float32", "bfloat16")  # of activations; states are fp32
 TILE = 8  # columns
 
@@ -76,9 +78,14 @@ class Limit:
     slip: str
     storage: str
     correct: float
-    found: Mapping[Tier, float | None]
+    found: Mapping[str, float | None]
     runs: int
     tried: int
+
+
+def judged_as(one: Comparison) -> str:
+    """Its tier; T2 has two pieces."""
+    return OWN if one.check == OwnInputs.name else one.tier.value
 
 
 def names() -> tuple[str, ...]:
@@ -101,12 +108,12 @@ def limit(name: str, storage: str, stages: Sequence[Stage]) -> Limit:
     if wrong := next((one for one in none if not one.agrees), None):
         said = f"{wrong.check} finds a slip of size 0 at {wrong.place}: {wrong.diagnosis}"
         raise RuntimeError(f"{name}, {storage}: {said}")
-    correct = max(one.worst for one in none if one.tier is Tier.DERIVED and one.place == place)
-    found: dict[Tier, float | None] = dict.fromkeys(NUMBERS)
-    lost: set[Tier] = set()
+    correct = max(one.worst for one in none if judged_as(one) == Tier.DERIVED.value and one.place == place)
+    found: dict[str, float | None] = dict.fromkeys(NUMBERS)
+    lost: set[str] = set()
     quiet = tried = 0
     for size in SIZES:
-        seen = [{one.tier for one in trial(size) if not one.agrees} for trial in trials]
+        seen = [{judged_as(one) for one in trial(size) if not one.agrees} for trial in trials]
         tried, quiet = tried + 1, 0 if any(seen) else quiet + 1
         for tier in NUMBERS:
             if all(tier in each for each in seen) and tier not in lost:
@@ -147,7 +154,7 @@ def _to_the_commit(
 
 
 def _checks(oracle: Oracle) -> tuple[Check, ...]:
-    return Directed(oracle), Derived(oracle), Propagated(), Decisions()
+    return Directed(oracle), Derived(oracle), OwnInputs(oracle, once=False), Propagated(), Decisions()
 
 
 def _judged(context: EventContext, checks: Sequence[Check]) -> list[Comparison]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..verdict import Comparison, Tier, Verdict
-from .graded import Limit
+from ..verdict import Comparison, Verdict
+from .graded import Limit, judged_as
 from .variants import Variant, described
 
 # No event in n trials: the rate is under 3 / n with 95% confidence (0.95 = 1 - exp(-3)); with k events the bound is
@@ -20,14 +20,14 @@ POISSON_95 = (3.0, 4.74, 6.30, 7.75, 9.15)
 
 @dataclass(frozen=True)
 class Rate:
-    """What a tier said of correct engines.
+    """What a tier, or a piece of it, said of correct engines.
 
     alarms     blocks' comparisons that failed; a run ends at its first
     worst      the largest part of an allowance that was used; by: the form of the engine that used it
     undecided  blocks and wrong states for which T2d could not decide; choices that T4 took for ties
     """
 
-    tier: Tier
+    tier: str
     storage: str
     comparisons: int = 0
     blocks: int = 0
@@ -61,7 +61,7 @@ class Calibration:
 
     device: str
     pairs: int = 0  # of a block and a wrong state: what T2d decided or could not
-    rates: dict[tuple[Tier, str], Rate] = field(default_factory=dict)
+    rates: dict[tuple[str, str], Rate] = field(default_factory=dict)
     ran: list[Mapping[str, object]] = field(default_factory=list)
     alarms: list[tuple[Variant, Comparison]] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Calibration:
     def add(self, variant: Variant, verdict: Verdict) -> None:
         storage = variant.storage[0] if variant.storage[1] == "float32" else f"{variant.storage[0]}, states bfloat16"
         for one in verdict.compared:
-            key = one.tier, storage
+            key = judged_as(one), storage
             self.rates[key] = self.rates.get(key, Rate(*key)).with_one(one, variant.form)
         self.alarms += [(variant, finding) for finding in verdict.findings]
         self.ran.append({**described(variant), "events": verdict.events, "elements": verdict.elements,
@@ -78,8 +78,7 @@ class Calibration:
 
     def table(self) -> list[Rate]:
         """By tier, then by storage."""
-        order = list(Tier)
-        return [self.rates[key] for key in sorted(self.rates, key=lambda key: (order.index(key[0]), key[1]))]
+        return [self.rates[key] for key in sorted(self.rates)]
 
     def as_data(self) -> dict[str, object]:
         return {
@@ -96,7 +95,7 @@ class Calibration:
 
 def by_tier(rates: Iterable[Rate]) -> list[Rate]:
     """The same over all storages."""
-    found: dict[Tier, Rate] = {}
+    found: dict[str, Rate] = {}
     for rate in rates:
         before = found.get(rate.tier, Rate(rate.tier, "all"))
         larger = not rate.worst <= before.worst
@@ -110,7 +109,7 @@ def by_tier(rates: Iterable[Rate]) -> list[Rate]:
 
 def _rate(rate: Rate) -> dict[str, object]:
     return {
-        "tier": rate.tier.value, "storage": rate.storage, "comparisons": rate.comparisons, "blocks": rate.blocks,
+        "tier": rate.tier, "storage": rate.storage, "comparisons": rate.comparisons, "blocks": rate.blocks,
         "elements": rate.elements, "alarms": rate.alarms, "rate_under": rate.bound, "undecided": rate.undecided,
         "worst": rate.worst, "by": rate.by,
     }  # fmt: skip
@@ -119,5 +118,5 @@ def _rate(rate: Rate) -> dict[str, object]:
 def _limit(limit: Limit) -> dict[str, object]:
     return {
         "place": limit.slip, "storage": limit.storage, "honest": limit.correct, "runs": limit.runs,
-        "sizes": limit.tried, "found": {tier.value: size for tier, size in limit.found.items()},
+        "sizes": limit.tried, "found": dict(limit.found),
     }

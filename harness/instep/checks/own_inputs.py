@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from ..observe.context import EventContext
+from ..observe.oracle import Oracle
 from ..observe.recomputation import ROUNDED_ONCE, Recomputation, narrower
 from ..verdict import Comparison, Skipped
 from .derived import Derived
@@ -25,18 +26,22 @@ class OwnInputs(Derived):
 
     name = "own_inputs"
 
+    def __init__(self, oracle: Oracle, *, once: bool = True) -> None:
+        """once: what is wrong from the boundary, too, is left to `derived`."""
+        super().__init__(oracle)
+        self.once = once
+
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
-        """What is wrong from the boundary, too, is told once, by `derived`."""
         for piece in self.oracle.at(context):
             near = piece.from_own_inputs if isinstance(piece, Recomputation) else None
             if near is None:
                 continue
             assert isinstance(piece, Recomputation)
             results = list(self._piece(context, near, piece.truth))
-            if not all(result.agrees for result in results):
+            if self.once and not all(result.agrees for result in results):
                 told = {one.place for one in Derived(self.oracle)._piece(context, piece) if not one.agrees}
-                results = [_said(result) for result in results if result.agrees or result.place not in told]
-            yield from results
+                results = [result for result in results if result.agrees or result.place not in told]
+            yield from map(_said, results)
 
     def _measured(
         self, spot: Spot, found: torch.Tensor | None, truth: torch.Tensor, sampled: torch.Tensor,

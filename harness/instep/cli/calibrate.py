@@ -80,7 +80,7 @@ def _rates(result: Calibration) -> Table:
     })
     for rate in by_tier(result.table()):
         made.add_row(
-            rate.tier.value, f"{rate.blocks:,}", f"{rate.undecided:,}", str(rate.alarms),
+            rate.tier, f"{rate.blocks:,}", f"{rate.undecided:,}", str(rate.alarms),
             f"{rate.bound:.1e}", f"{rate.worst:.2f}" if rate.worst else "exact", rate.by,
         )
     return made
@@ -90,7 +90,7 @@ def _limits(result: Calibration) -> Table:
     from ..report.tables import Kind, table
 
     tiers = list(result.limits[0].found)
-    numbers: dict[str, Kind] = {name: "number" for name in ("error when correct", *(tier.value for tier in tiers))}
+    numbers: dict[str, Kind] = {name: "number" for name in ("error when correct", *tiers)}
     made = table("the smallest injected error that is found in every run", {
         "place": "word", "activations": "word", **numbers,
     })

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 from instep_reference import gdn
-from instep_reference.chunked import recur_in_chunks
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
@@ -23,6 +22,7 @@ from .layer_work import Work
 from .products import CUTS, FOLDED, InChunks, Operands
 from .reorder import Reordered, by_a_unit, up_or_down
 from .rows import RowSpan
+from .second_form import in_chunks, must_be_one_rule
 
 Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is written down and read again
 
@@ -35,7 +35,6 @@ DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
 ROUNDED_ONCE = ("core",)
 KEPT = (*FOLDED, "update")  # of a token: what the delta rule takes in, and what it writes
 REMEMBERED = 16  # tokens of a step that are kept for the next one: a window, not a prompt
-CHUNKS = (16, 64)  # tokens to a chunk of the second declared form of the delta rule
 
 
 @dataclass(frozen=True)
@@ -276,8 +275,10 @@ class Runner:
         own: the draws are from own inputs.
         """
         place = next(place for place in sampled.places if place.component == "core")
-        q, k, v, log_decay, erase, write = (part[:1] for part in rule_inputs(sampled))
-        forms = [recur_in_chunks(q, k, v, log_decay, erase, write, base.to(k)[None], chunk) for chunk in CHUNKS]
+        inputs = [part[:1] for part in rule_inputs(sampled)]
+        forms = in_chunks(inputs, base)
+        if not own:
+            must_be_one_rule(inputs, base, forms)
         cores = [sampled.places[place], *(core if own else self._store("core", core) for core, _ in forms)]
         assert sampled.state is not None, "a layer with a delta rule leaves a state"
         states = [sampled.state, *(self._store("state", state) for _, state in forms)]
