@@ -15,11 +15,11 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from ..checks.measure import HEAD_AXIS
 from ..observe.rows import row_spans
 from .case import Case, Explanation
+from .judge import PER_HEAD
 
 MEMORY = ("state", "conv", "keys", "values")
 SHOWN = 4  # pairs of rows that are written out
 MOST = 256  # rows that are tried for each other
-WORD = {1: "before", -1: "behind"}
 
 
 def result_rows(case: Case) -> Iterator[Explanation]:
@@ -29,7 +29,7 @@ def result_rows(case: Case) -> Iterator[Explanation]:
         if case.granted is None:
             others += _elsewhere(case)
         yield from permuted(case, 0, "row", others)
-    axis = HEAD_AXIS.get(case.component)
+    axis = HEAD_AXIS.get(case.component, 1 if case.component in PER_HEAD else None)
     if axis is not None and case.right.dim() > axis:
         yield from permuted(case, axis, "head", [])
 
@@ -80,11 +80,12 @@ def permuted(case: Case, axis: int, what: str, others: Sequence[tuple[str, torch
     moved = (nearest != at) & (apart[at, nearest] < own / 4)
     if not moved.any():
         return
-    if ((away(sources[nearest[moved]], sources) == 0).sum(1) > 1).any():
+    pairs = [(row, *kept[int(nearest[row])][:2]) for row in moved.nonzero().flatten().tolist()]
+    ruled = len(pairs) > 2 and len({((row - other) % len(right), whose) for row, other, whose in pairs}) == 1
+    if not ruled and ((away(sources[nearest[moved]], sources) == 0).sum(1) > 1).any():
         return  # another row is the same: nobody can say which of them it is
     wrong = right.clone()
     wrong[moved] = sources[nearest[moved]].reshape(wrong[moved].shape).to(wrong)
-    pairs = [(row, *kept[int(nearest[row])][:2]) for row in moved.nonzero().flatten().tolist()]
     yield Explanation(_sentence(what, pairs, len(right)), wrong.movedim(0, axis), float(len(sources)) ** len(pairs))
 
 
@@ -98,10 +99,11 @@ def _differing(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def _sentence(what: str, pairs: Sequence[tuple[int, int, str]], count: int) -> str:
     """Which stands for which: in one rule, or the first few."""
-    steps = {row - other for row, other, _ in pairs}
+    steps = {(row - other) % count for row, other, _ in pairs}
     mine = not any(whose for _, _, whose in pairs)
-    if mine and len(pairs) > 1 and len(pairs) >= count - 1 and len(steps) == 1 and (step := steps.pop()) in WORD:
-        return f"each {what} is that of the {what} {WORD[step]} it"
+    for step, word in ((1, "before"), (count - 1, "behind")) if mine and count > 2 and len(pairs) >= count - 1 else ():
+        if steps == {step}:
+            return f"each {what} is that of the {what} {word} it"
     if len(pairs) > 1 and len({(other, whose) for _, other, whose in pairs}) == 1:
         _, other, whose = pairs[0]
         return f"{what}s {', '.join(str(row) for row, _, _ in pairs[:SHOWN])} are all that of {what} {other}{whose}"

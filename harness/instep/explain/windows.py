@@ -23,9 +23,9 @@ def windows(case: Case) -> Iterator[Explanation]:
     if case.finding.sides is None:
         return
     if case.component == "conv":
+        yield Explanation("has the newest input first", case.right.flip(1))
         yield from permuted(case, 1, "column", [])
         yield from permuted(case, 0, "channel", [])
-        yield Explanation("has the newest input first", case.right.flip(1))
     elif case.component in ("keys", "values"):
         stage, layer = case.finding.place.stage, case.finding.place.layer
         field = case.component if stage == "trunk" else f"draft_{case.component}"

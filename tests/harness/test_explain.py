@@ -1,0 +1,368 @@
+"""Explanations: a place of a right run is computed in one wrong way, and the finding says in which, or "unexplained".
+
+Leaves out: faults of the engine itself (`test_explain_planted.py`), and wrong states, which T2d names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from instep.checks import for_labels
+from instep.checks.bytes import Bytes
+from instep.checks.derived import Derived
+from instep.explain import UNEXPLAINED, Older, explained
+from instep.explain.case import Case, Explanation
+from instep.explain.judge import best
+from instep.observe.context import EventContext
+from instep.observe.oracle import Oracle
+from instep.observe.rows import RowSpan, row_spans, rows
+from instep.verdict import Comparison, Tier
+from instep_reference import gdn
+from instep_reference.attention import attend, rotate
+from instep_reference.contract.engine import Commit, Forward
+from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.norms import gated_norm, rms_norm
+from instep_reference.weights import Weights
+from support import contexts as m
+
+GDN, ATTENTION = 0, 3
+Rows = Mapping[str, torch.Tensor]
+
+
+class Scenario:
+    """A run of the reference in fp32 as the subject, up to the event that is spoiled."""
+
+    def __init__(self, directory: Any) -> None:
+        self.opened = m.checkpoint(directory)
+        self.contexts = m.run(self.opened, m.events_of(self.opened)[:24])
+        self.weights, self.config = Weights.of(self.opened), self.opened.config
+
+    def said(self, spoiled: EventContext, *, bits: bool = False) -> Sequence[Comparison]:
+        """What the event's findings say, explained, as at the end of a replay."""
+        oracle, older = Oracle(self.opened, m.declared(torch.float32, torch.float32), torch.float32), Older()
+        check = Bytes() if bits else Derived(oracle)
+        for context in self.contexts[: spoiled.index]:
+            list(check(context)), oracle.at(context), older(context)
+        findings = [found for found in check(spoiled) if isinstance(found, Comparison) and not found.agrees]
+        older(spoiled)
+        return sorted(explained(findings, spoiled, oracle, older), key=Comparison.order)
+
+    def own(self, context: EventContext, layer: int, span: RowSpan) -> Rows:
+        """The subject's rows of a layer, in fp64, and the layer's hidden rows."""
+        found = {place.component: rows(context.subject, place, span).double()
+                 for place in context.subject.places if (place.stage, place.layer) == ("trunk", layer)}  # fmt: skip
+        before = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
+        return {**found, "before": rows(context.subject, before, span).double()}
+
+    def at_place(self, place: Place, change: Callable[[Scenario, Rows, RowSpan], torch.Tensor]) -> Comparison:
+        """The first finding, once the longest request's rows of a place are what `change` makes of them."""
+        context = self.packed(second=place.component in ("attended", "core", "query", "mixed"))
+        span = max(row_spans(context, "trunk"), key=lambda each: each.count)
+        wrong = change(self, self.own(context, max(place.layer, 0), span), span)
+
+        def put(tensor: torch.Tensor) -> torch.Tensor:
+            tensor[span.begin : span.begin + span.count] = wrong.to(tensor)
+            return tensor
+
+        found = self.said(m.with_rows(context, place, put))
+        assert found, "nothing was found"
+        assert found[0].place == place
+        return found[0]
+
+    def packed(self, *, second: bool) -> EventContext:
+        """A forward in which two requests have rows, one of them several; second: behind others of its own."""
+        return next(
+            context for context in self.contexts if isinstance(context.event, Forward)
+            and len(spans := row_spans(context, "trunk")) > 1
+            and (most := max(spans, key=lambda span: span.count)).count > 3 and bool(most.start) == second
+        )
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory) -> Scenario:
+    return Scenario(tmp_path_factory.mktemp("explain"))
+
+
+def mixer(s: Scenario, layer: int = GDN) -> Any:
+    return s.weights.layers[layer].mixer
+
+
+def gated(s: Scenario, r: Rows, **other: Any) -> torch.Tensor:
+    given = {"core": r["core"], "z": r["z"], "weight": mixer(s).norm, "eps": s.config.eps, "gate": s.config.output_gate}
+    return gated_norm(**{**given, **other})
+
+
+def core(s: Scenario, r: Rows, span: RowSpan, *, spread: Any = None, state: Any = None, **other: Any) -> torch.Tensor:
+    """The delta rule over the subject's rows; spread: how heads of q and k become those of v."""
+    given = {**{name: r[name] for name in ("q", "k", "v", "log_decay", "beta")}, **other}
+    repeat = spread or (lambda x: x.repeat_interleave(2, 1))
+    before = s.packed(second=True).subject.before[span.request].state[GDN].double()[None]
+    q, k, v = (x[None] for x in (repeat(given["q"]), repeat(given["k"]), given["v"]))
+    decay, beta = given["log_decay"][None, ..., None], given["beta"][None, ..., None]
+    return gdn.recur(q, k, v, decay, beta, beta, before if state is None else state(before)).out[0]
+
+
+def attended(s: Scenario, r: Rows, span: RowSpan, *, query: Any = None, cut: int = 0) -> torch.Tensor:
+    before = s.packed(second=True).subject.before[span.request]
+    keys, values = (x[ATTENTION].double() for x in (before.keys, before.values))
+    memory = [torch.cat((x[: len(x) - cut], new)) for x, new in ((keys, r["key"]), (values, r["value"]))]
+    return attend(r["query"] if query is None else query(r["query"]), *memory)
+
+
+def unit(x: torch.Tensor, eps: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    return x / eps(x.square().sum(-1, keepdim=True))
+
+
+def heads_of_q(s: Scenario, r: Rows) -> torch.Tensor:
+    return r["mixed"][:, : 2 * s.config.key_dim].reshape(-1, 2, s.config.key_dim)
+
+
+def with_row(x: torch.Tensor, row: int, other: torch.Tensor) -> torch.Tensor:
+    changed = x.clone()
+    changed[row] = other
+    return changed
+
+
+WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], str]] = [
+    ("z", GDN, lambda s, r, _: torch.zeros_like(r["z"]), "is all zero"),
+    ("z", GDN, lambda s, r, _: 2 * r["z"], "is twice what is right"),
+    ("z", GDN, lambda s, r, _: r["z"] / 2, "is half of what is right"),
+    ("z", GDN, lambda s, r, _: -r["z"], "is the opposite of what is right"),
+    ("z", GDN, lambda s, r, _: r["z"].mT.reshape(r["z"].shape), "is transposed"),
+    ("z", GDN, lambda s, r, _: r["z"].roll(1, 0), "each row is that of the row before it"),
+    ("z", GDN, lambda s, r, _: r["z"].roll(-1, 0), "each row is that of the row behind it"),
+    ("z", GDN, lambda s, r, _: r["z"].roll(1, 1), "each head is that of the head before it"),
+    ("z", GDN, lambda s, r, _: with_row(r["z"], 2, r["z"][0]), "row 2 is that of row 0"),
+    ("z", GDN, lambda s, r, _: r["z"] * torch.where(torch.arange(16) < 8, 1.001, 1.0), "times what is right, in columns"),
+    ("b", GDN, lambda s, r, _: r["b"].roll(1, 1), "each head is that of the head before it"),
+    ("gated", GDN, lambda s, r, _: gated(s, r, z=r["z"].roll(1, 0)), "is computed with the z of the row before"),
+    ("gated", GDN, lambda s, r, _: gated(s, r, z=r["z"].roll(1, 1)), "is computed with the z of another head"),
+    ("gated", GDN, lambda s, r, _: gated(s, r, eps=10 * s.config.eps), "is normed with 10 times the eps"),
+    ("gated", GDN, lambda s, r, _: gated(s, r, eps=3e-4), "is normed with an eps of 0.0003; it is 1e-06"),
+    ("gated", GDN, lambda s, r, _: gated(s, r, weight=1 + mixer(s).norm), "is scaled with 1 + w, not with w"),
+    ("gated", GDN, lambda s, r, _: gated(s, r, gate="sigmoid"), "is gated by a sigmoid of z, not by silu"),
+    ("gated", GDN, lambda s, r, _: gated(s, r) / F.silu(r["z"]), "is not gated: z plays no part"),
+    ("gated", GDN, lambda s, r, _: gated(s, r, core=r["core"].bfloat16().double()), "with core rounded to bfloat16"),
+    ("normed", GDN, lambda s, r, _: rms_norm(r["before"], s.weights.layers[0].input_norm - 1, s.config.eps),
+     "is scaled with w, not with 1 + w"),
+    ("q", GDN, lambda s, r, _: r["q"] * s.config.key_dim**0.5, "lacks the scale K^-1/2"),
+    ("q", GDN, lambda s, r, _: unit(heads_of_q(s, r), lambda x: (x + 8e-6).sqrt()) * s.config.key_dim**-0.5,
+     "is normed with eps on the mean of the squares"),
+    ("log_decay", GDN, lambda s, r, _: r["log_decay"].bfloat16().double(), "as if stored in bfloat16"),
+    ("log_decay", GDN, lambda s, r, _: -mixer(s).A_log.exp() * torch.sigmoid(r["a"] + mixer(s).dt_bias),
+     "is made with a sigmoid, not with a softplus"),
+    ("log_decay", GDN, lambda s, r, _: -mixer(s).A_log.exp() * F.softplus(r["a"]), "is made without dt_bias"),
+    ("beta", GDN, lambda s, r, _: F.softplus(r["b"]), "is made with a softplus, not with a sigmoid"),
+    ("beta", GDN, lambda s, r, _: r["beta"].square(), "is the square of what is right"),
+    ("mixed", GDN, lambda s, r, _: r["mixed"].roll(1, 0), "each row is that of the row before it"),
+    ("core", GDN, lambda s, r, span: core(s, r, span, beta=torch.ones_like(r["beta"])), "with beta of 1"),
+    ("core", GDN, lambda s, r, span: core(s, r, span, log_decay=0 * r["log_decay"]), "is computed with no decay"),
+    ("core", GDN, lambda s, r, span: core(s, r, span, log_decay=2 * r["log_decay"]), "with every decay twice"),
+    ("core", GDN, lambda s, r, span: core(s, r, span, k=r["k"].roll(1, 0)), "with the k of the row before"),
+    ("core", GDN, lambda s, r, span: core(s, r, span, q=r["q"].roll(1, 1)), "with the q of another head"),
+    ("core", GDN, lambda s, r, span: core(s, r, span, spread=lambda x: x.repeat(1, 2, 1)),
+     "value head h reads key head h % 2, not h // 2"),
+    ("core", GDN, lambda s, r, span: core(s, r, span, beta=r["beta"].bfloat16().double()),
+     "is computed with beta rounded to bfloat16"),
+    ("core", GDN, lambda s, r, span: core(s, r, span, state=torch.zeros_like), "was begun anew"),
+    ("core", GDN, lambda s, r, span: core(s, r, span, state=lambda x: x.bfloat16().double()),
+     "reads the state rounded to bfloat16"),
+    ("query", ATTENTION, lambda s, r, span: rotate(r["query"], torch.ones(span.count), s.config),
+     "stands 1 position too late"),
+    ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, cut=1), "does not see the last 1 position before"),
+    ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, query=lambda q: q * 1.44 / 1.4426950408889634),
+     "the softmax takes log2(e) for 1.44"),
+    ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, query=lambda q: q[:, [0, 2, 1, 3]])[:, [0, 2, 1, 3]],
+     "query head h reads KV head h % 2, not h // 2"),
+    ("residual", GDN, lambda s, r, _: r["mixer"], "lacks the residual"),
+    ("embedding", STAGE_LEVEL, lambda s, r, _: with_row(r["before"], 3, s.weights.embedding[11]),
+     "row 3 is the embedding of token 11; the trace has"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("component", "layer", "change", "sentence"), WRONG, ids=[f"{w[0]}: {w[3]}" for w in WRONG])
+def test_what_was_computed_in_one_wrong_way_is_said(scene, component, layer, change, sentence):
+    said = scene.at_place(Place("trunk", layer, component), change).diagnosis
+    assert sentence in said and UNEXPLAINED not in said, said
+
+
+def noise(_: Scenario, r: Rows, __: RowSpan, name: str = "z") -> torch.Tensor:
+    return r[name] + 0.01 * torch.randn(r[name].shape, generator=torch.Generator().manual_seed(0)).double()
+
+
+def smooth(_: Scenario, r: Rows, __: RowSpan) -> torch.Tensor:
+    return r["gated"] * (1 + 0.02 * torch.sin(torch.arange(r["gated"].shape[-1]).double()))
+
+
+def near_but_not(s: Scenario, r: Rows, _: RowSpan) -> torch.Tensor:
+    """Most of the way to the gate of the row before: nearer is no explanation."""
+    return 0.1 * gated(s, r) + 0.9 * gated(s, r, z=r["z"].roll(1, 0))
+
+
+@pytest.mark.parametrize(("component", "change"), [
+    ("z", noise), ("gated", smooth), ("gated", near_but_not),
+    ("beta", lambda s, r, span: noise(s, r, span, "beta")), ("core", lambda s, r, span: noise(s, r, span, "core")),
+])
+def test_what_nothing_explains_is_said_to_be_unexplained(scene, component, change):
+    said = scene.at_place(Place("trunk", GDN, component), change).diagnosis
+    assert said.startswith("relative error") and said.endswith(f"; {UNEXPLAINED}")
+
+
+def test_another_requests_row_is_named_by_what_is_right_there(scene):
+    context = scene.packed(second=False)
+    mine = max(row_spans(context, "trunk"), key=lambda span: span.count)
+    other = next(span for span in row_spans(context, "trunk") if span.request != mine.request)
+    place = Place("trunk", 2, "normed")
+    theirs = rows(context.subject, place, other)[0].clone()
+    wrong = m.with_rows(context, place, lambda x: with_row(x, mine.begin + 2, theirs))
+    assert scene.said(wrong)[0].diagnosis.startswith(f'row 2 is that of row 0 of request "{other.request}"; relative')
+
+
+# The judge
+
+
+def case(found: torch.Tensor, right: torch.Tensor, granted: float = 1e-6) -> Case:
+    finding = Comparison("derived", Tier.DERIVED, 0, "forward", Place("trunk", 0, "normed"), 1, 1.0, 0.0, request="a")
+    context: Any = None
+    return Case(finding, context, found, right, torch.full((2, 1), granted).double(), Older())
+
+
+def test_of_two_that_fit_the_strictly_better_is_said_or_neither():
+    right, wrong = torch.randn(2, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    nearly, close = wrong * (1 + 9e-7), wrong * (1 + 1e-7)
+    assert best(case(wrong, right), [Explanation("a", wrong), Explanation("b", nearly)]) == ("a", 1)
+    assert best(case(wrong, right), [Explanation("a", wrong), Explanation("b", close)]) == (None, 2)
+    assert best(case(wrong, right), [Explanation("a", wrong), Explanation("b", wrong)]) == ("a [equal bits: b]", 1)
+    assert best(case(wrong, right), [Explanation("a", nearly * 2), Explanation("b", right)]) == (None, 0)
+
+
+def test_a_number_that_is_met_by_chance_explains_nothing():
+    """One number within a hundredth of the way, out of a thousand that were tried."""
+    right = torch.ones(1, 1, dtype=torch.float64)
+    found, wrong = 2 * right, 2.009 * right
+    assert best(case(found, right, 0.01), [Explanation("a", wrong)] * 1000) == (None, 0)
+    many = torch.linspace(1, 2, 64, dtype=torch.float64)[None]
+    assert best(case(2 * many, many, 0.01), [Explanation("a", 2.009 * many)] * 1000) == ("a", 1)
+
+
+def test_where_some_cells_only_are_wrong_that_is_said():
+    right = torch.randn(4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = right.clone()
+    found[1, 8:] = 0
+    said = best(case(found, right), [Explanation("is all zero", torch.zeros_like(right))])
+    assert said == ("is all zero, in row 1, in columns 8 to 15", 1)
+
+
+# Memory
+
+
+def of_memory(scene: Scenario, field: str, layer: int, change: Callable[[EventContext, str, Any], torch.Tensor]) -> str:
+    """What T1 says of the first request of a commit of several, late enough to have a past."""
+    context = [each for each in scene.contexts if isinstance(each.event, Commit) and len(each.event.requests) > 1][-1]
+    name = context.event.requests[0]
+    wrong = m.with_state(context, name, lambda state: replace(state, **{
+        field: {**getattr(state, field), layer: change(context, name, getattr(state, field)[layer])}
+    }))
+    return scene.said(wrong, bits=True)[0].diagnosis
+
+
+def commit_before(scene: Scenario, context: EventContext, name: str) -> EventContext:
+    return [each for each in scene.contexts[: context.index] if isinstance(each.event, Commit)
+            and name in each.event.requests][-2]  # fmt: skip
+
+
+MEMORY: list[tuple[str, int, Callable[[Scenario, EventContext, str, Any], torch.Tensor], str]] = [
+    ("conv", GDN, lambda s, c, name, x: c.subject.before[name].conv[GDN], "holds the window from before the step;"),
+    ("conv", GDN, lambda s, c, name, x: torch.zeros_like(x), "is all zero"),
+    ("conv", GDN, lambda s, c, name, x: x.flip(1), "has the newest input first"),
+    ("conv", GDN, lambda s, c, name, x: x.roll(1, 0), "each channel is that of the channel before it"),
+    ("conv", GDN, lambda s, c, name, x: commit_before(s, c, name).subject.after[name].conv[GDN], "holds what it held after event"),
+    ("keys", ATTENTION, lambda s, c, name, x: x.roll(1, 0), "each position is that of the position before it"),
+    ("keys", ATTENTION, lambda s, c, name, x: c.subject.after[name].values[ATTENTION], "holds the values"),
+    ("keys", ATTENTION, lambda s, c, name, x: x.flip(1), "head 0 is that of head 1, head 1 is that of head 0"),
+    ("keys", ATTENTION, lambda s, c, name, x: with_row(x, 2, torch.zeros_like(x[2])), "is all zero, in row 2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "layer", "change", "sentence"), MEMORY, ids=[f"{w[0]}: {w[3]}" for w in MEMORY])
+def test_bits_that_were_moved_wrongly_are_explained(scene, field, layer, change, sentence):
+    assert of_memory(scene, field, layer, lambda *given: change(scene, *given)).startswith(sentence)
+
+
+def test_bits_that_nothing_explains_are_counted_as_before(scene):
+    noise = torch.Generator().manual_seed(0)
+    said = of_memory(scene, "conv", GDN, lambda c, name, x: torch.randn(x.shape, generator=noise).to(x))
+    assert "bytes differ, the first at" in said.partition(";")[0] and UNEXPLAINED not in said
+
+
+# What stands beside it
+
+
+def test_labels_that_stand_in_other_rows_are_named(tmp_path):
+    opened = m.checkpoint(tmp_path)
+    labels = m.run_labels(opened, m.events_of(opened)[:6])
+    place = Place("trunk", 0, "z")
+    context = next(each for each in labels if isinstance(each.event, Forward) and len(each.subject.places[place]) > 3)
+    span = row_spans(context, "trunk")[0]
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        x[: span.count] = x[: span.count].roll(1, 0)
+        return x
+
+    check = next(check for check in for_labels() if check.name == "labels")
+    findings = [found for found in check(m.with_rows(context, place, shifted)) if not found.agrees]
+    said = explained(findings, m.with_rows(context, place, shifted), None, Older())
+    assert said[0].diagnosis.startswith("each row is that of the row before it; row 0 is wrong")
+
+
+def test_a_contract_that_is_broken_there_is_quoted(scene):
+    place = Place("trunk", GDN, "gated")
+    context = scene.packed(second=False)
+    found = scene.said(m.with_rows(context, place, lambda x: 2 * x))[0]
+    broken = Comparison("contracts", Tier.IDENTITY, context.index, context.kind, place, 1, 1.0, 0.0,
+                        diagnosis="op gated_norm (trunk.0.gated): z is torch.bfloat16")  # fmt: skip
+    both = explained([broken, replace(found, diagnosis="far off")], context, None, Older())
+    assert both[0] == broken
+    assert both[1].diagnosis.endswith("; its contract is broken there: op gated_norm (trunk.0.gated): z is torch.bfloat16")
+
+
+def test_what_follows_from_a_wrong_input_is_said_to_follow(scene):
+    """Both are wrong by the layer's boundary; the second is right for what it was computed from."""
+    context = scene.packed(second=False)
+    span = max(row_spans(context, "trunk"), key=lambda each: each.count)
+    own = dict(scene.own(context, GDN, span))
+    own["z"] = own["z"].roll(1, 0)
+    changed = context
+    for name, wrong in (("z", own["z"]), ("gated", gated(scene, own))):
+        def put(x, wrong=wrong):
+            x[span.begin : span.begin + span.count] = wrong.to(x)
+            return x
+        changed = m.with_rows(changed, Place("trunk", GDN, name), put)
+    first, *others = scene.said(changed)
+    assert first.diagnosis.startswith("each row is that of the row before it")
+    follows = next(found for found in others if found.place.component == "gated")
+    assert follows.diagnosis.startswith("follows from what stands before it")
+
+
+def test_a_run_that_agrees_is_explained_by_nobody(scene, monkeypatch):
+    monkeypatch.setattr("instep.explain.bank.case_of", None)
+    assert explained([], scene.contexts[3], None, Older()) == []
+    assert not scene.said(scene.contexts[3])
+
+
+def test_findings_beyond_the_first_places_are_left_as_they_are(scene):
+    context = scene.packed(second=False)
+    wrong = context
+    for name in ("qkv", "z", "b", "a", "mixed", "q"):
+        wrong = m.with_rows(wrong, Place("trunk", GDN, name), lambda x: 2 * x)
+    said = {found.place.component: found.diagnosis for found in scene.said(wrong)}
+    assert said["qkv"].startswith("is twice what is right") and said["a"].startswith("is twice what is right")
+    assert said["q"].startswith("relative error") and UNEXPLAINED not in said["q"]
+
+
