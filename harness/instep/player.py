@@ -49,7 +49,7 @@ class Observer:
         return side
 
     def failed(self, event: Event, error: BaseException) -> None:
-        """The engine raised: `after` is not called for this event."""
+        """The engine raised, or an observer closer to it: `after` is not called for this event."""
 
 
 class Player:
@@ -59,17 +59,20 @@ class Player:
         self.name, self.engine, self.observers = name, engine, tuple(observers)
 
     def serve(self, event: Event) -> Side:
-        """The event on the engine, between the hooks of the observers."""
+        """The event on the engine, between the hooks of the observers.
+
+        Whoever raises, the engine or an observer: every observer that has begun hears of one end.
+        """
         begun: list[Observer] = []
         try:
             for observer in self.observers:
                 observer.before(event)
                 begun.append(observer)
             side = Side(self.name, event.on(self.engine))
+            while begun:
+                side = begun.pop().after(event, side)
         except BaseException as error:
             for observer in reversed(begun):
                 observer.failed(event, error)
             raise
-        for observer in reversed(self.observers):
-            side = observer.after(event, side)
         return side

@@ -1,5 +1,7 @@
 """Fixtures: `instep` runs a command of the tool, `plant` makes the engine wrong, both in the test's own process.
 
+Every test is held to leave no function mode of torch behind: one that stays makes all that follows slower.
+
 Leaves out: installation; the entry point is called as the installed script calls it.
 """
 
@@ -9,11 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+import torch
 
 from instep.cli import main
 from instep.faults.base import Edit, Wrap
 from support.command import Ran, Runner
 from support.planting import planted_here
+
+
+@pytest.fixture(autouse=True)
+def modes() -> Iterator[None]:
+    yield
+    assert torch._C._len_torch_function_stack() == 0, "a function mode is still entered"
 
 
 @pytest.fixture

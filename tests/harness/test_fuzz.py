@@ -13,7 +13,7 @@ import pytest
 from instep.faults.base import Edit
 from instep.faults.plant import planted, run
 from instep.fuzz import machine
-from instep.fuzz.campaign import Result, Settings, campaign, place
+from instep.fuzz.campaign import Settings, campaign, place
 from instep.fuzz.example import Example
 from instep.replay.setting import Setting
 from instep.trace.file import read
@@ -77,25 +77,14 @@ def test_the_caller_stride_is_found_and_its_trace_shows_it(model: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_few_runs_agree_and_are_counted(model: Path, tmp_path: Path) -> None:
-    result = nothing_found(model, tmp_path, "ledger", 5)
-    assert result.coverage.counts()["several requests in one forward"] > 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "examples"), [("ledger", 25), ("plain", 5)])
 def test_nothing_is_found_without_a_fault(ops: str, examples: int, model: Path, tmp_path: Path) -> None:
-    counts = nothing_found(model, tmp_path, ops, examples).coverage.counts()
-    for condition in ("several requests in one forward", "accepted: ragged", "a verify after a switch"):
-        assert counts[condition] > 0, condition
-
-
-def nothing_found(model: Path, tmp_path: Path, ops: str, examples: int) -> Result:
     result = campaign(Settings(Setting(ops), model, examples, int(SEED), tmp_path / "found"))
     assert result.exit == Exit.AGREED, None if result.found is None else result.found.verdict.findings[0]
     assert result.examples >= examples and result.elements > 0
     assert not (tmp_path / "found").exists()
-    return result
+    for condition in ("several requests in one forward", "accepted: ragged", "a verify after a switch"):
+        assert result.coverage.counts()[condition] > 0, condition
 
 
 @pytest.mark.slow

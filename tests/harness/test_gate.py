@@ -28,8 +28,6 @@ from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput, InstepError
 from support.checkpoints import write
 
-pytestmark = pytest.mark.timing
-
 TOP = Path(__file__).resolve().parents[2]
 ALLOWED = 0.1
 SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
@@ -63,7 +61,7 @@ def run(before: str | Path, after: str | Path, model: Path, folder: Path) -> Rep
     return gate(Question(str(before), str(after), model, ("verify",), allowed=ALLOWED, batch=2, rounds=1), folder)
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 def test_a_against_a_is_silent(model: Path, tmp_path: Path) -> None:
     """As a user runs it: a name against the checkout that the name is served from."""
     file = tmp_path / "gate.json"
@@ -86,7 +84,7 @@ def test_a_against_a_is_silent(model: Path, tmp_path: Path) -> None:
     assert found["machine"]["cores"] and found["machine"]["torch"]
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 def test_twice_the_time_is_found(model: Path, tmp_path: Path) -> None:
     report = run("plain", planted(tmp_path / "planted", *SLOWER_FORWARD), model, tmp_path)
     assert report.exit is Exit.DIVERGED, text(report)
@@ -112,7 +110,7 @@ def test_a_wrong_arm_cannot_pass_by_its_own_checks(model: Path, tmp_path: Path) 
     """Its harness looks at nothing but lengths; the gate's own reference still does."""
     blind = Edit(
         "instep/checks/__init__.py",
-        "return (Identity(), Bytes(), *structure(), Directed(oracle), Derived(oracle), Propagated(), Decisions())",
+        "return (Identity(), Bytes(), *structure(), *arithmetic)",
         "return (Identity(),)",
     )
     report = run(planted(tmp_path / "planted", ONE_TOKEN_LESS, blind), "plain", model, tmp_path)

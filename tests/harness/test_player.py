@@ -137,6 +137,18 @@ def test_when_an_observer_raises_before_the_event_only_those_that_began_hear_of_
     assert log == ["outer before", "outer failed"] and log_of(engine) == []
 
 
+def test_when_an_observer_raises_behind_the_event_the_outer_ones_hear_of_it() -> None:
+    class Judging(Noting):
+        def after(self, event: Event, side: Side) -> Side:
+            raise ValueError("not so")
+
+    log: list[str] = []
+    observers = [Noting("outer", log), Judging("judging", log), Noting("inner", log)]
+    with pytest.raises(ValueError, match="not so"):
+        Player("p", Asked(), observers).serve(Idle())
+    assert log[3:] == ["inner after", "outer failed"]
+
+
 @pytest.mark.parametrize("error", [None, ValueError("no")], ids=["served", "raised"])
 def test_a_context_is_left_whatever_happens_and_the_answer_is_seen_inside_it(error: Exception | None) -> None:
     log: list[Any] = []
