@@ -1,4 +1,4 @@
-"""The allowances bite and do not cry wolf: right engines that sum otherwise pass with room, small slips are found.
+"""The allowances bite and do not cry wolf: right engines that sum otherwise pass with room, small errors are found.
 
 Leaves out: faults of addresses and schedules (`instep faults`), and the long table (`instep calibrate`).
 """
@@ -56,15 +56,15 @@ def test_another_order_of_summation_passes_with_room(form, strategy):
 
 
 @pytest.mark.parametrize(
-    ("slip", "component"),
+    ("error", "component"),
     [
         ("EPS_ON_THE_MEAN", "q"), ("SCALE_OFF", "attended"), ("THETA_OFF", "query"),
         ("NARROW_BETA_IN_SNAPSHOTS", "state"), ("LOUD_TILE_OF_QKV", "qkv"), ("LOUD_TILE_OF_Z", "z"),
         ("LOUD_TILE_OF_MIXER", "mixer"), ("LOUD_TILE_OF_FUSED", "fused"), ("CAST_BEFORE_THE_WEIGHT", "gated"),
     ],
 )
-def test_a_small_slip_is_found_where_it_is_made(slip, component):
-    setting = Setting(f"support.injected_errors:{slip}", strategy="snapshot")
+def test_a_small_error_is_found_where_it_is_made(error, component):
+    setting = Setting(f"support.injected_errors:{error}", strategy="snapshot")
     findings = Replay(read(TRACE), setting).run(until=6).verdict.findings
     derived = [finding for finding in findings if finding.tier is Tier.DERIVED]
     assert derived and findings[0].place.component == derived[0].place.component == component

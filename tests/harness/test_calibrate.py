@@ -1,4 +1,4 @@
-"""Calibration: correct engines are correct and differ, slips are as large as they say, tables count what was seen.
+"""Calibration: correct engines are correct and differ, injected errors are as large as they say, tables count.
 
 Leaves out: the whole run, whose result is committed (`fixtures/results/calibration.json`).
 """
@@ -17,7 +17,7 @@ from instep.adapters import find
 from instep.calibrate import correct_variants
 from instep.calibrate.graded import IN_MEMORY, NUMBERS, OWN, limit, names
 from instep.calibrate.graded import STORAGES as ACTIVATIONS
-from instep.calibrate.injected_errors import SLIPS
+from instep.calibrate.injected_errors import ERRORS
 from instep.calibrate.scenes import scene
 from instep.calibrate.tables import Calibration, Rate, by_tier
 from instep.calibrate.variants import STORAGES, STRATEGIES, Stage, Variant, variants
@@ -30,7 +30,7 @@ from instep.verdict import Comparison, Tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
-from support.calibration_tables import undecided
+from support.calibration_tables import of_a_correct_engine, undecided
 from support.command import complaint
 from support.readme import RESULTS
 
@@ -125,14 +125,14 @@ def test_a_wrong_engine_is_a_false_alarm_with_a_name(stage):
     assert sum(rate["alarms"] for rate in told["false_alarms"]) == len(result.alarms)
 
 
-# -- slips -------------------------------------------------------------------------------------------------
+# -- injected errors ---------------------------------------------------------------------------------------
 
 
-def test_a_slip_of_no_size_changes_no_bit_and_a_small_one_its_place_alone():
+def test_an_error_of_no_size_changes_no_bit_and_a_small_one_its_place_alone():
     names = ("plain", "instep.calibrate.injected_errors:qkv@0.0", "instep.calibrate.injected_errors:qkv@0.01")
     plain, none, small = map(find, names)
     given = {"x": X[:, 0], "weight": WEIGHT, "shape": (11,)}
-    place = SLIPS["qkv"].place
+    place = ERRORS["qkv"].place
     right, same, off = (ops.linear(**given, to=place) for ops in (plain, none, small))
     assert torch.equal(right, same) and not torch.equal(right, off)
     assert (off != right).any(0).nonzero().flatten().tolist() == [3]
@@ -143,17 +143,17 @@ def test_a_slip_of_no_size_changes_no_bit_and_a_small_one_its_place_alone():
             find(f"instep.calibrate.injected_errors:{wrong}")
 
 
-def test_a_slip_in_memory_is_found_down_to_the_error_of_a_correct_engine():
+def test_an_error_in_memory_is_found_down_to_the_error_of_a_correct_engine():
     found = limit("state, part of the one before", "float32", [Stage()])
     assert set(found.found) == set(NUMBERS) and found.correct < 2e-6
     assert found.found["T2d"] <= 1.0 and found.found["T3"] is None
     assert 1e-6 <= found.found[OWN] <= found.found["T2"] <= 1e-4
 
 
-@pytest.mark.parametrize("name", SLIPS)
-def test_a_slip_is_found_at_its_place(stage, name):
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_injected_error_is_found_at_its_place(stage, name):
     """T2 at the first event in which it acts; run up to there alone."""
-    on, place = stage.on(2), SLIPS[name].place
+    on, place = stage.on(2), ERRORS[name].place
     plan = on.plan(Setting(f"instep.calibrate.injected_errors:{name}@0.01"))
     participants = stage.participants(plan, "float32")
     oracle = Oracle(plan.checkpoint, participants.declared.rounds, torch.float32)
@@ -217,9 +217,9 @@ def test_the_command_refuses_what_computes_nothing(instep):
     assert "at least one of either" in complaint(instep("calibrate", "--variants", "0", "--runs", "0"))
 
 
-def test_a_slip_of_size_0_that_is_found_is_an_error(monkeypatch):
+def test_an_injected_error_of_size_0_that_is_found_is_a_mistake(monkeypatch):
     monkeypatch.setitem(IN_MEMORY, "state, one tile", lambda right, before, size: right * 1.5)
-    with pytest.raises(RuntimeError, match=r"finds a slip of size 0 at .*state"):
+    with pytest.raises(RuntimeError, match=r"finds an injected error of size 0 at .*state"):
         limit("state, one tile", "float32", [Stage()])
 
 
@@ -234,4 +234,6 @@ def test_the_committed_result_is_of_enough_engines_and_called_none_wrong():
     assert undecided(told) < UNDECIDED_CAP / 2
     assert {(one["place"], one["storage"]) for one in told["limits"]} == {(n, s) for n in names() for s in ACTIVATIONS}
     for one in told["limits"]:
-        assert one["honest"] < one["found"]["T2"] <= 100 * one["honest"] + 1e-5, "T2 looks at every place, and closely"
+        correct = of_a_correct_engine(one)
+        assert correct == of_a_correct_engine({"correct": correct}) == of_a_correct_engine({"honest": correct})
+        assert correct < one["found"]["T2"] <= 100 * correct + 1e-5, "T2 looks at every place, and closely"

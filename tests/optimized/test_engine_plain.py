@@ -1,6 +1,6 @@
 """The engine with plain ops in fp64, against the reference: the whole model through pools, pages and commits.
 
-Leaves out: narrower widths, whose honest errors the harness judges by tiers.
+Leaves out: narrower widths, whose rounding errors the harness judges by tiers.
 """
 
 from __future__ import annotations

@@ -199,9 +199,9 @@ def test_what_another_engine_put_in_the_place_of_an_update_is_run_again(checkpoi
         next(events).on(subject)
         return bits(subject.state("a")), shown
 
-    honest, same, other = run(1.0), run(1.0), run(0.5)
-    assert honest[0] == same[0] != other[0]
-    assert all(torch.equal(x, y) for x, y in zip(honest[1], other[1], strict=True))
+    correct, same, other = run(1.0), run(1.0), run(0.5)
+    assert correct[0] == same[0] != other[0]
+    assert all(torch.equal(x, y) for x, y in zip(correct[1], other[1], strict=True))
 
 
 @pytest.mark.slow

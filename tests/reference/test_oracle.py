@@ -51,7 +51,7 @@ def test_the_committed_table_speaks_for_these_configurations(capsys: pytest.Capt
 
 
 def _decay_of_one_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = trunk.advance
+    correct = trunk.advance
 
     def advance(weights: Weights, *args: object, **kwargs: object) -> object:
         layer = weights.layers[1]
@@ -60,7 +60,7 @@ def _decay_of_one_head(monkeypatch: pytest.MonkeyPatch) -> None:
         A_log[0] *= MARGIN
         wrong = replace(layer, mixer=replace(layer.mixer, A_log=A_log))
         layers = (weights.layers[0], wrong, *weights.layers[2:])
-        return honest(replace(weights, layers=layers), *args, **kwargs)  # type: ignore[arg-type]
+        return correct(replace(weights, layers=layers), *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(trunk, "advance", advance)
 
@@ -71,18 +71,18 @@ def _eps_of_l2_outside_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _positions_one_further(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotary is relative: no logit moves, only the keys that are kept."""
-    honest = attention.rotate
-    monkeypatch.setattr(attention, "rotate", lambda x, positions, config: honest(x, positions + 1, config))
+    correct = attention.rotate
+    monkeypatch.setattr(attention, "rotate", lambda x, positions, config: correct(x, positions + 1, config))
 
 
 def _rotary_angles_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = attention.rotate
-    monkeypatch.setattr(attention, "rotate", lambda x, positions, config: honest(x.float(), positions, config).double())
+    right = attention.rotate
+    monkeypatch.setattr(attention, "rotate", lambda x, positions, config: right(x.float(), positions, config).double())
 
 
 def _a_row_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = trunk.rms_norm
-    monkeypatch.setattr(trunk, "rms_norm", lambda x, weight, eps: honest(x.float(), weight, eps))
+    correct = trunk.rms_norm
+    monkeypatch.setattr(trunk, "rms_norm", lambda x, weight, eps: correct(x.float(), weight, eps))
 
 
 def _hidden_before_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ TRUNK, HEAD = CASES[0].name, HEADS[0].name
     (_decay_of_one_head, TRUNK), (_eps_of_l2_outside_the_root, TRUNK), (_positions_one_further, TRUNK),
     (_rotary_angles_in_fp32, TRUNK), (_a_row_in_fp32, TRUNK), (_hidden_before_embedding, HEAD),
 ])
-def test_a_slight_slip_would_be_noticed(
+def test_a_slight_error_would_be_noticed(
     plant: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)

@@ -110,7 +110,7 @@ def test_what_see_returns_is_what_goes_on(weights: Weights) -> None:
 
     An update goes into the state alone, so what changes is the memory: of its own layer."""
     tokens, changed = tokens_of(3), []
-    honest, memories = trunk.advance(weights, tokens, trunk.empty_memories(weights), 0)
+    correct, memories = trunk.advance(weights, tokens, trunk.empty_memories(weights), 0)
     places: list[Place] = []
     trunk.advance(weights, tokens, trunk.empty_memories(weights), 0, lambda at, x: (places.append(at), x)[1])
     for target in places:
@@ -119,12 +119,12 @@ def test_what_see_returns_is_what_goes_on(weights: Weights) -> None:
 
         final, after = trunk.advance(weights, tokens, trunk.empty_memories(weights), 0, graft)
         if target.component == "update":
-            assert torch.equal(final, honest)
+            assert torch.equal(final, correct)
             moved = [layer for layer, pair in enumerate(zip(after, memories, strict=True))
                      if not all(torch.equal(x, y) for x, y in zip(tensors(pair[:1]), tensors(pair[1:]), strict=True))]
             changed.append(moved == [target.layer])
         else:
-            changed.append(not torch.equal(final, honest))
+            changed.append(not torch.equal(final, correct))
     assert [place for place, moved in zip(places, changed, strict=True) if not moved] == []
 
 

@@ -1,4 +1,4 @@
-"""Small numeric slips: `plain` with one op a little wrong, each the size of what kernels have really had.
+"""Small numeric errors: `plain` with one op a little wrong, each the size of what kernels have really had.
 
 Leaves out: faults of addresses and schedules. Found by the harness as `support.injected_errors:NAME`.
 """
@@ -19,7 +19,7 @@ PLAIN = load("plain")
 L2_EPS, TILE, LITTLE = 1e-6, 8, 1e-5
 
 
-def _slip(**ops: Callable[..., Any]) -> Ops:
+def _with(**ops: Callable[..., Any]) -> Ops:
     return replace(PLAIN, name=next(iter(ops)), **ops)
 
 
@@ -60,12 +60,12 @@ def _cast_before_the_weight(*, weight: torch.Tensor, **given: Any) -> torch.Tens
     return normed.bfloat16().to(normed) * weight
 
 
-EPS_ON_THE_MEAN = _slip(gdn_inputs=_eps_on_the_mean)
-SCALE_OFF = _slip(attend=_scale_off)
-THETA_OFF = _slip(attention_inputs=_theta_off)
-NARROW_BETA_IN_SNAPSHOTS = _slip(gdn=_narrow_beta_in_snapshots)
-LOUD_TILE_OF_Z = _slip(linear=partial(_loud_tile, "z"))
-LOUD_TILE_OF_QKV = _slip(linear=partial(_loud_tile, "qkv"))
-LOUD_TILE_OF_MIXER = _slip(linear=partial(_loud_tile, "mixer"))
-LOUD_TILE_OF_FUSED = _slip(linear=partial(_loud_tile, "fused"))
-CAST_BEFORE_THE_WEIGHT = _slip(gated_norm=_cast_before_the_weight)
+EPS_ON_THE_MEAN = _with(gdn_inputs=_eps_on_the_mean)
+SCALE_OFF = _with(attend=_scale_off)
+THETA_OFF = _with(attention_inputs=_theta_off)
+NARROW_BETA_IN_SNAPSHOTS = _with(gdn=_narrow_beta_in_snapshots)
+LOUD_TILE_OF_Z = _with(linear=partial(_loud_tile, "z"))
+LOUD_TILE_OF_QKV = _with(linear=partial(_loud_tile, "qkv"))
+LOUD_TILE_OF_MIXER = _with(linear=partial(_loud_tile, "mixer"))
+LOUD_TILE_OF_FUSED = _with(linear=partial(_loud_tile, "fused"))
+CAST_BEFORE_THE_WEIGHT = _with(gated_norm=_cast_before_the_weight)

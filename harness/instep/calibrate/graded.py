@@ -1,6 +1,6 @@
-"""Graded slips: how small an error each tier still finds, place by place, beside the error of a correct engine there.
+"""Graded errors: how small an error each tier still finds, place by place, beside the error of a correct engine there.
 
-Leaves out: what slips there are in ops (`injected_errors.py`). A slip in memory is made after the first commit that
+Leaves out: what errors there are in ops (`injected_errors.py`). An error in memory is made after the first commit that
 accepts a draft, in the state that the checks are shown; one in an op acts from the start, and everything behind it
 follows.
 """
@@ -28,12 +28,12 @@ from ..replay.lockstep import Lockstep
 from ..replay.participants import Plan
 from ..replay.setting import Setting
 from ..verdict import Comparison, Skipped, Tier
-from .injected_errors import SLIPS
+from .injected_errors import ERRORS
 from .scenes import Scene
 from .variants import Stage
 
 SIZES = tuple(10.0**-decade for decade in range(9))
-RUNS = 3  # scenes, one per shape of model; a slip counts as found when it is in all of them
+RUNS = 3  # scenes, one per shape of model; an error counts as found when it is in all of them
 QUIET = 2  # sizes in a row that no tier finds, after which smaller ones are not tried
 OWN = f"{Tier.DERIVED.value}, own inputs"
 NUMBERS = (Tier.DERIVED.value, OWN, Tier.DIRECTED.value, Tier.PROPAGATED.value, Tier.DECISIONS.value)
@@ -72,10 +72,10 @@ IN_MEMORY: dict[str, Mix] = {
 
 @dataclass(frozen=True)
 class Limit:
-    """What is found of a slip. correct: the largest relative error at that place of an engine that is right;
+    """What is found of an injected error. correct: the largest relative error at that place of an engine that is right;
     found: tier -> the smallest size from which on it is found in every run, None where none is."""
 
-    slip: str
+    error: str
     storage: str
     correct: float
     found: Mapping[str, float | None]
@@ -89,11 +89,11 @@ def judged_as(one: Comparison) -> str:
 
 
 def names() -> tuple[str, ...]:
-    return (*SLIPS, *IN_MEMORY)
+    return (*ERRORS, *IN_MEMORY)
 
 
 def limits(device: str = "cpu", runs: int = RUNS) -> Iterator[Limit]:
-    """Every slip in every storage."""
+    """Every injected error in every storage."""
     stages = [Stage(device) for _ in range(runs)]
     for storage in STORAGES:
         for name in names():
@@ -102,11 +102,11 @@ def limits(device: str = "cpu", runs: int = RUNS) -> Iterator[Limit]:
 
 def limit(name: str, storage: str, stages: Sequence[Stage]) -> Limit:
     """From the largest size down; a stage is a run, and keeps its scene."""
-    place = SLIPS[name].place if name in SLIPS else Place("trunk", 0, "state")
+    place = ERRORS[name].place if name in ERRORS else Place("trunk", 0, "state")
     trials = [_trial(stage, name, storage, run) for run, stage in enumerate(stages)]
     none = [one for trial in trials for one in trial(0.0)]
     if wrong := next((one for one in none if not one.agrees), None):
-        said = f"{wrong.check} finds a slip of size 0 at {wrong.place}: {wrong.diagnosis}"
+        said = f"{wrong.check} finds an injected error of size 0 at {wrong.place}: {wrong.diagnosis}"
         raise RuntimeError(f"{name}, {storage}: {said}")
     correct = max(one.worst for one in none if judged_as(one) == Tier.DERIVED.value and one.place == place)
     found: dict[str, float | None] = dict.fromkeys(NUMBERS)
@@ -132,7 +132,7 @@ def _trial(stage: Stage, name: str, storage: str, run: int) -> Callable[[float],
     def ran(ops: str) -> tuple[list[Comparison], EventContext, Sequence[Recomputation | Skipped], Oracle]:
         return _to_the_commit(stage, scene, scene.plan(Setting(ops, stage.device, storage)))
 
-    if name in SLIPS:
+    if name in ERRORS:
         return lambda size: ran(f"instep.calibrate.injected_errors:{name}@{size!r}")[0]
     _, context, pieces, rest = ran("plain")
     return lambda size: _judged(_disturbed(context, IN_MEMORY[name], size), _checks(_Known(pieces, rest)))

@@ -4,7 +4,7 @@
     core, attended   of one head, times 1 + size        mlp        every row, times 1 + size
     logits           of one token, plus size times the row's largest
 
-In the first layer of its kind. Leaves out: slips in memory, which are made after an event (`graded.py`).
+In the first layer of its kind. Leaves out: errors in memory, which are made after an event (`graded.py`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ COLUMN = 3
 
 def __getattr__(name: str) -> Ops:
     """beta@0.001 and the like, for `--ops instep.calibrate.injected_errors:beta@0.001`."""
-    slip, at, size = name.partition("@")
-    if not at or slip not in SLIPS:
+    error, at, size = name.partition("@")
+    if not at or error not in ERRORS:
         raise AttributeError(name)
     try:
-        return slipped(slip, float(size))
+        return with_error(error, float(size))
     except ValueError:
         raise AttributeError(name) from None
 
 
 @dataclass(frozen=True)
-class Slip:
+class InjectedError:
     """op     whose result is off; place: where, in the first layer that has it (kind "linear" serves many places)
     off    (result, size) -> what is handed on instead
     """
@@ -45,16 +45,16 @@ class Slip:
     off: Callable[[Any, float], Any]
 
 
-def slipped(name: str, size: float) -> Ops:
-    """`plain` with that slip."""
-    slip, plain = SLIPS[name], load("plain")
-    op = getattr(plain, slip.op)
+def with_error(name: str, size: float) -> Ops:
+    """`plain` with that error."""
+    error, plain = ERRORS[name], load("plain")
+    op = getattr(plain, error.op)
 
     def wrong(**given: Any) -> Any:
         result, to = op(**given), given["to"]
-        return slip.off(result, size) if slip.place in (to if isinstance(to[0], Place) else (to,)) else result
+        return error.off(result, size) if error.place in (to if isinstance(to[0], Place) else (to,)) else result
 
-    changed: dict[str, Any] = {slip.op: wrong}
+    changed: dict[str, Any] = {error.op: wrong}
     return replace(plain, name=f"{name}@{size!r}", **changed)
 
 
@@ -80,13 +80,13 @@ def _token(x: torch.Tensor, size: float) -> torch.Tensor:
 
 
 # A line is a place that can be off. Layer 0 is of GDN, layer 1 of attention (`scenes.py`).
-SLIPS: dict[str, Slip] = {
-    "log_decay": Slip("gdn_inputs", Place("trunk", 0, "log_decay"), _of("log_decay")),
-    "beta": Slip("gdn_inputs", Place("trunk", 0, "beta"), _of("beta")),
-    "k": Slip("gdn_inputs", Place("trunk", 0, "k"), _of("k")),
-    "qkv": Slip("linear", Place("trunk", 0, "qkv"), _column),
-    "core": Slip("gdn", Place("trunk", 0, "core"), _head),
-    "attended": Slip("attend", Place("trunk", 1, "attended"), _head),
-    "mlp": Slip("mlp", Place("trunk", 0, "mlp"), lambda x, size: x * (1 + size)),
-    "logits": Slip("lm_head", Place("trunk", AFTER_LAYERS, "logits"), _token),
+ERRORS: dict[str, InjectedError] = {
+    "log_decay": InjectedError("gdn_inputs", Place("trunk", 0, "log_decay"), _of("log_decay")),
+    "beta": InjectedError("gdn_inputs", Place("trunk", 0, "beta"), _of("beta")),
+    "k": InjectedError("gdn_inputs", Place("trunk", 0, "k"), _of("k")),
+    "qkv": InjectedError("linear", Place("trunk", 0, "qkv"), _column),
+    "core": InjectedError("gdn", Place("trunk", 0, "core"), _head),
+    "attended": InjectedError("attend", Place("trunk", 1, "attended"), _head),
+    "mlp": InjectedError("mlp", Place("trunk", 0, "mlp"), lambda x, size: x * (1 + size)),
+    "logits": InjectedError("lm_head", Place("trunk", AFTER_LAYERS, "logits"), _token),
 }

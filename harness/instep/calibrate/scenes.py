@@ -83,7 +83,7 @@ def _policy(name: str, chunks: tuple[int, ...], accept: tuple[int, ...]) -> Poli
         Arrival("c", "p2", arrive=1, chunks=(2,), max_new=30),
     )  # fmt: skip
     return Policy(
-        name, "Honest engines differ, and none is called wrong.", ROOM,
+        name, "Correct engines differ, and none is called wrong.", ROOM,
         arrivals, num_steps=1, adaptive={"candidate_steps": [1, WINDOW - 1]}, steps=(Steps(1, WINDOW - 1),),
         accept=accept, plain=(2,), rounds=4,
     )

@@ -117,6 +117,6 @@ def _rate(rate: Rate) -> dict[str, object]:
 
 def _limit(limit: Limit) -> dict[str, object]:
     return {
-        "place": limit.slip, "storage": limit.storage, "honest": limit.correct, "runs": limit.runs,
+        "place": limit.error, "storage": limit.storage, "correct": limit.correct, "runs": limit.runs,
         "sizes": limit.tried, "found": dict(limit.found),
     }

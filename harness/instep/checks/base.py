@@ -21,8 +21,8 @@ LISTED = 8  # numbers of units that are written out
 class Check(Protocol):
     """Yields one `Comparison` per named thing, and `Skipped` with a reason for what it left out.
 
-    A check may remember earlier contexts of the same run (what was verified, before it is committed), so one
-    value serves one run, and sees every event context of it, in order.
+    What it needs of earlier events stands in the context (`context.earlier`). It keeps at most counters of its own,
+    such as what it has said already; so one value serves one run, and sees every event context of it, in order.
     """
 
     @property
@@ -65,11 +65,11 @@ def counted(count: int, what: str = "token") -> str:
 
 def listed(what: str, numbers: Collection[int]) -> str:
     """slot 3; slots 0, 2, 5 and 40 more"""
-    told = sorted(numbers)
-    if len(told) == 1:
-        return f"{what} {told[0]}"
-    more = f" and {len(told) - LISTED} more" if len(told) > LISTED else ""
-    return f"{what}s {', '.join(map(str, told[:LISTED]))}{more}"
+    ordered = sorted(numbers)
+    if len(ordered) == 1:
+        return f"{what} {ordered[0]}"
+    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
+    return f"{what}s {', '.join(map(str, ordered[:LISTED]))}{more}"
 
 
 def held(what: str, count: int, right: int, verb: str) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )
 def calibrate(
     given: Given,
-    variants: Annotated[int, typer.Option(help="Honest engines, no two alike.", min=0)] = 200,
+    variants: Annotated[int, typer.Option(help="Correct engines, no two alike.", min=0)] = 200,
     runs: Annotated[int, typer.Option(help="Runs per size of an injected error; 0: none.", min=0)] = 3,
     seconds: Annotated[float | None, typer.Option(help="Stop after so many, half for each table.", min=1.0)] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
@@ -96,5 +96,5 @@ def _limits(result: Calibration) -> Table:
     })
     for limit in result.limits:
         sizes = ("" if limit.found[tier] is None else f"{limit.found[tier]:.0e}" for tier in tiers)
-        made.add_row(limit.slip, limit.storage, f"{limit.correct:.1e}", *sizes)
+        made.add_row(limit.error, limit.storage, f"{limit.correct:.1e}", *sizes)
     return made

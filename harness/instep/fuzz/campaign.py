@@ -113,7 +113,7 @@ def campaign(settings: Settings, progress: Progress | None = None) -> Result:
 
 
 def _batch(host: _Host, examples: int, seed: int) -> None:
-    told = hypothesis.settings(
+    how = hypothesis.settings(
         max_examples=examples, stateful_step_count=EVENTS, database=None, deadline=None, print_blob=False,
         report_multiple_bugs=False, verbosity=hypothesis.Verbosity.quiet,
         suppress_health_check=list(hypothesis.HealthCheck),
@@ -126,7 +126,7 @@ def _batch(host: _Host, examples: int, seed: int) -> None:
 
     factory: Any = machine  # Hypothesis takes anything that makes a machine, but its types allow only classes
     try:
-        run_state_machine_as_test(factory, settings=told)
+        run_state_machine_as_test(factory, settings=how)
     except (Over, Exception) as error:
         host.ended(error)
 

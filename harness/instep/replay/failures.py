@@ -35,15 +35,15 @@ def failures(participants: Participants, index: int, event: Event, failed: Subje
     failed_op = log.failed_op
     if failed_op is not None and failed_op.error not in _chain(failed.error):
         failed_op = None  # the subject went on after that one
-    told = [*broken(log, index, kind), *_too_small(participants, log, index, kind)]
+    broke = [*broken(log, index, kind), *_too_small(participants, log, index, kind)]
     place = NOWHERE
     if failed_op is not None:
         place = failed_op.place or UNSEEN
-    elif told:
-        place = told[0].place
+    elif broke:
+        place = broke[0].place
     elif failed.question == SERVES:
         place = participants.subject.activations.last or UNSEEN
-    return [*told, failure(index, kind, failed, place, failed_op)]
+    return [*broke, failure(index, kind, failed, place, failed_op)]
 
 
 def failure(

@@ -18,7 +18,7 @@ KERNELS, LAUNCHES = "kernels", "ops/triton.py"  # inside the package: a folder, 
 
 def digest(sources: Mapping[str, str]) -> str:
     """The digest of source texts by path. Names and the order of statements count; docstrings and comments do not."""
-    trees = sorted((path, _told(ast.parse(text))) for path, text in sources.items())
+    trees = sorted((path, _as_tuples(ast.parse(text))) for path, text in sources.items())
     return sha256(repr(trees).encode()).hexdigest()
 
 
@@ -33,15 +33,15 @@ def kernels_syntax() -> str | None:
     return digest({path.relative_to(top).as_posix(): path.read_text(encoding="utf-8") for path in files})
 
 
-def _told(node: object) -> object:
+def _as_tuples(node: object) -> object:
     """A tree as nested tuples. `ast.dump` is not used: the empty fields that it writes depend on Python's version."""
     if isinstance(node, list):
-        return tuple(_told(item) for item in node if not _is_text_alone(item))
+        return tuple(_as_tuples(item) for item in node if not _is_text_alone(item))
     if not isinstance(node, ast.AST):
         return type(node).__name__, repr(node)
     fields = ((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
-    told = tuple((name, _told(value)) for name, value in fields)
-    return type(node).__name__, tuple((name, value) for name, value in told if value != ())
+    found = tuple((name, _as_tuples(value)) for name, value in fields)
+    return type(node).__name__, tuple((name, value) for name, value in found if value != ())
 
 
 def _is_text_alone(node: object) -> bool:

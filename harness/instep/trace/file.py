@@ -221,6 +221,6 @@ def decode(text: bytes, kind: Any, where: str, otherwise: str = f"a line of sche
     except msgspec.DecodeError as error:
         said, _, place = str(error).partition(" - at `$")
         field = where + (f": {place.rstrip('`').lstrip('.')}" if place else "")
-        told = re.fullmatch(r"Expected (.*), got (.*)", said)
-        expected, found = told.groups() if told else (otherwise, _uncapitalised(said))
+        parts = re.fullmatch(r"Expected (.*), got (.*)", said)
+        expected, found = parts.groups() if parts else (otherwise, _uncapitalised(said))
         raise BadInput(field, found=found, expected=expected) from None
