@@ -144,11 +144,10 @@ class Select(Protocol):
 
 
 class Conv(Protocol):
-    """Depthwise causal conv over channels, then silu. The history before row 0 comes from memory.
+    """Depthwise causal conv over channels, then silu: out[t] = silu(sum_j weight[:, j] * input[t - (W-1) + j]).
 
-    x [N, C]; weight [C, W]; addresses point at windows [C, W-1], oldest first -> mixed [N, C].
-    out[t] = silu(sum_j weight[:, j] * input[t - (W-1) + j]); inputs before row 0 come from `read`, or zeros. The bits
-    of a row depend on these inputs alone, wherever a window begins and whoever else is served.
+    x [N, C]; weight [C, W]; addresses point at windows [C, W-1], oldest first -> mixed [N, C]. Inputs before row 0 come
+    from `read`, or are zeros. The bits of a row depend on these inputs alone, not on the window or on other requests.
     """
 
     def __call__(
@@ -172,18 +171,14 @@ class MakeGdnInputs(Protocol):
 class Gdn(Protocol):
     """The gated delta rule over packed rows; addresses point at states seen as [HV, K, V].
 
-    Value head h reads key head h // (HV / H).  -> core [N, HV, V] in `dtype`.
-
-    Per request, in this order:
+    Value head h reads key head h // (HV / H).  -> core [N, HV, V] in `dtype`. Per request, in this order:
       1. read the state (zeros if fresh); 2. run the ring's pending tokens again (none if fresh, even if some pend)
       3. round to the dtype of `read`'s pool, as a store and a load would; store to `settled`
-      4. row by row: compute core, keep the token in the ring, store to `per_row`
-      5. store to `store`
+      4. row by row: compute core, keep the token in the ring, store to `per_row`; 5. store to `store`
     To run tokens again gives the bits that their rows gave. With updates this is S <- decay S + k update^T; with inputs
     it is the whole rule. No bit of a request depends on another request. In windows the bits of a row, and of the state
-    after it, depend on its inputs and the state before it alone, whatever the width. A fold (count 0, pending tokens;
-    N may be 0) does steps 1 to 3 and 5. A request with neither rows nor pending tokens reads and writes nothing. Chunks
-    have no ring.
+    after it, depend on its inputs and the state before it alone, whatever the width. A fold (count 0, pending tokens)
+    does steps 1 to 3 and 5. Without rows and pending tokens nothing is read or written. Chunks have no ring.
     """
 
     def __call__(
@@ -291,10 +286,8 @@ class PlaceRows(Protocol):
 
     slots, begin, count [B] int64 (slot -1: idle); rows = N and shift: on the host; length: pool view [slots] int64;
     table: pool view [slots, width] int64, page ids in order, -1 padded.
-
-    locations: page * page_size + offset; -1 where the table has -1 or ends. A row that no request covers has position 0
-    and location -1. before = length + shift; before and count are 0 for an idle request. last = begin + count - 1, or
-    -1 for a request without rows.
+    locations: page * page_size + offset; -1 where the table has -1 or ends. A row that no request covers: position 0,
+    location -1. before = length + shift; idle: before and count 0. last = begin + count - 1, or -1 without rows.
     """
 
     def __call__(
@@ -362,16 +355,14 @@ BY_ROW: Mapping[str, tuple[str, ...]] = {
 @dataclass(frozen=True)
 class Ops:
     """An op set: its ops, and fields that describe it.
-
     types          (activation, state) -> its storage dtypes
     rounds         (activation, state) -> the dtype in which each named component is stored: its rounding points
     keeps          what its rings keep of a token (`Ring`)
     captures       its ops never wait for the host, so a CUDA graph can hold them
     products       form of an op -> the format to which the operands of its products are rounded, as in
                    {"gdn.chunk": Product("tf32", block=64)}; a form that is not named multiplies in fp32
-    row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row, however many there are. With
-                   all of them a request is served in a batch as it is served alone. `conv`, and `gdn` in windows, are
-                   so by their contract and are not named.
+    row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row. With all of them a request
+                   gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
     """
 
     name: str
