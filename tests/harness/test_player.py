@@ -162,7 +162,7 @@ def test_a_context_is_left_whatever_happens_and_the_answer_is_seen_inside_it(err
             log.append("out")
 
     answer = Drafted(torch.zeros(1, 1), torch.zeros(1, 1))
-    player = Player("p", Asked(answer, error), [Within(context(), log.append)])
+    player = Player("p", Asked(answer, error), [Within(context(), lambda event, answer: log.append(answer))])
     if error is None:
         player.serve(Draft(("a",)))
         assert log == ["in", answer, "out"]
