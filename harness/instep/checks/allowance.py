@@ -20,9 +20,10 @@ YARDSTICK_FACTOR = 3.0
 ULPS = 4.0
 
 # T2, from an op's own inputs. The same two constants, of one op: truth and draws both read the subject's own rows, so
-# whatever was rounded before the op is in what both read, and in the error of neither. How often a piece is drawn stays
-# as it is: nothing is amplified through other ops, but a softmax that wavers between two keys hangs on the error of one
-# score, wherever its query and its keys came from.
+# whatever was rounded before the op is in what both read, and in the error of neither. Nothing is amplified through
+# other ops, so 4 draws do. What a block of one op has in common is a factor of a norm, a decay or a gate: a function or
+# two, each within 2 units (`observe/reorder.py`), which ULPS grants by itself. Only a softmax that wavers between two
+# keys, or two experts, hangs on the error of one score, which grows with the score: there the draws stay as many.
 # The read-out of the delta rule (`ROUNDED_ONCE`) is held tighter where it is stored in 16 bits. There ULPS would grant
 # 4 units, of which one rounding needs half a unit. So the draws are taken before they are rounded into storage, and
 # what was found is moved towards the truth o by half a unit at most. Let y be what the subject had before it rounded:

@@ -33,6 +33,7 @@ DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
 # What comes out of an op that rounds it once, where its operands are no narrower than declared: draws from own inputs
 # show it before that rounding (`checks/allowance.py`).
 ROUNDED_ONCE = ("core",)
+WAVERS = ("attended",)  # a piece that shows it hangs on the error of one score
 KEPT = (*FOLDED, "update")  # of a token: what the delta rule takes in, and what it writes
 REMEMBERED = 16  # tokens of a step that are kept for the next one: a window, not a prompt
 
@@ -163,7 +164,10 @@ class Runner:
         truth = self.true(work)
         near = true(work, self.truth, own) if own and len(truth.places) > 1 else None
         experts = self.rounded.config.experts > 0
-        both = self._sampled(work, draws, self._store, base, experts=experts, own=None if near is None else own)
+        both = self._sampled(
+            work, draws, self._store, base, experts=experts, own=None if near is None else own,
+            further=draws if experts or any(place.component in WAVERS for place in truth.places) else FEWEST_DRAWS,
+        )
         if base is not None and "gdn.chunk" not in self.products:
             both = [self._in_chunks(sampled, base, once) for sampled, once in zip(both, (False, True), strict=False)]
         return Runs(truth, both[0]), None if near is None else Runs(near, both[1])
@@ -221,12 +225,12 @@ class Runner:
 
     def _sampled(
         self, work: Work, draws: int, store: Store, base: torch.Tensor | None, *, experts: bool,
-        chance: torch.Generator | None = None, own: Mapping[Place, torch.Tensor] | None = None,
+        chance: torch.Generator | None = None, own: Mapping[Place, torch.Tensor] | None = None, further: int = 0,
     ) -> list[Run]:
         """All draws at once, as a further axis; one by one where rows choose experts, which no axis can follow.
 
         base: the state before a prefill chunk; None: whatever the delta rule does here, it does token by token.
-        own: rows that go on from their places in as many further draws, which are a run of their own.
+        own: rows that go on from their places in so many further draws, which are a run of their own.
         """
         operands = Operands(self.products, self.rounded, chunk=base is not None, chance=chance)
 
@@ -255,7 +259,7 @@ class Runner:
             return places, () if state is None else (store("state", state),)
 
         with Reordered(self.generator, operands):
-            numbers = torch.arange(draws if own is None else 2 * draws)
+            numbers = torch.arange(draws if own is None else draws + further)
             if experts:
                 places, state = _stacked([draw(number) for number in numbers])
             else:
@@ -264,7 +268,7 @@ class Runner:
         if own is not None:
             left = state[0][draws:] if state else None
             runs.append(Run({place: x[draws:] for place, x in places.items()}, left, {
-                place: store(place.component, mine.to(places[place])).expand(draws, *mine.shape)
+                place: store(place.component, mine.to(places[place])).expand(further, *mine.shape)
                 for place, mine in own.items() if place in places and mine.shape == places[place].shape[1:]
             }))  # fmt: skip
         return runs
