@@ -16,7 +16,7 @@ from instep.checks.bytes import Bytes, shifted
 from instep.checks.poison import poisoned
 from instep.observe.rows import RowSpan, row_spans
 from instep.trace.policy import ScheduledAction
-from instep.verdict import Comparison, Verdict
+from instep.verdict import Comparison
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from support import contexts as m
@@ -34,11 +34,11 @@ def contexts(tmp_path_factory) -> list[Any]:
 
 
 def found(contexts: list[Any], at: int, name: str, change: Any) -> Comparison:
-    """The first finding of `bytes` alone, with another state of a request after event `at`: it sees no other event."""
-    assert not Verdict().add(Bytes()(contexts[at]))
-    findings = Verdict().add(Bytes()(m.with_state(contexts[at], name, change)))
-    assert findings, "nothing was found"
-    return findings[0]
+    """The first finding of `bytes` alone, with another state of a request after event `at`, and none before."""
+    verdict = m.judge(m.spoiled(contexts, at, lambda context: m.with_state(context, name, change)), [Bytes()])
+    assert verdict.findings, "nothing was found"
+    assert {finding.event for finding in verdict.findings} == {at}
+    return next(compared for compared in verdict.compared if not compared.agrees)
 
 
 def returned(contexts: list[Any], kind: type[Load | Resume]) -> tuple[int, str]:
@@ -66,7 +66,7 @@ def committed(contexts: list[Any]) -> tuple[int, RowSpan]:
 def test_what_comes_back_otherwise_is_said_to(contexts, change, place, says, kind):
     finding = found(contexts, *returned(contexts, kind), change)
     assert finding.place == place
-    assert finding.diagnosis.startswith("comes back otherwise than it was kept: ") and says in finding.diagnosis
+    assert "comes back otherwise than it was kept: " in finding.diagnosis and says in finding.diagnosis
 
 
 @pytest.mark.parametrize(("change", "place"), [

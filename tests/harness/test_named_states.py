@@ -158,10 +158,8 @@ def test_a_layer_that_was_begun_anew_is_named_in_its_places(run):
             return tensor
 
         wrong = m.with_rows(wrong, place, put)
-    check = Derived(oracle_of(opened))
-    for before in contexts[: context.index]:
-        list(check(before))
-    said = {found.place.component: found.diagnosis for found in check(wrong) if not found.agrees}
+    verdict = m.judge([*contexts[: context.index], wrong], [Derived(oracle_of(opened))])
+    said = {found.place.component: found.diagnosis for found in verdict.findings}
     for component in ("mixed", "core"):
         assert said[component].startswith("was begun anew: what came before these tokens is lost; relative error")
 
@@ -170,12 +168,10 @@ def judged(run, change):
     """What T2 says of one commit in which a state was changed."""
     opened, contexts = run
     at = next(context.index for context in contexts if isinstance(context.event, Commit))
-    name, check = contexts[at].event.requests[0], Derived(oracle_of(opened))
-    for before in contexts[:at]:
-        list(check(before))
+    name = contexts[at].event.requests[0]
     context = m.with_state(
         contexts[at], name, lambda s: replace(s, state={**s.state, LAYER: change(s.state[LAYER])}))
-    (found,) = [found for found in check(context) if not found.agrees]
+    (found,) = m.judge([*contexts[:at], context], [Derived(oracle_of(opened))]).findings
     assert found.place == Place("trunk", LAYER, "state")
     return found.diagnosis
 
@@ -205,14 +201,13 @@ def test_rows_that_are_16_bits_by_construction_are_not_called_stored_so(tmp_path
     """v is a part of the conv output, which bf16 activations store in 16 bits: another row of it is no rounding."""
     opened = m.checkpoint(tmp_path, dtype=torch.bfloat16)
     contexts = m.run(opened, m.events_of(opened)[:4], torch.bfloat16)
-    check = Derived(Oracle(opened, m.declared(torch.bfloat16, torch.float32), torch.float32))
     at = next(context.index for context in contexts if isinstance(context.event, Forward))
-    for before in contexts[:at]:
-        list(check(before))
     for component in ("v", "mixed", "embedding"):
         layer = STAGE_LEVEL if component == "embedding" else LAYER
         wrong = m.with_rows(contexts[at], Place("trunk", layer, component), lambda x: (1.0625 * x).bfloat16().to(x))
-        said = [found.diagnosis for found in check(wrong) if not found.agrees and found.place.component == component]
+        check = Derived(Oracle(opened, m.declared(torch.bfloat16, torch.float32), torch.float32))
+        findings = m.judge([*contexts[:at], wrong], [check]).findings
+        said = [found.diagnosis for found in findings if found.place.component == component]
         assert said and not any("as if stored" in one for one in said), component
 
 

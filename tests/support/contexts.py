@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from instep.checks import Check
+from instep.checks.derived import Derived
+from instep.explain import Older, explained
 from instep.observe.context import EventContext
 from instep.observe.earlier import left_by
 from instep.observe.memory import UNWATCHED
@@ -118,10 +120,13 @@ def run_labels(opened: Checkpoint, events: Sequence[Event]) -> list[EventContext
 
 
 def judge(contexts: Sequence[EventContext], checks: Sequence[Check]) -> Verdict:
-    verdict = Verdict()
+    """Everything that the checks say, the findings of the last context with what explains them, as of a replay."""
+    verdict, older = Verdict(), Older()
     for context in contexts:
-        for check in checks:
+        for check in (*checks, older):
             verdict.add(check(context))
+    oracle = next((check.oracle for check in checks if isinstance(check, Derived)), None)
+    verdict.compared = explained(verdict.compared, contexts[-1], oracle, older)
     return verdict
 
 

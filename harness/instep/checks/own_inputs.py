@@ -48,11 +48,15 @@ class OwnInputs(Derived):
         scale: torch.Tensor | None,
     ) -> Comparison:
         """What is rounded once is held to the arithmetic before that: a rounding is half a unit, and no more."""
-        rounds, width = self.oracle.rounds, sampled.dtype
-        once = spot.place.component in ROUNDED_ONCE and not narrower(rounds.get("state", width), width)
-        if not once or found is None or found.shape != truth.shape or not narrower(found.dtype, width):
+        if found is None or found.shape != truth.shape or not self.rounded_once(spot.place.component, found, sampled):
             return super()._measured(spot, found, truth, sampled, scale)
-        return measured(spot, before_rounding(found, truth), truth, sampled, stored=width, scale=scale)
+        return measured(spot, before_rounding(found, truth), truth, sampled, stored=sampled.dtype, scale=scale)
+
+    def rounded_once(self, component: str, found: torch.Tensor, sampled: torch.Tensor) -> bool:
+        """Whether what was found is rounded once, from the width that the yardsticks are summed in."""
+        width = sampled.dtype
+        wide = not narrower(self.oracle.rounds.get("state", width), width)
+        return component in ROUNDED_ONCE and wide and narrower(found.dtype, width)
 
 
 def _said(result: Comparison) -> Comparison:

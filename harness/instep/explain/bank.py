@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from ..checks.base import NOWHERE
+from ..checks.own_inputs import OwnInputs
 from ..localise.order import ops_of
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle
@@ -52,10 +53,10 @@ BANK: tuple[tuple[Family, ...], ...] = (
 def explained(
     findings: Sequence[Comparison], context: EventContext | None, oracle: Oracle | None, older: Older
 ) -> list[Comparison]:
-    """The findings of one event, in the order given, the first of them with what explains them."""
+    """Comparisons in the order given; of the context's event, the first that disagree with what explains them."""
     said = dict[int, Comparison]()
     if context is not None:
-        here = [finding for finding in findings if finding.event == context.index]
+        here = [found for found in findings if found.event == context.index and not found.agrees]
         at: dict[object, tuple[Explained | None, str]] = {}  # every measurement of one tensor has one explanation
         with torch.no_grad():
             for finding in _first(here):
@@ -71,7 +72,7 @@ def explained(
 
 def explanation_of(case: Case) -> tuple[Explained | None, int]:
     """What explains it, if one thing does, and how many do equally well; known mistakes have sentences of their own."""
-    if case.granted is not None and agrees(case):
+    if case.granted is not None and case.finding.check != OwnInputs.name and agrees(case):
         return Explained("bank", "follows from what stands before it: it is right for what it was computed from"), 1
     for number, families in enumerate(BANK):
         sentence, count = best(case, (one for family in families for one in family(case)))

@@ -18,6 +18,7 @@ from instep_reference.weights import Weights
 from ..checks.allowance import allowed
 from ..checks.derived import scale_of
 from ..checks.measure import blocks, relative_error
+from ..checks.own_inputs import OwnInputs, before_rounding
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle
 from ..observe.own_inputs import rerun
@@ -58,10 +59,16 @@ class Case:
     oracle: Oracle | None = None
     piece: Recomputation | None = None
     scale: torch.Tensor | None = None  # like `right`: errors are relative to it where it is larger
+    once: bool = False  # what was found was rounded once, and is held to what it was before that
 
     @property
     def component(self) -> str:
         return self.finding.place.component
+
+    def off(self, other: torch.Tensor) -> torch.Tensor:
+        """How far what was found is from another tensor, in fp64; without the rounding that is no error."""
+        found, other = (x.to("cpu", torch.float64) for x in (self.found, other))
+        return (before_rounding(self.found.cpu(), other) if self.once else found) - other
 
     @cached_property
     def weights(self) -> Weights:
@@ -159,8 +166,9 @@ def _of_piece(
         right, sampled = near.truth.places[finding.place], near.yardsticks.places[finding.place]
     if found is None or right is None or sampled is None or found.shape != right.shape:
         return None
-    granted = _granted(finding.place, found, right, sampled, scale)
-    return Case(finding, context, found, right.cpu(), granted, older, oracle, piece, scale)
+    once = oracle is not None and OwnInputs(oracle).rounded_once(finding.place.component, found, sampled)
+    granted = _granted(finding.place, sampled.dtype if once else found.dtype, right, sampled, scale)
+    return Case(finding, context, found, right.cpu(), granted, older, oracle, piece, scale, once)
 
 
 def _free_running(finding: Comparison, context: EventContext, older: Older) -> Case | None:
@@ -173,7 +181,7 @@ def _free_running(finding: Comparison, context: EventContext, older: Older) -> C
     )
     if found is None or truth is None or rounded is None or found.shape != truth.shape or not truth.numel():
         return None
-    return Case(finding, context, found, truth, _granted(finding.place, found, truth, rounded[None]), older)
+    return Case(finding, context, found, truth, _granted(finding.place, found.dtype, truth, rounded[None]), older)
 
 
 def _of_labels(finding: Comparison, context: EventContext, older: Older) -> Case | None:
@@ -187,10 +195,10 @@ def _of_labels(finding: Comparison, context: EventContext, older: Older) -> Case
 
 
 def _granted(
-    place: Place, found: torch.Tensor, truth: torch.Tensor, sampled: torch.Tensor, scale: torch.Tensor | None = None
+    place: Place, stored: torch.dtype, truth: torch.Tensor, sampled: torch.Tensor, scale: torch.Tensor | None = None
 ) -> torch.Tensor:
     o = blocks(place.component, truth)
     floor = None if scale is None else blocks(place.component, scale)
     yardstick = relative_error(blocks(place.component, sampled, many=True), o, floor).amax(1)
-    granted = allowed(yardstick, found.dtype)
+    granted = allowed(yardstick, stored)
     return torch.where(granted.isfinite(), granted, 0.0)

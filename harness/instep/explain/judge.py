@@ -70,7 +70,7 @@ def fit(case: Case, one: Explanation, tried: float = 1.0) -> Fit | None:
     found, right, wrong = (_double(x) for x in (case.found, case.right, one.wrong))
     if not (found.isfinite().all() and wrong.isfinite().all()):
         return None
-    off = found - wrong, found - right, wrong - right
+    off = case.off(wrong), case.off(right), wrong - right
     near, far, apart = (cells(case.component, x).square().sum(-1) for x in off)
     grain = 9 * case.granted[0].max().square() * cells(case.component, right).square().sum(-1)
     matters, nearer = apart > grain, near < far
@@ -104,12 +104,12 @@ def _left(case: Case, stands: torch.Tensor) -> float:
     assert case.granted is not None
     if not case.found.isfinite().all():
         return math.inf
-    x, o, w = (blocks(case.component, tensor) for tensor in (case.found, case.right, stands))
+    x, o, w = (blocks(case.component, tensor) for tensor in (case.off(stands), case.right, stands))
     parts, least = [], o if case.scale is None else blocks(case.component, case.scale)
     for metric, granted in zip((_norm, _largest), case.granted, strict=True):
         size = torch.maximum(torch.maximum(metric(o), metric(w)), metric(least))
         limit = granted * size.clamp_min(SCALE_FLOOR)
-        error = metric(x - w)
+        error = metric(x)
         parts.append(torch.where(error == 0, 0.0, error / limit).max())
     return float(torch.stack(parts).max())
 

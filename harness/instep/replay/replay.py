@@ -133,11 +133,8 @@ class Replay:
         chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
         watching = [*chosen, *also, *([older] if explain else [])]
         verdict = run(lockstep, watching, until=until, layers=layers, progress=progress)
-        if explain:
-            findings = iter(
-                explained([c for c in verdict.compared if not c.agrees], lockstep.last, oracle, older)
-            )
-            verdict.compared = [c if c.agrees else next(findings) for c in verdict.compared]
+        if explain and verdict.findings:
+            verdict.compared = explained(verdict.compared, lockstep.last, oracle, older)
         ran = self.trace.events[: lockstep.next]
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
