@@ -155,14 +155,14 @@ def where(component: str, taken: torch.Tensor, matters: torch.Tensor) -> str:
         numbers = mine.nonzero().flatten().tolist()
         tiled = name == "column" and taken.shape[last] > 1 and component not in ("conv", "keys", "values")
         said.append(_tiles(numbers) if tiled else listed(name, numbers))
-    return "".join(f", in {one}" for one in said) or ", in some of its elements"
+    return "".join(f", in {one}" for one in said)
 
 
 def _tiles(numbers: list[int]) -> str:
-    """columns 8 to 15 (tiles of 8)"""
+    """columns 8 to 15"""
     if len(numbers) == 1:
         return f"columns {COLUMNS * numbers[0]} to {COLUMNS * numbers[0] + COLUMNS - 1}"
-    return listed(f"tiles of {COLUMNS} columns, number", numbers).replace("numbers", "numbers", 1)
+    return listed(f"tiles of {COLUMNS} columns, number", numbers)
 
 
 def _double(x: torch.Tensor) -> torch.Tensor:
