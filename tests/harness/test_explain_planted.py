@@ -6,10 +6,10 @@ The catalogue's own sentence is not asked. Leaves out: single wrong computations
 from __future__ import annotations
 
 import pytest
+from instep.faults.here import planted_here
 
 from instep.explain import UNEXPLAINED
 from instep.faults import TRACES, by_id
-from instep.faults.here import planted_here
 from instep.replay.replay import Replay
 from instep.trace.file import read
 
