@@ -12,6 +12,7 @@ from instep_optimized.layout import StateLayout
 from instep_reference.contract.engine import Event
 
 from ..checks.directed import Directed
+from ..explain import Older, explained
 from ..player import Player, Side
 from ..replay.lockstep import Lockstep
 from ..replay.lockstep import run as run_all
@@ -93,8 +94,10 @@ class Stage:
         scene = self.on(variant.scene)
         plan = variant.plan(scene, self.device)
         participants = self.participants(plan, "/".join(variant.storage))
-        checks = checks_for(oracle_for(plan, participants))
-        verdict = run_all(Lockstep(scene.trace, participants), checks)
+        oracle, older = oracle_for(plan, participants), Older()
+        checks, lockstep = checks_for(oracle), Lockstep(scene.trace, participants)
+        verdict = run_all(lockstep, (*checks, older))
+        verdict.compared = explained(verdict.compared, lockstep.last, oracle, older)
         self.pairs += sum(check.pairs for check in checks if isinstance(check, Directed))
         return verdict
 

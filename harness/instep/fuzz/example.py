@@ -10,6 +10,7 @@ from pathlib import Path
 
 from instep_reference.contract.engine import Answer, AnyEvent
 
+from ..explain import Older, explained
 from ..observe.context import EventContext
 from ..replay.guard import SubjectFailed
 from ..replay.lockstep import Lockstep, run
@@ -44,7 +45,8 @@ class Example:
         except SubjectFailed as failed:
             self._lockstep, self.rules = failed, EventRules(header)
             return
-        self._checks = (self._answers, *checks_for(oracle_for(plan, participants)))
+        self._oracle, self._older = oracle_for(plan, participants), Older()
+        self._checks = (self._answers, *checks_for(self._oracle), self._older)
         self._lockstep = Lockstep(self._trace(), participants)
         self.rules = self._lockstep.rules
 
@@ -57,6 +59,7 @@ class Example:
         verdict = run(self._lockstep, self._checks)
         self.elements += verdict.elements
         if verdict.findings:
+            verdict.compared = explained(verdict.compared, self._lockstep.last, self._oracle, self._older)
             self.verdict = verdict
             raise Diverged(verdict.findings[0].diagnosis)
 

@@ -72,6 +72,9 @@ def outcome(
     lockstep = Lockstep(trace, seats)
     chosen = checks(checkpoint, setting, layers) if judged is None else judged
     verdict = run(lockstep, [*chosen, *also], until=until, layers=kept)
+    from ..explain import Older, explained  # which stands on `localise`, and that on this
+
+    verdict.compared = explained(verdict.compared, lockstep.last, None, Older())
     plan = Plan(checkpoint, room, trace.header.num_steps, adaptive, setting)
     ran = trace.events[: lockstep.next]
     return Outcome(
