@@ -211,7 +211,7 @@ class OptimizedEngine:
             event, self._requests, saved, preempted, self._round.num_steps, self._memory, overlap=self._options.overlap
         )
         found = changes(self._round.strategy.may, writes) | changes(write_set.SLOT_TABLE, writes)
-        return {name: units for name, units in found.items() if name in self._memory.pools}
+        return {name: units for name, units in found.items() if self._memory.layers(name)}
 
     def slots(self) -> dict[str, int]:
         return self._memory.slots.owned()

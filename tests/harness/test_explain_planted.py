@@ -6,12 +6,12 @@ The catalogue's own sentence is not asked. Leaves out: single wrong computations
 from __future__ import annotations
 
 import pytest
-from instep.faults.here import planted_here
 
 from instep.explain import UNEXPLAINED
 from instep.faults import TRACES, by_id
 from instep.replay.replay import Replay
 from instep.trace.file import read
+from support.planting import planted_here
 
 SAYS = {
     "gate-l2-eps-on-the-mean": "is normed with eps on the mean of the squares, not on their sum",

@@ -73,6 +73,12 @@ def test_every_check_that_needs_no_whole_reference_is_asked(made):
         assert not verdict.skipped, verdict.skipped[:3]
 
 
+def test_a_model_without_attention_names_no_pool_that_it_lacks():
+    checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=1))
+    found = outcome(course(checkpoint, "narrow", requests=2, rounds=4), checkpoint, SETUP)
+    assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]
+
+
 @pytest.mark.parametrize(("ops", "check", "how"), [
     ("ONE_COLUMN_MORE", "tails", {"strategy": "snapshot"}), ("DOUBLED", "contracts", {}), ("POISONED", "poison", {}),
 ])  # fmt: skip
