@@ -167,9 +167,9 @@ def test_what_pytest_prints_as_an_items_name_runs_that_item(home: Path) -> None:
 def test_a_trace_outside_the_root_folder_has_a_name_that_runs_it(home: Path) -> None:
     (home / "root").mkdir()
     listed = session(home / "root", "--rootdir=.", "--instep-traces=../traces", "--instep-ops=ledger", "-q", "--co")
-    (node,) = [line for line in listed.stdout.splitlines() if "::" in line]
+    (node,) = [line for line in listed.out.splitlines() if "::" in line]
     again = session(home / "root", "--rootdir=.", node, "-v")
-    assert "1 passed" in again.stdout and f"{node} PASSED" in again.stdout, again.stdout + again.stderr
+    assert "1 passed" in again.out and f"{node} PASSED" in again.out, again.out + again.err
 
 
 @pytest.mark.slow
