@@ -71,6 +71,31 @@ def test_a_region_that_is_none_is_its_finding(trace, name, says):
     assert first.check == "interface" and first.diagnosis.startswith(says), first.diagnosis
 
 
+@pytest.mark.parametrize(("name", "says"), [
+    ("SHOWS_meta", "see: trunk layer 0 normed gave a meta Tensor"),
+    ("SHOWS_sparse", "see: trunk layer 0 residual gave a sparse Tensor"),
+    ("SHOWS_whole", "see: trunk layer 0 k gave a Tensor (8, 2, 8) of int64; the contract asks for a dense tensor of "),
+    ("SHOWS_scalar", "see: trunk layer 0 mixed gave a Tensor () of float32; the contract asks for rows"),
+    ("SHOWS_complex", "pick gave a Tensor (1,) of complex64; the contract asks for a dense tensor of int32 or int64"),
+    ("SHOWS_none", "see: trunk layer 0 gated gave None"),
+    ("SHOWS_turned", "as it showed before"),
+    ("HOLDS_meta", "state: values of layer 1 gave a meta Tensor"),
+    ("HOLDS_whole", "state: state of layer 0 gave a Tensor (4, 8, 16) of int64"),
+    ("HOLDS_sparse", "state: keys of layer 1 gave a sparse Tensor"),
+    ("HOLDS_complex", "state: conv of layer 0 gave a Tensor (96, 3) of complex64"),
+])  # fmt: skip
+def test_a_tensor_that_nobody_can_compare_is_its_finding(trace, name, says):
+    found = replayed(trace, name).verdict
+    assert found.exit is Exit.DIVERGED and says in found.findings[0].diagnosis, found.findings[0].diagnosis
+
+
+def test_a_place_that_is_shown_narrower_than_declared_is_granted_no_rounding(trace):
+    """Whoever declares nothing computes in fp32: logits of 16 bits would hide what they were rounded from."""
+    first = replayed(trace, "SHOWS_bfloat16").verdict.findings[0]
+    assert (first.check, first.place.component) == ("derived", "logits")
+    assert first.diagnosis.startswith("is torch.bfloat16, torch.float32 is declared; relative error")
+
+
 def test_a_region_that_is_shown_no_more_is_its_finding(trace):
     """Whoever hides a pool for one event could write into it unseen."""
     found = replayed(trace, "HIDING", "wide").verdict

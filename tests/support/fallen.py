@@ -71,6 +71,42 @@ GARBAGE = {name: engine(name, _gives(value)) for name, value in {
 }.items()}  # fmt: skip
 
 
+def _shows(component: str, turned: Any) -> Any:
+    """A maker of a right engine that shows something else at the places of one component."""
+
+    def watch(self: Any, see: Any) -> None:
+        def seen(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+            see(place, turned(tensor) if place.component == component else tensor)
+            return tensor
+
+        OptimizedEngine.watch(self, seen)
+
+    return engine("watch", watch)
+
+
+def _holds(field: str, turned: Any) -> Any:
+    """The same of a part of its states."""
+
+    def state(self: Any, request: str) -> Any:
+        found = OptimizedEngine.state(self, request)
+        return replace(found, **{field: {layer: turned(held) for layer, held in getattr(found, field).items()}})
+
+    return engine("state", state)
+
+
+SHOWS = {
+    "meta": _shows("normed", lambda x: x.to("meta")), "sparse": _shows("residual", torch.Tensor.to_sparse),
+    "whole": _shows("k", torch.Tensor.long), "scalar": _shows("mixed", torch.Tensor.sum),
+    "complex": _shows("pick", lambda x: x.to(torch.complex64)), "none": _shows("gated", lambda x: None),
+    "turned": _shows("z", lambda x: x.flatten(1) if len(x) == 1 else x),
+    "bfloat16": _shows("logits", torch.Tensor.bfloat16),
+}  # fmt: skip
+HOLDS = {
+    "meta": _holds("values", lambda x: x.to("meta")), "whole": _holds("state", torch.Tensor.long),
+    "sparse": _holds("keys", torch.Tensor.to_sparse), "complex": _holds("conv", lambda x: x.to(torch.complex64)),
+}  # fmt: skip
+
+
 def _unmade(*given: Any, adaptive: Any, layout: str, **named: Any) -> Any:
     raise AssertionError("no such card")
 
@@ -98,7 +134,8 @@ IN_AN_OP = replace(PLAIN, name="in an op", attend=_in_the_target)
 def __getattr__(name: str) -> Any:
     """RAISING_state, GARBAGE_slots, MAKER_none."""
     table, _, key = name.partition("_")
-    found = {"RAISING": RAISING, "GARBAGE": GARBAGE, "ODD": ODD, "MAKER": MAKERS}.get(table, {})
+    found = {"RAISING": RAISING, "GARBAGE": GARBAGE, "ODD": ODD, "MAKER": MAKERS, "SHOWS": SHOWS, "HOLDS": HOLDS}.get(
+        table, {})
     if key not in found:
         raise AttributeError(name)
     return found[key]

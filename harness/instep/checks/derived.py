@@ -16,7 +16,7 @@ from instep_reference.contract.place import Place
 
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle
-from ..observe.recomputation import Recomputation, Run
+from ..observe.recomputation import Recomputation, Run, narrower
 from ..observe.rows import rows
 from ..observe.updates import UPDATE, due
 from ..verdict import Comparison, Skipped, Tier
@@ -56,7 +56,16 @@ class Derived:
         self, spot: Spot, found: torch.Tensor | None, truth: torch.Tensor, sampled: torch.Tensor,
         scale: torch.Tensor | None,
     ) -> Comparison:
-        return measured(spot, found, truth, sampled, scale=scale)
+        stored = None if found is None else self.stored(spot.place.component, found, sampled)
+        result = measured(spot, found, truth, sampled, stored=stored, scale=scale)
+        if found is not None and found.dtype != stored and result.diagnosis:
+            return replace(result, diagnosis=f"is {found.dtype}, {stored} is declared; {result.diagnosis}")
+        return result
+
+    def stored(self, component: str, found: torch.Tensor, sampled: torch.Tensor) -> torch.dtype:
+        """Whose rounding is granted: that of the dtype which was found, but none that is narrower than declared."""
+        declared = self.oracle.rounds.get(component, sampled.dtype)
+        return declared if narrower(found.dtype, declared) else found.dtype
 
     def _state(self, context: EventContext, piece: Recomputation, truth: torch.Tensor) -> Iterator[Comparison]:
         sampled = piece.yardsticks.state

@@ -166,8 +166,12 @@ def _of_piece(
         right, sampled = near.truth.places[finding.place], near.yardsticks.places[finding.place]
     if found is None or right is None or sampled is None or found.shape != right.shape:
         return None
-    once = oracle is not None and OwnInputs(oracle).rounded_once(finding.place.component, found, sampled)
-    granted = _granted(finding.place, sampled.dtype if once else found.dtype, right, sampled, scale)
+    judge = None if oracle is None else OwnInputs(oracle)
+    once = judge is not None and judge.rounded_once(finding.place.component, found, sampled)
+    kept = found.dtype if judge is None else judge.stored(finding.place.component, found, sampled)
+    if kept != found.dtype:
+        return None  # the finding says so
+    granted = _granted(finding.place, sampled.dtype if once else kept, right, sampled, scale)
     return Case(finding, context, found, right.cpu(), granted, older, oracle, piece, scale, once)
 
 

@@ -24,7 +24,7 @@ from instep_reference.contract.engine import (
 from instep_reference.contract.errors import InstepError, Unsupported
 from instep_reference.contract.event_facts import facts, kind_of, named
 from instep_reference.contract.meaning import WHATS, Meaning, Positions
-from instep_reference.contract.place import COMPONENTS, See
+from instep_reference.contract.place import COMPONENTS, Place, See
 
 from ..adapters import Maker, Subject
 from ..player import Observer, Side
@@ -34,6 +34,8 @@ METHODS = (
     *map(kind_of, get_args(AnyEvent)), "next_num_steps", "state", "regions", "may_change", "slots", "pages", "watch",
 )
 COUNTED = ("slot", "row", "page")  # what the first axis of a region counts
+WHOLE = (torch.int32, torch.int64)
+NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LISTED = 4  # regions that are named in one finding
 
 
@@ -115,7 +117,7 @@ class GuardedSubject:
             found: Mapping[Copy, Mapping[str, torch.Tensor]] = asked()
             right = isinstance(found, Mapping) and all(
                 isinstance(copy, tuple) and len(copy) == 2 and copy[0] in ("save", "preempt")
-                and isinstance(parts, Mapping) and all(isinstance(part, torch.Tensor) for part in parts.values())
+                and isinstance(parts, Mapping) and all(_is_dense(part) for part in parts.values())
                 for copy, parts in found.items()
             )  # fmt: skip
             _must(right, "copies", found, '("save" or "preempt", a name) with tensors by name')
@@ -139,10 +141,14 @@ class GuardedSubject:
 
 
 class GuardedEngine:
-    """A subject as a player serves it: every event, every state and every wanted step count is guarded."""
+    """A subject as a player serves it: every event, place, state and wanted step count is guarded.
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    labels: whether it moves labels: then what it holds is whole numbers.
+    """
+
+    def __init__(self, engine: Any, labels: bool = False) -> None:
+        self._engine, self._labels = engine, labels
+        self._rows: dict[Place, torch.Size] = {}  # how one row of a place is shaped: the same in all calls
 
     def __getattr__(self, name: str) -> Any:
         def call(*given: Any) -> Any:
@@ -153,7 +159,7 @@ class GuardedEngine:
 
     def state(self, request: str) -> RequestState:
         with calling("state"):
-            return checked_state(self._engine, request)
+            return checked_state(self._engine, request, self._labels)
 
     def next_num_steps(self) -> int:
         with calling("next_num_steps"):
@@ -161,7 +167,17 @@ class GuardedEngine:
 
     def watch(self, see: See) -> None:
         with calling("watch"):
-            self._engine.watch(see)
+            self._engine.watch(lambda place, tensor: see(place, self._shown(place, tensor)))
+
+    def _shown(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        """Called by the engine, so that what is wrong with the tensor is raised while it serves."""
+        _must(isinstance(place, Place), "see: place", place, "a `Place`")
+        what = f"see: {place}"
+        _must_hold(what, tensor, self._labels or place.component == "pick")
+        _must(tensor.dim() > 0, what, tensor, "rows")
+        before = self._rows.setdefault(place, tensor.shape[1:])
+        _must(tensor.shape[1:] == before, what, tensor, f"rows of {tuple(before)}, as it showed before")
+        return tensor
 
 
 class Checked(Observer):
@@ -180,8 +196,8 @@ class Materialized(Observer):
             return replace(side, answer=materialized(side.answer))
 
 
-def checked_state(engine: Any, name: str) -> RequestState:
-    """The logical state of a request, if it is one."""
+def checked_state(engine: Any, name: str, labels: bool = False) -> RequestState:
+    """The logical state of a request, if it is one. labels: whether it holds whole numbers."""
     found = engine.state(name)
     _must(isinstance(found, RequestState), "state", found, "a `RequestState`")
     assert isinstance(found, RequestState)
@@ -190,9 +206,15 @@ def checked_state(engine: Any, name: str) -> RequestState:
         if str(field.type).startswith("dict"):
             right = isinstance(value, dict) and all(isinstance(held, torch.Tensor) for held in value.values())
             _must(right, f"state: {field.name}", value, "a dict of layers with tensors")
+            for layer, held in value.items():
+                _must_hold(f"state: {field.name} of layer {layer}", held, labels)
     _must(_whole(found.length), "state: length", found.length, "a whole number")
+    for what, token in (("root", found.root), ("proposal", found.proposal)):
+        _must(token is None or _whole(token), f"state: {what}", token, "a whole number or None")
     hidden = found.proposal_hidden
     _must(hidden is None or isinstance(hidden, torch.Tensor), "state: proposal_hidden", hidden, "a tensor or None")
+    if hidden is not None:
+        _must_hold("state: proposal_hidden", hidden, labels)
     return found
 
 
@@ -213,11 +235,14 @@ def checked_answer(event: Event, found: object) -> Answer | None:
         right = isinstance(found.own, dict) and all(isinstance(own, torch.Tensor) for own in found.own.values())
         _must(right, f"{what}: own", found.own, "requests with tensors")
         _must(isinstance(found.roots, Mapping), f"{what}: roots", found.roots, "requests with their roots")
+        for name, own in found.own.items():
+            _must_hold(f"{what}: own of {name!r}", own, whole=True)
         return found
     for field in fields(found):  # type: ignore[arg-type]
         value = getattr(found, field.name)
         right = isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == len(names)
         _must(right, f"{what}: {field.name}", value, f"a tensor with {len(names)} lines, one per request")
+        _must_hold(f"{what}: {field.name}", value, whole=True)
     return found  # type: ignore[return-value]
 
 
@@ -249,10 +274,22 @@ def _must(right: bool, what: str, found: object, expected: str) -> None:
         raise WrongType(f"{what} gave {_spelled(found)}; the contract asks for {expected}")
 
 
+def _must_hold(what: str, tensor: object, whole: bool) -> None:
+    """Numbers of the kind that belongs there, which can be brought to the host and compared."""
+    kinds = WHOLE if whole else NUMBERS
+    right = isinstance(tensor, torch.Tensor) and _is_dense(tensor) and tensor.dtype in kinds
+    _must(right, what, tensor, f"a dense tensor of {' or '.join(str(kind).removeprefix('torch.') for kind in kinds)}")
+
+
+def _is_dense(found: object) -> bool:
+    """Whether it is a tensor whose bytes can be read."""
+    return isinstance(found, torch.Tensor) and found.layout is torch.strided and not found.is_meta
+
+
 def _is_memory(region: Region) -> bool:
     gaps = region.gaps
-    return isinstance(region.units, torch.Tensor) and region.units.dim() > 0 and (
-        gaps is None or (isinstance(gaps, torch.Tensor) and gaps.dim() > 0)
+    return _is_dense(region.units) and region.units.dim() > 0 and (
+        gaps is None or (_is_dense(gaps) and gaps.dim() > 0)
     )
 
 
@@ -282,6 +319,7 @@ def _spelled(value: object, longest: int = 80) -> str:
         return "None"
     kind = type(value).__name__
     if isinstance(value, torch.Tensor):
-        return f"a {kind} {tuple(value.shape)}"
+        where = "meta " if value.is_meta else "" if value.layout is torch.strided else "sparse "
+        return f"a {where}{kind} {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     said = repr(value)
     return f"a {kind} ({said if len(said) <= longest else said[:longest] + '...'})"

@@ -38,7 +38,7 @@ from .lockstep import Lockstep, run
 from .participant import Participant, guarded
 from .participants import Participants, Plan, counting, instrumentation_of, lent_copies
 from .replay import Outcome, served
-from .setting import Setting
+from .setting import Setting, moves_labels
 from .single import engine
 
 SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
@@ -100,7 +100,8 @@ def participants(
         )
     shown, replays = GuardedSubject(subject), None if subject.graphs is None else replays_of(subject.graphs)
     instrumentation.of(shown, poison=options.poison, guarded=options.guarded, replays=replays)
-    judged = guarded(setting.ops, subject, arithmetic=instrumentation, answered=instrumentation.answered)
+    judged = guarded(setting.ops, subject, labels=moves_labels(chosen), arithmetic=instrumentation,
+                     answered=instrumentation.answered)  # fmt: skip
     truth = Participant("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
     watch, said = Watch(shown, options.poison), declared(chosen, setting.activation, setting.state)
     return Participants(

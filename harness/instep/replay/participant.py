@@ -45,7 +45,10 @@ class Participant(Player):
         engine.watch(lambda place, tensor: self.activations(place, first(place, tensor)))
 
 
-def guarded(name: str, subject: WatchedEngine, **given: Any) -> Participant:
-    """A participant of which nothing is believed: whatever it raises, or gives of a wrong type, is its own finding."""
-    engine: Any = GuardedEngine(subject)
+def guarded(name: str, subject: WatchedEngine, *, labels: bool = False, **given: Any) -> Participant:
+    """A participant of which nothing is believed: whatever it raises, or gives of a wrong type, is its own finding.
+
+    labels: whether it moves labels.
+    """
+    engine: Any = GuardedEngine(subject, labels)
     return Participant(name, engine, closest=[Checked()], **given)

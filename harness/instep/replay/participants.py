@@ -120,7 +120,8 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
         rounded = rounded_participant(plan, found, 0)
     shown, patching = GuardedSubject(subject), Patching(variant.patch)
     served = guarded(
-        setting.ops, subject, arithmetic=instrumentation, answered=instrumentation.answered, first=patching
+        setting.ops, subject, labels=moves_labels(ops), arithmetic=instrumentation,
+        answered=instrumentation.answered, first=patching,
     )
     return Participants(
         served, Participant("truth", truth), rounded, Watch(shown, poison), shown, ops, calls, draw, patching,
