@@ -98,7 +98,7 @@ SHOWS = {
     "meta": _shows("normed", lambda x: x.to("meta")), "sparse": _shows("residual", torch.Tensor.to_sparse),
     "whole": _shows("k", torch.Tensor.long), "scalar": _shows("mixed", torch.Tensor.sum),
     "complex": _shows("pick", lambda x: x.to(torch.complex64)), "none": _shows("gated", lambda x: None),
-    "turned": _shows("z", lambda x: x.flatten(1) if len(x) == 1 else x),
+    "turned": _shows("z", lambda x: x if len(x) > 6 else x.flatten(1)),
     "bfloat16": _shows("logits", torch.Tensor.bfloat16),
 }  # fmt: skip
 HOLDS = {

@@ -48,14 +48,16 @@ def _scene(case: Case) -> Scene | None:
     """On the subject's own rows."""
     if case.piece is None or case.piece.folding is None or case.component not in ("state", UPDATE):
         return None
-    return scene_of(_own(case.piece), [_own(piece) for piece in case.pieces if piece.folding is not None])
+    return scene_of(_own(case.piece, case), [_own(piece, case) for piece in case.pieces if piece.folding is not None])
 
 
-def _own(piece: Recomputation) -> Recomputation:
-    """With the subject's own rows as the tokens that are folded in."""
+def _own(piece: Recomputation, case: Case) -> Recomputation:
+    """With the subject's own rows as the tokens that are folded in, but for those that the finding is about: where all
+    of them have the same fault, each of them looks like another's."""
     folding = piece.folding
     assert folding is not None, "asked of pieces that fold"
-    own = {place: rows.to("cpu", torch.float64) for place, rows in piece.own.items() if place in folding.tokens.places}
+    own = {place: rows.to("cpu", torch.float64) for place, rows in piece.own.items()
+           if place in folding.tokens.places and place.component != case.component}  # fmt: skip
     return replace(piece, folding=replace(folding, tokens=Run({**folding.tokens.places, **own})))
 
 
@@ -75,7 +77,7 @@ def _of_others(case: Case) -> Iterator[Explanation]:
         mine = case.piece
         if mine is None or other.folding is None or other.layer != mine.layer or other.request == mine.request:
             continue
-        scene = scene_of(_own(other), [])
+        scene = scene_of(_own(other, case), [])
         for count in scene.counts():
             after = f"after {counted(count)} of its step" if count else "from before its step"
             yield Explanation(f'holds the state of request "{other.request}" {after}', scene.after(count))
