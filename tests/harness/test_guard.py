@@ -82,6 +82,10 @@ def test_a_region_that_is_none_is_its_finding(trace, name, says):
     ("HOLDS_meta", "state: values of layer 1 gave a meta Tensor"),
     ("HOLDS_whole", "state: state of layer 0 gave a Tensor (4, 8, 16) of int64"),
     ("HOLDS_sparse", "state: keys of layer 1 gave a sparse Tensor"),
+    ("HOLDS_flat", "state: conv of layer 0 gave a Tensor (288,) of float32; the contract asks for 2 axes"),
+    ("HOLDS_heads", "(7, 4, 16); expected (7, 2, 16)"),
+    ("HOLDS_channels", "has (95, 3); expected ("),
+    ("HOLDS_double", "is torch.float64; expected torch.float32"),
     ("HOLDS_complex", "state: conv of layer 0 gave a Tensor (96, 3) of complex64"),
 ])  # fmt: skip
 def test_a_tensor_that_nobody_can_compare_is_its_finding(trace, name, says):

@@ -103,6 +103,8 @@ SHOWS = {
 }  # fmt: skip
 HOLDS = {
     "meta": _holds("values", lambda x: x.to("meta")), "whole": _holds("state", torch.Tensor.long),
+    "flat": _holds("conv", torch.Tensor.flatten), "heads": _holds("keys", lambda x: x.repeat(1, 2, 1)),
+    "channels": _holds("conv", lambda x: x[:-1]), "double": _holds("values", lambda x: x.double() if len(x) > 6 else x),
     "sparse": _holds("keys", torch.Tensor.to_sparse), "complex": _holds("conv", lambda x: x.to(torch.complex64)),
 }  # fmt: skip
 

@@ -122,7 +122,8 @@ class Bytes:
                 drafted = None if extend is None else rows(context.subject, place, extend)
                 row = drafted if stage == "extend" else _picked(rows(side, place, ran), nodes)
                 if row is not None:
-                    right = torch.cat((cache[: span.start], row.to(cache.dtype)))
+                    fits = row.shape[1:] == cache.shape[1:]  # if not, what was found is shaped as neither
+                    right = torch.cat((cache[: span.start], row.to(cache.dtype))) if fits else row
                     found = getattr(after, field).get(layer)
                     yield self._same(context, place._replace(component=component), span.request, found, right)
         if extend is not None:
@@ -142,14 +143,16 @@ class Bytes:
         nodes: list[int], forward: LastForward,
     ) -> Comparison:
         """A conv window [C, W-1] after the rows `nodes` of fed [n, C] came in; a wrong count of rows is named."""
-        right = shifted(before, fed[nodes])
+        fits = fed.dim() == before.dim() and fed.shape[1] == before.shape[0]
+        right = shifted(before, fed[nodes]) if fits else fed[nodes]
         found = context.subject.after[span.request].conv.get(layer)
         result = self._same(context, Place("trunk", layer, "conv"), span.request, found, right)
-        if result.agrees or found is None or found.shape != right.shape:
+        if result.sides is None or not fits:
             return result
         verb = "accepted" if span.kind == "commit" else "given"
         others = tuple(_others(forward, span.request, layer))
-        return replace(result, sides=Sides(found, right, partial(wrong_windows, before, fed, nodes, verb, others)))
+        return replace(
+            result, sides=replace(result.sides, wrongs=partial(wrong_windows, before, fed, nodes, verb, others)))
 
     def _came_back(self, context: EventContext, event: Load | Resume) -> Iterator[Comparison]:
         """What was preempted or saved comes back bit by bit."""
@@ -178,6 +181,8 @@ class Bytes:
         elements, wrong, said, sides = right.numel(), 0, "", None
         if found is None or found.shape != right.shape:
             wrong, said = 1, f"has {'nothing' if found is None else tuple(found.shape)}; expected {tuple(right.shape)}"
+        elif found.dtype != right.dtype:
+            wrong, said = 1, f"is {found.dtype}; expected {right.dtype}"
         elif not torch.equal(bits(found), bits(right)):
             off = bits(found) != bits(right)
             wrong = int(off.sum()) * right.element_size()

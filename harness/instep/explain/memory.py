@@ -14,6 +14,7 @@ from instep_reference.attention import AttentionMemory
 from instep_reference.contract.engine import RequestState
 from instep_reference.gdn import GdnMemory
 
+from ..checks.allowance import NEAR
 from ..observe.layer_work import LayerWork
 from .case import Case, Explanation
 
@@ -50,17 +51,19 @@ def _standing(case: Case) -> Iterator[Explanation]:
         if (held := _part(case, state)) is not None:
             yield Explanation(f"holds what {says}", held)
     for name, state in case.context.subject.after.items():
-        if name != case.finding.request and (held := _part(case, state)) is not None and not _alike(case, name):
+        if name != case.finding.request and (held := _part(case, state)) is not None and _is_theirs(case, name, held):
             yield Explanation(f'holds what belongs to request "{name}"', held)
 
 
-def _alike(case: Case, other: str) -> bool:
-    """Whether the other is to hold the same: then nobody can say whose it is."""
-    right = [_part(case, case.context.truth.after[name]) for name in (case.finding.request or "", other)
-             if name in case.context.truth.after]  # fmt: skip
-    if len(right) < 2 or right[0] is None or right[1] is None:
-        return True
-    return torch.allclose(right[0].double(), right[1].double(), rtol=1e-3, atol=1e-6)
+def _is_theirs(case: Case, other: str, held: torch.Tensor) -> bool:
+    """Whether it is what the other is to hold, and this request is to hold something else: else whose it is, or whether
+    both have the same fault, cannot be said."""
+    mine, theirs = (None if state is None else _part(case, state) for state in (
+        case.context.truth.after.get(name) for name in (case.finding.request or "", other)))  # fmt: skip
+    if mine is None or theirs is None or torch.allclose(mine.double(), theirs.double(), rtol=1e-3, atol=1e-6):
+        return False
+    off, apart = (torch.linalg.vector_norm(x.double() - theirs.double()) for x in (held, mine))
+    return bool(off <= NEAR * apart)
 
 
 def _remembered(case: Case) -> Iterator[tuple[str, RequestState]]:

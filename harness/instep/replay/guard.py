@@ -196,18 +196,17 @@ class Materialized(Observer):
             return replace(side, answer=materialized(side.answer))
 
 
-def checked_state(engine: Any, name: str, labels: bool = False) -> RequestState:
+def checked_state(engine: Any, request: str, labels: bool = False) -> RequestState:
     """The logical state of a request, if it is one. labels: whether it holds whole numbers."""
-    found = engine.state(name)
+    found = engine.state(request)
     _must(isinstance(found, RequestState), "state", found, "a `RequestState`")
     assert isinstance(found, RequestState)
-    for field in fields(RequestState):
-        value = getattr(found, field.name)
-        if str(field.type).startswith("dict"):
-            right = isinstance(value, dict) and all(isinstance(held, torch.Tensor) for held in value.values())
-            _must(right, f"state: {field.name}", value, "a dict of layers with tensors")
-            for layer, held in value.items():
-                _must_hold(f"state: {field.name} of layer {layer}", held, labels)
+    for name in (field.name for field in fields(RequestState) if str(field.type).startswith("dict")):
+        value, axes = getattr(found, name), 2 if name == "conv" else 3
+        _must(isinstance(value, dict), f"state: {name}", value, "a dict of layers with tensors")
+        for layer, held in value.items():
+            _must_hold(f"state: {name} of layer {layer}", held, labels)
+            _must(held.dim() == axes, f"state: {name} of layer {layer}", held, f"{axes} axes")
     _must(_whole(found.length), "state: length", found.length, "a whole number")
     for what, token in (("root", found.root), ("proposal", found.proposal)):
         _must(token is None or _whole(token), f"state: {what}", token, "a whole number or None")
@@ -215,6 +214,7 @@ def checked_state(engine: Any, name: str, labels: bool = False) -> RequestState:
     _must(hidden is None or isinstance(hidden, torch.Tensor), "state: proposal_hidden", hidden, "a tensor or None")
     if hidden is not None:
         _must_hold("state: proposal_hidden", hidden, labels)
+        _must(hidden.dim() == 1, "state: proposal_hidden", hidden, "one axis")
     return found
 
 
