@@ -143,7 +143,7 @@ class GuardedSubject:
 class GuardedEngine:
     """A subject as a player serves it: every event, place, state and wanted step count is guarded.
 
-    labels: whether it moves labels: then what it holds is whole numbers.
+    labels: whether it moves labels: then what it holds are whole numbers.
     """
 
     def __init__(self, engine: Any, labels: bool = False) -> None:
@@ -173,7 +173,8 @@ class GuardedEngine:
         """Called by the engine, so that what is wrong with the tensor is raised while it serves."""
         _must(isinstance(place, Place), "see: place", place, "a `Place`")
         what = f"see: {place}"
-        _must_hold(what, tensor, self._labels or place.component == "pick")
+        labels = self._labels and place.component != "logits"  # of labels, too, they are numbers
+        _must_hold(what, tensor, labels or place.component == "pick")
         _must(tensor.dim() > 0, what, tensor, "rows")
         before = self._rows.setdefault(place, tensor.shape[1:])
         _must(tensor.shape[1:] == before, what, tensor, f"rows of {tuple(before)}, as it showed before")
