@@ -182,7 +182,7 @@ WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], s
      "stands 1 position too late"),
     ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, cut=1), "does not see the last 1 position before"),
     ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, query=lambda q: q * 1.44 / 1.4426950408889634),
-     "the softmax takes log2(e) for 1.44"),
+     "its scores are 0.99813 times what is right, as with 1.44 for log2(e)"),
     ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, query=by_turns)[:, [0, 2, 1, 3]],
      "query head h reads KV head h % 2, not h // 2"),
     ("residual", GDN, lambda s, r, _: r["mixer"], "lacks the residual"),

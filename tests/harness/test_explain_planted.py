@@ -21,11 +21,12 @@ SAYS = {
     "norm-cast-before-the-weight": "is rounded to bfloat16 before its weight",
     "product-narrow-tile": "is multiplied with both operands rounded to bfloat16, and so is the result, in head 3",
     "product-loud-tile-fused": "times what is right, in columns 8 to 15",
-    "attention-default-theta": "is turned by a theta of 1e+04",
+    "attention-short-log2e": "as with 1.443 for log2(e)",
+    "attention-default-theta": "is turned by a theta of 10000; it is",
     "attention-narrow-chances": "its shares are rounded to bfloat16",
     "draft-chain-position": "stands 1 position too late",
     "mtp-hidden-stale": "is the head's row of the round before",
-    "update-of-another-row": 'each row is that of request "a"',
+    "update-of-another-row": 'is that of request "a"',
 }
 
 

@@ -240,12 +240,10 @@ def _attended(case: Case) -> Iterator[Explanation]:
         return
     for says, factor in (
         ("the scores are not scaled by head_dim^-1/2", width**0.5), ("the scores are scaled twice", width**-0.5),
-        ("the scores are scaled by 1 / head_dim", width**-0.5),
-        ("the softmax is in powers of 2, not of e", 1 / LOG2E), ("the softmax takes log2(e) for 1.44", 1.44 / LOG2E),
-        ("the softmax takes log2(e) for 1.443", 1.443 / LOG2E), ("the softmax takes log2(e) twice", LOG2E),
+        ("the softmax is in powers of 2, not of e", 1 / LOG2E), ("the softmax takes log2(e) twice", LOG2E),
     ):
         wrong = case.again({"query": factor * query})
-        if wrong is not None and says != "the scores are scaled by 1 / head_dim":
+        if wrong is not None:
             yield Explanation(says, wrong)
 
 

@@ -1,4 +1,4 @@
-"""One number that the finding itself tells: the eps of a norm, or a factor on all that is wrong.
+"""One number that the finding itself tells: the eps of a norm, a factor on the scores, or one on all that is wrong.
 
 These are tried last, where no mistake that is known explains it, and count as many tries.
 Leaves out: numbers that a known mistake has (`constants.py`).
@@ -6,6 +6,7 @@ Leaves out: numbers that a known mistake has (`constants.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -13,10 +14,11 @@ import torch
 from instep_reference.norms import L2_EPS
 
 from .case import Case, Explanation
-from .constants import norm_input
+from .constants import LOG2E, norm_input
 from .judge import cells
 
 TRIES = 1e6  # that a fitted number counts as
+STEPS, NUDGE = 4, 1e-6  # of Newton's method, and the part of a factor by which its slope is measured
 
 
 def fitted(case: Case) -> Iterator[Explanation]:
@@ -24,6 +26,8 @@ def fitted(case: Case) -> Iterator[Explanation]:
         return
     if case.piece is not None and (x := norm_input(case)) is not None:
         yield from _eps(case, x)
+    if case.component == "attended" and (query := case.own("query")) is not None:
+        yield from _scores(case, query)
     yield from _factor(case)
 
 
@@ -39,6 +43,22 @@ def _eps(case: Case, x: torch.Tensor) -> Iterator[Explanation]:
         wrong = right * ((squares + eps) / (squares + other)).sqrt()[..., None]
         says = f"is normed with an eps of {other:.2g}; it is {eps:.2g}"
         yield Explanation(says, wrong.reshape(case.right.shape), TRIES)
+
+
+def _scores(case: Case, query: torch.Tensor) -> Iterator[Explanation]:
+    """The scale of a softmax, or the log2(e) by which one in powers of 2 multiplies its scores."""
+    found, factor = case.found.to("cpu", torch.float64), 1.0
+    for _ in range(STEPS):
+        here, beside = (case.again({"query": by * query}) for by in (factor, factor + NUDGE))
+        assert here is not None and beside is not None, "the finding is about this place"
+        slope = (beside - here) / NUDGE
+        if not slope.square().sum() > 0:
+            return  # a single key: no score matters
+        factor += float(((found - here) * slope).sum() / slope.square().sum())
+    wrong = case.again({"query": factor * query})
+    if wrong is not None and math.isfinite(factor):
+        says = f"its scores are {factor:.5g} times what is right, as with {factor * LOG2E:.5g} for log2(e)"
+        yield Explanation(says, wrong, TRIES)
 
 
 def _factor(case: Case) -> Iterator[Explanation]:

@@ -48,7 +48,7 @@ def _turned(case: Case, work: LayerWork) -> Iterator[Explanation]:
         if theta != config.rope_theta:
             wrong = case.again(weights=replace(case.weights, config=replace(config, rope_theta=theta)))
             if wrong is not None:
-                yield Explanation(f"is turned by a theta of {theta:.0e}; it is {config.rope_theta:.0e}", wrong)
+                yield Explanation(f"is turned by a theta of {theta:g}; it is {config.rope_theta:g}", wrong)
     for width, says in ((config.head_dim, "all channels are turned"), (config.rotary_dim // 2, "half are turned")):
         if width != config.rotary_dim and width % 2 == 0:
             wrong = case.again(weights=replace(case.weights, config=replace(config, rotary_dim=width)))

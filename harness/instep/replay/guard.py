@@ -116,8 +116,9 @@ class GuardedSubject:
         with calling("copies"):
             found: Mapping[Copy, Mapping[str, torch.Tensor]] = asked()
             right = isinstance(found, Mapping) and all(
-                isinstance(copy, tuple) and len(copy) == 2 and copy[0] in ("save", "preempt")
-                and isinstance(parts, Mapping) and all(_is_dense(part) for part in parts.values())
+                isinstance(copy, tuple) and len(copy) == 2
+                and copy[0] in ("save", "preempt") and isinstance(copy[1], str) and isinstance(parts, Mapping)
+                and all(isinstance(name, str) and _is_dense(part) for name, part in parts.items())
                 for copy, parts in found.items()
             )  # fmt: skip
             _must(right, "copies", found, '("save" or "preempt", a name) with tensors by name')
@@ -284,7 +285,8 @@ def _must_hold(what: str, tensor: object, whole: bool) -> None:
 
 def _is_dense(found: object) -> bool:
     """Whether it is a tensor whose bytes can be read."""
-    return isinstance(found, torch.Tensor) and found.layout is torch.strided and not found.is_meta
+    dense = isinstance(found, torch.Tensor) and found.layout is torch.strided and not found.is_meta
+    return dense and not found.is_complex()  # type: ignore[attr-defined]
 
 
 def _is_memory(region: Region) -> bool:
