@@ -74,7 +74,7 @@ def ran() -> Result:
 def test_a_planted_fault_is_found_named_and_located(ran: Result, name: str) -> None:
     one = next(one for one in ran.judged if one.fault.id == name)
     assert not one.void and one.control.clean, one.void
-    assert one.found and one.named and one.located, list(render.surprises(one))
+    assert one.found and one.located and one.named == bool(one.fault.says), list(render.surprises(one))
     assert one.arm.served != one.control.served == served(), "the planted source must have served"
 
 
