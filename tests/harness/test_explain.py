@@ -219,6 +219,15 @@ def test_what_nothing_explains_is_said_to_be_unexplained(scene, component, chang
     assert said.startswith("relative error") and said.endswith(f"; {UNEXPLAINED}")
 
 
+def test_a_bank_that_raises_loses_no_finding(scene, monkeypatch):
+    def raises(case):
+        raise ValueError("no such row")
+
+    monkeypatch.setattr("instep.explain.bank.explanation_of", raises)
+    said = scene.at_place(Place("trunk", GDN, "z"), noise).diagnosis
+    assert said.startswith("relative error") and said.endswith("; unexplained: the bank raised ValueError: no such row")
+
+
 def test_another_requests_row_is_named_by_what_is_right_there(scene):
     context = scene.packed(second=False)
     mine = max(row_spans(context, "trunk"), key=lambda span: span.count)

@@ -62,7 +62,10 @@ def explained(
             for finding in _first(here):
                 what = (finding.place, finding.request, finding.tier in NUMERIC)
                 if what not in at:
-                    at[what] = _said(finding, context, oracle, older)
+                    try:
+                        at[what] = _said(finding, context, oracle, older)
+                    except Exception as error:  # a divergence that was found is told, whatever its data do to the bank
+                        at[what] = None, f"; {UNEXPLAINED}: the bank raised {type(error).__name__}: {error}"
                 one, behind = at[what]
                 before = "" if one is None else f"{one.says}; "
                 told = f"{before}{finding.diagnosis}{behind}{_contract(finding, here)}"
