@@ -79,35 +79,13 @@ class Participants:
 
 def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
     """Build all sides of a plan; `variant`: what is otherwise at the subject."""
-    setting, calls, handed = plan.setting, Counter[str](), lent_copies(plan)
+    setting, calls = plan.setting, Counter[str]()
     found = setting.subject()
     if isinstance(found, Ops):
         found = swapped(found, variant.swap)
-        options = setting.options(graphs=setting.graphs and not variant.without_graphs, **variant.options)
-        instrumentation = instrumentation_of(handed, found)
-        counted = around(found, unseen, instrumentation.wrapper, counting(calls))
-        with calling(MAKES), enough_memory(plan.capacity), instrumentation.making("the optimized engine"):
-            engine = PatchableEngine(
-                handed.checkpoint, counted, options, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive
-            )
-        replays = None if engine.graphs is None else replays_of(engine.graphs)
-        subject: Subject = engine
-        poison = options.poison
-        instrumentation.of(GuardedSubject(subject), poison=poison, guarded=options.guarded, replays=replays)
+        subject, instrumentation, poison = _of_an_op_set(plan, found, variant, calls)
     else:
-        if variant.swap or variant.options:
-            raise BadInput("--swap", found=setting.ops, expected="an op set: somebody else's engine has no ops to swap")
-        for named in ("graphs", "overlap"):
-            if getattr(setting, named):
-                expected = "an op set: somebody else's engine decides that itself"
-                raise BadInput(f"--{named}", found=setting.ops, expected=expected)
-        instrumentation, poison = instrumentation_of(handed, None), None
-        with instrumentation.making("the engine"):
-            subject = make_subject(
-                found, handed.checkpoint, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive,
-                device=setting.device, dtype=setting.activation, layout=setting.layout,
-            )
-        instrumentation.of(GuardedSubject(subject))
+        subject, instrumentation, poison = *_of_a_maker(plan, found, variant), None
     ops = found if isinstance(found, Ops) else None
     if moves_labels(ops):
         truth: WatchedEngine = LedgerEngine(
@@ -128,6 +106,43 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
         instrumentation,
         ops is not None and setting.overlap, declares(plan, found),
     )
+
+
+def _of_an_op_set(
+    plan: Plan, ops: Ops, variant: Variant, calls: Counter[str]
+) -> tuple[Subject, Instrumentation, float | None]:
+    """Our engine on these ops, what logs it, and the number that free memory holds."""
+    handed = lent_copies(plan)
+    options = plan.setting.options(graphs=plan.setting.graphs and not variant.without_graphs, **variant.options)
+    instrumentation = instrumentation_of(handed, ops)
+    counted = around(ops, unseen, instrumentation.wrapper, counting(calls))
+    with calling(MAKES), enough_memory(plan.capacity), instrumentation.making("the optimized engine"):
+        engine = PatchableEngine(
+            handed.checkpoint, counted, options, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive
+        )
+    replays = None if engine.graphs is None else replays_of(engine.graphs)
+    poison = options.poison
+    instrumentation.of(GuardedSubject(engine), poison=poison, guarded=options.guarded, replays=replays)
+    return engine, instrumentation, poison
+
+
+def _of_a_maker(plan: Plan, maker: Maker, variant: Variant) -> tuple[Subject, Instrumentation]:
+    """Somebody else's engine, and what logs it."""
+    setting, handed = plan.setting, lent_copies(plan)
+    if variant.swap or variant.options:
+        raise BadInput("--swap", found=setting.ops, expected="an op set: somebody else's engine has no ops to swap")
+    for named in ("graphs", "overlap"):
+        if getattr(setting, named):
+            expected = "an op set: somebody else's engine decides that itself"
+            raise BadInput(f"--{named}", found=setting.ops, expected=expected)
+    instrumentation = instrumentation_of(handed, None)
+    with instrumentation.making("the engine"):
+        subject = make_subject(
+            maker, handed.checkpoint, handed.capacity, num_steps=plan.num_steps, adaptive=handed.adaptive,
+            device=setting.device, dtype=setting.activation, layout=setting.layout,
+        )
+    instrumentation.of(GuardedSubject(subject))
+    return subject, instrumentation
 
 
 def bare(plan: Plan) -> Engine:
