@@ -16,7 +16,7 @@ MOST, LONGEST = 12, 110  # rows of each kind, and letters of a diagnosis
 def score(result: Results) -> str:
     """A line per family, and all of them; then who named how many, as far as the file tells it."""
     families = dict.fromkeys(one["family"] for one in result["results"])
-    namers = result.get("named_by", {})
+    namers = result["named_by"]
     heads = ["family", "faults", *JUDGED, *(f"by {who}" for who in namers), "first seen by"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for family in families:
