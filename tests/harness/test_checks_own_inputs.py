@@ -19,6 +19,8 @@ from instep.trace.file import read
 from instep.verdict import Comparison, Exit, Tier
 from support.planting import planted_here
 
+pytestmark = pytest.mark.slow  # replays of whole traces
+
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
 GDN = "instep_optimized/ops/plain/gdn.py"
 WINDOW, DECODE = ("part.form == 'window' and part.store is None", "part.form == 'window' and part.store is not None")

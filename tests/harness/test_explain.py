@@ -31,6 +31,8 @@ from instep_reference.norms import gated_norm, rms_norm
 from instep_reference.weights import Weights
 from support import contexts as m
 
+pytestmark = pytest.mark.slow  # a table of many pieces, each run again in many ways
+
 GDN, ATTENTION = 0, 3
 Rows = Mapping[str, torch.Tensor]
 

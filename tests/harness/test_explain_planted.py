@@ -13,6 +13,8 @@ from instep.replay.replay import Replay
 from instep.trace.file import read
 from support.planting import planted_here
 
+pytestmark = pytest.mark.slow  # replays of whole traces
+
 SAYS = {
     "gate-l2-eps-on-the-mean": "is normed with eps on the mean of the squares, not on their sum",
     "gate-l2-eps-outside-the-root": "is normed with eps outside the root",

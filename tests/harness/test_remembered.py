@@ -21,6 +21,8 @@ from instep_optimized import OptimizedEngine
 from instep_reference.contract.engine import Preempt, Resume, Save
 from support.traces import recorded
 
+pytestmark = pytest.mark.slow  # replays of whole traces
+
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
