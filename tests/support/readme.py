@@ -113,7 +113,7 @@ def found() -> str:
         f"{planted['faults']} faults in {len(families)} families, planted one at a time in a copy of this engine; "
         f"{reported} of them stand for a bug that another project reported, by its number":
             f"{planted['found']} found, {planted['located']} located at the first wrong event and place, "
-            f"{planted['named']} named in words{_by(planted.get('named_by', {}))}",
+            f"{planted['named']} named in words{_by(planted['named_by'])}",
         "the same faults, when only the generated text is looked at":
             f"{len(equal)} leave every token as it was, {len(raised)} others raise the acceptance rate; "
             f"{sum(one['found'] for one in (*equal, *raised))} of these {len(equal) + len(raised)} are found",
