@@ -42,8 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         ("traces", "PATH", "collect every trace (*.jsonl) below this folder, or this one; may be repeated. On the "
                            "command line it stands for a path: without other paths, nothing else is collected. In an "
                            "ini file it is a list, collected where the command line names no path."),
-        ("ops", "OPS", "op set, engine or module:attribute, an item each; may be repeated. "
-                       "Left out: the trace's own plan."),
+        ("ops", "OPS", "op set, engine or module:attribute, an item each; may be repeated. Left out: the trace's own "
+                       "plan. Named without traces: those that come with instep."),
         ("tiers", "TIERS", "judge these tiers alone: T0,T1,T2,T2d,T3,T4, some of them; may be repeated. "
                            "Left out: all."),
     ):  # fmt: skip
@@ -81,7 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not folders:
         return
     _warn_of_another_root(config)
-    typed = any(str(word).startswith("--instep-traces") for word in config.invocation_params.args)
+    asking = ("--instep-traces",) if _given(config, "traces") else ("--instep-ops",)
+    typed = any(str(word).startswith(asking) for word in config.invocation_params.args)
     paths = config.args_source is pytest.Config.ArgsSource.ARGS
     if any(arg.partition("::")[0].endswith(TRACE) for arg in config.args) or (paths and not typed):
         return  # the command line says what is to run
@@ -215,8 +216,13 @@ def _must_be_tiers(words: list[str]) -> None:
 
 
 def _folders(config: pytest.Config) -> tuple[Path, ...]:
-    """Folders, or single traces, that were asked for."""
-    return tuple((config.invocation_params.dir / word).resolve() for word in _given(config, "traces"))
+    """Folders, or single traces, that were asked for; those that come with instep, where an op set alone is named."""
+    words = _given(config, "traces")
+    if not words and config.getoption("instep_ops"):
+        from .carried import fixtures
+
+        return (fixtures() / "traces",)
+    return tuple((config.invocation_params.dir / word).resolve() for word in words)
 
 
 def _checkpoint(config: pytest.Config) -> Path | None:

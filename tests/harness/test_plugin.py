@@ -94,6 +94,11 @@ def test_without_op_sets_the_trace_decides(home: Path) -> None:
     assert "short.jsonl::plan PASSED" in done.out and "1 passed" in done.out, done.out + done.err
 
 
+def test_an_op_set_without_traces_gets_those_that_come_with_instep(home: Path) -> None:
+    done = session(home, "--instep-ops=ledger", "--collect-only", "-q")
+    assert "traces/adaptive.jsonl::ledger" in done.out and "test_own" not in done.out, done.out + done.err
+
+
 @pytest.mark.slow
 def test_a_failure_is_the_message_and_no_stack(home: Path, tmp_path: Path, golden: Golden) -> None:
     folder = planted(tmp_path / "planted", OFF_BY_ONE)

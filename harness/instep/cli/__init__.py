@@ -6,6 +6,8 @@ Leaves out: torch, until a command needs it. Exit codes: 0 all agree, 1 divergen
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import NoReturn
 
@@ -17,6 +19,7 @@ COMMANDS: tuple[str, ...] = (
     "calibrate",
     "doctor",
     "faults",
+    "fixtures",
     "fuzz",
     "gate",
     "generate",
@@ -27,6 +30,8 @@ COMMANDS: tuple[str, ...] = (
     "shapes",
     "streams",
 )
+
+WIDE = ("audit", "shapes")  # commands whose tensors are large enough for several threads
 
 app = typer.Typer(
     name="instep", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -39,6 +44,9 @@ for _name in COMMANDS:
 def main() -> NoReturn:
     """Run a command and turn its verdict, or what goes wrong, into an exit code and one line."""
     outputs, code, error = Outputs(), 0, None
+    if sys.argv[1:2] not in [[name] for name in WIDE]:
+        # A thread more costs small tensors three to thirty times what it brings. torch reads this when it is loaded.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         app()
     except SystemExit as ended:

@@ -19,7 +19,6 @@ NEEDED_FOR = {
     "triton": "the op set triton",
     "hypothesis": "instep fuzz",
     "pytest": "the pytest plugin",
-    "pytest_benchmark": "instep gate and the benchmarks",
     "fla": "the op set fla (pip install fla-core einops)",
     "einops": "the op set fla",
     "transformers": "the tests against transformers (extra: oracle)",

@@ -93,8 +93,7 @@ def _traces_here() -> None:
     from ..faults import TRACES
 
     if not TRACES.is_dir():
-        raise BadInput(str(TRACES), found="no such folder", expected="the traces of the faults",
-                       hint="they come with the repository, not with the installed package")
+        raise BadInput(str(TRACES), found="no such folder", expected="the traces of the faults, which come with instep")
 
 
 def _list(chosen: list[Fault], console: Console) -> None:

@@ -29,7 +29,8 @@ SEEDS = 2**31
 )
 def fuzz(
     given: Given,
-    checkpoint: Annotated[Path, typer.Option(help="A Hugging Face checkpoint directory.")] = Path("fixtures/tiny"),
+    checkpoint: Annotated[Path | None, typer.Option(help="A Hugging Face checkpoint directory; left out: instep's "
+                                                         "own.")] = None,
     examples: Annotated[int | None, typer.Option(help="Runs per op set; 400 unless a time is given.", min=1)] = None,
     minutes: Annotated[float | None, typer.Option(help="The most time, shared by the op sets.", min=0.0)] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same runs; left out: any.", min=0)] = None,
@@ -39,6 +40,7 @@ def fuzz(
     """Draw legal events until the sides part; exit 0: they never did, 1: divergence, 3: nothing compared."""
     from rich.console import Console
 
+    from ..carried import model
     from ..fuzz.campaign import Settings
     from ..fuzz.draw import SAMPLED
     from ..fuzz.render import show
@@ -51,7 +53,8 @@ def fuzz(
     seconds = None if minutes is None else 60 * minutes / len(names)
     console, worst = Console(), Exit.AGREED
     for name in names:
-        result = _run(Settings(given.setting(ops=name), checkpoint, count, start, out, seconds, shrink, sampled))
+        setting, directory = given.setting(ops=name), checkpoint or model()
+        result = _run(Settings(setting, directory, count, start, out, seconds, shrink, sampled))
         show(result, console)
         worst = result.exit if worst is Exit.AGREED else worst
         if result.exit is Exit.DIVERGED:

@@ -23,7 +23,7 @@ def gate(
     case: Annotated[list[str] | None, typer.Option(help="verify or commit; may be repeated. Left out: both.")] = None,
     pairs: Annotated[int, typer.Option(help="Interleaved pairs at least; under 60 nothing is concluded.")] = 60,
     allowed: Annotated[float, typer.Option(help="The slow-down that is allowed, as a part.")] = 0.03,
-    checkpoint: Annotated[Path, typer.Option(help="The model that is run.")] = Path("fixtures/tiny"),
+    checkpoint: Annotated[Path | None, typer.Option(help="The model that is run; left out: instep's own.")] = None,
     batch: Annotated[int, typer.Option(help="Requests in a batch.")] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds of the course, which is checked, then timed.")] = 2,
     num_steps: Annotated[int, typer.Option(help="Drafts a round: the window is one wider.", min=1)] = 3,
@@ -34,14 +34,15 @@ def gate(
 ) -> None:
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
     from ..atomic_write import writable
+    from ..carried import model
     from ..perf import render
     from ..perf.gate import gate as run
     from ..perf.question import Question
     from .progress import progress
 
     question = Question(
-        before, after, checkpoint, tuple(dict.fromkeys(case)) if case else ("verify", "commit"), pairs, allowed,
-        given.setting(), batch, rounds, num_steps, seed, patience,
+        before, after, checkpoint or model(), tuple(dict.fromkeys(case)) if case else ("verify", "commit"), pairs,
+        allowed, given.setting(), batch, rounds, num_steps, seed, patience,
     )
     if json is not None:
         writable(json)

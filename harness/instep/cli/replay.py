@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @takes_setting(several=("ops",), ops="Op set, engine or module:attribute; left out: the plan in the trace's header.")
 def replay(
     given: Given,
-    trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file.")],
+    trace: Annotated[Path | None, typer.Argument(help="A trace: the .jsonl file; left out: instep's own.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
@@ -45,6 +45,7 @@ def replay(
 ) -> None:
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
     from ..atomic_write import writable, write_atomically
+    from ..carried import trace as own_trace
     from ..observe.event_digests import EventDigests
     from ..replay.replay import Replay
     from ..replay.variant import Variant, patch_of, swaps_of
@@ -55,10 +56,11 @@ def replay(
     given.setting()  # what is wrong with it is said before anything is read
     judged = tiers_of(tiers or ())
     variant = Variant(swaps_of(swap or ()), tuple(map(patch_of, graft or ())))
+    asked = own_trace() if trace is None else trace
     for file, other in ((json, trail), (trail, json)):
         if file is not None:
-            writable(file, trace, other)
-    loaded = read(trace)
+            writable(file, asked, other)
+    loaded = read(asked)
     runs = _planned(loaded, given.several("ops"), until)
     trails = [EventDigests() for _ in runs]
     outcomes = [

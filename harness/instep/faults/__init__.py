@@ -6,8 +6,8 @@ Leaves out: how they are planted and judged (`campaign.py`), and classes whose f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
+from ..carried import fixtures
 from .base import Edit, Fault
 from .catalogue import (
     answers,
@@ -45,7 +45,7 @@ FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "others": others.FAULTS,
 }
 
-TRACES = Path(__file__).resolve().parents[3] / "fixtures" / "traces" / "faults"
+TRACES = fixtures() / "traces" / "faults"
 
 
 def by_id() -> dict[str, Fault]:

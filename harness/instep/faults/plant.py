@@ -31,8 +31,9 @@ def source(package: str) -> Path:
 def planted(folder: Path, *edits: Edit | Wrap) -> Path:
     """A new folder with a copy of the packages in which the edits stand; without edits, the control."""
     for package in PACKAGES:
-        # Compiled files come along: they hold for every source whose time of change was copied too.
-        shutil.copytree(source(package), folder / package)
+        # Compiled files come along: they hold for every source whose time of change was copied too. What a wheel
+        # carries beside its sources does not.
+        shutil.copytree(source(package), folder / package, ignore=shutil.ignore_patterns("fixtures"))
     for edit in edits:
         path = folder / edit.file
         path.write_text(edited(path.read_text(), edit))

@@ -23,6 +23,7 @@ from instep_reference.contract.event_facts import kind_of
 
 from ..checks import Check, for_labels, for_numbers
 from ..observe.context import EventContext
+from ..threads import threads_for
 from ..trace.event_rules import EventRules, verified
 from ..trace.file import Trace
 from ..verdict import Comparison, Located, Skipped, Tier, Verdict
@@ -132,9 +133,10 @@ class Replay:
         )
         chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
         watching = [*chosen, *also, *([older] if explain else [])]
-        verdict = run(lockstep, watching, until=until, layers=layers, progress=progress)
-        if explain and verdict.findings:
-            verdict.compared = explained(verdict.compared, lockstep.last, oracle, older)
+        with threads_for(self.plan.checkpoint.config.hidden):
+            verdict = run(lockstep, watching, until=until, layers=layers, progress=progress)
+            if explain and verdict.findings:
+                verdict.compared = explained(verdict.compared, lockstep.last, oracle, older)
         ran = self.trace.events[: lockstep.next]
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,

@@ -1,0 +1,47 @@
+"""`instep fixtures`: a trained model, traces and an example suite, written to a folder of one's own.
+
+Leaves out: where they come from (`instep.carried`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def fixtures(
+    folder: Annotated[Path, typer.Argument(help="A new folder, or an empty one.", metavar="DIR")],
+) -> None:
+    """Write a small trained model, traces and an example suite, to start from."""
+    from rich.console import Console
+
+    from instep_reference.contract.errors import BadInput
+
+    from ..atomic_write import write_atomically
+    from ..carried import CARRIED
+    from ..carried import fixtures as carried
+    from ..report.tables import say
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput("DIR", found=f"{folder}, where something is", expected="a new folder, or an empty one")
+    source, files = carried(), dict[Path, bytes]()
+    for name in CARRIED:
+        inside = sorted((source / name).rglob("*")) if (source / name).is_dir() else [source / name]
+        for file in inside:
+            if file.is_file() and "__pycache__" not in file.parts:
+                place = file.relative_to(source)
+                if place.parts[0] == "example":  # the suite stands at the top: pytest runs there
+                    place = place.relative_to("example")
+                files[folder / place] = file.read_bytes()
+    for parent in sorted({file.parent for file in files}):
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput("DIR", found=f"{parent}: {error.strerror}", expected="a folder that can be made") from None
+    write_atomically(files)
+    console = Console()
+    say(console, f"{len(files)} files in {folder}. Then:")
+    say(console, f"  cd {folder} && pytest                        # the example suite: mine.py behind two traces")
+    say(console, f"  instep replay {folder}/traces/adaptive.jsonl --ops plain")
