@@ -31,16 +31,16 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if "interpreted" in request.keywords or torch.cuda.is_available():
         yield
         return
-    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.interpreter import GridExecutor
 
     launched: list[str] = []
-    run = InterpretedFunction.run
+    run = GridExecutor.__call__
 
     def noted(self: Any, *given: Any, **named: Any) -> Any:
         launched.append(self.fn.__name__)
         return run(self, *given, **named)
 
-    monkeypatch.setattr(InterpretedFunction, "run", noted)
+    monkeypatch.setattr(GridExecutor, "__call__", noted)
     yield
     assert not launched, f"mark it `interpreted`: it launched {', '.join(dict.fromkeys(launched))}"
 
