@@ -10,6 +10,7 @@ from collections.abc import Mapping
 # Field of `instep.replay.setting.Setting` -> its type, and what `--help` says of it.
 OPTIONS: Mapping[str, tuple[type[str] | type[bool], str]] = {
     "ops": (str, "Op set, engine or module:attribute."),
+    "engine": (str, "An engine of your own, led by verbs: module:attribute (docs/your-engine.md)."),
     "device": (str, "cpu or cuda."),
     "dtype": (str, "Activations: float32, bfloat16, float16 or float64."),
     "layout": (str, "Physical order of a state: VK or KV."),
@@ -20,3 +21,5 @@ OPTIONS: Mapping[str, tuple[type[str] | type[bool], str]] = {
     "overlap": (bool, "Launch a round before the counts of the round before are known."),
     "guarded": (bool, "Put red zones between the units of every pool."),
 }
+
+SOMETIMES = ("engine",)  # options that only some commands have

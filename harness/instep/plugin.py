@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 TRACE = ".jsonl"
 ONE_VALUE = {name: option for name, option in OPTIONS.items() if name != "ops"}  # what all items of a session share
 PLAN = "plan"  # name of the item that runs what the trace's own header plans
+SERVED = pytest.StashKey[list[str]]()  # what engines led by verbs served and show, a line for each item
 OPENING = {"schema", "checkpoint", "capacity"}  # fields of every trace's first line
 
 
@@ -63,7 +64,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """A session that leaves tiers out says so behind everything else."""
+    """A session that leaves tiers out, or runs an engine led by verbs, says so behind everything else."""
+    for said in config.stash.get(SERVED, []):
+        terminalreporter.write_line(f"instep: {said}")
     if words := _given(config, "tiers"):
         terminalreporter.write_line(f"instep: only {','.join(words)} judged; --instep-tiers left the others out")
 
@@ -106,25 +109,28 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """An op set that there is not is one usage error, before anything runs."""
-    names = dict.fromkeys(item.name for item in items if isinstance(item, TraceItem) and item.name != PLAN)
-    if not names:
+    mine = [item for item in items if isinstance(item, TraceItem) and item.name != PLAN]
+    if not mine:
         return
     from instep_reference.contract.errors import InstepError
 
     from .adapters import find
+    from .engines.verbs import find as engine
 
-    for name in names:
+    for name, led in dict.fromkeys((item.name, item.led) for item in mine):
         try:
-            find(name)
+            engine(name) if led else find(name)
         except InstepError as error:
-            raise pytest.UsageError(f"--instep-ops: {' '.join(str(error).split())}") from None
+            option = "engine" if led else "ops"
+            raise pytest.UsageError(f"--instep-{option}: {' '.join(str(error).split())}") from None
 
 
 class TraceFile(pytest.File):
     """A trace: one item per op set."""
 
     def collect(self) -> Iterator[TraceItem]:
-        given = _given(self.config, "ops") or [PLAN]
+        engine = _given(self.config, "engine")
+        given = [engine] if engine else _given(self.config, "ops") or [PLAN]
         # The id of an item may be typed without the options of the run that printed it.
         typed = [rest for word, _, rest in (arg.partition("::") for arg in self.config.args) if rest and self._is(word)]
         for ops in dict.fromkeys((*given, *typed)):
@@ -135,7 +141,11 @@ class TraceFile(pytest.File):
 
 
 class TraceItem(pytest.Item):
-    """A trace replayed with an op set, or with all that its header plans."""
+    """A trace replayed with an op set, with all that its header plans, or with an engine that is led by verbs."""
+
+    @property
+    def led(self) -> bool:
+        return bool(self.name == _given(self.config, "engine"))
 
     def setup(self) -> None:
         if missing := _missing(_given(self.config, "device") or "cpu"):
@@ -157,7 +167,8 @@ class TraceItem(pytest.Item):
             except Unsupported as error:
                 unsupported.append(str(error))
         for outcome in outcomes:
-            self.user_properties.append((f"instep_elements[{outcome.plan.setting.ops}]", outcome.verdict.elements))
+            self._tell(outcome)
+            self.user_properties.append((f"instep_elements[{outcome.plan.setting.name}]", outcome.verdict.elements))
         diverged = [divergence(outcome) for outcome in outcomes if outcome.verdict.findings]
         if diverged:
             raise TraceFailed("\n".join(diverged))
@@ -177,13 +188,26 @@ class TraceItem(pytest.Item):
             return f"instep: {' '.join(str(excinfo.value).split())}"
         return super().repr_failure(excinfo, style)
 
+    def _tell(self, outcome: Outcome) -> None:
+        """What an engine that is led by verbs was not asked, and what it did not show."""
+        if not outcome.led:
+            return
+        from .report.terminal import not_judged
+
+        served = f"{outcome.plan.setting.name}: served {outcome.served_events} of {outcome.of} events"
+        self.user_properties.append((f"instep_served[{outcome.plan.setting.name}]", outcome.served_events))
+        self.add_report_section("call", "instep", "\n".join([served, *not_judged(outcome)]))
+        missing = [feed for feed, _ in outcome.shown.not_judged() if feed]
+        said = f"{outcome.name}: {served}" + f"; it shows no {', '.join(missing)}" * bool(missing)
+        self.config.stash.setdefault(SERVED, []).append(said)
+
     def reportinfo(self) -> tuple[Path, int | None, str]:
         return self.path, None, f"{self.path.name}[{self.name}]"
 
     def _runs(self, trace: Trace) -> Iterable[Part]:
         from .trace.header import Part
 
-        return trace.header.replay if self.name == PLAN else (Part(self.name),)
+        return trace.header.replay if self.name == PLAN else (Part("plain" if self.led else self.name),)
 
     def _outcome(self, trace: Trace, part: Part) -> Outcome:
         from .replay.replay import Replay
@@ -191,6 +215,7 @@ class TraceItem(pytest.Item):
         from .verdict import tiers_of
 
         typed = {name: _given(self.config, name) for name in ONE_VALUE}
+        typed["engine"] = typed["engine"] if self.led else None
         named = {name: value for name, value in typed.items() if value not in (None, "")}
         device_here(named.get("device", "cpu"))
         setting = Setting.of(**{"ops": part.ops, "strategy": part.strategy, "conv": part.conv, **named})

@@ -187,6 +187,7 @@ class Verdict:
     compared: list[Comparison] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     events: int = 0
+    unserved: int = 0  # events that name nobody but requests that the subject could not go on with
     served: bool = True  # False: nothing was asked of the subject that it computes
 
     def add(self, results: Iterable[Comparison | Skipped]) -> list[Comparison]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -60,30 +60,42 @@ def find(name: str) -> Ops | Maker:
     """The op set or engine of that name."""
     if name in BY_NAME:
         return load(name)
-    offered = {point.name: point for point in entry_points(group=GROUP)}
+    found = named(name, field="ops", group=GROUP, known=(*BY_NAME, *HERE))
+    if isinstance(found, Ops):
+        return found
+    if isinstance(found, Maker) and makes(found):
+        return found
+    kind = "a callable that is no Maker: it takes other arguments" if callable(found) else f"a {type(found).__name__}"
+    raise _unknown("ops", name, kind, (*BY_NAME, *HERE, *_offered(GROUP)))
+
+
+def named(name: str, *, field: str, group: str, known: Iterable[str] = ()) -> object:
+    """What a package offers under that name in an entry point group, or what stands at `module:attribute`.
+
+    field: what an error calls it;  known: further names, for the error
+    """
+    offered = _offered(group)
     try:
-        found: object = offered[name].load() if name in offered else _attribute(HERE.get(name, name))
+        return offered[name].load() if name in offered else _attribute(HERE.get(name, name))
     except _NoName as error:
-        raise _unknown(name, str(error), offered) from None
+        raise _unknown(field, name, str(error), (*known, *offered)) from None
     except InstepError:
         raise
     except (Exception, SystemExit) as error:  # the module is foreign code and may raise anything
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in NEEDS.get(name, {}):
             raise _not_installed(name) from None
-        raise _unknown(name, f"{type(error).__name__}: {error}", offered) from None
-    if isinstance(found, Ops):
-        return found
-    if isinstance(found, Maker) and _makes(found):
-        return found
-    kind = "a callable that is no Maker: it takes other arguments" if callable(found) else f"a {type(found).__name__}"
-    raise _unknown(name, kind, offered)
+        raise _unknown(field, name, f"{type(error).__name__}: {error}", (*known, *offered)) from None
+
+
+def _offered(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}
 
 
 class _NoName(Exception):
     """No subject has this name, and it is no `module:attribute`."""
 
 
-def _makes(found: Maker) -> bool:
+def makes(found: Maker) -> bool:
     """Whether it can be called with the arguments of a `Maker`."""
     try:
         inspect.signature(found).bind(
@@ -109,6 +121,6 @@ def _not_installed(name: str) -> BadInput:
     )
 
 
-def _unknown(name: str, why: str, offered: Iterable[str]) -> BadInput:
-    names = ", ".join([*BY_NAME, *HERE, *offered])
-    return BadInput("ops", found=f"{name!r} ({why})", expected=f"{names}, or module:attribute")
+def _unknown(field: str, name: str, why: str, names: Iterable[str]) -> BadInput:
+    expected = ", ".join([*names, "or module:attribute" if names else "module:attribute"])
+    return BadInput(field, found=f"{name!r} ({why})", expected=expected)

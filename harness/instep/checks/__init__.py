@@ -5,6 +5,7 @@ Leaves out: relations, which vary a run, and every constant (`allowance.py`).
 
 from __future__ import annotations
 
+from ..observe.free_run import FreeOracle
 from ..observe.oracle import Oracle
 from .aliasing import Aliasing
 from .base import Check
@@ -22,11 +23,12 @@ from .identity import Identity
 from .labels import Labels
 from .leaks import Leaks
 from .own_inputs import OwnInputs
+from .played import Played
 from .poison import Poison
 from .propagated import Propagated
 from .tails import Tails
 
-__all__ = ["Check", "for_labels", "for_numbers", "structure"]
+__all__ = ["Check", "for_free_runs", "for_labels", "for_numbers", "structure"]
 
 
 def structure() -> tuple[Check, ...]:
@@ -43,3 +45,9 @@ def for_numbers(oracle: Oracle) -> tuple[Check, ...]:
     """The subject computes. In this order the directed diagnosis of a state comes before its bare size."""
     arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Propagated(), Decisions()
     return (Identity(), Bytes(), *structure(), *arithmetic)
+
+
+def for_free_runs(oracle: FreeOracle, *, memory: bool) -> tuple[Check, ...]:
+    """The subject computes, and shows no rows between its layers. memory: whether it shows its pools."""
+    arithmetic = Directed(oracle), Propagated(oracle.stored), Decisions()
+    return (Played(), Identity(), Bytes(), *(structure() if memory else ()), *arithmetic)

@@ -59,10 +59,13 @@ class Bytes:
             busy = {context.event.request}
             yield from self._came_back(context, context.event)
         for name in context.subject.before.keys() & context.subject.after.keys() - busy - context.expected.flying:
-            yield from self._unchanged(context, name, context.subject.before[name])
+            if context.shown.memory(name):
+                yield from self._unchanged(context, name, context.subject.before[name])
 
     def _pools(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         changes = context.changes
+        if not context.shown.has("regions"):
+            return
         if not changes.bytes:
             yield Skipped(self.name, context.index, "no pool bytes were watched: this engine does not show its memory")
             return
@@ -94,7 +97,7 @@ class Bytes:
     def _in_flight(self, context: EventContext, span: RowSpan, before: RequestState) -> Iterator[Comparison]:
         """A verified window, not committed: KV and draft KV up to the length are untouched."""
         after = context.subject.after[span.request]
-        for field, stage, _, component in CACHES:
+        for field, stage, _, component in CACHES if context.shown.memory(span.request) else ():
             for layer, cache in getattr(before, field).items():
                 found = getattr(after, field).get(layer)
                 place = Place(_stage(stage, layer), layer, component)
@@ -158,7 +161,8 @@ class Bytes:
         """What was preempted or saved comes back bit by bit."""
         earlier, name = context.earlier, event.request
         kept = earlier.saved.get(event.name) if isinstance(event, Load) else earlier.preempted.get(name)
-        for result in self._unchanged(context, name, kept.state) if kept is not None else ():
+        bits = kept is not None and name not in context.shown.rebuilt and context.shown.memory(name)
+        for result in self._unchanged(context, name, kept.state) if bits and kept is not None else ():
             said = result.diagnosis and f"comes back otherwise than it was kept: {result.diagnosis}"
             yield replace(result, diagnosis=said)
 
@@ -171,7 +175,7 @@ class Bytes:
         if before.proposal_hidden is not None:
             proposed = None if after is None else after.proposal_hidden
             yield self._same(context, PROPOSED, name, proposed, before.proposal_hidden)
-        if after is not None:
+        if after is not None and context.shown.answers:
             yield exact(self, context, PROPOSAL, after.proposal, before.proposal, "draft 1 is {}", name)
             yield exact(self, context, ROOT, after.root, before.root, "root is {}", name)
 

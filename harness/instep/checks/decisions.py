@@ -34,14 +34,16 @@ class Decisions:
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         self.noise = carried(context)
         for place in context.truth.places:
-            if place.component == "pick":
+            if place.component == "pick" and context.shown.place(place):
                 yield from self._picks(context, place)
-        if isinstance(context.event, Commit):
+        if isinstance(context.event, Commit) and context.shown.has("logits"):
             yield from self._accepted(context, context.event)
         yield from self.ties.too_many("ties", context.index, context.kind, Place("trunk", AFTER_LAYERS, "pick"))
 
     def _picks(self, context: EventContext, place: Place) -> Iterator[Comparison | Skipped]:
         for span in row_spans(context, place.stage):
+            if span.request in context.shown.gone:
+                continue
             if span.logit_rows and parted(context, place.stage, span):
                 yield Skipped(self.name, context.index, f"{place} of {span.request}: the drafts differ")
             elif span.logit_rows:
@@ -76,6 +78,8 @@ class Decisions:
         assert isinstance(ours, Committed) and isinstance(right, Committed)
         place = Place("trunk", AFTER_LAYERS, "pick")
         for row, name in enumerate(event.requests):
+            if name in context.shown.gone:
+                continue
             if name in self.tied:
                 yield Skipped(self.name, context.index, f'own acceptance of "{name}": a choice in its window was a tie')
                 continue

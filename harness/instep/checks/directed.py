@@ -94,7 +94,7 @@ class Looked:
         return bool(self.diagnosis) and not self.diagnosis.startswith(UNKNOWN)
 
 
-Draw = Callable[[int], torch.Tensor]  # so many further correct states [draws, HV, K, V]
+Draw = Callable[[int], torch.Tensor]  # so many further correct states [draws, HV, K, V], or as many as there are left
 
 
 def look(
@@ -132,9 +132,11 @@ def look(
         leans = ~(largest <= PROJECTION_LIMIT)
         if again is None or draws >= MORE_DRAWS or not leans.any():
             break
-        while draws < MORE_DRAWS:
-            squares = squares + _leaning(again(DITHERED) - right, towards) / length.square()
-            draws += DITHERED
+        while draws < MORE_DRAWS and len(more := again(DITHERED)):
+            squares = squares + _leaning(more - right, towards) / length.square()
+            draws += len(more)
+        if draws < MORE_DRAWS:  # there are no more
+            again = None
     counts = int((decides.any(0) | leans).sum()), int(differs.sum()), int((differs & ~decides).sum())
     if not leans.any():
         worst, head, group = _worst(largest)

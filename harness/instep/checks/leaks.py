@@ -33,7 +33,7 @@ class Leaks:
         self.said = True
         slots = context.expected.slots_before
         for name in named(context.event) if facts(context.event).pages == "all" else ():
-            if name not in slots:
+            if name not in slots or not (context.shown.has("slots") and context.shown.exact):
                 continue
             slot, pages = slots[name], context.expected.pages_before[name]
             yield self._owners(context, name, slot, pages)

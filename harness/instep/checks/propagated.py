@@ -1,5 +1,7 @@
 """T3: what has come of all errors so far: hidden rows, final rows, logits, of the free-running subject.
 
+What a subject holds that shows no rows between its layers (`Shown.whole`) is judged here, too: conv windows, states and
+KV entries after every event that wrote them, in units of the largest error of the rounded run at the same component.
 Leaves out: where an error was made (T2 says it). The yardstick is the rounded reference, run end to end with sums in
 another order (`observe/reorder.py`): one run, so one draw. At one place its error may be small by luck; so what counts
 is the largest that it makes anywhere in this event for this request, in the target or in its head. Nothing is carried
@@ -11,21 +13,27 @@ times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+
+import torch
 
 from instep_reference.contract.place import Place
 
 from ..observe.context import EventContext
 from ..observe.rows import RowSpan, parted, row_spans, rows
 from ..player import Side
-from ..verdict import Comparison, Skipped, Tier
+from ..verdict import Comparison, Explained, Skipped, Tier
 from .allowance import REDRAWS, TRUTH_ERROR
 from .base import slot_of
 from .judge import Draw, judge
 from .measure import Spot, blocks, relative_error
+from .windows import named_window
 
 PROPAGATED = ("hidden", "final", "logits")
+WINDOW = "conv"
+FEEDS = {"conv": "state", "state": "state", "keys": "kv", "values": "kv"}  # component of memory -> what shows it
+Stored = Callable[[str, torch.Tensor], torch.dtype]  # of a component, and what was found there
 
 
 class Propagated:
@@ -34,8 +42,11 @@ class Propagated:
     name = "propagated"
     tier = Tier.PROPAGATED
 
-    def __init__(self) -> None:
+    def __init__(self, stored: Stored | None = None) -> None:
+        """stored: whose rounding is granted to a tensor; None: that of its own dtype, which T2 holds to what is
+        declared."""
         self._resampled: list[EventContext] = []
+        self._stored = stored
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         if context.rounded is None:
@@ -43,24 +54,53 @@ class Propagated:
                 yield Skipped(self.name, context.index, "no rounded run to measure by")
             return
         for place, span in _probes(context):
+            if not context.shown.place(place) or span.request in context.shown.gone:
+                continue
             if parted(context, place.stage, span):
                 yield Skipped(self.name, context.index, f"{place} of {span.request}: the drafts differ")
             else:
-                yield self._judged(context, place, span)
+                yield self._rows(context, place, span)
+        for name in () if context.shown.whole else wrote(context):
+            for place, truth in context.truth.after[name].parts():
+                if place.stage == "trunk" and truth.numel() and context.shown.has(FEEDS[place.component]):
+                    yield self._memory(context, place, name, truth)
 
-    def _judged(self, context: EventContext, place: Place, span: RowSpan) -> Comparison:
-        """By one draw of the rounded run; by more of them before it is called wrong."""
-        slot = slot_of(context, span.request)
-        spot = Spot(self.name, self.tier, context.index, context.kind, place, span.request, slot)
+    def _rows(self, context: EventContext, place: Place, span: RowSpan) -> Comparison:
         truth, found = rows(context.truth, place, span), rows(context.subject, place, span)
         assert truth is not None, "the truth has every place"
-        return judge(spot, truth, self._yardsticks(context, place, span), found)
+        which = context.shown.rows(place, span.request)
+        drawn = self._yardsticks(context, place, span)
+        draws = ((rounded[which], least) for rounded, least in drawn)
+        return self._judged(context, place, span.request, truth[which], draws, None if found is None else found[which])
+
+    def _judged(
+        self, context: EventContext, place: Place, request: str, truth: torch.Tensor, draws: Iterator[Draw],
+        found: torch.Tensor | None,
+    ) -> Comparison:
+        """By one draw of the rounded run; by more of them before it is called wrong."""
+        spot = Spot(self.name, self.tier, context.index, context.kind, place, request, slot_of(context, request))
+        stored = None if self._stored is None or found is None else self._stored(place.component, found)
+        return judge(spot, truth, draws, found, stored=stored)
 
     def _yardsticks(self, context: EventContext, place: Place, span: RowSpan) -> Iterator[Draw]:
         for sampled in self._draws(context):
             rounded = rows(_rounded_of(sampled), place, span)
             assert rounded is not None, "the rounded run has every place"
             yield rounded, carried(sampled)[family(place, span)]
+
+    def _memory(self, context: EventContext, place: Place, request: str, truth: torch.Tensor) -> Comparison:
+        """What it holds in one layer; a conv window that is another known one is named."""
+        draws = (
+            (dict(_rounded_of(sampled).after[request].parts())[place], kept(sampled, request)[place.component])
+            for sampled in self._draws(context)
+        )
+        found = dict(context.subject.after[request].parts()).get(place)
+        result = self._judged(context, place, request, truth, draws, found)
+        if result.agrees or found is None or place.component != WINDOW or found.shape != truth.shape:
+            return result
+        said = named_window(context, place.layer, request, found, truth)
+        return result if said is None else replace(
+            result, diagnosis=f"{said}; {result.diagnosis}", explained=Explained("hypothesis", said))
 
     def _draws(self, context: EventContext) -> Iterator[EventContext]:
         """The context with one draw after another; those that were made are kept while the event lasts."""
@@ -85,6 +125,25 @@ def carried(context: EventContext) -> Mapping[tuple[str, bool], float]:
             off = relative_error(blocks(place.component, rounded), blocks(place.component, truth))
             error = max(error, float(off.max()))
         found[family(place, span)] = max(found.get(family(place, span), 0.0), error)
+    return found
+
+
+def wrote(context: EventContext) -> list[str]:
+    """The requests whose memory this event wrote, and that is shown now."""
+    busy = [span.request for stage in ("trunk", "extend") for span in row_spans(context, stage)
+            if span.kind in ("prefill", "decode", "commit")]  # fmt: skip
+    return [name for name in dict.fromkeys((*busy, *sorted(context.shown.rebuilt))) if context.shown.memory(name)]
+
+
+def kept(context: EventContext, request: str) -> Mapping[str, float]:
+    """The largest error of the rounded run in what a request holds now, by component."""
+    found: dict[str, float] = {}
+    rounded = dict(_rounded_of(context).after[request].parts())
+    for place, truth in context.truth.after[request].parts():
+        if place.stage == "trunk" and truth.numel():
+            name = place.component
+            off = float(relative_error(blocks(name, rounded[place]), blocks(name, truth)).max())
+            found[name] = max(found.get(name, TRUTH_ERROR), off)
     return found
 
 

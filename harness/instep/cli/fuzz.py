@@ -23,7 +23,7 @@ SEEDS = 2**31
 
 
 @takes_setting(
-    several=("ops",), ops="Op set, engine or module:attribute; left out: ledger, then plain.",
+    several=("ops",), also=("engine",), ops="Op set, engine or module:attribute; left out: ledger, then plain.",
     strategy="How states are committed; left out: drawn by run.", conv="The same for conv windows.",
     drafter="How drafts are made: eagle or vanilla.",
 )
@@ -46,8 +46,8 @@ def fuzz(
     from ..fuzz.render import show
     from ..verdict import Exit
 
-    names = given.several("ops", "ledger", "plain")
-    sampled = [name for name in SAMPLED if name not in given.named]
+    names = given.subjects("ledger", "plain")
+    sampled = [name for name in SAMPLED if name not in given.named and "engine" not in given.named]
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     count = examples or (ENDLESS if minutes is not None else EXAMPLES)
     seconds = None if minutes is None else 60 * minutes / len(names)
@@ -69,7 +69,7 @@ def _run(settings: Settings) -> Result:
     from .progress import progress
 
     total = None if settings.examples == ENDLESS else settings.examples
-    name = f"runs of fuzz [{settings.setting.ops}], seed {settings.seed}"
+    name = f"runs of fuzz [{settings.setting.name}], seed {settings.seed}"
     with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, progress(name) as advance:
         set_hypothesis_home_dir(scratch)  # it leaves nothing in the user's folder
         return campaign(settings, lambda examples: advance(name, examples, total))

@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from ..verdict import Tier
 
 
-@takes_setting(several=("ops",), ops="Op set, engine or module:attribute; left out: the plan in the trace's header.")
+@takes_setting(
+    several=("ops",), also=("engine",),
+    ops="Op set, engine or module:attribute; left out: the plan in the trace's header.",
+)
 def replay(
     given: Given,
     trace: Annotated[Path | None, typer.Argument(help="A trace: the .jsonl file; left out: instep's own.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", "--model", help="The model; left out: where the "
+                                                                                     "trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
     tiers: Annotated[list[str] | None, typer.Option(help="Judge these tiers alone: T0,T1,T2,T2d,T3,T4, some of them; "
@@ -61,7 +65,7 @@ def replay(
         if file is not None:
             writable(file, asked, other)
     loaded = read(asked)
-    runs = _planned(loaded, given.several("ops"), until)
+    runs = _planned(loaded, given, until)
     trails = [EventDigests() for _ in runs]
     outcomes = [
         _run(
@@ -72,19 +76,21 @@ def replay(
         for run, kept in zip(runs, trails, strict=True)
     ]
     if trail is not None:
-        lines = [f"{run.ops} {line}\n" for run, kept in zip(runs, trails, strict=True) for line in kept.lines]
+        names = [outcome.plan.setting.name for outcome in outcomes]
+        lines = [f"{name} {line}\n" for name, kept in zip(names, trails, strict=True) for line in kept.lines]
         write_atomically({trail: "".join(lines).encode()})
     finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console))
 
 
-def _planned(trace: Trace, named: Sequence[str], until: int | None) -> list[Part]:
-    """The op sets that are named, or the header's plan, cut at `until`."""
+def _planned(trace: Trace, given: Given, until: int | None) -> list[Part]:
+    """The op sets that are named, or the header's plan, cut at `until`; of somebody's engine one run."""
     from msgspec.structs import replace as with_fields
 
     from instep_reference.contract.errors import BadInput
 
     from ..trace.header import Part
 
+    named = given.subjects()
     if not named and not trace.header.replay:
         raise BadInput(f"{trace.path.name} line 1: replay", found="no op set", expected="one, or --ops to name it")
     return [Part(name, until) for name in named] or [
@@ -102,7 +108,7 @@ def _run(
     from .progress import progress
 
     total = len(trace.events) if until is None else min(until + 1, len(trace.events))
-    name = f"{trace.header.name} [{replay.plan.setting.ops}]"
+    name = f"{trace.header.name} [{replay.plan.setting.name}]"
     with progress(name) as advance:
         outcome = replay.run(
             until=until, layers=layers, progress=lambda index, event: advance(name, index + 1, total), variant=variant,

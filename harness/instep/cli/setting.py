@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ..options import OPTIONS
+from ..options import OPTIONS, SOMETIMES
 
 if TYPE_CHECKING:
     from ..replay.setting import Setting
@@ -31,6 +31,16 @@ class Given:
         """The different values of an option that may be repeated, in their order; left out: `otherwise`."""
         return tuple(dict.fromkeys(self.named.get(field) or otherwise))
 
+    def subjects(self, *otherwise: str) -> tuple[str, ...]:
+        """The op sets that were named; left out: `otherwise`. An engine that is led by verbs is one run."""
+        if "engine" not in self.named:
+            return self.several("ops", *otherwise)
+        if "ops" in self.named:
+            from instep_reference.contract.errors import BadInput
+
+            raise BadInput("--engine", found="--ops beside it", expected="one of the two: who serves")
+        return ("plain",)
+
     def setting(self, **otherwise: Any) -> Setting:
         """The setting that was typed; `otherwise`: what holds where nothing was typed, None: the default.
 
@@ -43,16 +53,17 @@ class Given:
 
 
 def takes_setting(
-    *, several: Collection[str] = (), without: Collection[str] = (), **says: str
+    *, several: Collection[str] = (), without: Collection[str] = (), also: Collection[str] = (), **says: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of a setting; its parameter `given` receives what was typed.
 
-    several: options that may be repeated; without: options that have no meaning here; says: other words for `--help`.
+    several: options that may be repeated; without: options that have no meaning here; also: those that only some
+    commands have; says: other words for `--help`.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True)
-        names = [name for name in OPTIONS if name not in without]
+        names = [name for name in OPTIONS if name not in without and (name not in SOMETIMES or name in also)]
 
         @functools.wraps(command)
         def run(**typed: Any) -> None:

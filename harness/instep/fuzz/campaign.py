@@ -163,7 +163,8 @@ class _Host:
         ops, seed = setting.ops, self.settings.seed
         policy = Policy(
             _name(self.settings),
-            f"`instep fuzz --ops {ops} --seed {seed}`: no sequence of legal events makes the sides part.",
+            f"`instep fuzz {' '.join(setting.words()[:2])} --seed {seed}`: no sequence of legal events makes the "
+            "sides part.",
             room, (), steps[0], adaptive=adaptive, seed=seed,
             replay=(Part(ops, strategy=setting.strategy, conv=setting.conv),),
         )
@@ -176,7 +177,7 @@ class _Host:
             self.progress(self.result.examples)
             self.result.coverage.begin()
         try:
-            return Example(Plan(self.opened, header.room(), steps[0], file, setting), header)
+            return Example(Plan(self.opened, header.room(), steps[0], file, setting, self.settings.checkpoint), header)
         except Exception as error:
             self.failed(error)
 
@@ -254,7 +255,7 @@ def _must_be_free(settings: Settings) -> None:
 
 
 def _name(settings: Settings) -> str:
-    return f"fuzz-{settings.setting.ops}-{settings.seed}"
+    return f"fuzz-{settings.setting.name}-{settings.seed}"
 
 
 def _write(example: Example, settings: Settings) -> None:

@@ -15,6 +15,7 @@ from ..observe.context import EventContext
 from ..replay.guard import SubjectFailed
 from ..replay.lockstep import Lockstep, run
 from ..replay.participants import Plan, participants_of
+from ..replay.patching import PatchedOracle
 from ..replay.replay import checks_for, oracle_for
 from ..trace.drive import Step, recorded
 from ..trace.event_rules import EventRules
@@ -59,7 +60,8 @@ class Example:
         verdict = run(self._lockstep, self._checks)
         self.elements += verdict.elements
         if verdict.findings:
-            verdict.compared = explained(verdict.compared, self._lockstep.last, self._oracle, self._older)
+            pieces = self._oracle if isinstance(self._oracle, PatchedOracle) else None
+            verdict.compared = explained(verdict.compared, self._lockstep.last, pieces, self._older)
             self.verdict = verdict
             raise Diverged(verdict.findings[0].diagnosis)
 

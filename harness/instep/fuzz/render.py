@@ -15,7 +15,7 @@ from .campaign import Result, place
 def show(result: Result, console: Console) -> None:
     """What was met, what was not, and what was found."""
     coverage, settings = result.coverage, result.settings
-    title = f"fuzz [{settings.setting.ops}], seed {settings.seed}"
+    title = f"fuzz [{settings.setting.name}], seed {settings.seed}"
     made = tables.table(title, {"condition": "text", "events": "number"})
     for name, count in coverage.counts().items():
         made.add_row(name, f"{count:,}" if count else "[yellow]never[/yellow]")

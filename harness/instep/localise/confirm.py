@@ -39,7 +39,7 @@ ANOTHER = {"state": ("strategy", "snapshot", "rerun"), "conv": ("conv", "windows
 def locate(replay: Replay, outcome: Outcome, layers: Collection[int] | None = None) -> Located:
     """Confirm the first finding of a run that diverged; `layers`: those that were judged."""
     climb = _Climb(replay, outcome, layers)
-    rungs = (climb.graph, climb.seen_directly, climb.op, climb.place, climb.reading, climb.memory)
+    rungs = (climb.graph, climb.seen_directly, climb.led, climb.op, climb.place, climb.reading, climb.memory)
     found = next(filter(None, (rung() for rung in rungs)), None) or climb.nothing()
     return replace(found, hints=tuple(climb.seen), replays=climb.replays)
 
@@ -79,6 +79,18 @@ class _Climb:
             return None
         op = next(iter(ops_of(self.at)), None)
         return self._is("place", op, "seen in the call itself: no tensor in its place would mend it")
+
+    def led(self) -> Located | None:
+        """Nothing can be put into an engine that is led by verbs; but what it showed until here says something."""
+        if self.replay.plan.setting.engine is None:
+            return None
+        shown = None if self.last is None else self.last.shown
+        before = "all that it showed before this event agrees" if self.event else "it is the first event"
+        if shown is not None and "state" not in shown.feeds and not in_memory(self.at):
+            before += "; it shows no states, so an earlier event may have left a wrong one"
+        elif not in_memory(self.at):
+            before += ", its states too: what this event computed from them is wrong"
+        return self._is("unconfirmed", None, f"not confirmed: nothing of the reference can stand in it; {before}")
 
     def op(self) -> Located | None:
         twin, other = self._others()

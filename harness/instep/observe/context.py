@@ -13,6 +13,7 @@ from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Event, Region, RequestState
 from instep_reference.contract.event_facts import kind_of
 
+from ..engines.shown import WHOLE, Shown
 from ..player import Side
 from .event_log import NOTHING, EventLog
 from .memory import Changes
@@ -97,7 +98,7 @@ class EventContext:
     moves labels. rounded: the reference in the declared width with its rounding points; None for labels.
     resampled: the rounded run up to here once more, as another draw (see `replay/participants.py`), by its number;
     costly. regions: the subject's pools as they stand now. updates: whether its rings keep updates (`updates.py`).
-    earlier: what checks need of the events before."""
+    earlier: what checks need of the events before. shown: what the subject shows at this event."""
 
     index: int
     event: Event
@@ -113,6 +114,7 @@ class EventContext:
     log: EventLog = NOTHING  # op calls, host reads, graphs: what no tensor says
     updates: bool = False
     earlier: Earlier = field(default_factory=Earlier)
+    shown: Shown = WHOLE
 
     @property
     def kind(self) -> str:

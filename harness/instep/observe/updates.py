@@ -29,7 +29,7 @@ def kept(regions: Sequence[Region]) -> bool:
 
 def due(context: EventContext, place: Place, span: RowSpan) -> bool:
     """Whether the subject has to show these rows of a place."""
-    return place.component != UPDATE or (context.updates and span.kind == "verify")
+    return context.shown.place(place) and (place.component != UPDATE or (context.updates and span.kind == "verify"))
 
 
 def cut_down(context: EventContext) -> EventContext:

@@ -17,6 +17,7 @@ from instep_optimized.ops.base import BY_ROW, Ops
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject
+from ..engines.verbs import ByVerbs
 from ..replay.guard import make_subject
 from ..replay.participant import Participant
 from ..replay.participants import Plan, enough_memory, reference, rounded_participant
@@ -53,7 +54,9 @@ class Case:
     ) -> Case:
         """From a plan; `until`: the trace up to this event."""
         cut = trace if until is None else replace(trace, events=trace.events[: until + 1])
-        return cls(cut, plan, plan.setting.subject(), bitwise, tokens)
+        found = plan.setting.subject()
+        assert not isinstance(found, ByVerbs), "relations have no --engine"
+        return cls(cut, plan, found, bitwise, tokens)
 
     @property
     def ops(self) -> Ops | None:

@@ -17,11 +17,13 @@ from instep_reference.contract.place import STAGE_LEVEL, Place
 from ..checks.base import NOWHERE, op_at
 from ..checks.capacity import judged
 from ..checks.contracts import broken
+from ..engines.verbs import MUST, PAIRS
 from ..observe.event_log import NOTHING, EventLog, FailedOp
 from ..verdict import Comparison, Raised, Tier
 from .guard import MAKES, SERVES, SubjectFailed, WrongType, said_by
 from .participants import Participants
 
+VERBS = (*MUST, "draft", "layers", *(verb for pair in PAIRS for verb in pair))  # that take part in serving an event
 UNSEEN = Place("trunk", STAGE_LEVEL, "embedding")  # where a subject stands that has shown no place yet
 OURS = ("instep.", "instep_optimized.ops.around")  # whose frames are not the subject's
 THEIRS = ("instep.adapters.",)  # but these are: part of what is tested
@@ -41,7 +43,7 @@ def failures(participants: Participants, index: int, event: Event, failed: Subje
         place = failed_op.place or UNSEEN
     elif broke:
         place = broke[0].place
-    elif failed.question == SERVES:
+    elif failed.question == SERVES or failed.question in VERBS:
         place = participants.subject.activations.last or UNSEEN
     return [*broke, failure(index, kind, failed, place, failed_op)]
 
@@ -51,7 +53,7 @@ def failure(
 ) -> Comparison:
     """The finding about what it raised, or about an answer that is none."""
     question, error = failed.question, failed.error
-    serves = question == SERVES
+    serves = question == SERVES or question in VERBS
     check = SERVES if serves else "interface"
     why = "the event is legal and the reference served it" if serves else "asking is legal at any time"
     if isinstance(error, WrongType):
@@ -59,7 +61,9 @@ def failure(
     message = said_by(error)
     said = message.splitlines()[0] if message.strip() else "no message"
     what = f"raised {type(error).__name__} ({said})"
-    if failed_op is not None:
+    if question in VERBS:
+        where = f"{question} "
+    elif failed_op is not None:
         where = f"{op_at(failed_op.op, failed_op.place)} "
     elif serves:
         where = ""

@@ -79,13 +79,13 @@ class GuardedSubject:
         with calling("regions"):
             found = self.engine.regions()
             right = isinstance(found, Sequence) and all(isinstance(region, Region) for region in found)
-            _must(right, "regions", found, "a list of `Region`")
+            must(right, "regions", found, "a list of `Region`")
             for region in found:
                 what = f"regions: {region.name!r}"
-                _must(_is_memory(region), what, region.units, "units with a first axis to count")
-                _must(region.by in COUNTED, f"{what}: by", region.by, f"one of {', '.join(COUNTED)}")
-                _must(_is_declared(region), f"{what}: means", region.means, "a `Meaning` that fits the units, or None")
-                _must(_is_scratch(region), f"{what}: scratch", region.scratch, "a set of units of the region")
+                must(_is_memory(region), what, region.units, "units with a first axis to count")
+                must(region.by in COUNTED, f"{what}: by", region.by, f"one of {', '.join(COUNTED)}")
+                must(_is_declared(region), f"{what}: means", region.means, "a `Meaning` that fits the units, or None")
+                must(_is_scratch(region), f"{what}: scratch", region.scratch, "a set of units of the region")
             pools = frozenset((region.name, region.layer) for region in found)
             hidden = [f"{name} (layer {layer})" for name, layer in sorted(self.pools - pools)]
             if hidden:  # what is shown now and then could be written to whenever it is not
@@ -100,7 +100,7 @@ class GuardedSubject:
             right = isinstance(found, Mapping) and all(
                 isinstance(units, Set | Sequence) and all(_whole(unit) for unit in units) for units in found.values()
             )
-            _must(right, "may_change", found, "region names with the units that the event may write")
+            must(right, "may_change", found, "region names with the units that the event may write")
             shown = {name for name, _ in self.pools}
             unknown = sorted(str(name) for name, units in found.items() if units and name not in shown)
             if unknown and shown:
@@ -121,14 +121,14 @@ class GuardedSubject:
                 and all(isinstance(name, str) and _is_dense(part) for name, part in parts.items())
                 for copy, parts in found.items()
             )  # fmt: skip
-            _must(right, "copies", found, '("save" or "preempt", a name) with tensors by name')
+            must(right, "copies", found, '("save" or "preempt", a name) with tensors by name')
             return found
 
     def slots(self) -> dict[str, int]:
         with calling("slots"):
             found = self.engine.slots()
             right = isinstance(found, Mapping) and all(_whole(slot) for slot in found.values())
-            _must(right, "slots", found, "requests with their slots")
+            must(right, "slots", found, "requests with their slots")
             return dict(found)
 
     def pages(self) -> dict[str, list[int]]:
@@ -137,7 +137,7 @@ class GuardedSubject:
             right = isinstance(found, Mapping) and all(
                 isinstance(pages, Sequence) and all(_whole(page) for page in pages) for pages in found.values()
             )
-            _must(right, "pages", found, "requests with the list of their pages")
+            must(right, "pages", found, "requests with the list of their pages")
             return {name: list(pages) for name, pages in found.items()}
 
 
@@ -172,13 +172,13 @@ class GuardedEngine:
 
     def _shown(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
         """Called by the engine, so that what is wrong with the tensor is raised while it serves."""
-        _must(isinstance(place, Place), "see: place", place, "a `Place`")
+        must(isinstance(place, Place), "see: place", place, "a `Place`")
         what = f"see: {place}"
         labels = self._labels and place.component != "logits"  # of labels, too, they are numbers
-        _must_hold(what, tensor, labels or place.component == "pick")
-        _must(tensor.dim() > 0, what, tensor, "rows")
+        must_hold(what, tensor, labels or place.component == "pick")
+        must(tensor.dim() > 0, what, tensor, "rows")
         before = self._rows.setdefault(place, tensor.shape[1:])
-        _must(tensor.shape[1:] == before, what, tensor, f"rows of {tuple(before)}, as it showed before")
+        must(tensor.shape[1:] == before, what, tensor, f"rows of {tuple(before)}, as it showed before")
         return tensor
 
 
@@ -201,29 +201,29 @@ class Materialized(Observer):
 def checked_state(engine: Any, request: str, labels: bool = False) -> RequestState:
     """The logical state of a request, if it is one. labels: whether it holds whole numbers."""
     found = engine.state(request)
-    _must(isinstance(found, RequestState), "state", found, "a `RequestState`")
+    must(isinstance(found, RequestState), "state", found, "a `RequestState`")
     assert isinstance(found, RequestState)
     for name in (field.name for field in fields(RequestState) if str(field.type).startswith("dict")):
         value, axes = getattr(found, name), 2 if name == "conv" else 3
-        _must(isinstance(value, dict), f"state: {name}", value, "a dict of layers with tensors")
+        must(isinstance(value, dict), f"state: {name}", value, "a dict of layers with tensors")
         for layer, held in value.items():
-            _must_hold(f"state: {name} of layer {layer}", held, labels)
-            _must(held.dim() == axes, f"state: {name} of layer {layer}", held, f"{axes} axes")
-    _must(_whole(found.length), "state: length", found.length, "a whole number")
+            must_hold(f"state: {name} of layer {layer}", held, labels)
+            must(held.dim() == axes, f"state: {name} of layer {layer}", held, f"{axes} axes")
+    must(_whole(found.length), "state: length", found.length, "a whole number")
     for what, token in (("root", found.root), ("proposal", found.proposal)):
-        _must(token is None or _whole(token), f"state: {what}", token, "a whole number or None")
+        must(token is None or _whole(token), f"state: {what}", token, "a whole number or None")
     hidden = found.proposal_hidden
-    _must(hidden is None or isinstance(hidden, torch.Tensor), "state: proposal_hidden", hidden, "a tensor or None")
+    must(hidden is None or isinstance(hidden, torch.Tensor), "state: proposal_hidden", hidden, "a tensor or None")
     if hidden is not None:
-        _must_hold("state: proposal_hidden", hidden, labels)
-        _must(hidden.dim() == 1, "state: proposal_hidden", hidden, "one axis")
+        must_hold("state: proposal_hidden", hidden, labels)
+        must(hidden.dim() == 1, "state: proposal_hidden", hidden, "one axis")
     return found
 
 
 def checked_num_steps(engine: Any) -> int:
     """The step count that an engine would like to have next."""
     found = engine.next_num_steps()
-    _must(_whole(found), "next_num_steps", found, "a whole number")
+    must(_whole(found), "next_num_steps", found, "a whole number")
     return int(found)
 
 
@@ -232,19 +232,19 @@ def checked_answer(event: Event, found: object) -> Answer | None:
     kind, what, names = facts(event).answer, kind_of(event), named(event)
     if kind is None:
         return None
-    _must(isinstance(found, kind), what, found, f"a `{kind.__name__}`")
+    must(isinstance(found, kind), what, found, f"a `{kind.__name__}`")
     if isinstance(found, Forwarded):
         right = isinstance(found.own, dict) and all(isinstance(own, torch.Tensor) for own in found.own.values())
-        _must(right, f"{what}: own", found.own, "requests with tensors")
-        _must(isinstance(found.roots, Mapping), f"{what}: roots", found.roots, "requests with their roots")
+        must(right, f"{what}: own", found.own, "requests with tensors")
+        must(isinstance(found.roots, Mapping), f"{what}: roots", found.roots, "requests with their roots")
         for name, own in found.own.items():
-            _must_hold(f"{what}: own of {name!r}", own, whole=True)
+            must_hold(f"{what}: own of {name!r}", own, whole=True)
         return found
     for field in fields(found):  # type: ignore[arg-type]
         value = getattr(found, field.name)
         right = isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == len(names)
-        _must(right, f"{what}: {field.name}", value, f"a tensor with {len(names)} lines, one per request")
-        _must_hold(f"{what}: {field.name}", value, whole=True)
+        must(right, f"{what}: {field.name}", value, f"a tensor with {len(names)} lines, one per request")
+        must_hold(f"{what}: {field.name}", value, whole=True)
     return found  # type: ignore[return-value]
 
 
@@ -271,16 +271,16 @@ def said_by(error: BaseException) -> str:
         return ""
 
 
-def _must(right: bool, what: str, found: object, expected: str) -> None:
+def must(right: bool, what: str, found: object, expected: str) -> None:
     if not right:
         raise WrongType(f"{what} gave {_spelled(found)}; the contract asks for {expected}")
 
 
-def _must_hold(what: str, tensor: object, whole: bool) -> None:
+def must_hold(what: str, tensor: object, whole: bool) -> None:
     """Numbers of the kind that belongs there, which can be brought to the host and compared."""
     kinds = WHOLE if whole else NUMBERS
     right = isinstance(tensor, torch.Tensor) and _is_dense(tensor) and tensor.dtype in kinds
-    _must(right, what, tensor, f"a dense tensor of {' or '.join(str(kind).removeprefix('torch.') for kind in kinds)}")
+    must(right, what, tensor, f"a dense tensor of {' or '.join(str(kind).removeprefix('torch.') for kind in kinds)}")
 
 
 def _is_dense(found: object) -> bool:

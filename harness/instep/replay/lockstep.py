@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from instep_reference.contract.engine import Event, Forward
 from instep_reference.contract.errors import BadInput
@@ -68,12 +68,12 @@ class Lockstep:
         changes = self.participants.watch.after()
         self.participants.patching.end(index, kind_of(event))
         expected = expect(before, self.rules.table)
-        resampled = partial(self._resampled, index) if self.participants.rounded_draw else None
+        resampled = cache(partial(self._resampled, index)) if self.participants.rounded_draw else None
         regions = self.participants.shown.regions
         log = NOTHING if self.participants.instrumentation is None else self.participants.instrumentation.take()
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,
-            kept(regions()), left_by(self.last),
+            kept(regions()), left_by(self.last), self.participants.says_shown(),
         ))  # fmt: skip
         return self.last
 
@@ -140,7 +140,8 @@ def run(
         verdict.events += 1
         try:
             context = lockstep.step()
-            verdict.served |= bool(context.subject.places)
+            verdict.served |= context.shown.computed(context.subject)
+            verdict.unserved += context.shown.unserved
             results = [result for check in checks for result in check(context)]  # they ask for regions
         except SubjectFailed as failed:
             verdict.add(failures(lockstep.participants, index, event, failed))

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,10 @@ from instep_reference.ledger import LedgerEngine
 from instep_reference.weights import Weights
 
 from ..adapters import Maker, Subject
+from ..engines.asked import Asked
+from ..engines.derived import DerivedEngine
+from ..engines.shown import WHOLE, Shown
+from ..engines.verbs import ByVerbs, must_have
 from ..observe.event_log import Room
 from ..observe.instrumentation import Instrumentation, replays_of
 from ..observe.memory import Watch
@@ -46,6 +51,8 @@ from .setting import Setting, moves_labels
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
 
+Declares = Ops | Maker | ByVerbs | DerivedEngine | None  # who says how it rounds
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -56,6 +63,7 @@ class Plan:
     num_steps: int
     adaptive: AdaptiveFile | None
     setting: Setting
+    directory: Path | None = None  # where the checkpoint stands
 
 
 @dataclass
@@ -73,20 +81,30 @@ class Participants:
     rounded_draw: Callable[[int], Participant] | None = None  # the rounded run from its start, as another draw
     patching: Patching = field(default_factory=Patching)
     instrumentation: Instrumentation | None = None
+    engine: DerivedEngine | None = None  # what asks the verbs of somebody's engine
     overlap: bool = False  # whether rounds of the subject overlap, so that it reserves pages for the worst case
     declared: Declared = NOTHING
+
+    def says_shown(self) -> Shown:
+        """What the subject shows of the event that it just served."""
+        return WHOLE if self.engine is None else self.engine.shown()
 
 
 def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
     """Build all sides of a plan; `variant`: what is otherwise at the subject."""
     setting, calls = plan.setting, Counter[str]()
     found = setting.subject()
+    subject: Subject
+    instrumentation: Instrumentation | None
     if isinstance(found, Ops):
         found = swapped(found, variant.swap)
         subject, instrumentation, poison = _of_an_op_set(plan, found, variant, calls)
+    elif isinstance(found, ByVerbs):
+        subject, instrumentation, poison = *_of_verbs(plan, found, variant), None
     else:
         subject, instrumentation, poison = *_of_a_maker(plan, found, variant), None
-    ops = found if isinstance(found, Ops) else None
+    ops, engine = found if isinstance(found, Ops) else None, subject if isinstance(subject, DerivedEngine) else None
+    says: Declares = found if engine is None else engine  # a verb's `make` declares nothing before it was called
     if moves_labels(ops):
         truth: WatchedEngine = LedgerEngine(
             plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=setting.mode
@@ -94,17 +112,17 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
         rounded = draw = None
     else:
         truth = reference(plan, torch.float64)
-        draw = partial(rounded_participant, plan, found, asked=False)
-        rounded = rounded_participant(plan, found, 0)
+        draw = partial(rounded_participant, plan, says, asked=engine is not None)
+        rounded = rounded_participant(plan, says, 0)
     shown, patching = GuardedSubject(subject), Patching(variant.patch)
     served = guarded(
-        setting.ops, subject, labels=moves_labels(ops), arithmetic=instrumentation,
-        answered=instrumentation.answered, first=patching,
+        setting.name, subject, labels=moves_labels(ops), arithmetic=instrumentation, first=patching,
+        **({} if instrumentation is None else {"answered": instrumentation.answered}),
     )
     return Participants(
         served, Participant("truth", truth), rounded, Watch(shown, poison), shown, ops, calls, draw, patching,
-        instrumentation,
-        ops is not None and setting.overlap, declares(plan, found),
+        instrumentation, engine,
+        ops is not None and setting.overlap, declares(plan, says),
     )
 
 
@@ -129,12 +147,7 @@ def _of_an_op_set(
 def _of_a_maker(plan: Plan, maker: Maker, variant: Variant) -> tuple[Subject, Instrumentation]:
     """Somebody else's engine, and what logs it."""
     setting, handed = plan.setting, lent_copies(plan)
-    if variant.swap or variant.options:
-        raise BadInput("--swap", found=setting.ops, expected="an op set: somebody else's engine has no ops to swap")
-    for named in ("graphs", "overlap"):
-        if getattr(setting, named):
-            expected = "an op set: somebody else's engine decides that itself"
-            raise BadInput(f"--{named}", found=setting.ops, expected=expected)
+    _must_be_as_it_is(setting, variant)
     instrumentation = instrumentation_of(handed, None)
     with instrumentation.making("the engine"):
         subject = make_subject(
@@ -143,6 +156,37 @@ def _of_a_maker(plan: Plan, maker: Maker, variant: Variant) -> tuple[Subject, In
         )
     instrumentation.of(GuardedSubject(subject))
     return subject, instrumentation
+
+
+def _of_verbs(plan: Plan, found: ByVerbs, variant: Variant) -> tuple[DerivedEngine, Instrumentation | None]:
+    """Somebody else's engine that is led by verbs, behind one that serves the contract; a log where it shows memory."""
+    setting, room = plan.setting, copy(plan.capacity)
+    _must_be_as_it_is(setting, variant)
+    if plan.directory is None:
+        raise BadInput("--engine", found="no directory of the model", expected="a command that reads one")
+    steps, _ = candidates(plan.num_steps, plan.adaptive)
+    with calling(MAKES):
+        made = found.make(
+            plan.directory, room, num_steps=max(steps), widest=max(steps) + 1, device=setting.device,
+            dtype=setting.activation,
+        )
+    asked = Asked(must_have(made, found.name), found.make, plan.checkpoint.config)
+    engine = DerivedEngine(asked, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive)
+    if "regions" not in asked.feeds:
+        return engine, None
+    log = Instrumentation(None, {}, setting.device, Room(plan.capacity, max(steps) + 1), {"the capacity": room})
+    log.of(GuardedSubject(engine))
+    return engine, log
+
+
+def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
+    """Refuse what only an engine of ours can be told."""
+    if variant.swap or variant.options:
+        raise BadInput("--swap", found=setting.name, expected="an op set: somebody else's engine has no ops to swap")
+    for named in ("graphs", "overlap"):
+        if getattr(setting, named):
+            expected = "an op set: somebody else's engine decides that itself"
+            raise BadInput(f"--{named}", found=setting.name, expected=expected)
 
 
 def bare(plan: Plan) -> Engine:
@@ -154,6 +198,8 @@ def bare(plan: Plan) -> Engine:
                 plan.checkpoint, found, setting.options(), plan.capacity, num_steps=plan.num_steps,
                 adaptive=plan.adaptive,
             )
+    if isinstance(found, ByVerbs):
+        return _of_verbs(plan, found, AS_IS)[0]
     return make_subject(
         found, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive,
         device=setting.device, dtype=setting.activation, layout=setting.layout,
@@ -198,7 +244,7 @@ def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
 
 
-def rounded_participant(plan: Plan, found: Ops | Maker | None, draw: int, *, asked: bool = True) -> Participant:
+def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool = True) -> Participant:
     """One draw of the reference in the declared width.
 
     found: who declares it;  asked: whether the states of this participant are asked for.
@@ -219,7 +265,7 @@ def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int
     return tuple(sorted({n for steps in resolved.by_bracket.values() for n in steps})), resolved.messages
 
 
-def declares(plan: Plan, found: Ops | Maker | None) -> Declared:
+def declares(plan: Plan, found: Declares) -> Declared:
     """What an op set, or the maker of somebody else's engine, says of its rounding under this plan."""
     return declared(found, plan.setting.activation, plan.setting.state)
 

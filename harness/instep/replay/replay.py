@@ -21,8 +21,11 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import kind_of
 
-from ..checks import Check, for_labels, for_numbers
+from ..checks import Check, for_free_runs, for_labels, for_numbers
+from ..checks.allowance import REDRAWS
+from ..engines.shown import WHOLE, Shown
 from ..observe.context import EventContext
+from ..observe.free_run import FreeOracle
 from ..threads import threads_for
 from ..trace.event_rules import EventRules, verified
 from ..trace.file import Trace
@@ -70,6 +73,17 @@ class Outcome:
     scratch: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     tiers: frozenset[Tier] = frozenset(Tier)  # that were judged
     declared: Declared = NOTHING  # what the subject says of its rounding
+    shown: Shown = WHOLE  # what it shows, as of the last event
+
+    @property
+    def led(self) -> bool:
+        """Whether the subject is an engine that is led by verbs."""
+        return self.plan.setting.engine is not None
+
+    @property
+    def served_events(self) -> int:
+        """Events that the subject served: all but those that name only requests which have left the run."""
+        return self.verdict.events - self.verdict.unserved
 
     @property
     def left_out(self) -> tuple[Tier, ...]:
@@ -99,7 +113,8 @@ class Replay:
         if set(header.candidates) != set(known):
             raise BadInput(f"{trace.path.name} line 1: candidates", found=header.candidates, expected=known)
         self.plan = Plan(
-            opened, header.room(), header.num_steps, adaptive, (setting or Setting()).recorded(header.recording)
+            opened, header.room(), header.num_steps, adaptive, (setting or Setting()).recorded(header.recording),
+            directory,
         )
         must_hold(opened, self.plan.setting.dtype)
         self.checks = checks
@@ -136,13 +151,15 @@ class Replay:
         with threads_for(self.plan.checkpoint.config.hidden):
             verdict = run(lockstep, watching, until=until, layers=layers, progress=progress)
             if explain and verdict.findings:
-                verdict.compared = explained(verdict.compared, lockstep.last, oracle, older)
+                pieces = oracle if isinstance(oracle, PatchedOracle) else None  # a bank looks at the subject's own bits
+                verdict.compared = explained(verdict.compared, lockstep.last, pieces, older)
         ran = self.trace.events[: lockstep.next]
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
             History.of(self.trace.header, ran, lockstep.rules.table), len(self.trace.events), dict(lockstep.seconds),
             dict(participants.calls), served(), lockstep.last, variant=variant,
             scratch=dict(participants.watch.scratch), tiers=frozenset(tiers), declared=participants.declared,
+            shown=WHOLE if lockstep.last is None else lockstep.last.shown,
         )
 
     def _unmade(self, failed: SubjectFailed, variant: Variant) -> Outcome:
@@ -192,24 +209,31 @@ def must_have(layers: Iterable[int], config: ModelConfig) -> None:
             raise BadInput("--layer", found=layer, expected=f"a layer of the model, 0 to {count - 1}")
 
 
-def oracle_for(plan: Plan, participants: Participants, variant: Variant = AS_IS) -> PatchedOracle | None:
+def oracle_for(
+    plan: Plan, participants: Participants, variant: Variant = AS_IS
+) -> PatchedOracle | FreeOracle | None:
     """Of one run; None: the subject moves labels, and nothing is computed again."""
     if moves_labels(participants.ops):
         return None
     declared = participants.declared
+    if participants.engine is not None and not participants.engine.shows_layers:
+        memory = participants.instrumentation is not None
+        return FreeOracle(plan.checkpoint, declared.rounds, plan.setting.state, redraws=REDRAWS, memory=memory)
     oracle = PatchedOracle(plan.checkpoint, declared.rounds, plan.setting.state, declared.products)
     oracle.patches = frozenset(variant.patch)
     return oracle
 
 
-def checks_for(oracle: PatchedOracle | None, recorded: RecordedChoices | None = None) -> tuple[Check, ...]:
+def checks_for(
+    oracle: PatchedOracle | FreeOracle | None, recorded: RecordedChoices | None = None
+) -> tuple[Check, ...]:
     """Every check that has a meaning for these sides; checks remember their run, so each run has its own.
 
     recorded: the check against what a recorded trace's reference answered, if there is one.
     """
     if oracle is None:
         return for_labels()
-    checks = for_numbers(oracle)
+    checks = for_free_runs(oracle, memory=oracle.memory) if isinstance(oracle, FreeOracle) else for_numbers(oracle)
     return checks if recorded is None else (recorded, *checks)
 
 

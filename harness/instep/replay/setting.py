@@ -20,6 +20,8 @@ from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import BadInput
 
 from ..adapters import Maker, find
+from ..engines import verbs
+from ..engines.verbs import ByVerbs
 from ..trace.header import Recording
 
 DEFAULTS = Options()  # where nothing is named
@@ -36,6 +38,7 @@ class Setting:
     """Who serves, and how. Every field has the name of its command-line option.
 
     ops       op set by name, somebody's engine, or module:attribute
+    engine    somebody's engine that is led by verbs, module:attribute; None: what `ops` names
     device    cpu or cuda, where the subject runs
     dtype     activations; states are stored in fp32, under float64 activations in fp64
     layout    physical order of a state block: VK or KV
@@ -50,6 +53,7 @@ class Setting:
     """
 
     ops: str = "plain"
+    engine: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
     layout: StateLayout = DEFAULTS.layout
@@ -94,16 +98,21 @@ class Setting:
         """The same, with the drafter of a recording where none was named."""
         return self if self.drafter else replace(self, drafter=recording.drafter)
 
-    def subject(self) -> Ops | Maker:
+    @property
+    def name(self) -> str:
+        """What serves, as it is called in every message."""
+        return self.engine or self.ops
+
+    def subject(self) -> Ops | Maker | ByVerbs:
         """The op set or the engine of that name; its kernels are loaded as the device needs them."""
         wanted_on(self.device)
-        return find(self.ops)
+        return find(self.ops) if self.engine is None else verbs.find(self.engine)
 
     def op_set(self) -> Ops:
         """The op set; refuses somebody else's engine, and a set that moves labels and so computes no text."""
         found = self.subject()
         if not isinstance(found, Ops) or moves_labels(found):
-            raise BadInput("ops", found=self.ops, expected="an op set that computes: plain, triton, ...")
+            raise BadInput("ops", found=self.name, expected="an op set that computes: plain, triton, ...")
         return found
 
     def options(self, **otherwise: Any) -> Options:
@@ -117,8 +126,8 @@ class Setting:
 
     def words(self, *always: str) -> tuple[str, ...]:
         """The command-line options that give this setting: the op set, what is not the default, and `always`."""
-        words = ["--ops", self.ops]
-        for each in fields(self)[1:]:
+        words = ["--ops", self.ops] if self.engine is None else ["--engine", self.engine]
+        for each in fields(self)[2:]:
             value, usual = getattr(self, each.name), each.default
             usual = DEFAULTS.drafter if each.name == "drafter" else usual
             if value is None or (value == usual and each.name not in always):

@@ -45,7 +45,10 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "declared": _declared(outcome),
         "asked": [tier.value for tier in Tier if tier in outcome.tiers],
         "left_out": [tier.value for tier in outcome.left_out],
-        "skipped": len(verdict.skipped),
+        "skipped": len(verdict.skipped), "events_served": outcome.served_events,
+        "played": [{"event": skip.event, "says": skip.reason} for skip in verdict.skipped if skip.check == "played"],
+        "shown": sorted(outcome.shown.feeds) if outcome.led else None,
+        "not_judged": [{"shows_no": feed, "what": what} for feed, what in outcome.shown.not_judged()],
         "scratch": [
             {"region": region, "layer": layer, "units": sorted(units)}
             for (region, layer), units in outcome.scratch.items()

@@ -37,11 +37,13 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     tables.show(_runs(outcomes), console)
     for outcome in outcomes:
         if outcome.verdict.exit is Exit.INCONCLUSIVE:
-            say(console, f"{outcome.plan.setting.ops}: {_why_nothing(outcome)}")
+            say(console, f"{outcome.plan.setting.name}: {_why_nothing(outcome)}")
         _skips(outcome, console)
+        for line in not_judged(outcome):
+            say(console, line, style="dim")
         _scratch(outcome, console)
         if said := declared(outcome):
-            say(console, f"{outcome.plan.setting.ops} declares: {said}", style="dim")
+            say(console, f"{outcome.plan.setting.name} declares: {said}", style="dim")
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
         if outcome.verdict.findings:
@@ -67,16 +69,26 @@ def _run(outcome: Outcome) -> list[Text]:
     """The first column of a run, line by line: op set and verdict, what was changed in it, how far, how long."""
     word, style = VERDICTS[outcome.verdict.exit]
     return [
-        Text.assemble(f"{outcome.plan.setting.ops} ", (word, style)),
+        Text.assemble(f"{outcome.plan.setting.name} ", (word, style)),
         *map(Text, otherwise(outcome.variant)),
-        Text(f"{outcome.verdict.events} of {outcome.of} events"),
-        Text(f"{outcome.plan.setting.strategy}, {outcome.plan.setting.conv}", style="dim"),
+        Text(f"{'served ' * outcome.led}{outcome.served_events} of {outcome.of} events"),
+        *([] if outcome.led else [Text(f"{outcome.plan.setting.strategy}, {outcome.plan.setting.conv}", style="dim")]),
         *([Text("in graphs", style="dim")] if outcome.plan.setting.graphs else []),
         *(Text(f"{side} {seconds:.1f} s", style="dim") for side, seconds in outcome.seconds.items()),
     ]
 
 
+def not_judged(outcome: Outcome) -> list[str]:
+    """What an engine led by verbs does not show, line by line: what is not judged, and what would have to be shown."""
+    return [
+        f"{outcome.plan.setting.name}: not judged: {what}{f' [shows no {feed}]' * bool(feed)}"
+        for feed, what in outcome.shown.not_judged()
+    ]
+
+
 def _why_nothing(outcome: Outcome) -> str:
+    if outcome.led and not outcome.shown.feeds & {"logits", "final", "state", "kv"}:
+        return "nothing was compared: it shows neither logits, nor final rows, nor states"
     if outcome.verdict.served:
         return "nothing was compared of what was asked for"
     return "nothing was computed: up to here there are only admissions and the like"
@@ -134,7 +146,8 @@ def short(count: int) -> str:
 
 def _skips(outcome: Outcome, console: Console) -> None:
     for (check, reason), count in Counter((skip.check, skip.reason) for skip in outcome.verdict.skipped).items():
-        say(console, f"{outcome.plan.setting.ops}: {check} did not compare {count} times: {reason}", style="dim")
+        said = f"{count} times" if check == "played" else f"{check} did not compare {count} times:"
+        say(console, f"{outcome.plan.setting.name}: {said} {reason}", style="dim")
 
 
 def _scratch(outcome: Outcome, console: Console) -> None:
@@ -144,7 +157,7 @@ def _scratch(outcome: Outcome, console: Console) -> None:
         alike.setdefault((region, units), []).append(layer)
     for (region, units), layers in alike.items():
         where = f"{listed('layer', layers)}, {listed('unit', units)}"
-        say(console, f"{outcome.plan.setting.ops}: {region}, {where}: declared as scratch, not guarded")
+        say(console, f"{outcome.plan.setting.name}: {region}, {where}: declared as scratch, not guarded")
 
 
 def _history(history: History, console: Console) -> None:

@@ -30,6 +30,10 @@ MEASURES = {
     Tier.PROPAGATED: "error", Tier.DECISIONS: "margin",
 }
 NUMERIC = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED, Tier.DECISIONS)
+UNDECLARED_VERBS = (
+    "hint: this engine declares no rounding, so all of it is held to fp32; what it stores or multiplies narrower on "
+    "purpose is declared by `declares` of what `make` gives (docs/your-engine.md)"
+)
 UNDECLARED = (
     "hint: this engine declares no rounding, so all of it is held to fp32; what it stores or multiplies narrower on "
     "purpose is declared by `rounds` and `products` of its maker (docs/adapters.md, 4)"
@@ -40,14 +44,14 @@ COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # c
 def divergence(outcome: Outcome) -> str:
     """All that is known about the first finding, line by line."""
     first, lines = outcome.verdict.findings[0], []
-    served = ", ".join((outcome.plan.setting.ops, *otherwise(outcome.variant)))
+    served = ", ".join((outcome.plan.setting.name, *otherwise(outcome.variant)))
     if outcome.located is not None:
         lines += [outcome.located.says, *(f"hint: {hint}" for hint in outcome.located.hints)]
-    if silent(outcome) and first.tier in NUMERIC:
-        lines.append(UNDECLARED)
+    if silent(outcome) and first.tier in NUMERIC and not (outcome.led and first.explained):
+        lines.append(UNDECLARED_VERBS if outcome.led else UNDECLARED)
     if outcome.again:
         lines.append(command(outcome, first))
-    title = f"{outcome.name}, optimized[{served}] against reference"
+    title = f"{outcome.name}, {'engine' if outcome.led else 'optimized'}[{served}] against reference"
     return message(title, outcome.verdict.findings, numbers(first), lines)
 
 
@@ -126,7 +130,7 @@ def command(outcome: Outcome, found: Comparison) -> str:
     patches = [patch for patch in outcome.variant.patch if patch.event <= found.event]
     until = max([found.event, *(patch.until for patch in patches)])
     setting = outcome.plan.setting
-    words: list[object] = [*outcome.again, near(outcome.trace), "--ops", setting.ops, "--until", until]
+    words: list[object] = [*outcome.again, near(outcome.trace), *setting.words()[:2], "--until", until]
     if found.place.layer not in (STAGE_LEVEL, AFTER_LAYERS):
         words += ["--layer", found.place.layer]
     more: list[object] = ["--tiers", named(outcome.tiers)] if outcome.left_out else []

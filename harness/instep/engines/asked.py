@@ -1,0 +1,182 @@
+"""The verbs of somebody's engine, asked: whatever they raise, or give of a wrong kind, is the engine's own finding.
+
+Every tensor is a copy on the host: what the engine writes afterwards changes nothing that was shown.
+Leaves out: when a verb is asked (`derived.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.place import COMPONENTS, Place, See
+
+from ..replay.guard import WrongType, calling, must, must_hold
+from .shown import FEEDS
+from .verbs import EVERY, PAIRS, Tokens, declaration, product_of
+
+T = TypeVar("T")
+Layers = dict[int, torch.Tensor]
+GIVEN = ("logits", "final")  # keys of what `step` gives
+
+
+@dataclass
+class Said:
+    """What a step gave, by request; picks: the argmax of its logits. Empty: nobody was asked."""
+
+    logits: dict[str, torch.Tensor] = field(default_factory=dict)
+    final: dict[str, torch.Tensor] = field(default_factory=dict)
+    picks: dict[str, torch.Tensor] = field(default_factory=dict)
+    layers: dict[str, Layers] = field(default_factory=dict)
+
+
+class Asked:
+    """feeds: what is shown (`shown.FEEDS`), no more than what `declares` says it shows, if it says so; logits and final rows are known once a step was asked for them."""
+
+    def __init__(self, made: Any, make: object, config: ModelConfig) -> None:
+        self.made, self.config = made, config
+        said = declaration(made, make)
+        self.rounds = rounds_of(said.get("rounds", {}))
+        self.products = {form: product_of(one) for form, one in dict(said.get("products", {})).items()}
+        self.exact = bool(said.get("order", False))
+        self.only = None if "shows" not in said else frozenset(said["shows"])
+        self._shows: dict[str, bool] = {} if self.only is None else {key: key in self.only for key in GIVEN}
+
+    @property
+    def feeds(self) -> frozenset[str]:
+        verbs = {feed for feed in FEEDS if self.has(feed)} | {key for key, shown in self._shows.items() if shown}
+        return frozenset(verbs if self.exact else verbs - {"regions"})
+
+    def has(self, verb: str) -> bool:
+        """Whether there is the verb, and the one without which it has no meaning; and whether it is to be shown."""
+        if verb in FEEDS and self.only is not None and verb not in self.only:
+            return False
+        pair = next((pair for pair in PAIRS if verb in pair), (verb,))
+        return all(callable(getattr(self.made, one, None)) for one in pair)
+
+    def verb(self, name: str, *given: Any) -> Any:
+        with calling(name):
+            return getattr(self.made, name)(*given)
+
+    def step(self, rows: Sequence[Tokens], wanted: Collection[str]) -> Said:
+        """wanted: the requests whose logits are compared."""
+        found, said = self.verb("step", tuple(rows)), Said()
+        with calling("step"):
+            must(isinstance(found, Mapping), "step", found, 'a dict with "logits", "final" or both')
+            unknown = [key for key in found if key not in GIVEN]
+            must(not unknown, "step: keys", unknown, " and ".join(map(repr, GIVEN)))
+            for row in rows:
+                count, every = len(row.tokens), {len(row.tokens)}
+                either = {*every, 1} if row.kind == "prefill" else every
+                if row.request in wanted and self._shown(found, "logits"):
+                    rows_of = self._rows(found, "logits", row, either, self.config.vocab)
+                    said.logits[row.request] = rows_of if row.kind == "verify" else rows_of[-1:]
+                    said.picks[row.request] = said.logits[row.request].argmax(-1)
+                if self._shown(found, "final"):
+                    said.final[row.request] = self._rows(found, "final", row, either, self.config.hidden)
+                if self.has("layers"):
+                    said.layers[row.request] = self._layers(row.request, count)
+        return said
+
+    def _shown(self, found: Mapping[str, Any], key: str) -> bool:
+        """Whether it shows this: the first step that is asked for it decides, and the others keep to it."""
+        shown = self._shows.setdefault(key, found.get(key) is not None)
+        if shown and found.get(key) is None:
+            raise WrongType(f'step left out "{key}", which it has shown before or says it shows')
+        return shown
+
+    def _rows(self, found: Mapping[str, Any], key: str, row: Tokens, counts: set[int], width: int) -> torch.Tensor:
+        what = f'step: {key} of "{row.request}"'
+        must(isinstance(found[key], Mapping), f"step: {key}", found[key], "requests with their rows")
+        many = " or ".join(map(str, sorted(counts, reverse=True)))
+        return copied(what, found[key].get(row.request), [counts, {width}], f"[{many}, {width}]")
+
+    def _layers(self, request: str, count: int) -> Layers:
+        given = self.verb("layers", request)
+        must(isinstance(given, Mapping), "layers", given, "layers with their hidden rows")
+        known = set(range(len(self.config.layer_kinds)))
+        must(set(given) <= known, "layers", sorted(map(str, given)), f"layers of the model, 0 to {max(known)}")
+        width = self.config.hidden
+        return {layer: copied(f'layers: layer {layer} of "{request}"', rows, [{count}, {width}], f"[{count}, {width}]")
+                for layer, rows in given.items()}  # fmt: skip
+
+    def state(self, request: str) -> tuple[Layers, Layers]:
+        """Conv windows [C, W-1] and recurrent states [HV, K, V] of every GDN layer."""
+        if not self.has("state"):
+            return {}, {}
+        c = self.config
+        channels = 2 * c.key_heads * c.key_dim + c.value_heads * c.value_dim
+        shapes = (channels, c.conv_width - 1), (c.value_heads, c.key_dim, c.value_dim)
+        return self._pair("state", request, "gdn", shapes)
+
+    def kv(self, request: str, length: int) -> tuple[Layers, Layers]:
+        if not self.has("kv"):
+            return {}, {}
+        shape = (length, self.config.kv_heads, self.config.head_dim)
+        return self._pair("kv", request, "attention", (shape, shape))
+
+    def _pair(self, verb: str, request: str, kind: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Layers, Layers]:
+        given = self.verb(verb, request)
+        with calling(verb):
+            layers = [layer for layer, its in enumerate(self.config.layer_kinds) if its == kind]
+            must(isinstance(given, Mapping), verb, given, f"{kind} layers with two tensors each")
+            must(set(given) == set(layers), verb, sorted(map(str, given)), f"the {kind} layers {layers}")
+            pairs = {layer: given[layer] for layer in layers}
+            for layer, pair in pairs.items():
+                right = isinstance(pair, Sequence | tuple) and len(pair) == 2
+                must(right, f"{verb}: layer {layer}", pair, "two tensors")
+            one, other = (
+                {layer: copied(f"{verb}: layer {layer}", pair[number], [{size} for size in shape], str(list(shape)))
+                 for layer, pair in pairs.items()}
+                for number, shape in enumerate(shapes)
+            )  # fmt: skip
+        return one, other
+
+    def draft(self, requests: tuple[str, ...], num_steps: int, picks: tuple[tuple[int, ...], ...]) -> list[list[int]]:
+        found = self.verb("draft", requests, num_steps, picks)
+        with calling("draft"):
+            rows = found.tolist() if isinstance(found, torch.Tensor) else [list(row) for row in found]
+            right = len(rows) == len(requests) and all(
+                len(row) == len(mine) and all(isinstance(token, int) for token in row)
+                for row, mine in zip(rows, picks, strict=True)
+            )
+            must(right, "draft", found, f"{len(requests)} lines of {num_steps} tokens")
+        return rows
+
+    def watch(self, see: See) -> None:
+        if not self.has("watch"):
+            return
+
+        def seen(place: Any, tensor: torch.Tensor) -> torch.Tensor:
+            right = isinstance(place, tuple) and len(place) == 3 and place[2] in COMPONENTS
+            must(right, "see: place", place, "(stage, layer, component)")
+            return see(Place(*place), tensor)
+
+        self.verb("watch", seen)
+
+    def shown_or(self, verb: str, nothing: T, *given: Any) -> T:
+        """What a verb about memory gives; nothing where there is none, or where its units are numbered otherwise."""
+        told = self.has(verb) and (self.exact or verb in ("slots", "pages"))
+        return self.verb(verb, *given) if told else nothing
+
+
+def rounds_of(said: Any) -> dict[str, torch.dtype]:
+    """Component -> the dtype in which it is stored; "*" stands for every component that is not named."""
+    said = dict(said)
+    every = said.pop(EVERY, None)
+    return {**({} if every is None else dict.fromkeys(COMPONENTS, every)), **said}
+
+
+def copied(what: str, found: Any, axes: Sequence[set[int]], expected: str) -> torch.Tensor:
+    """A copy on the host of a tensor, or of what numpy has, if it is shaped so."""
+    if not isinstance(found, torch.Tensor) and hasattr(found, "__array__"):
+        found = torch.from_numpy(found.__array__())
+    must_hold(what, found, whole=False)
+    right = found.dim() == len(axes) and all(size in known for size, known in zip(found.shape, axes, strict=True))
+    must(right, what, found, f"a tensor {expected}")
+    copy: torch.Tensor = found.detach().to("cpu", copy=True)
+    return copy

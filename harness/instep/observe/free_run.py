@@ -1,0 +1,91 @@
+"""The oracle of an engine that shows no rows between its layers: states from the truth's own free run.
+
+The subject's states cannot be computed again from its own bits, for their inputs are not shown. So the scene of a state
+(what came before, what each token folds in, what a known mistake would have left) is the truth's own. The errors of a
+correct engine are then those of whole runs: yardsticks are the states of the rounded run, which is drawn again before
+anything is called wrong, exactly as T3 does it.
+Leaves out: windows that are trees, and the comparison (`checks/directed.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import cast
+
+import torch
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.place import Place
+
+from ..player import Side
+from ..verdict import Skipped
+from .context import EventContext
+from .layer_work import Work
+from .recomputation import Folding, Recomputation, Run, Runner, Runs, narrower, settled
+from .states import StateOracle
+
+
+class TrueRunner(Runner):
+    """Runs a piece in fp64 alone."""
+
+    def __call__(
+        self, work: Work, rows: int, base: torch.Tensor | None = None,
+        own: Mapping[Place, torch.Tensor] = MappingProxyType({}),
+    ) -> tuple[Runs, Runs | None]:
+        truth = self.true(work)
+        return Runs(truth, truth), None
+
+    def fold(self, piece: Recomputation, folding: Folding, nodes: Sequence[int]) -> Recomputation:
+        return replace(piece, truth=Run({}, settled(piece.truth, folding.base, nodes)[0]), folding=folding)
+
+
+class FreeOracle(StateOracle):
+    """redraws: how often the rounded run may be drawn again; memory: whether the subject shows its pools."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype, *, redraws: int,
+        memory: bool = False,
+    ) -> None:
+        super().__init__(checkpoint, rounds, torch.float64, torch.device("cpu"))
+        self.runner = TrueRunner(self.runner.truth, self.runner.truth, {})
+        self.width, self.redraws, self.memory = width, redraws, memory
+        self._told: tuple[EventContext, list[Recomputation | Skipped]] | None = None
+
+    def stored(self, component: str, found: torch.Tensor) -> torch.dtype:
+        """Whose rounding is granted: that of the dtype which was found, but none that is narrower than declared."""
+        declared = self.rounds.get(component, self.width)
+        return declared if narrower(found.dtype, declared) else found.dtype
+
+    def at(self, context: EventContext) -> list[Recomputation | Skipped]:
+        if self._told is None or self._told[0] is not context:
+            pieces = super().at(replace(context, subject=context.truth))
+            self._told = context, [one if isinstance(one, Skipped) else self._by(context, one) for one in pieces]
+        return self._told[1]
+
+    def _by(self, context: EventContext, piece: Recomputation) -> Recomputation:
+        """The piece with the yardsticks of whole runs."""
+        if not piece.writes_state or context.rounded is None:
+            return piece
+        left = _left(context.rounded, piece)
+        return replace(piece, yardsticks=Run({}, left[None]), dithered=self._redrawn(context, piece), narrow=False)
+
+    def _redrawn(self, context: EventContext, piece: Recomputation) -> Callable[[int], Run] | None:
+        if context.resampled is None:
+            return None
+        numbers = iter(range(1, self.redraws + 1))
+        return partial(_drawn, piece, context.resampled, numbers)
+
+
+def _drawn(piece: Recomputation, resampled: Callable[[int], Side], numbers: object, draws: int) -> Run:
+    """So many of the further draws as there are left."""
+    some = [number for number, _ in zip(cast("Sequence[int]", numbers), range(draws), strict=False)]
+    states = [_left(resampled(number), piece) for number in some]
+    like = cast(torch.Tensor, piece.truth.state)
+    return Run({}, torch.stack(states) if states else like.new_empty(0, *like.shape))
+
+
+def _left(side: Side, piece: Recomputation) -> torch.Tensor:
+    return side.after[piece.request].state[piece.layer].to(cast(torch.Tensor, piece.truth.state))
