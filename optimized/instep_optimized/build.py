@@ -15,7 +15,7 @@ from instep_reference.contract.engine import Capacity
 from . import commit as strategies
 from .draft import DRAFTERS
 from .memory import Memory
-from .memory.budget import Sizes, check_room, demands
+from .memory.budget import Sizes, check_room, demands, must_fill_pitch
 from .model import Model
 from .model.trunk import Trunk
 from .ops.base import Ops
@@ -32,9 +32,12 @@ def built(
     check_room(capacity, widest)
     sizes = Sizes(ops.types(options.activation, options.state), options.layout, capacity, widest, ops.keeps)
     chosen = options.strategy, options.conv
+    kept = strategies.demands(config, sizes, *chosen)
+    if ops.packed:
+        must_fill_pitch(kept)
     memory = Memory(
-        demands(config, sizes) + strategies.demands(config, sizes, *chosen), capacity,
-        guarded=options.guarded, poison=options.poison, device=device,
+        demands(config, sizes) + kept, capacity, guarded=options.guarded and not ops.packed, poison=options.poison,
+        device=device,
     )
     stored = Stored(checkpoint.tensors, options.activation, device)
     trunk = Trunk.of(stored, config, memory)

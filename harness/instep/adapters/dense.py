@@ -20,6 +20,8 @@ from instep_optimized.ops.plain.wide import width
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place
 
+from .exercised import called
+
 
 class Kernel(Protocol):
     """Runs n sequences, packed in M rows, each through its own state. It must not change its arguments.
@@ -60,8 +62,9 @@ def _run(kernel: Kernel, inputs: GdnInputs, part: Part, who: Lanes, core: torch.
             keep(part.ring, who.which[:alive], row, Inputs(*(x[who.rows[:alive, row]] for x in inputs[1:])))
     after(part.settled, who, state)
     for row, taken in _launches(part, who):
-        rows = who.rows[taken]
-        out, state = kernel(**GdnInputs(*(x[rows] for x in inputs))._asdict(), lengths=taken.sum(dim=1), state=state)
+        rows, lengths = who.rows[taken], taken.sum(dim=1)
+        called(f"gdn.{part.form}", [length for length in lengths.tolist() if length])
+        out, state = kernel(**GdnInputs(*(x[rows] for x in inputs))._asdict(), lengths=lengths, state=state)
         core[rows] = out.to(core.dtype)
         along(part.per_row, who, row, state[: who.alive[row]])
     after(part.store, who, state)
@@ -88,4 +91,5 @@ def _again(kernel: Kernel, ring: Ring, who: Lanes, state: torch.Tensor) -> torch
     if not isinstance(kept, Inputs):
         raise Unsupported(NO_UPDATES)
     k, v, log_decay, beta = (x.to(state.dtype) for x in kept)
+    called("gdn.window", [length for length in who.again.tolist() if length])
     return kernel(q=k, k=k, v=v, log_decay=log_decay, beta=beta, lengths=who.again, state=state)[1]

@@ -16,6 +16,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "conv": ("mixed",),
     "gdn_inputs": ("q", "k", "v", "log_decay", "beta"),
     "gdn": ("core", "update"),
+    "fused_gdn": ("core",),
     "gated_norm": ("gated",),
     "attention_inputs": ("query", "key"),
     "attend": ("attended",),
@@ -33,7 +34,7 @@ READERS = ("mixed", "core", "update", "attended")  # results that hang on what i
 # Component of memory -> the ops that write it, or say where it is written, the nearest first.
 WRITERS: dict[str, tuple[str, ...]] = {
     "conv": ("conv", "move"),
-    "state": ("gdn", "move", "plan_ring"),
+    "state": ("gdn", "fused_gdn", "move", "plan_ring"),
     "keys": ("store_rows", "place_rows"),
     "values": ("store_rows", "place_rows"),
     "length": ("advance", "accept"),

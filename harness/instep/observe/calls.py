@@ -7,6 +7,7 @@ so calls under a capture of CUDA graphs are counted and not judged, and while it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from typing import Any
 
@@ -18,9 +19,12 @@ from instep_optimized.ops.contracts import after, before
 from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
 
+from ..adapters.exercised import Exercised, Tally, counted_in
 from .event_log import Broken, FailedOp, Served
 from .pools import Pools, stands
 from .reads import Reads
+
+OURS = "instep_optimized"  # the package whose own ops need no count
 
 
 class Calls:
@@ -30,6 +34,7 @@ class Calls:
         """captures: the op set claims that it never waits; declared: component -> dtype of its rows."""
         self._captures, self._declared, self._reads = captures, declared, reads
         self._pools, self._on = Pools(()), False
+        self.tally = Tally()  # of the whole run, of ops that are somebody's
         self._addresses: list[tuple[object, ...]] = []
         self._last: Place | None = None
         self._failed_op: FailedOp | None = None
@@ -56,6 +61,7 @@ class Calls:
     def wrapper(self, name: str, op: Op) -> Op:
         """Judge, run, judge."""
         by = f"{getattr(op, '__module__', '?')}.{getattr(op, '__qualname__', name)}"
+        ours = by.partition(".")[0] == OURS
 
         def call(**given: Any) -> Any:
             if not self._on:
@@ -67,6 +73,8 @@ class Calls:
             with self._reads.paused():
                 self._note(name, given, chain(before(name, given), self._views(given)))
                 self._served += _served(name, given)
+                for form, lengths in () if ours else _lengths(name, given):
+                    self.tally.ops[form] = self.tally.ops.get(form, Exercised()).with_call(lengths)
                 result = None if self._captures else self._run(name, op, given)
             if self._captures:
                 with self._reads.inside(name):
@@ -82,7 +90,8 @@ class Calls:
     def _run(self, name: str, op: Op, given: dict[str, Any]) -> Any:
         """The op itself; if it raises, which one it was is known."""
         try:
-            return op(**given)
+            with counted_in(self.tally) if self._on else nullcontext():
+                return op(**given)
         except BaseException as error:
             self._failed_op = FailedOp(name, self._place(given), error)
             raise
@@ -174,6 +183,16 @@ def _served(name: str, given: dict[str, Any]) -> Iterator[Served]:
             if count and slot >= 0:
                 held = tuple(page for page in pages.table[slot].tolist() if page >= 0)
                 yield Served(name, to, "pages", held, begin, count, before)
+
+
+def _lengths(name: str, given: dict[str, Any]) -> Iterator[tuple[str, list[int]]]:
+    """The forms of an op that a call serves, and the rows of each sequence; without sequences all rows are one."""
+    for part in given.get("parts", ()):
+        yield f"{name.removeprefix('fused_')}.{part.form}", [count for count in part.count.tolist() if count]
+    if isinstance(given.get("pages"), Pages):
+        yield name, [count for count in given["pages"].count.tolist() if count]
+    elif "parts" not in given:
+        yield name, [next((len(x) for value in given.values() for x in tensors_of(value) if x.dim()), 0)]
 
 
 def _capturing() -> bool:

@@ -22,6 +22,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Event, Region
 
+from ..adapters.exercised import Exercised
 from .calls import Calls
 from .event_log import Answered, Config, Copies, EventLog, GraphReplay, Room
 from .pools import Pools
@@ -69,6 +70,11 @@ class Instrumentation:
         replays: Replays | None = None,
     ) -> None:
         self._subject, self._poison, self._guarded, self._replays = subject, poison, guarded, replays
+
+    @property
+    def exercised(self) -> dict[str, Exercised]:
+        """By form of an op, what was really called of somebody's kernels."""
+        return self._calls.tally.result()
 
     def wrapper(self, name: str, op: Op) -> Op:
         """For `around`."""

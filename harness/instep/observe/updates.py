@@ -1,4 +1,5 @@
-"""Updates of the delta rule are shown where they are kept: of the rows of a verify, by an engine whose rings keep them.
+"""What the subject has to show: no component that stays inside a fused op, and updates of the delta rule only where
+they are kept: of the rows of a verify, by an engine whose rings keep them.
 
 Leaves out: how near they must be (`checks/derived.py`). The reference shows the update of every token; so what a
 context has of it is cut down to what the subject is due to show. Rows of other requests in the same forward are zeros
@@ -7,7 +8,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -29,20 +30,25 @@ def kept(regions: Sequence[Region]) -> bool:
 
 def due(context: EventContext, place: Place, span: RowSpan) -> bool:
     """Whether the subject has to show these rows of a place."""
+    if place.component in context.hidden:
+        return False
     return context.shown.place(place) and (place.component != UPDATE or (context.updates and span.kind == "verify"))
 
 
 def cut_down(context: EventContext) -> EventContext:
-    """The context with the updates alone that the subject is due to show, on every side."""
+    """The context with what the subject is due to show alone, on every side."""
     verified = [span for span in row_spans(context, "trunk") if context.updates and span.kind == "verify"]
-    rounded = None if context.rounded is None else _side(context.rounded, verified)
+    hidden, rounded = context.hidden, context.rounded
     return replace(
-        context, subject=_side(context.subject, verified), truth=_side(context.truth, verified), rounded=rounded)
+        context, subject=_side(context.subject, verified, hidden), truth=_side(context.truth, verified, hidden),
+        rounded=None if rounded is None else _side(rounded, verified, hidden))
 
 
-def _side(side: Side, verified: Sequence[RowSpan]) -> Side:
+def _side(side: Side, verified: Sequence[RowSpan], hidden: Collection[str]) -> Side:
     places: dict[Place, torch.Tensor] = {}
     for place, tensor in side.places.items():
+        if place.component in hidden:
+            continue
         if place.component != UPDATE:
             places[place] = tensor
         elif verified:

@@ -16,7 +16,8 @@ import torch
 
 from instep_optimized.layout import Pages
 from instep_optimized.ops.around import Op
-from instep_optimized.ops.base import BY_ROW, Ops
+from instep_optimized.ops.base import Ops
+from instep_optimized.ops.by_row import BY_ROW
 
 
 def row_by_row(ops: Ops) -> Ops:

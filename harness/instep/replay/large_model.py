@@ -37,7 +37,7 @@ from .history import History
 from .lockstep import Lockstep, run
 from .participant import Participant, guarded
 from .participants import Participants, Plan, counting, instrumentation_of, lent_copies
-from .replay import Outcome, served
+from .replay import Outcome, of_kernels, served
 from .setting import Setting, moves_labels
 from .single import engine
 
@@ -80,7 +80,7 @@ def outcome(
     return Outcome(
         trace.header.name, trace.path, None, plan, verdict, History.of(trace.header, ran, lockstep.rules.table),
         len(trace.events), dict(lockstep.seconds), dict(seats.calls), served(), lockstep.last, again=again,
-        scratch=dict(seats.watch.scratch), declared=seats.declared,
+        scratch=dict(seats.watch.scratch), declared=seats.declared, **of_kernels(seats),
     )
 
 
@@ -99,7 +99,7 @@ def participants(
             handed.checkpoint, setting, handed.capacity, num_steps=num_steps, adaptive=handed.adaptive, ops=counted
         )
     shown, replays = GuardedSubject(subject), None if subject.graphs is None else replays_of(subject.graphs)
-    instrumentation.of(shown, poison=options.poison, guarded=options.guarded, replays=replays)
+    instrumentation.of(shown, poison=options.poison, guarded=options.guarded and not chosen.packed, replays=replays)
     judged = guarded(setting.ops, subject, labels=moves_labels(chosen), arithmetic=instrumentation,
                      answered=instrumentation.answered)  # fmt: skip
     truth = Participant("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
+from instep_optimized.ops.fused import HIDDEN
 from instep_reference.contract.engine import Event, Forward
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase, kind_of
@@ -45,6 +46,8 @@ class Lockstep:
         self.seconds = {"reference": 0.0, "subject": 0.0}
         self.next = 0
         self.rows = 0  # of the last forward
+        ops = participants.ops
+        self.hidden = HIDDEN if ops is not None and ops.fused_gdn is not None else frozenset[str]()
         self.last: EventContext | None = None
 
     def step(self) -> EventContext:
@@ -73,7 +76,7 @@ class Lockstep:
         log = NOTHING if self.participants.instrumentation is None else self.participants.instrumentation.take()
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,
-            kept(regions()), left_by(self.last), self.participants.says_shown(),
+            kept(regions()), self.hidden, left_by(self.last), self.participants.says_shown(),
         ))  # fmt: skip
         return self.last
 

@@ -140,7 +140,8 @@ def _of_an_op_set(
         )
     replays = None if engine.graphs is None else replays_of(engine.graphs)
     poison = options.poison
-    instrumentation.of(GuardedSubject(engine), poison=poison, guarded=options.guarded, replays=replays)
+    instrumentation.of(GuardedSubject(engine), poison=poison, guarded=options.guarded and not ops.packed,
+                       replays=replays)  # fmt: skip
     return engine, instrumentation, poison
 
 

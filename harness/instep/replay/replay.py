@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import kind_of
 
+from ..adapters.exercised import Exercised
 from ..checks import Check, for_free_runs, for_labels, for_numbers
 from ..checks.allowance import REDRAWS
 from ..engines.shown import WHOLE, Shown
@@ -74,6 +76,8 @@ class Outcome:
     tiers: frozenset[Tier] = frozenset(Tier)  # that were judged
     declared: Declared = NOTHING  # what the subject says of its rounding
     shown: Shown = WHOLE  # what it shows, as of the last event
+    exercised: Mapping[str, Exercised] = field(default_factory=dict)  # what was called of kernels that are not ours
+    packed: bool = False  # pools without red zones and padding, because kernels take no strides
 
     @property
     def led(self) -> bool:
@@ -160,6 +164,7 @@ class Replay:
             dict(participants.calls), served(), lockstep.last, variant=variant,
             scratch=dict(participants.watch.scratch), tiers=frozenset(tiers), declared=participants.declared,
             shown=WHOLE if lockstep.last is None else lockstep.last.shown,
+            **of_kernels(participants),
         )
 
     def _unmade(self, failed: SubjectFailed, variant: Variant) -> Outcome:
@@ -222,6 +227,12 @@ def oracle_for(
     oracle = PatchedOracle(plan.checkpoint, declared.rounds, plan.setting.state, declared.products)
     oracle.patches = frozenset(variant.patch)
     return oracle
+
+
+def of_kernels(participants: Participants) -> dict[str, Any]:
+    """The fields of an outcome that say what is known of somebody's kernels."""
+    ops, log = participants.ops, participants.instrumentation
+    return {"exercised": {} if log is None else log.exercised, "packed": ops is not None and ops.packed}
 
 
 def checks_for(

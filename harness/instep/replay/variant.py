@@ -79,9 +79,11 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
             kinds = {True: "labels", False: "numbers"}
             raise BadInput("--swap", found=f"{name}={source}, which moves {kinds[_labels(found)]}",
                            expected=f"an op of a set that moves {kinds[_labels(ops)]}, as {ops.name} does")  # fmt: skip
-        others[name] = getattr(found, name)
-        products = {form: product for form, product in products.items() if form.partition(".")[0] != name}
-        products |= {form: product for form, product in found.products.items() if form.partition(".")[0] == name}
+        others[name], form_of = getattr(found, name), name.removeprefix("fused_")
+        if name in ("gdn", "gdn_inputs"):
+            others.setdefault("fused_gdn", None)  # which would go on serving in their place
+        products = {form: product for form, product in products.items() if form.partition(".")[0] != form_of}
+        products |= {form: product for form, product in found.products.items() if form.partition(".")[0] == form_of}
     return replace(ops, **others, products=products)
 
 

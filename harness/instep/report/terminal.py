@@ -20,7 +20,7 @@ from ..checks.base import listed
 from ..verdict import Comparison, Exit, Tier
 from . import tables
 from .tables import say, table
-from .words import declared, divergence, named, otherwise
+from .words import declared, divergence, exercised, named, otherwise
 
 if TYPE_CHECKING:
     from ..replay.history import History
@@ -44,6 +44,8 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         _scratch(outcome, console)
         if said := declared(outcome):
             say(console, f"{outcome.plan.setting.name} declares: {said}", style="dim")
+        for said in exercised(outcome):
+            say(console, f"{outcome.plan.setting.name}: {said}", style="dim")
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
         if outcome.verdict.findings:
@@ -74,6 +76,7 @@ def _run(outcome: Outcome) -> list[Text]:
         Text(f"{'served ' * outcome.led}{outcome.served_events} of {outcome.of} events"),
         *([] if outcome.led else [Text(f"{outcome.plan.setting.strategy}, {outcome.plan.setting.conv}", style="dim")]),
         *([Text("in graphs", style="dim")] if outcome.plan.setting.graphs else []),
+        *([Text("packed pools", style="dim")] if outcome.packed else []),
         *(Text(f"{side} {seconds:.1f} s", style="dim") for side, seconds in outcome.seconds.items()),
     ]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
+from ..checks.base import counted
 from ..verdict import Comparison, Raised, Tier
 from .command import command as to_type
 from .command import near
@@ -117,6 +118,18 @@ def spelled(place: Place) -> str:
     side = {"trunk": "", "extend": extend, "chain": f"draft step {int(step or 0) + 1} "}[stage]
     layer = "" if place.layer in (STAGE_LEVEL, AFTER_LAYERS) else f"layer {place.layer} "
     return f"{side}{layer}{NAMES.get(place.component, place.component)}"
+
+
+def exercised(outcome: Outcome) -> tuple[str, ...]:
+    """What was called of kernels that are not ours, a line each: how often, and how wide."""
+    lines = []
+    for form, kernel in outcome.exercised.items():
+        most = "never with more than one row" if kernel.widest == 1 else f"at most {kernel.widest} rows"
+        least = f"; windows have up to {kernel.asked}, which no call had whole: that is not judged"
+        per = " of a sequence" if "." in form else ""
+        lines.append(f"{form}: {counted(kernel.calls, 'call')}, {counted(kernel.rows, 'row')}, {most}{per}"
+                     f"{least if kernel.widest < kernel.asked else ''}")
+    return tuple(lines)
 
 
 def otherwise(variant: Variant) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import torch
 
 from instep_reference.contract.config import LayerKind, ModelConfig
 from instep_reference.contract.engine import Capacity
-from instep_reference.contract.errors import BadInput
+from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.meaning import Meaning, Positions
 
 from ..layout import KEPT, OWN, Keeps, StateLayout
@@ -68,6 +68,13 @@ def check_room(capacity: Capacity, widest: int) -> None:
             "capacity.max_positions", found=capacity.max_positions,
             expected=f"at most {capacity.total_positions}, what all pages hold",
         )
+
+
+def must_fill_pitch(wanted: tuple[Demand, ...]) -> None:
+    """Refuse units that even without red zones do not lie side by side. A mark is one number: no kernel indexes it."""
+    for demand in wanted:
+        if len(demand.shape) > 1 and demand.pitch(guarded=False) != demand.packed:
+            raise Unsupported(f"packed pools: {demand.packed} elements, a unit of {demand.name}, are padded")
 
 
 def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:

@@ -47,12 +47,18 @@ class GdnLayer:
         b = ops.linear(x=x, weight=weights.b, shape=(heads,), to=at("b"))  # [N, HV]
         a = ops.linear(x=x, weight=weights.a, shape=(heads,), to=at("a"))  # [N, HV]
         mixed = ops.conv(x=qkv, weight=weights.conv, parts=bound.conv(self.layer), to=at("mixed"))  # [N, C]
-        inputs = ops.gdn_inputs(
-            mixed=mixed, a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
-            key_dim=config.key_dim, to=tuple(map(at, ("q", "k", "v", "log_decay", "beta"))),
-        )  # q, k [N, H, K], v [N, HV, V], log_decay, beta [N, HV]
-        # [N, HV, V]; the states themselves are read and written in memory, where the parts say
-        core = ops.gdn(inputs=inputs, parts=bound.state(self.layer), dtype=hidden.dtype, to=at("core"))
+        parts = bound.state(self.layer)  # the states themselves are read and written in memory, where the parts say
+        if ops.fused_gdn is None:
+            inputs = ops.gdn_inputs(
+                mixed=mixed, a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
+                key_dim=config.key_dim, to=tuple(map(at, ("q", "k", "v", "log_decay", "beta"))),
+            )  # q, k [N, H, K], v [N, HV, V], log_decay, beta [N, HV]
+            core = ops.gdn(inputs=inputs, parts=parts, dtype=hidden.dtype, to=at("core"))  # [N, HV, V]
+        else:
+            core = ops.fused_gdn(
+                mixed=mixed, a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
+                key_dim=config.key_dim, parts=parts, dtype=hidden.dtype, to=at("core"),
+            )  # [N, HV, V]
         gated = ops.gated_norm(
             core=core, z=z, weight=weights.norm, eps=config.eps, gate=config.output_gate, to=at("gated")
         )

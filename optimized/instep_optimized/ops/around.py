@@ -27,7 +27,7 @@ Op = Callable[..., Any]
 Wrapper = Callable[[str, Op], Op]
 
 # Fields of an op set that describe it. They are not ops, so they are not wrapped.
-DESCRIPTIONS = {"name", "types", "rounds", "keeps", "captures", "products", "row_invariant"}
+DESCRIPTIONS = {"name", "types", "rounds", "keeps", "captures", "products", "row_invariant", "packed"}
 
 
 def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
@@ -39,6 +39,8 @@ def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
         if name in DESCRIPTIONS:
             continue
         op = getattr(ops, name)
+        if op is None:  # an op that a set may have
+            continue
         for wrapper in wrappers:
             op = wrapper(name, op)
         wrapped[name] = op

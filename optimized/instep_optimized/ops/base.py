@@ -23,6 +23,7 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product
 
 from ..layout import Address, Keeps, Pages, Part
+from .fused import FusedGdn
 
 
 class Types(NamedTuple):
@@ -344,14 +345,6 @@ class Move(Protocol):
     def __call__(self, *, source: Address, target: Address) -> None: ...
 
 
-# Ops that make a row of the result of that row alone (`attend`: and of memory), and the arguments that hold the rows.
-BY_ROW: Mapping[str, tuple[str, ...]] = {
-    "norm": ("x",), "linear": ("x",), "add": ("x", "y"), "concat": ("x", "y"), "gdn_inputs": ("mixed", "a", "b"),
-    "gated_norm": ("core", "z"), "attention_inputs": ("projected", "key_raw", "positions"), "attend": ("query",),
-    "output_gate": ("attended", "projected"), "mlp": ("x",), "moe": ("x",), "lm_head": ("x",),
-}
-
-
 @dataclass(frozen=True)
 class Ops:
     """An op set: its ops, and fields that describe it.
@@ -361,6 +354,8 @@ class Ops:
     captures       its ops never wait for the host, so a CUDA graph can hold them
     products       form of an op -> the format to which the operands of its products are rounded, as in
                    {"gdn.chunk": Product("tf32", block=64)}; a form that is not named multiplies in fp32
+    fused_gdn      serves instead of `gdn_inputs` and `gdn`; then nobody shows q, k, v, log_decay and beta
+    packed         its kernels take no strides: pools have neither red zones nor padding
     row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
     """
@@ -398,3 +393,5 @@ class Ops:
     captures: bool = False
     products: Mapping[str, Product] = field(default_factory=dict, hash=False)
     row_invariant: frozenset[str] = frozenset()
+    fused_gdn: FusedGdn | None = None
+    packed: bool = False

@@ -72,10 +72,8 @@ def _gdn(given: Given) -> Iterator[Fit]:
     yield "q", tuple(q.shape), tuple(k.shape)
     for name, gate in (("log_decay", log_decay), ("beta", beta)):
         yield name, tuple(gate.shape), tuple(v.shape[:-1])
+    yield from _states(given, state)
     for part in given["parts"]:
-        for name in ("read", "store", "per_row", "settled"):
-            if getattr(part, name) is not None:
-                yield f"a state of {name}", tuple(getattr(part, name).pool.shape[-3:]), state
         if part.ring is not None:
             like = {"k": k, "v": v, "update": v, "decay": log_decay, "log_decay": log_decay, "beta": beta}
             for name, pool in part.ring.kept._asdict().items():
@@ -84,6 +82,19 @@ def _gdn(given: Given) -> Iterator[Fit]:
                 wide = dtype if isinstance(part.ring.kept, Inputs) else torch.promote_types(dtype, pool.dtype)
                 yield f"an entry of ring {name}", (tuple(pool.shape[2:]), pool.dtype), (
                     tuple(like[name].shape[1:]), wide)  # fmt: skip
+
+
+def _fused_gdn(given: Given) -> Iterator[Fit]:
+    yield from _gdn_inputs(given)
+    heads, width = _heads(given)[2][1:]
+    yield from _states(given, (heads, given["key_dim"], width))
+
+
+def _states(given: Given, state: Shape) -> Iterator[Fit]:
+    for part in given["parts"]:
+        for name in ("read", "store", "per_row", "settled"):
+            if getattr(part, name) is not None:
+                yield f"a state of {name}", tuple(getattr(part, name).pool.shape[-3:]), state
 
 
 def _gated_norm(given: Given) -> Iterator[Fit]:
@@ -133,7 +144,7 @@ def _move(given: Given) -> Iterator[Fit]:
 FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs, "gdn": _gdn,
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
-    "output_gate": _output_gate, "mlp": _mlp, "move": _move,
+    "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
 }  # fmt: skip
 
 
@@ -155,6 +166,7 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "concat": lambda g: ((g["x"].shape[0], g["x"].shape[1] + g["y"].shape[1]),),
     "select": lambda g: ((g["index"].shape[0], *g["x"].shape[1:]),),
     "gdn_inputs": _heads, "gdn": lambda g: (tuple(g["inputs"].v.shape),), "gated_norm": _like("core"),
+    "fused_gdn": lambda g: _heads(g)[2:3],
     "attention_inputs": lambda g: (
         (g["projected"].shape[0], g["projected"].shape[1], g["projected"].shape[3]), tuple(g["key_raw"].shape)),
     "attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),

@@ -1,0 +1,28 @@
+"""An op that an op set may have beside those of `base.py`: from the conv's output to the read-out in one call.
+
+Leaves out: kernels that have it; the op sets of this package serve `gdn_inputs`, then `gdn`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from instep_reference.contract.place import Place
+
+from ..layout import Part
+
+HIDDEN = frozenset({"q", "k", "v", "log_decay", "beta"})  # components that stay inside the call: nobody can show them
+
+
+class FusedGdn(Protocol):
+    """`gdn_inputs`, then `gdn`, with the arguments of both: norms and gates are computed inside. -> core [N, HV, V].
+
+    No part has a ring: what a ring keeps of a token stays inside the call.
+    """
+
+    def __call__(
+        self, *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
+        key_heads: int, key_dim: int, parts: tuple[Part, ...], dtype: torch.dtype, to: Place,
+    ) -> torch.Tensor: ...
