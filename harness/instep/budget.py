@@ -6,21 +6,25 @@ Leaves out: allocation. The figures come from the very demands that the engine's
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from instep_optimized import Options, load
-from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.commit import demands as kept_by
+from instep_optimized.commit import known
+from instep_optimized.commit.brought import distinct
 from instep_optimized.memory.budget import FRESH, Sizes, bytes_of, bytes_per, demands, requests_that_fit
 from instep_optimized.memory.pool import Demand
+from instep_optimized.ops.base import Ops
 from instep_optimized.options import check
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.shapes import FUSED, expected_shapes
+
+from .replay.guard import MAKES, calling
 
 PAGE_SIZE = 16
 ONE = Capacity(slots=(1,), pages=(1,), page_size=PAGE_SIZE, max_tokens=1)  # of it, a unit costs what max_positions says
@@ -72,31 +76,38 @@ class Need:
         return requests_that_fit(total, self.tokens, PAGE_SIZE, self.wanted, guarded=self.guarded)
 
 
-def needs(config: ModelConfig, options: Options, widest: int, tokens: int) -> Iterator[Need]:
-    """Every strategy with every form that the engine would serve."""
-    for strategy in STRATEGIES:
-        for conv in CONV_FORMS:
+def needs(
+    config: ModelConfig, options: Options, widest: int, tokens: int, ops: Ops | None = None,
+    strategies: Collection[str] = (), forms: Collection[str] = (),
+) -> Iterator[Need]:
+    """Each of these strategies with each of these forms, left out: all, as far as the engine would serve them."""
+    ops = ops or load("plain")
+    for strategy in strategies or known("state", ops):
+        for conv in forms or known("conv", ops):
             chosen = replace(options, strategy=strategy, conv=conv)
             try:
-                check(chosen, config, widest - 1)
+                check(chosen, config, widest - 1, ops)
             except Unsupported:
                 continue
-            yield need(config, chosen, widest, tokens)
+            yield need(config, chosen, widest, tokens, ops)
 
 
-def need(config: ModelConfig, options: Options, widest: int, tokens: int) -> Need:
+def need(config: ModelConfig, options: Options, widest: int, tokens: int, ops: Ops | None = None) -> Need:
     """The pair of strategies of these options, for windows of at most `widest` tokens.
 
     tokens: the most of a request; the page table is as wide as they need (`Capacity.max_positions`).
     """
-    types = load("plain").types(options.activation, options.state)
-    sizes = Sizes(types, options.layout, replace(ONE, max_positions=tokens), widest)
-    kept = kept_by(config, sizes, options.strategy, options.conv)
+    ops = ops or load("plain")
+    types = ops.types(options.activation, options.state)
+    sizes = Sizes(types, options.layout, replace(ONE, max_positions=tokens), widest, ops.keeps)
+    with calling(MAKES):
+        kept = kept_by(config, sizes, options.strategy, options.conv, ops)
     always = demands(config, sizes)
     pools = {demand.name: _bytes(demand, options.guarded) for demand in kept}
     board = FRESH + sum(_bytes(demand, options.guarded) for demand in always if demand.by != "page")
     page = bytes_per(always, guarded=options.guarded)["page"]
-    return Need(options.strategy, options.conv, tokens, pools, board, page, always + kept, options.guarded)
+    wanted = distinct(always + kept)
+    return Need(options.strategy, options.conv, tokens, pools, board, page, wanted, options.guarded)
 
 
 def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

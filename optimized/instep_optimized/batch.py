@@ -14,7 +14,8 @@ import torch
 
 from .layout import Address, Pages, Part, Ring
 from .memory import Memory
-from .ops.base import Ops, RowPlacement
+from .ops.base import Ops
+from .ops.placing import RowPlacement
 from .transfer.to_device import sent
 
 Kind = Literal["prefill", "verify", "decode", "draft"]

@@ -13,6 +13,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity
 
 from . import commit as strategies
+from .commit.brought import distinct
 from .draft import DRAFTERS
 from .memory import Memory
 from .memory.budget import Sizes, check_room, demands, must_fill_pitch
@@ -31,14 +32,18 @@ def built(
     config, device, widest = checkpoint.config, torch.device(options.device), max(candidates) + 1
     check_room(capacity, widest)
     sizes = Sizes(ops.types(options.activation, options.state), options.layout, capacity, widest, ops.keeps)
-    chosen = options.strategy, options.conv
+    chosen = options.strategy, options.conv, ops
     kept = strategies.demands(config, sizes, *chosen)
     if ops.packed:
         must_fill_pitch(kept)
-    memory = Memory(
-        demands(config, sizes) + kept, capacity, guarded=options.guarded and not ops.packed, poison=options.poison,
-        device=device,
-    )
+    wanted, guarded = distinct(demands(config, sizes) + kept), options.guarded and not ops.packed
+    try:
+        memory = Memory(wanted, capacity, guarded=guarded, poison=options.poison, device=device)
+    except (MemoryError, RuntimeError, TypeError) as error:  # there is no room for them
+        if {options.strategy, options.conv} & ops.keepers.keys():  # whose demands may be why
+            largest = max(wanted, key=lambda demand: demand.bytes(guarded))
+            error.add_note(f"the largest pool is {largest.name}, of {largest.bytes(guarded)} bytes")
+        raise
     stored = Stored(checkpoint.tensors, options.activation, device)
     trunk = Trunk.of(stored, config, memory)
     make = DRAFTERS[config.model_type, options.drafter] if config.mtp_layers else None

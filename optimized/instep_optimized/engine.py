@@ -69,7 +69,7 @@ class OptimizedEngine:
         self._see: See = unseen
         self._capacity, self._vocab = capacity, config.vocab
         self._controller = Controller(num_steps, adaptive)
-        check(options, config, self._controller.candidates[-1])
+        check(options, config, self._controller.candidates[-1], ops)
         self.messages = tuple(self._controller.messages)
         self._model, self._rounds = built(checkpoint, ops, options, capacity, self._controller.candidates)
         self._memory = self._model.memory

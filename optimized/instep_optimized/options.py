@@ -14,9 +14,11 @@ import torch
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 
-from .commit import CONV_FORMS, STRATEGIES
+from .commit import known
 from .draft import DRAFTERS
 from .layout import StateLayout
+from .memory.budget import Component
+from .ops.base import Ops
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -27,8 +29,8 @@ class Options:
     activation  dtype of hidden rows, KV and conv windows, as far as the op set follows it
     state       dtype in which the recurrent state is stored
     layout      physical order of a state block: VK (K contiguous) or KV (V contiguous)
-    strategy    how rejected drafts are undone in the states; a name of `commit.STRATEGIES`
-    conv        the same in the conv windows; a name of `commit.CONV_FORMS`
+    strategy    how rejected drafts are undone in the states; a name of `commit.STRATEGIES` or of `Ops.keepers`
+    conv        the same in the conv windows; a name of `commit.CONV_FORMS` or of `Ops.keepers`
     drafter     how drafts are made; with the model type a key of `draft.DRAFTERS`
     guarded     red zones between units, so that a pitch is never the packed size
     graphs      draft, verify, decode and commit run as graphs, captured at the start for every step count
@@ -55,10 +57,6 @@ Rule = Callable[[Options, ModelConfig, int], bool]
 # (whether it is refused, why, which options say so), one line each. o: options, c: configuration, n: the most drafts
 # that a round may have.
 REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
-    (lambda o, c, n: o.strategy not in STRATEGIES,
-     f"this commit strategy is not here; known: {', '.join(STRATEGIES)}", ("strategy",)),
-    (lambda o, c, n: o.conv not in CONV_FORMS,
-     f"this form of conv window is not here; known: {', '.join(CONV_FORMS)}", ("conv",)),
     (lambda o, c, n: o.layout not in ("VK", "KV"), "a state layout is VK or KV", ("layout",)),
     (lambda o, c, n: o.activation not in FLOATS,
      "activations are float64, float32, bfloat16 or float16", ("activation",)),
@@ -80,8 +78,17 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-def check(options: Options, config: ModelConfig, steps: int) -> None:
+NAMED: tuple[tuple[str, Component, str], ...] = (
+    ("strategy", "state", "commit strategy"), ("conv", "conv", "form of conv window"),
+)
+
+
+def check(options: Options, config: ModelConfig, steps: int, ops: Ops) -> None:
     """Refuse what this side does not serve, before anything is allocated. steps: the most drafts of a round."""
+    for field, component, what in NAMED:
+        names = known(component, ops)
+        if getattr(options, field) not in names:
+            raise Unsupported(f"this {what} is not here; known: {', '.join(names)} ({field} {getattr(options, field)})")
     for refused, why, fields in REFUSED:
         if refused(options, config, steps):
             said = [f"{name} {str(getattr(options, name)).removeprefix('torch.')}" for name in fields]

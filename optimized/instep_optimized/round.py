@@ -19,7 +19,8 @@ from .commit.pair import CommitPair
 from .draft.base import Asked
 from .model import Model
 from .model.trunk import STAGE
-from .ops.base import Acceptance, Ops
+from .ops.base import Ops
+from .ops.placing import Acceptance
 from .transfer.to_device import sent
 
 

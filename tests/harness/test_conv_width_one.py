@@ -12,10 +12,11 @@ import torch
 
 from instep.observe.pools import Pools
 from instep.replay.replay import Replay
-from instep.replay.setting import KNOWN, Setting
+from instep.replay.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import RequestState
 from support.traces import recorded
@@ -27,8 +28,8 @@ def trace(tmp_path_factory) -> Trace:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("conv", KNOWN["conv"])
-@pytest.mark.parametrize("strategy", KNOWN["strategy"])
+@pytest.mark.parametrize("conv", CONV_FORMS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_agrees_and_the_empty_window_is_not_counted(trace, strategy, conv):
     ran = Replay(trace, Setting("plain", strategy=strategy, conv=conv, graphs=strategy == "rerun")).run().verdict
     assert ran.exit is Exit.AGREED and ran.events == len(trace.events), ran.findings[:2]

@@ -10,8 +10,9 @@ from dataclasses import fields
 import pytest
 
 from instep.localise.order import RESULTS, WRITERS, also_writes, ops_of, siblings
-from instep.replay.variant import OPS, in_memory
+from instep.replay.variant import in_memory
 from instep.verdict import Comparison, Tier, Verdict
+from instep_optimized.ops.around import OPS
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.place import AFTER_LAYERS, COMPONENTS, STAGE_LEVEL, Place
 

@@ -14,7 +14,8 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.layout import Address, Part
-from instep_optimized.ops.base import Acceptance, GdnInputs, RingPlan, RowPlacement
+from instep_optimized.ops.base import GdnInputs
+from instep_optimized.ops.placing import Acceptance, RingPlan, RowPlacement
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Forwarded, Row
 from instep_reference.contract.place import See

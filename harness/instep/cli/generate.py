@@ -83,8 +83,8 @@ def _show(decoded: Decoded, words: Words, verdict: Verdict | None, trace: Path |
     from ..generate import render
 
     ask = decoded.ask
-    memory = need(ask.checkpoint.config, ask.setting.options(), max((*ask.header.candidates, ask.num_steps)) + 1,
-                  ask.header.room().request_positions)
+    widest, tokens = max((*ask.header.candidates, ask.num_steps)) + 1, ask.header.room().request_positions
+    memory = need(ask.checkpoint.config, ask.setting.options(), widest, tokens, ask.setting.op_set())
     if trace is not None:
         _keep(decoded, trace)
     result = render.of(decoded, memory, verdict, words)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 @takes_setting(
-    without=("ops", "device", "strategy", "conv", "graphs", "overlap"),
+    without=("device", "graphs", "overlap"),
+    ops="Op set or module:attribute, for its dtypes and the strategies that it brings.",
+    strategy="How states are committed; left out: every strategy.", conv="The same for conv windows.",
     dtype="Activations, KV and conv windows, bfloat16 if left out; states are fp32, with float64 fp64.",
     drafter="How drafts are made: eagle or vanilla; left out: what fits the model.",
 )
@@ -40,6 +42,7 @@ def memory(
     from instep_optimized.options import check
     from instep_reference.contract.errors import BadInput
 
+    from ..adapters.keepers import OPTIONS
     from ..atomic_write import writable
     from ..budget import needs, spelled, weights_bytes
     from ..report import tables
@@ -53,9 +56,10 @@ def memory(
         writable(json)
     config, widest = sized_like(where), _widest(num_steps, candidates)
     setting = given.setting(dtype="bfloat16", drafter="eagle" if config.mtp_layers < 2 else "vanilla")
-    options = setting.options()
-    check(options, config, widest - 1)
-    found, room = list(needs(config, options, widest, tokens)), int(gib * 2**30)
+    options, ops = setting.options(), setting.op_set()
+    check(options, config, widest - 1, ops)
+    typed = [(getattr(setting, option),) if option in given.named else () for option in OPTIONS]
+    found, room = list(needs(config, options, widest, tokens, ops, *typed)), int(gib * 2**30)
     title = f"{where}: windows of {widest}, {setting.dtype}, requests of {tokens} tokens"
     weights = spelled(weights_bytes(config, setting.activation))
     data = {

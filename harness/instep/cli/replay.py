@@ -57,7 +57,8 @@ def replay(
     from ..trace.file import read
     from ..verdict import tiers_of
 
-    given.setting()  # what is wrong with it is said before anything is read
+    for served in given.several("ops", "plain"):
+        given.setting(ops=served)  # what is wrong with it is said before anything is read
     judged = tiers_of(tiers or ())
     variant = Variant(swaps_of(swap or ()), tuple(map(patch_of, graft or ())))
     asked = own_trace() if trace is None else trace

@@ -30,7 +30,6 @@ def streams(
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Replay a trace on labels that states can be read by; exit 0: all right, 1: a label is wrong, 3: nothing read."""
-    from instep_optimized.commit import STRATEGIES
     from instep_reference.contract.errors import BadInput
 
     from ..atomic_write import writable
@@ -49,6 +48,7 @@ def streams(
     must_have(layer or (), config(1))  # the same layers, however many requests
     outcomes = [
         streamed(loaded, given.setting(ops=served, strategy=how), one, until=until, layers=layer)
-        for served in given.several("ops", "plain") for how in given.several("strategy", *STRATEGIES) for one in chosen
+        for served in given.several("ops", "plain")
+        for how in given.named.get("strategy") or given.setting(ops=served).strategies("strategy") for one in chosen
     ]
     finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console))

@@ -156,7 +156,7 @@ class _Host:
         setting = self.settings.setting
         layers = self.opened.config.mtp_layers if setting.mode == "vanilla" else None
         room, steps = draw.room(choose), draw.candidates(choose, layers)
-        setting = replace(setting, **draw.strategies(choose, self.settings.sampled))
+        setting = draw.strategies(choose, setting, self.settings.sampled)
         self._go_on()
         adaptive = {"candidate_steps": sorted(steps), **HASTY}
         file = AdaptiveFile.of(adaptive, "fuzz")

@@ -7,6 +7,7 @@ requests an event may name, and they check the drawn event. So no rule is writte
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from hypothesis import strategies as st
@@ -14,7 +15,8 @@ from hypothesis.strategies import SearchStrategy
 
 from instep_reference.contract import engine as e
 
-from ..replay.setting import KNOWN
+from ..adapters.keepers import OPTIONS
+from ..replay.setting import Setting
 from ..trace.event_rules import EventRules
 from ..trace.header import Room
 from ..trace.request_table import Standing
@@ -22,7 +24,7 @@ from ..trace.request_table import Standing
 T = TypeVar("T")
 
 STEPS = (1, 3, 2, 7, 4)  # candidate step counts; a failing run shrinks to the first ones
-SAMPLED = ("strategy", "conv")  # the drafter depends on the model, so it is not drawn
+SAMPLED = tuple(OPTIONS)  # strategy and conv; the drafter depends on the model, so it is not drawn
 SLOTS = (2, 4)  # fewest and most slots
 SPREAD = 2  # slots are drawn from this many times as many, so that they are sparse
 PAGE_SIZES = (4, 16, 3)
@@ -53,9 +55,12 @@ def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
     return tuple(draw(st.lists(st.sampled_from(steps), min_size=min(2, len(steps)), max_size=3, unique=True)))
 
 
-def strategies(draw: Draw, fields: Collection[str]) -> dict[str, Any]:
-    """The strategies for states and conv windows, as keyword arguments: those of `fields` that can be drawn."""
-    return {field: draw(st.sampled_from(list(KNOWN[field]))) for field in SAMPLED if field in fields}
+def strategies(draw: Draw, setting: Setting, fields: Collection[str]) -> Setting:
+    """The setting with drawn strategies for states and conv windows, where they stand in `fields`."""
+    drawn: dict[str, Any] = {
+        field: draw(st.sampled_from(setting.strategies(field))) for field in SAMPLED if field in fields
+    }
+    return replace(setting, **drawn)
 
 
 def admit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:

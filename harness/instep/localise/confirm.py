@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from instep_optimized.ops import load
+from instep_optimized.ops.around import all_ops
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.engine import AnyEvent, Commit, Draft, Forward
 from instep_reference.contract.errors import InstepError
@@ -24,7 +25,7 @@ from instep_reference.contract.place import Place
 
 from ..replay.replay import Outcome, Replay
 from ..replay.setting import moves_labels
-from ..replay.variant import OPS, Patch, Variant, in_memory, spelled
+from ..replay.variant import Patch, Variant, in_memory, spelled
 from ..verdict import Cause, Comparison, Located, Tier
 from .order import READERS, also_writes, ops_of, siblings
 
@@ -94,7 +95,7 @@ class _Climb:
 
     def op(self) -> Located | None:
         twin, other = self._others()
-        near = [op for op in ops_of(self.at) if op in other]
+        near = [op for op in (*self._keepers_ops(), *ops_of(self.at)) if op in other]
         for op in near:
             if self._agrees({op: twin}):
                 return self._by_ops([op], twin)
@@ -128,9 +129,11 @@ class _Climb:
         if not in_memory(self.at):
             return None
         self._another_strategy()
-        what = f"memory, written by event {self.event}"
+        own = ", ".join(self._keepers_ops())
+        what = f"memory, written by event {self.event}" + (f" ({own})" if own else "")
         if self.first.request is None:
-            return self._is("memory", None, f"{what} where no request's is: there is nothing to put in its place")
+            says = f"{what} where no request's is: there is nothing to put in its place"
+            return self._is("memory", own or None, says)
         wrong = list(dict.fromkeys(f.place for f in self.found if in_memory(f.place)))
         reads = [f.place for f in self.found if f.place.component == "attended" and self._fits(f.place)]
         readers = self._readers()
@@ -146,9 +149,9 @@ class _Climb:
         begin, end = self.event + (not reads), left[0].event if left else until
         if not reads and not (readers and readers[0] <= end):
             when = "before it is written wrongly again" if readers else "later in this trace"
-            return self._is("memory", None, f"{what}; nothing reads it {when}")
+            return self._is("memory", own or None, f"{what}; nothing reads it {when}")
         says = f"caused here, in {what}: with the reference's in its place, {_until(begin, end, bool(left))}"
-        return self._is("memory", None, says, _options(patches))
+        return self._is("memory", own or None, says, _options(patches))
 
     def nothing(self) -> Located:
         return self._is("unconfirmed", None, f"not confirmed: {self.remains}")
@@ -174,8 +177,13 @@ class _Climb:
         if not isinstance(subject, Ops):
             return "", []
         name = "ledger" if moves_labels(subject) else "plain"
-        twin = load(name)
-        return name, [op for op in OPS if getattr(subject, op) is not getattr(twin, op)]
+        twin = all_ops(replace(load(name), keepers=subject.keepers))
+        return name, [op for op, form in all_ops(subject).items() if form is not twin.get(op, form)]
+
+    def _keepers_ops(self) -> list[str]:
+        """The ops of a keeper that wrote this place in the event."""
+        wrote = () if self.last is None else self.last.log.wrote
+        return list(dict.fromkeys(op for op, place in wrote if place == self.at))
 
     def _guilty(self, ops: Sequence[str], twin: str) -> Sequence[str]:
         """The fewest that help, by halving; all that are left where either half needs the other."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from instep_optimized.layout import Pages, Part
-from instep_optimized.ops.around import Op, tensors_of
+from instep_optimized.layout import Address, Pages, Part
+from instep_optimized.ops.around import OPS, Op, tensors_of
 from instep_optimized.ops.contracts import after, before
 from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
@@ -55,7 +55,7 @@ class Calls:
         return {
             "calls": self._calls, "tensors": self._tensors, "captured": self._captured, "broken": tuple(self._broken),
             "served": tuple(self._served), "by": dict(self._by),
-            "failed_op": self._failed_op,
+            "failed_op": self._failed_op, "wrote": tuple(self._wrote),
         }
 
     def wrapper(self, name: str, op: Op) -> Op:
@@ -67,12 +67,14 @@ class Calls:
             if not self._on:
                 return self._run(name, op, given)
             self._by[name] = by
+            if name not in OPS:
+                self._wrote.append((name, self._place(given)))
             if _capturing():
                 self._captured += 1
                 return self._run(name, op, given)
             with self._reads.paused():
-                self._note(name, given, chain(before(name, given), self._views(given)))
-                self._served += _served(name, given)
+                self._note(name, given, chain(before(name, given), self._views(name, given)))
+                self._served += _served(name, given) if name in OPS else ()
                 for form, lengths in () if ours else _lengths(name, given):
                     self.tally.ops[form] = self.tally.ops.get(form, Exercised()).with_call(lengths)
                 result = None if self._captures else self._run(name, op, given)
@@ -110,13 +112,16 @@ class Calls:
         if to is not None:
             self._last = to if isinstance(to, Place) else next(iter(to))
             return self._last
-        memory = given["target"].pool if "target" in given else given.get("pool")
-        region = None if memory is None else self._pools.of(memory)
+        memory = given["target"].pool if isinstance(given.get("target"), Address) else given.get("pool")
+        region = self._pools.of(memory) if isinstance(memory, torch.Tensor) else None
         place = None if region is None else stands(region).place
         return self._last if place is None or place.component == "length" else place
 
-    def _views(self, given: dict[str, Any]) -> Iterator[str]:
+    def _views(self, name: str, given: dict[str, Any]) -> Iterator[str]:
         """Memory is given as views on the engine's own pools, of the layer that is served; a fold may store aside."""
+        if name not in OPS:  # of an op that a keeper brings only `pool` is known: it is what is written
+            yield from self._pools.clauses("pool", given["pool"], None) if _is_pool(given) else ()
+            return
         to = given.get("to")
         layer = to.layer if isinstance(to, Place) else None
         folds = "inputs" in given and not len(given["inputs"].q)
@@ -141,8 +146,13 @@ class Calls:
         self._broken: list[Broken] = []
         self._served: list[Served] = []
         self._by: dict[str, str] = {}
+        self._wrote: list[tuple[str, Place | None]] = []
         self._last = None
         self._failed_op = None
+
+
+def _is_pool(given: Mapping[str, Any]) -> bool:
+    return isinstance(given.get("pool"), torch.Tensor)
 
 
 def _memory(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -138,6 +138,7 @@ class EventLog:
     poison    what fresh and freed units hold; None: nothing, or nothing is known
     guarded   whether pools are declared to have red zones
     failed_op  the op that raised, if one did
+    wrote     ops that only a keeper calls, in the order of their calls, each with the place of the memory it wrote
     copies    what it keeps of requests; None: it does not show that
     """
 
@@ -159,6 +160,7 @@ class EventLog:
     poison: float | None = None
     guarded: bool = False
     failed_op: FailedOp | None = None
+    wrote: tuple[tuple[str, Place | None], ...] = ()
 
 
 NOTHING = EventLog()

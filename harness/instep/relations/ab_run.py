@@ -17,14 +17,14 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..adapters import Subject
 from ..observe.context import EventContext
-from ..observe.observers import OnHost, on_host
+from ..observe.observers import OnHost
 from ..observe.rows import row_spans
 from ..observe.updates import UPDATE
 from ..player import Player
 from ..replay.participant import Participant
 from ..trace.drive import own_say
 from ..verdict import Comparison, Skipped, Tier
-from .by_position import Server, stopped
+from .by_position import Server, state_of, stopped
 from .compare import different, parts, pools, unserved
 from .timeline import RewrittenTrace
 
@@ -128,7 +128,7 @@ class ABRun:
         for name, standing in self.one.server.rules.table.live.items():
             if not _touched(one, name):
                 continue
-            mine, theirs = (on_host(arm.engine.state(name)) for arm in (self.one, self.other))
+            mine, theirs = (state_of(arm.engine, name) for arm in (self.one, self.other))
             for place, left, right in parts(mine, theirs):
                 if standing.phase is Phase.VERIFIED and place.component in ("conv", "state"):
                     continue  # nobody's until the commit

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from ..observe.observers import on_host
 from ..observe.rows import RowSpan, row_spans
 from ..observe.updates import UPDATE
 from ..player import Player
+from ..replay.guard import calling
 from ..replay.lockstep import expect
 from ..replay.participant import Participant
 from ..trace.event_rules import EventRules
@@ -143,8 +145,15 @@ class PositionRecorder:
 
     def _states(self, context: EventContext) -> None:
         for name in committed(context):
-            state = on_host(self.participant.engine.state(name))
+            state = state_of(self.participant.engine, name)
             self.record.stand(Standing(context.index, context.kind, self.named(name), state))
+
+
+def state_of(engine: Any, name: str) -> e.RequestState:
+    """A logical state, on the host. What the engine raises when it is asked is its own finding."""
+    with calling("state"):
+        found: e.RequestState = on_host(engine.state(name))
+        return found
 
 
 class Server:

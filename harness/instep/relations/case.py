@@ -19,7 +19,7 @@ from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject
 from ..engines.verbs import ByVerbs
-from ..replay.guard import make_subject
+from ..replay.guard import MAKES, calling, make_subject
 from ..replay.participant import Participant
 from ..replay.participants import Plan, enough_memory, reference, rounded_participant
 from ..replay.setting import moves_labels
@@ -97,7 +97,7 @@ class Case:
                 found, plan.checkpoint, room, num_steps=header.num_steps, adaptive=adaptive, device=setting.device,
                 dtype=setting.activation, layout=options.get("layout", setting.layout),
             )
-        with enough_memory(room):
+        with calling(MAKES), enough_memory(room):
             return OptimizedEngine(
                 plan.checkpoint, found, setting.options(**options), room, num_steps=header.num_steps, adaptive=adaptive
             )

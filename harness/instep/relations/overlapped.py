@@ -26,7 +26,7 @@ from ..observe.observers import on_host
 from ..player import Observer, Player
 from ..verdict import Comparison, Tier
 from .base import Case, Relation, Results, our_own
-from .by_position import stopped
+from .by_position import state_of, stopped
 from .compare import different, parts, pools, unserved
 from .rewrites import in_one_page
 from .timeline import RewrittenTrace, as_traced
@@ -74,7 +74,7 @@ class _Ends(Observer):
                 self._read(name)
 
     def _read(self, name: str) -> None:
-        self.states[self._index, name] = on_host(self._engine.state(name))
+        self.states[self._index, name] = state_of(self._engine, name)
 
 
 def hold(case: Case) -> Results:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract.errors import Unsupported
 
+from ..adapters.keepers import OPTIONS
 from ..observe.observers import Watching
 from ..player import Player
 from ..replay.participants import participants_of
@@ -83,8 +83,7 @@ def other_strategies(case: Case) -> Iterator[tuple[Arm, Arm]]:
     """That of the setting, and every other one that this engine serves: states and conv windows in turn."""
     rewritten, setting = as_traced(case.trace), case.plan.setting
     named = {"strategy": setting.strategy, "conv": setting.conv}
-    others: list[dict[str, Any]] = [{"strategy": name} for name in STRATEGIES]
-    others += [{"conv": name} for name in CONV_FORMS]
+    others: list[dict[str, Any]] = [{option: name} for option in OPTIONS for name in setting.strategies(option)]
     for changed in others:
         try:
             other = case.engine(rewritten.header, **changed) if named | changed != named else None

@@ -236,6 +236,7 @@ def enough_memory(capacity: Capacity) -> Iterator[None]:
         raise BadInput(
             "capacity", found=f"slots up to {max(capacity.slots)}, pages up to {max(capacity.pages)} of "
             f"{capacity.page_size} tokens", expected="pools that fit into the memory of this machine",
+            hint="; ".join(getattr(error, "__notes__", ())),
         ) from None
 
 

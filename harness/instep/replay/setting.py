@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from instep_optimized import Options
-from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_optimized.commit import OURS, known
 from instep_optimized.draft import MODES
 from instep_optimized.layout import StateLayout
 from instep_optimized.ops.base import Ops
@@ -20,6 +20,7 @@ from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import BadInput
 
 from ..adapters import Maker, find
+from ..adapters.keepers import OPTIONS, with_keeper
 from ..engines import verbs
 from ..engines.verbs import ByVerbs
 from ..trace.header import Recording
@@ -28,9 +29,7 @@ DEFAULTS = Options()  # where nothing is named
 WIDTHS = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }
-KNOWN: Mapping[str, Collection[str]] = {  # the tables themselves: a strategy that is added there is known here
-    "dtype": WIDTHS, "layout": ("VK", "KV"), "strategy": STRATEGIES, "conv": CONV_FORMS, "drafter": MODES,
-}
+KNOWN: Mapping[str, Collection[str]] = {"dtype": WIDTHS, "layout": ("VK", "KV"), "drafter": MODES}
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ class Setting:
     device    cpu or cuda, where the subject runs
     dtype     activations; states are stored in fp32, under float64 activations in fp64
     layout    physical order of a state block: VK or KV
-    strategy  how recurrent states are committed; conv: how conv windows are. `lazy-rerun` is as good as `lazy_rerun`
+    strategy  how recurrent states are committed; conv: how conv windows are. `lazy-rerun` is as good as `lazy_rerun`.
+              Ours, one that the op set brings, one that a package offers, or module:attribute
     drafter   how drafts are made; None: as the trace says, or the engine's default where there is no trace
     graphs    rounds are held in graphs: CUDA's on a GPU, an emulator's elsewhere
     overlap   a round may be launched before the counts of the round before are known
@@ -65,14 +65,20 @@ class Setting:
     guarded: bool = DEFAULTS.guarded
 
     def __post_init__(self) -> None:
-        for name, known in KNOWN.items():
+        for name, values in KNOWN.items():
             found = getattr(self, name)
             if found is None:
                 continue
-            if found.replace("-", "_") not in known:
-                raise BadInput(f"--{name}", found=found, expected=_either(known))
+            if found.replace("-", "_") not in values:
+                raise BadInput(f"--{name}", found=found, expected=_either(values))
             object.__setattr__(self, name, found.replace("-", "_"))
         device_here(self.device)
+        for name, component in OPTIONS.items():
+            found = getattr(self, name)
+            if found.replace("-", "_") in OURS[component]:
+                object.__setattr__(self, name, found.replace("-", "_"))
+            else:
+                self._with_keepers(name)
 
     @property
     def activation(self) -> torch.dtype:
@@ -105,8 +111,24 @@ class Setting:
 
     def subject(self) -> Ops | Maker | ByVerbs:
         """The op set or the engine of that name; its kernels are loaded as the device needs them."""
+        return self._with_keepers(*OPTIONS)
+
+    def _with_keepers(self, *options: str) -> Ops | Maker | ByVerbs:
+        """The subject; an op set knows the strategies that these options name."""
         wanted_on(self.device)
-        return find(self.ops) if self.engine is None else verbs.find(self.engine)
+        found = find(self.ops) if self.engine is None else verbs.find(self.engine)
+        for name in options:
+            if isinstance(found, Ops):
+                found = with_keeper(found, name, getattr(self, name))
+            elif getattr(self, name) not in OURS[OPTIONS[name]]:
+                expected = "an op set: somebody else's engine commits in a way of its own"
+                raise BadInput(f"--{name}", found=f"{getattr(self, name)} with {self.name}", expected=expected)
+        return found
+
+    def strategies(self, option: str) -> tuple[str, ...]:
+        """The names that `--strategy` or `--conv` may have with this subject."""
+        found = self.subject()
+        return tuple(known(OPTIONS[option], found) if isinstance(found, Ops) else OURS[OPTIONS[option]])
 
     def op_set(self) -> Ops:
         """The op set; refuses somebody else's engine, and a set that moves labels and so computes no text."""

@@ -18,6 +18,7 @@ from instep_reference.contract.engine import Capacity
 
 from ..trace.header import SCHEMA, Header, Model, Part, Recording, sound
 from ..trace.policy import Policy
+from .guard import MAKES, calling
 from .participants import candidates, enough_memory
 from .setting import Setting
 
@@ -27,7 +28,7 @@ def engine(
     adaptive: AdaptiveFile | None = None, ops: Ops | None = None,
 ) -> OptimizedEngine:
     """The engine, nothing watched; `ops`: those of the setting, wrapped."""
-    with enough_memory(capacity):
+    with calling(MAKES), enough_memory(capacity):
         return OptimizedEngine(
             checkpoint, ops or setting.op_set(), setting.options(), capacity, num_steps=num_steps, adaptive=adaptive
         )

@@ -7,12 +7,12 @@ is spelled stage.layer.component: trunk.2.core, chain.1.0.query; without a layer
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from instep_optimized.ops.around import DESCRIPTIONS
+from instep_optimized.ops.around import all_ops, with_ops
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import AFTER_LAYERS, COMPONENTS, STAGE_LEVEL, STAGES, Place
@@ -21,7 +21,7 @@ from ..adapters import find
 
 MEMORY = ("conv", "state", "keys", "values")  # replaced once the event is over
 BEHIND = ("final", "logits", "pick")  # what stands after the last layer
-OPS = tuple(each.name for each in fields(Ops) if each.name not in DESCRIPTIONS)
+FORMS = ("plain", "ledger")  # sets of ours: of an op that a keeper brings they have the form that the keeper has
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
     """`ops` with some of its ops from other sets; what it declares about itself stays, but for how these multiply."""
     others, products = dict[str, Any](), dict(ops.products)
     for name, source in swap.items():
-        if name not in OPS:
-            raise BadInput("--swap", found=name, expected=f"one of the ops {', '.join(OPS)}")
+        if name not in all_ops(ops):
+            raise BadInput("--swap", found=name, expected=f"one of the ops {', '.join(all_ops(ops))}")
         found = find(source)
         if not isinstance(found, Ops):
             raise BadInput("--swap", found=source, expected="an op set: an engine has no single ops")
@@ -79,12 +79,16 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
             kinds = {True: "labels", False: "numbers"}
             raise BadInput("--swap", found=f"{name}={source}, which moves {kinds[_labels(found)]}",
                            expected=f"an op of a set that moves {kinds[_labels(ops)]}, as {ops.name} does")  # fmt: skip
-        others[name], form_of = getattr(found, name), name.removeprefix("fused_")
+        theirs = all_ops(replace(found, keepers=ops.keepers) if source in FORMS else found)
+        if name not in theirs:
+            raise BadInput("--swap", found=f"{name}={source}, which has no such op", expected=f"{name}=plain, or a set "
+                           f"with a {name} of its own")  # fmt: skip
+        others[name], form_of = theirs[name], name.removeprefix("fused_")
         if name in ("gdn", "gdn_inputs"):
             others.setdefault("fused_gdn", None)  # which would go on serving in their place
         products = {form: product for form, product in products.items() if form.partition(".")[0] != form_of}
         products |= {form: product for form, product in found.products.items() if form.partition(".")[0] == form_of}
-    return replace(ops, **others, products=products)
+    return replace(with_ops(ops, others), products=products)
 
 
 def _labels(ops: Ops) -> bool:

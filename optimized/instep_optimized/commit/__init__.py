@@ -1,16 +1,21 @@
 """The commit strategies by name: one table for the recurrent states, one for the conv windows.
 
-A new strategy is one line here and one file beside this one. Leaves out: what a strategy is (`base.py`).
+A new strategy is one line here and one file beside this one; an op set may bring more (`Ops.keepers`). Leaves out: what
+a strategy is (`base.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from instep_reference.contract.config import ModelConfig
 
 from ..memory import Memory
-from ..memory.budget import Sizes
+from ..memory.budget import Component, Sizes
 from ..memory.pool import Demand
+from ..ops.base import Ops
 from .base import StrategySpec
+from .brought import checked, demanded, made
 from .columns import COLUMNS
 from .lazy_rerun import LAZY_RERUN
 from .pair import CommitPair
@@ -23,15 +28,36 @@ STRATEGIES: dict[str, StrategySpec] = {
     "snapshot": SNAPSHOT, "columns": COLUMNS, "rerun": RERUN, "lazy_rerun": LAZY_RERUN,
 }
 CONV_FORMS: dict[str, StrategySpec] = {"windows": WINDOWS, "widened": WIDENED}
+OURS: Mapping[Component, dict[str, StrategySpec]] = {"state": STRATEGIES, "conv": CONV_FORMS}
 
 
-def demands(config: ModelConfig, sizes: Sizes, strategy: str, conv: str) -> tuple[Demand, ...]:
+def known(component: Component, ops: Ops | None = None) -> dict[str, StrategySpec]:
+    """The strategies of a component by name: ours, and those that the op set brings."""
+    brought = {} if ops is None else checked(ops, [*STRATEGIES, *CONV_FORMS])
+    return OURS[component] | {name: spec for name, spec in brought.items() if spec.component == component}
+
+
+def demands(
+    config: ModelConfig, sizes: Sizes, strategy: str, conv: str, ops: Ops | None = None
+) -> tuple[Demand, ...]:
     """The pools that a pair of strategies needs: states, conv windows, and marks, rings or snapshots beside them."""
-    return CONV_FORMS[conv].demands(config, sizes) + STRATEGIES[strategy].demands(config, sizes)
+    return tuple(
+        demand for name, spec in _chosen(strategy, conv, ops)
+        for demand in demanded(name, spec, spec.demands(config, sizes))
+    )
 
 
-def make(config: ModelConfig, sizes: Sizes, memory: Memory, width: int, strategy: str, conv: str) -> CommitPair:
+def make(
+    config: ModelConfig, sizes: Sizes, memory: Memory, width: int, strategy: str, conv: str,
+    ops: Ops | None = None,
+) -> CommitPair:
     """A pair of strategies for windows of at most `width` tokens."""
     return CommitPair(*(
-        spec.make(config, sizes, memory, width) for spec in (CONV_FORMS[conv], STRATEGIES[strategy])
+        made(name, spec, spec.make(config, sizes, memory, width), spec.demands(config, sizes))
+        for name, spec in _chosen(strategy, conv, ops)
     ))
+
+
+def _chosen(strategy: str, conv: str, ops: Ops | None) -> tuple[tuple[str, StrategySpec], ...]:
+    """The conv form, and the strategy of the states."""
+    return (conv, known("conv", ops)[conv]), (strategy, known("state", ops)[strategy])

@@ -13,7 +13,8 @@ from instep_reference.contract.engine import Committed, Path
 from instep_reference.contract.errors import Unsupported
 
 from ..memory.slot_table import SlotTable
-from ..ops.base import Acceptance, Ops
+from ..ops.base import Ops
+from ..ops.placing import Acceptance
 
 
 def keep_window(

@@ -2,16 +2,16 @@
 
 The table says what each event may change. An engine has two strategies (`pair.py`): one for the recurrent states and
 one for the conv windows. A strategy does no arithmetic of its own, so two strategies differ by a bit only if an address
-is wrong. What a strategy knows of a request beside its memory is at most one whole number on the device, the mark
-(`marks.py`). `bind`, `ran` and `commit` never read a mark on the host. Leaves out: every particular strategy (one file
-each).
+is wrong. Where one from outside needs arithmetic (a fold, a scatter), that is an op, too (`StrategySpec.ops`). What a
+strategy knows of a request beside its memory is at most one whole number on the device, the mark (`marks.py`). `bind`,
+`ran` and `commit` never read a mark on the host. Leaves out: every particular strategy (one file each).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -20,7 +20,7 @@ from instep_reference.contract.config import ModelConfig
 from ..batch import Batch
 from ..layout import Part
 from ..memory import Memory
-from ..memory.budget import Sizes
+from ..memory.budget import Component, Sizes
 from ..memory.pool import Demand
 from ..ops.base import Ops
 
@@ -125,10 +125,18 @@ class CommitStrategy(Protocol):
 
 @dataclass(frozen=True)
 class StrategySpec:
-    """What a name in the table of strategies stands for: the pools it needs, and how it is made for a window width."""
+    """What the name of a strategy stands for.
+
+    demands    the pools it needs;  make: how it is made for a window width
+    component  what it keeps: recurrent states (a name for `--strategy`), or conv windows (a name for `--conv`)
+    ops        its arithmetic, if it has any: name -> an op. It calls them as `ops.own[name](...)`, by keywords alone;
+               `pool` is the memory that such an op writes. An op set may have another form of it (`Ops.own`)
+    """
 
     demands: Callable[[ModelConfig, Sizes], tuple[Demand, ...]]
     make: Callable[[ModelConfig, Sizes, Memory, int], CommitStrategy]
+    component: Component = "state"
+    ops: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
 
 
 def changes(table: Table, writes: Iterable[RequestWrites]) -> dict[str, set[int]]:

@@ -21,7 +21,8 @@ from ..layout import KEPT, Address, Keeps, Part, Ring
 from ..memory import Memory
 from ..memory.budget import Sizes, mark, ring_pools, rings, units
 from ..memory.pool import Demand
-from ..ops.base import GdnInputs, Ops, RingPlan
+from ..ops.base import GdnInputs, Ops
+from ..ops.placing import RingPlan
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
 from .marks import Marks
 from .snapshot import taken

@@ -44,4 +44,4 @@ class Widened(Columns):
         return units.as_strided((slots, widest, channels, line - (widest - 1)), (slot, one, channel, one))
 
 
-WIDENED = StrategySpec(Widened.demands, Widened)
+WIDENED = StrategySpec(Widened.demands, Widened, "conv")

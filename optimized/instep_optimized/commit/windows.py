@@ -23,4 +23,4 @@ class Windows(Snapshot):
     may = MAY_CHANGE
 
 
-WINDOWS = StrategySpec(Windows.demands, Windows)
+WINDOWS = StrategySpec(Windows.demands, Windows, "conv")

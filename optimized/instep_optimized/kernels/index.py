@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops.base import RowPlacement
+from ..ops.placing import RowPlacement
 from .runtime import ceil_div, launch, power_of_2, tile
 
 REQUESTS = 64  # requests that every row compares itself with in one step

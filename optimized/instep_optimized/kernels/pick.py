@@ -14,7 +14,7 @@ import triton.language as tl
 
 from instep_reference.contract.place import Place
 
-from ..ops.base import Acceptance
+from ..ops.placing import Acceptance
 from .runtime import ceil_div, launch, power_of_2, tile
 
 COLUMNS = 4096  # tokens of the vocabulary per step

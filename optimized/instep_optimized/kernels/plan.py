@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..ops.base import RingPlan
+from ..ops.placing import RingPlan
 from .runtime import ceil_div, launch, tile
 
 REQUESTS = 64  # per program

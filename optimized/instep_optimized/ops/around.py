@@ -12,7 +12,7 @@ Wrappers are applied from the inside out, in a fixed order:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -27,7 +27,8 @@ Op = Callable[..., Any]
 Wrapper = Callable[[str, Op], Op]
 
 # Fields of an op set that describe it. They are not ops, so they are not wrapped.
-DESCRIPTIONS = {"name", "types", "rounds", "keeps", "captures", "products", "row_invariant", "packed"}
+DESCRIPTIONS = {"name", "types", "rounds", "keeps", "captures", "products", "row_invariant", "packed", "keepers", "own"}
+OPS = tuple(field.name for field in fields(Ops) if field.name not in DESCRIPTIONS)
 
 
 def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
@@ -35,12 +36,7 @@ def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
     if see is unseen and not wrappers:
         return ops
     wrapped: dict[str, Any] = {}
-    for name in (field.name for field in fields(ops)):
-        if name in DESCRIPTIONS:
-            continue
-        op = getattr(ops, name)
-        if op is None:  # an op that a set may have
-            continue
+    for name, op in all_ops(ops).items():
         for wrapper in wrappers:
             op = wrapper(name, op)
         wrapped[name] = op
@@ -48,7 +44,18 @@ def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
         look = wrapped["kept_updates"]
         wrapped = {name: _seen(op, see) for name, op in wrapped.items()}
         wrapped["gdn"] = _with_updates(wrapped["gdn"], look, see)
-    return replace(ops, **wrapped)
+    return with_ops(ops, wrapped)
+
+
+def all_ops(ops: Ops) -> dict[str, Op]:
+    """Every op that a set has, by name; behind them those that only its keepers call (`Ops.own`)."""
+    return {name: op for name in OPS if (op := getattr(ops, name)) is not None} | dict(ops.own)
+
+
+def with_ops(ops: Ops, others: Mapping[str, Op]) -> Ops:
+    """The set with other ops under these names."""
+    named: dict[str, Any] = {name: op for name, op in others.items() if name in OPS}
+    return replace(ops, **named, own={name: others.get(name, op) for name, op in ops.own.items()})
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product
 
-from ..layout import Address, Keeps, Pages, Part
+from ..layout import Keeps, Pages, Part
 from .fused import FusedGdn
+from .placing import Accept, Advance, Choose, Move, PlaceRows, PlanRing, Shift
 
 
 class Types(NamedTuple):
@@ -53,45 +54,6 @@ class AttentionInputs(NamedTuple):
 
     query: torch.Tensor
     key: torch.Tensor
-
-
-class RowPlacement(NamedTuple):
-    """All int64: positions, locations [N] of packed rows; before, count [B] of requests; last [B]: their last rows."""
-
-    positions: torch.Tensor
-    locations: torch.Tensor
-    before: torch.Tensor
-    count: torch.Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody calls
-    last: torch.Tensor
-
-
-class RingPlan(NamedTuple):
-    """All [B] int64. begin, pending, keep: as in `Ring`. settle: the slot to which the state is stored before row 0, or
-    -1. after: the new mark, which is how many tokens the stored state contains after the launch."""
-
-    begin: torch.Tensor
-    pending: torch.Tensor
-    keep: torch.Tensor
-    settle: torch.Tensor
-    after: torch.Tensor
-
-
-class Acceptance(NamedTuple):
-    """All int64. In force: num_correct_drafts, accept_lens, last_correct_step_indices, bonus [B]; accept_index [B, T].
-
-    own_num_correct_drafts, own_bonus [B]: the result of greedy acceptance, also where another one is forced.
-    tokens [B, T]: the tokens of draft extend: for each accepted node the token after it, so the accepted drafts, then
-    the bonus, then 0. Example: window r a b c, of which a and b are accepted, bonus x: tokens a b x 0.
-    """
-
-    num_correct_drafts: torch.Tensor
-    accept_lens: torch.Tensor
-    accept_index: torch.Tensor
-    last_correct_step_indices: torch.Tensor
-    bonus: torch.Tensor
-    own_num_correct_drafts: torch.Tensor
-    own_bonus: torch.Tensor
-    tokens: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -268,83 +230,6 @@ class Pick(Protocol):
     def __call__(self, *, logits: torch.Tensor, to: Place) -> torch.Tensor: ...
 
 
-class Accept(Protocol):
-    """Greedy acceptance of chains: drafts are right while each equals the target's pick one place before.
-
-    window [B, T] int64: root, then drafts (columns from count on are padding); picks [B, T]: the target's argmax at
-    each node; count [B]: the window's length (0: idle; every result is 0, and accept_index is -1). Used instead of the
-    own result where not -1: forced_correct [B], accepted drafts, at most count - 1; forced_bonus [B].
-    """
-
-    def __call__(
-        self, *, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor,
-        forced_correct: torch.Tensor, forced_bonus: torch.Tensor,
-    ) -> Acceptance: ...
-
-
-class PlaceRows(Protocol):
-    """Where packed rows stand: row begin[b] + t, t < count[b], is position length[slots[b]] + shift + t of request b.
-
-    slots, begin, count [B] int64 (slot -1: idle); rows = N and shift: on the host; length: pool view [slots] int64;
-    table: pool view [slots, width] int64, page ids in order, -1 padded.
-    locations: page * page_size + offset; -1 where the table has -1 or ends. A row that no request covers: position 0,
-    location -1. before = length + shift; idle: before and count 0. last = begin + count - 1, or -1 without rows.
-    """
-
-    def __call__(
-        self, *, slots: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, rows: int,
-        length: torch.Tensor, table: torch.Tensor, page_size: int, shift: int,
-    ) -> RowPlacement: ...
-
-
-class Choose(Protocol):
-    """own, forced [B] or [B, T] int64 -> forced where it is not negative, else own."""
-
-    def __call__(self, *, own: torch.Tensor, forced: torch.Tensor) -> torch.Tensor: ...
-
-
-class Advance(Protocol):
-    """length: pool view [slots] int64; slots, by [B] int64: length[slots[b]] += by[b]; a slot of -1 skips."""
-
-    def __call__(self, *, length: torch.Tensor, slots: torch.Tensor, by: torch.Tensor) -> None: ...
-
-
-class Shift(Protocol):
-    """Shift each request's packed tokens by one: row begin[b] + t takes token begin[b] + t + 1, the last row behind[b].
-
-    tokens [N], begin, count, behind [B], all int64 -> [N]; t < count[b]. A row that no request covers gives 0.
-    Example: tokens 5 6 7 of one request, behind 9 -> 6 7 9.
-    """
-
-    def __call__(
-        self, *, tokens: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, behind: torch.Tensor
-    ) -> torch.Tensor: ...
-
-
-class PlanRing(Protocol):
-    """Which kept tokens a request runs again, where its rows are kept, and how many tokens its state then contains.
-
-    slots, before, count [B] int64 (slot -1: idle: pending 0, keep and settle -1, begin and after 0); settled: pool view
-    [slots] int64, how many tokens the state contains. On the host: size, entries of a ring; most, the largest count.
-    pending = before - settled, clamped to 0 .. size - most; begin = (before - pending) % size.
-
-    spare  None (decode, prefill, a fold): the rows go into the state. keep and settle are -1, after = before + count.
-           A number (verify): the rows are kept, keep = before % size. With more than `spare` pending tokens the state
-           that they make is stored: settle = slot, after = before. Otherwise settle = -1, after = before - pending.
-    """
-
-    def __call__(
-        self, *, slots: torch.Tensor, before: torch.Tensor, count: torch.Tensor, settled: torch.Tensor,
-        size: int, most: int, spare: int | None,
-    ) -> RingPlan: ...
-
-
-class Move(Protocol):
-    """Copy units of memory bit by bit, one per request, from source to target; -1 on either side skips the request."""
-
-    def __call__(self, *, source: Address, target: Address) -> None: ...
-
-
 @dataclass(frozen=True)
 class Ops:
     """An op set: its ops, and fields that describe it.
@@ -358,6 +243,8 @@ class Ops:
     packed         its kernels take no strides: pools have neither red zones nor padding
     row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
+    keepers        name for `--strategy` or `--conv` -> a commit strategy that it brings (`commit.base.StrategySpec`)
+    own            name -> an op that only its keepers call; where it has none, the keeper's own form of that op
     """
 
     name: str
@@ -395,3 +282,9 @@ class Ops:
     row_invariant: frozenset[str] = frozenset()
     fused_gdn: FusedGdn | None = None
     packed: bool = False
+    keepers: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    own: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        forms = {name: op for keeper in self.keepers.values() for name, op in keeper.ops.items()}
+        object.__setattr__(self, "own", {**forms, **self.own})

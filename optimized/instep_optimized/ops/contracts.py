@@ -15,7 +15,7 @@ import torch
 from instep_reference.contract.place import Place
 
 from ..layout import Address, Pages, Part, Ring
-from .around import Op, Wrapper, memory_of, tensors_of
+from .around import OPS, Op, Wrapper, memory_of, tensors_of
 from .shapes import misfits, shapes
 
 Report = Callable[[str], None]
@@ -43,6 +43,9 @@ def contracts(report: Report) -> Wrapper:
 
 def before(name: str, given: dict[str, Any]) -> Iterator[str]:
     """The clauses that a call breaks by its arguments."""
+    if name not in OPS:
+        yield from _own(given)
+        return
     yield from misfits(name, given)
     yield from _before(given)
     yield from RULES.get(name, _none)(given)
@@ -50,11 +53,23 @@ def before(name: str, given: dict[str, Any]) -> Iterator[str]:
 
 def after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
     """The clauses that a call breaks by its results."""
+    if name not in OPS:  # what an op of a keeper gives back is the keeper's own
+        return
     yield from _after(name, given, result)
     due = shapes(name, given) or ()
     for tensor, shape in zip(result if isinstance(result, tuple) else (result,), due, strict=False):
         if tensor.shape[1:] != shape[1:]:
             yield f"{tuple(tensor.shape)} came back, {shape} is due"
+
+
+def _own(given: dict[str, Any]) -> Iterator[str]:
+    """Arguments of an op that only a keeper calls: addresses, and `slots` of the `pool` that it writes."""
+    for name, value in given.items():
+        if isinstance(value, Address):
+            yield from _address(name, value)
+    pool, slots = given.get("pool"), given.get("slots")
+    if isinstance(pool, torch.Tensor) and isinstance(slots, torch.Tensor):
+        yield from _owned("slots", slots, pool.shape[0])
 
 
 def _before(given: dict[str, Any]) -> Iterator[str]:

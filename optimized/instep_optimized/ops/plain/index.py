@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..base import RowPlacement
+from ..placing import RowPlacement
 
 
 def place_rows(

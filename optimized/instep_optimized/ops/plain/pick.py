@@ -9,7 +9,7 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from ..base import Acceptance
+from ..placing import Acceptance
 
 
 def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:

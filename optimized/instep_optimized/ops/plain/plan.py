@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..base import RingPlan
+from ..placing import RingPlan
 
 
 def plan_ring(

@@ -1,0 +1,46 @@
+"""Commit strategies and conv forms by name: ours, and those that an op set has, a package offers, or a file holds.
+
+A name is one of ours ("rerun"), one that the op set brings (`Ops.keepers`), one that an installed package offers under
+the entry point group "instep.keepers", or `module:attribute`. Leaves out: what is then done with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from instep_optimized.commit import known
+from instep_optimized.commit.base import StrategySpec
+from instep_optimized.memory.budget import Component
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.errors import BadInput, InstepError
+
+GROUP = "instep.keepers"
+OPTIONS: dict[str, Component] = {"strategy": "state", "conv": "conv"}  # option -> what is committed
+
+
+def with_keeper(ops: Ops, option: str, name: str) -> Ops:
+    """The op set, which has a strategy of that name afterwards, or a refusal in one line."""
+    names = known(OPTIONS[option], ops)
+    if name in names:
+        return ops
+    offered = {point.name: point for point in entry_points(group=GROUP)}
+    expected = f"one of {', '.join([*names, *offered])}, or module:attribute"
+    module, _, attribute = name.partition(":")
+    if name not in offered and not (module and attribute):
+        raise BadInput(f"--{option}", found=name, expected=expected)
+    try:
+        found = offered[name].load() if name in offered else getattr(import_module(module), attribute)
+    except InstepError:
+        raise
+    except (Exception, SystemExit) as error:  # the module is foreign code and may raise anything
+        found_instead = f"{name} ({type(error).__name__}: {error})"
+        raise BadInput(f"--{option}", found=found_instead, expected=expected) from None
+    if not isinstance(found, StrategySpec) or found.component != OPTIONS[option]:
+        kind = f"a {type(found).__name__}" if not isinstance(found, StrategySpec) else f"which keeps {found.component}"
+        expected = f"a `StrategySpec` of the component {OPTIONS[option]}"
+        raise BadInput(f"--{option}", found=f"{name}, {kind}", expected=expected)
+    extended = replace(ops, keepers={**ops.keepers, name: found})
+    known(OPTIONS[option], extended)  # refuses what clashes
+    return extended

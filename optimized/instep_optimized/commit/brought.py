@@ -1,0 +1,101 @@
+"""Strategies that came with an op set: what is no strategy is refused in one line, before anything is allocated.
+
+It looks at what can be told before an event runs: names, pools, methods, the table. Leaves out: what a strategy does
+when it is called; the harness judges that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+import torch
+
+from instep_reference.contract.errors import BadInput
+
+from ..memory.pool import Demand
+from ..ops.around import OPS
+from ..ops.base import Ops
+from .base import ACTIONS, CommitStrategy, StrategySpec, Table, Which
+
+METHODS = ("bind", "commit", "peek", "restore", "claim")
+OPTION = {"state": "--strategy", "conv": "--conv"}
+COUNTED: Mapping[str, tuple[Which, ...]] = {"slot": ("slot",), "row": ("row",), "page": ("written", "owned")}
+
+
+def checked(ops: Ops, ours: Sequence[str]) -> Mapping[str, StrategySpec]:
+    """What an op set brings, if each of it is a strategy with a name of its own. ours: names that are taken."""
+    forms: dict[str, Any] = {}
+    for name, keeper in ops.keepers.items():
+        what = f"keepers of the op set {ops.name!r}"
+        if not isinstance(name, str) or name in ours or not name or name != name.strip() or name.startswith("-"):
+            raise BadInput(what, found=f"the name {name!r}", expected=f"a name other than {', '.join(ours)}")
+        if not isinstance(keeper, StrategySpec) or keeper.component not in OPTION:
+            raise BadInput(what, found=f"{name!r}: {keeper!r}"[:120], expected="a `StrategySpec` of state or conv")
+        for op, form in keeper.ops.items():
+            if op in OPS or forms.setdefault(op, form) is not form:
+                raise BadInput(f"{what}: {name}", found=f"an op {op!r}, as another one is called",
+                               expected="a name that no other op has")  # fmt: skip
+    for op, form in ops.own.items():
+        if op in OPS or not callable(form):
+            raise BadInput(f"own of the op set {ops.name!r}", found=f"{op!r}, {form!r}",
+                           expected="an op under a name that no other op has")  # fmt: skip
+    return ops.keepers
+
+
+def demanded(name: str, spec: StrategySpec, demands: Any) -> tuple[Demand, ...]:
+    """The pools that a strategy asks for, if that is what it gave."""
+    what = f"{OPTION[spec.component]} {name}: demands"
+    if not isinstance(demands, Sequence) or not all(isinstance(demand, Demand) for demand in demands):
+        raise BadInput(what, found=repr(demands)[:80], expected="a tuple of `Demand`")
+    for demand in demands:
+        whole = (demand.units, *demand.layers, *demand.shape)
+        right = demand.by in COUNTED and demand.units > 0 and isinstance(demand.dtype, torch.dtype) and all(
+            isinstance(size, int) and size >= 0 for size in whole
+        )  # fmt: skip
+        if not right:
+            expected = "units by slot, row or page; sizes that are whole numbers; a dtype"
+            raise BadInput(what, found=f"{demand!r}"[:200], expected=expected)
+    return tuple(demands)
+
+
+def distinct(demands: Sequence[Demand]) -> tuple[Demand, ...]:
+    """All pools of an engine, if no two have one name."""
+    names = [demand.name for demand in demands]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BadInput("pools", found=f"two with the name {twice[0]!r}", expected="a name of its own for every pool of "
+                       "the engine, of the commit strategy and of the conv form")  # fmt: skip
+    return tuple(demands)
+
+
+def made(name: str, spec: StrategySpec, strategy: Any, demands: Sequence[Demand]) -> CommitStrategy:
+    """A strategy as it was made, if it has the methods, and a table of its own pools."""
+    what, kind = f"{OPTION[spec.component]} {name}", type(strategy).__name__
+    missing = [method for method in METHODS if not callable(getattr(strategy, method, None))]
+    if missing:
+        without = f"a {kind} without {', '.join(missing)}"
+        raise BadInput(what, found=without, expected=f"the methods {', '.join(METHODS)}")
+    may = getattr(strategy, "may", None)
+    if not isinstance(may, Mapping) or not all(isinstance(regions, Mapping) for regions in may.values()):
+        raise BadInput(f"{what}: may", found=repr(may)[:80], expected="action -> pool -> which units")
+    for said in _wrong(may, {demand.name: demand for demand in demands}):
+        raise BadInput(f"{what}: may", found=said[0], expected=said[1])
+    found: CommitStrategy = strategy
+    return found
+
+
+def _wrong(may: Table, pools: Mapping[str, Demand]) -> Iterator[tuple[str, str]]:
+    """Entries of a table that cannot be: (what stands there, what may)."""
+    for action, regions in may.items():
+        if action not in ACTIONS:
+            yield f"the action {action!r}", f"one of {', '.join(ACTIONS)}"
+        for region, which in regions.items():
+            if region not in pools:
+                yield f"{action}: the pool {region!r}", f"a pool that it demands: {', '.join(pools)}"
+            elif which not in COUNTED[pools[region].by]:
+                either = " or ".join(COUNTED[pools[region].by])
+                yield f"{action}: {region} by {which!r}", f"{either}, as its units are counted by {pools[region].by}"
+
+
+assert {which for each in COUNTED.values() for which in each} == set(get_args(Which))

@@ -1,0 +1,316 @@
+"""Commit strategies that an op set brings: those of `docs/keepers.md`, broken as the page says, and ones that are none.
+
+Leaves out: our own strategies (`tests/optimized/test_strategies.py`), and a strategy added inside the product
+(`test_new_strategy.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instep.adapters import keepers
+from instep.localise import locate
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.trace.file import Trace, read
+from instep.verdict import Exit, Tier
+from instep_reference.contract.errors import BadInput
+from support.command import Runner, complaint
+from support.traces import recorded
+
+TOP = Path(__file__).resolve().parents[2]
+PAGE = (TOP / "docs" / "keepers.md").read_text()
+RAGGED = TOP / "fixtures" / "traces" / "faults" / "ragged.jsonl"
+TEXTS = dict(zip(("mine", "folded"), re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL), strict=True))
+OPTIONS = {
+    "mine": {"ops": "mine:OPS", "strategy": "sglang", "conv": "sglang_conv"},
+    "folded": {"ops": "folded:OPS", "strategy": "folded"},
+}
+# What the page says to break: (old, new, what is said of it).
+BROKEN = [
+    tuple(re.findall(r"`([^`]+)`", line)) for line in PAGE.splitlines() if re.match(r"\| `.+` \| `.+` \| `event", line)
+]
+Write = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """`write("mine", (old, new))`: a file of the page, with that changed, where Python finds it -> its options."""
+
+    def written(name: str, *edits: tuple[str, str]) -> dict[str, str]:
+        text = TEXTS[name]
+        for old, new in edits:
+            assert text.count(old) == 1, (old, text.count(old))
+            text = text.replace(old, new)
+        (tmp_path / f"{name}.py").write_text(text)
+        sys.modules.pop(name, None)
+        return OPTIONS[name]
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield written
+    for name in TEXTS:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Three requests, rounds of every kind, a preemption, an abort and a reload, through a model of a few channels."""
+    return recorded(tmp_path_factory.mktemp("small"))
+
+
+def typed(options: dict[str, str]) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name}", value)]
+
+
+# The page
+
+
+@pytest.mark.parametrize(("name", "op"), [("mine", "scatter"), ("folded", "fold")])
+def test_the_files_of_the_page_agree_in_all_tiers_and_their_op_is_counted(
+    name: str, op: str, write: Write, instep: Runner, tmp_path: Path
+) -> None:
+    words = typed(write(name))
+    ran = instep("replay", RAGGED, *words, "--json", tmp_path / "found.json")
+    (run,) = json.loads((tmp_path / "found.json").read_text())["runs"]
+    assert ran.code == 0 and {one["tier"] for one in run["tiers"]} == {tier.value for tier in Tier}, ran
+    layers, commits = 3, 2
+    assert run["calls"][op] == layers * commits * (2 if name == "mine" else 1), "of states and of conv windows"
+    assert (run["strategy"], run["events"]) == (OPTIONS[name]["strategy"], run["of"])
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [edit[:3] for edit in BROKEN], ids=[edit[1][:40] for edit in BROKEN])
+def test_what_the_page_breaks_is_found_where_it_says(
+    old: str, new: str, says: str, write: Write, instep: Runner
+) -> None:
+    name = next(name for name, text in TEXTS.items() if old in text)
+    ran = instep("replay", RAGGED, *typed(write(name, (old, new))), "--no-ladder")
+    more = next(edit[3:] for edit in BROKEN if edit[:2] == (old, new))
+    assert ran.code == 1 and all(part in ran.out for part in (says, *more)), ran.out
+
+
+def test_the_page_breaks_five_things_and_says_the_same_of_the_states(write: Write, instep: Runner) -> None:
+    assert len(BROKEN) == 5 and all(len(edit) > 3 for edit in BROKEN)
+    words = typed({**write("mine", BROKEN[0][:2]), "conv": "windows"})
+    ran = instep("replay", RAGGED, *words)
+    said = re.search(r"With `--conv windows`.*?`(holds [^`]+)`", PAGE, re.DOTALL)[1]
+    assert said in ran.out and re.search(r"`(caused here, in memory[^`]+)`", PAGE)[1] in ran.out, ran.out
+
+
+# All of it, in an engine and in labels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"graphs": True}, {"layout": "KV", "overlap": True}], ids=str)
+@pytest.mark.parametrize("name", ["mine", "folded"])
+def test_it_agrees_through_preemption_abort_reload_and_step_counts(
+    name: str, options: dict[str, Any], write: Write, small: Trace
+) -> None:
+    if options.get("graphs") and name == "folded":
+        pytest.skip("its fold reads on the host")
+    verdict = Replay(small, Setting(**write(name), **options)).run().verdict
+    assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
+
+
+def test_any_op_set_serves_with_a_strategy_of_a_file_and_labels_show_its_address(write: Write, small: Trace) -> None:
+    named = {"ops": "ledger", "strategy": "mine:STATES", "conv": "mine:WINDOWS"}
+    write("mine")
+    assert Replay(small, Setting(**named)).run().verdict.exit is Exit.AGREED
+    write("mine", ("rows=accepted.rows", "rows=accepted.rows.flip(0)"))
+    first = Replay(small, Setting(**named)).run().verdict.findings[0]
+    assert (first.kind, first.place.component, first.tier) == ("commit", "conv", Tier.IDENTITY)
+
+
+# The op
+
+OTHER = """
+
+def late(*, steps, **given):
+    scatter(steps=steps * 0, **given)
+
+
+OPS = replace(OPS, own={"scatter": late})
+"""
+
+
+def test_an_op_of_a_strategy_is_swapped_and_named_as_the_cause(write: Write, instep: Runner) -> None:
+    """The op set has a kernel of its own in the place of the strategy's form, and it is wrong."""
+    last = TEXTS["mine"].splitlines()[-1]
+    words = typed(write("mine", (last, last + OTHER)))
+    ran = instep("replay", RAGGED, *words)
+    said = re.search(r"`(caused by scatter: [^`]+)`", PAGE)[1]
+    assert ran.code == 1 and said in ran.out and "--swap scatter=plain" in ran.out, ran.out
+    assert instep("replay", RAGGED, *words, "--swap", "scatter=plain").code == 0
+    assert "which has no such op" in complaint(instep("replay", RAGGED, *words, "--swap", "scatter=triton"))
+    assert "'scatter'" not in complaint(instep("replay", RAGGED, *words, "--swap", "gather=plain"))
+
+
+@pytest.mark.parametrize(("slots", "says"), [
+    ("accepted.slots * 0", "slot 0, which is reserved"), ("accepted.slots + 99", "there are"),
+    ("accepted.slots.int()", "not int64"),
+])  # fmt: skip
+def test_the_slots_of_an_op_are_looked_at(slots: str, says: str, write: Write) -> None:
+    named = write("mine", ("slots=accepted.slots", f"slots={slots}"))
+    found = Replay(read(RAGGED), Setting(**named)).run(until=5).verdict.findings
+    assert any("scatter" in one.diagnosis and says in one.diagnosis for one in found if one.check == "contracts"), found
+
+
+# Names
+
+
+def test_every_command_knows_it_by_the_same_name(write: Write, instep: Runner, tmp_path: Path) -> None:
+    named = write("mine")
+    ran = instep("memory", "fixtures/tiny", "--ops", "mine:OPS", "--json", tmp_path / "m.json")
+    pairs = {(one["strategy"], one["conv"]) for one in json.loads((tmp_path / "m.json").read_text())["strategies"]}
+    assert ran.code == 0 and len(pairs) == 5 * 3 and ("sglang", "sglang_conv") in pairs
+    alone = instep("memory", "fixtures/tiny", "--strategy", "mine:STATES", "--conv", "windows")
+    assert alone.code == 0 and "mine:STATES  windows" in alone.out and "rerun" not in alone.out
+    setting = Setting("mine:OPS")
+    assert [setting.strategies(name)[-1] for name in ("strategy", "conv")] == ["sglang", "sglang_conv"], "fuzz draws"
+    words = typed(named)
+    ran = instep("fuzz", *words, "--examples", "1", "--seed", "1", "--out", tmp_path / "fuzz")
+    assert ran.code == 0 and "nothing found" in ran.out, ran
+    ran = instep("relations", RAGGED, "strategies", *words, "--until", "5")
+    assert ran.code == 0 and "sglang, sglang_conv" in ran.out, ran
+    ran = instep("streams", RAGGED, "--ops", "mine:OPS", "--level", "op", "--until", "5", "--conv", "sglang_conv")
+    assert ran.code == 0 and ran.out.count("agrees") == 5, "every strategy, its own too"
+
+
+def test_the_plugin_knows_it(write: Write, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = write("mine", BROKEN[0][:2])
+    words = [f"--instep-{name}={value}" for name, value in named.items()]
+    done = pytester.runpytest_inprocess(f"--instep-traces={RAGGED}", *words, "-p", "no:cacheprovider")
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*holds the window after 4 tokens; 3 were accepted*"])
+
+
+def test_a_package_offers_one_under_a_name(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Point:
+        name = "theirs"
+
+        def load(self) -> Any:
+            import mine  # type: ignore[import-not-found]
+
+            return mine.STATES
+
+    write("mine")
+    monkeypatch.setattr(keepers, "entry_points", lambda group: [Point()] if group == "instep.keepers" else [])
+    assert Setting("plain", strategy="theirs").strategies("strategy")[-1] == "theirs"
+    with pytest.raises(BadInput, match="theirs, which keeps state, expected a `StrategySpec` of the component conv"):
+        Setting("plain", conv="theirs")
+
+
+# What is refused, and what is its finding
+
+REFUSED = [
+    (('"sglang": STATES', '"rerun": STATES'), "found the name 'rerun', expected a name other than snapshot"),
+    (('"sglang": STATES', '"sglang": States'), "found"),
+    (("{\"scatter\": scatter})\nWINDOWS", "{\"gdn\": scatter})\nWINDOWS"), "an op 'gdn', as another one is called"),
+    (("    def peek", "    def look"), "without peek, expected the methods bind, commit, peek, restore, claim"),
+    (('table({"snapshot_state": "row"}, "state")', "None"), "may: found None"),
+    (('{"snapshot_state": "row"}', '{"snapshot_state": "slot"}'), "snapshot_state by 'slot', expected row"),
+    (('{"snapshot_state": "row"}', '{"snapshots": "row"}'), "the pool 'snapshots', expected a pool that it demands"),
+    (('return {"verify": verify', 'return {"check": verify'), "may: found the action 'check'"),
+    (("return units(cls", "return None, units(cls"), "expected a tuple of `Demand`"),
+    (("return units(cls", 'return replace(units(cls.component, config, sizes), name="keys"), units(cls'),
+     "pools: found two with the name 'keys'"),
+    (("return units(cls", 'return replace(units(cls.component, config, sizes), name="a", by="head"), units(cls'),
+     "units by slot, row or page"),
+    (("return units(cls", 'return replace(units(cls.component, config, sizes), name="huge", units=2**40), units(cls'),
+     "the largest pool is huge"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "says"), REFUSED, ids=[edit[1][:30] for edit, _ in REFUSED])
+def test_what_is_no_strategy_is_refused_in_one_line(
+    edit: tuple[str, str], says: str, write: Write, instep: Runner
+) -> None:
+    assert says in complaint(instep("replay", RAGGED, *typed(write("mine", edit))))
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    ({"strategy": "none"}, "found none, expected one of snapshot, columns, rerun, lazy_rerun, sglang, or module"),
+    ({"conv": "sglang"}, "--conv: found sglang, expected one of windows, widened, sglang_conv, or module"),
+    ({"strategy": "mine:NONE"}, "AttributeError"), ({"strategy": "nowhere:X"}, "ModuleNotFoundError"),
+    ({"strategy": "mine:OPS"}, "mine:OPS, a Ops, expected a `StrategySpec`"),
+    ({"strategy": "mine:WINDOWS"}, "which keeps conv, expected a `StrategySpec` of the component state"),
+])  # fmt: skip
+def test_a_name_that_is_none_is_refused_in_one_line(
+    options: dict[str, str], says: str, write: Write, instep: Runner
+) -> None:
+    write("mine")
+    assert says in complaint(instep("replay", RAGGED, *typed({"ops": "mine:OPS", **options})))
+
+
+FALLS = "raise ValueError('no')\n        "
+FALLEN = {
+    **{
+        method: (before, FALLS + before) for method, before in (
+            ("demands", "return units(cls"), ("make", "live, kept = memory"), ("bind", "return BoundStrategy"),
+            ("commit", "for live, kept in self"), ("claim", "pass\n"), ("peek", "return {layer: taken"),
+            ("restore", "for layer, (live, _) in self.layers.items() if length"),
+        )
+    },
+    "bind_none": ("return BoundStrategy", "return None; BoundStrategy"),
+    "peek_nothing": ("return {layer: taken", "return {}; {layer: taken"),
+    "peek_flat": ("taken(live[slot], length)", "taken(live[slot], length).flatten()"),
+    "may": ('    may = table({"snapshot_state": "row"}, "state")', "    may = property(lambda self: 1 / 0)"),
+    "op": ("    busy = slots >= 0\n", "    raise ValueError('no')\n    busy = slots >= 0\n"),
+}
+
+
+@pytest.mark.parametrize("method", FALLEN)
+@pytest.mark.parametrize(
+    "command", [("replay", "--no-ladder"), ("relations", "strategies", "unseen"), ("streams", "--level", "op")],
+    ids=lambda words: words[0],
+)
+def test_what_it_raises_is_its_finding_under_every_command(
+    command: tuple[str, ...], method: str, write: Write, instep: Runner, small: Trace
+) -> None:
+    name, *more = command
+    ran = instep(name, small.path, *more, *typed(write("mine", FALLEN[method])))
+    assert ran.code == 1 and "DIVERGED" in ran.out and "harness itself" not in ran.err, ran
+
+
+# What a verify may overwrite, and nothing wider
+
+ROLLED = 'table({"snapshot_conv": "row", "conv": "slot"}, "conv")'
+ASTRAY = "        own = Address(live, group.slots)\n        return group.part(own, store=own, per_row"
+WIDER = {
+    "a live window that the table does not name": ((ROLLED, 'table({"snapshot_conv": "row"}, "conv")'), "conv slot"),
+    "the live window of another request": ((ASTRAY, "        live[self.other(group)] += 1\n" + ASTRAY), "conv slot"),
+    "a row of nobody's": ((ASTRAY, "        kept[len(group.rows):] *= 0\n" + ASTRAY), "snapshot_conv row"),
+}
+HELPER = '''
+    def other(self, group):
+        """The slots that a verify does not name."""
+        return [s for s in range(1, 4) if s not in group.slots.tolist()] if group.kind == "verify" else []
+
+    def claim'''
+
+
+@pytest.mark.parametrize("what", WIDER)
+def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Write, small: Trace) -> None:
+    edit, region = WIDER[what]
+    first = Replay(small, Setting(**write("mine", edit, ("\n    def claim", HELPER)))).run().verdict.findings[0]
+    assert first.kind == "forward" and first.check in ("bytes", "tails") and region in first.diagnosis, first
+
+
+def test_a_pool_that_declares_nothing_is_looked_at_as_a_whole_and_that_is_said(write: Write, small: Trace) -> None:
+    plain = "snapshots(cls.component, config, sizes)"
+    verdict = Replay(small, Setting(**write("mine", (plain, f"replace({plain}, means=None)")))).run().verdict
+    assert verdict.exit is Exit.AGREED
+    assert any("snapshot_state" in one.reason and "as a whole" in one.reason for one in verdict.skipped)
+
+
+def test_where_it_was_made_names_the_op_that_wrote(write: Write, small: Trace) -> None:
+    replay = Replay(small, Setting(**write("mine", BROKEN[-2][:2])))
+    located = locate(replay, replay.run())
+    assert located.cause == "memory" and located.op == "scatter" and "(scatter)" in located.says
