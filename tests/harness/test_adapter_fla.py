@@ -42,19 +42,22 @@ PLAIN = load("plain")
 HERE = importlib.util.find_spec("fla") is not None and importlib.util.find_spec("einops") is not None
 needs_fla = pytest.mark.skipif(not HERE, reason="fla-core or einops is not installed")
 
-# What the page says to break: (old, new, what is said of it).
+WAYS = {"dense": 0, "pooled": 1}  # which file of the page
+FILES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+RUNS = re.findall(r"^PYTHONPATH=. instep (replay .*)$", PAGE, re.MULTILINE)
+# What the page says to break: (old, new, what is said of it), by file.
 BROKEN = [
-    tuple(re.findall(r"`([^`]+)`", line)) for line in PAGE.splitlines()
-    if re.match(r"\| `.+` \| `.+` \| `", line)
+    [re.findall(r"`([^`]+)`", line) for line in section.splitlines() if re.match(r"\| `.+` \| `.+` \| `", line)]
+    for section in PAGE.split("```python\n")[1:]
 ]
 
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """`mine(old, new)`: the file of the page, broken there, where `--ops mine:OPS` finds it."""
+    """`mine(old, new)`: a file of the page, broken there, where `--ops mine:OPS` finds it."""
 
-    def written(old: str = "", new: str = "") -> Path:
-        text = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+    def written(old: str = "", new: str = "", way: str = "dense") -> Path:
+        text = FILES[WAYS[way]]
         assert not old or text.count(old) == 1
         path = tmp_path / "mine.py"
         path.write_text(text.replace(old, new) if old else text)
@@ -73,25 +76,32 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @pytest.mark.slow
-def test_the_file_of_the_page_agrees_and_is_short(mine: Callable[..., Path], instep: Runner) -> None:
-    assert len(mine().read_text().splitlines()) < 30
-    ran = instep("replay", ADAPTIVE, "--ops", "mine:OPS", "--until", 6)
-    assert ran.code == 0 and "mine:OPS agrees" in ran.out, ran
+@pytest.mark.parametrize(("way", "lines"), [("dense", 30), ("pooled", 40)])
+def test_the_files_of_the_page_agree_and_are_short(
+    way: str, lines: int, mine: Callable[..., Path], instep: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(mine(way=way).read_text().splitlines()) < lines
+    monkeypatch.chdir(TOP)
+    ran = instep(*RUNS[WAYS[way]].split())
+    assert ran.code == 0 and "mine:OPS agrees" in ran.out and "mine:OPS: gdn.window: " in ran.out, ran
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("old", "new", "says"), [edit[:3] for edit in BROKEN], ids=[edit[2] for edit in BROKEN])
+@pytest.mark.parametrize(
+    ("way", "old", "new", "says"), [(way, *edit[:2], edit[2:]) for way, at in WAYS.items() for edit in BROKEN[at]]
+)
 def test_what_the_page_breaks_is_found_where_it_says(
-    old: str, new: str, says: str, mine: Callable[..., Path], instep: Runner
+    way: str, old: str, new: str, says: list[str], mine: Callable[..., Path], instep: Runner,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mine(old, new)
-    ran = instep("replay", ADAPTIVE, "--ops", "mine:OPS", "--until", 6, "--no-ladder")
-    more = next(edit[3:] for edit in BROKEN if edit[0] == old)
-    assert ran.code == 1 and all(part in ran.out for part in (says, *more)), ran.out
+    mine(old, new, way)
+    monkeypatch.chdir(TOP)
+    ran = instep(*RUNS[WAYS[way]].split(), "--no-ladder")
+    assert ran.code == 1 and all(part in ran.out for part in says), ran.out
 
 
-def test_the_page_breaks_three_things() -> None:
-    assert len(BROKEN) == 3 and any("2 were accepted" in part for part in BROKEN[-1])
+def test_the_page_breaks_three_things_in_each_file() -> None:
+    assert [len(edits) for edits in BROKEN] == [3, 3] and any("2 were accepted" in part for part in BROKEN[0][-1])
 
 
 @pytest.mark.slow

@@ -117,7 +117,8 @@ def pooled(
         return core
 
     served: dict[str, Any] = {"fused_gdn": fused} if raw else {"gdn": gdn, "fused_gdn": None}
-    return replace(base, name=name, keeps="inputs", captures=False, packed=packed, **served)
+    products = {form: product for form, product in base.products.items() if not form.startswith("gdn.")}
+    return replace(base, name=name, keeps="inputs", captures=False, packed=packed, products=products, **served)
 
 
 Lend = Callable[[torch.Tensor], AbstractContextManager[torch.Tensor]]  # a pool -> around a call: what the kernel gets
@@ -132,24 +133,41 @@ def _run(kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor)
     lengths, units, column = part.count[which], part.read.units[which], part.read.column
     ends = pad(lengths.cumsum(0), (1, 0))
     taken = torch.arange(int(ends[-1]), device=ends.device) + (part.begin[which] - ends[:-1]).repeat_interleave(lengths)
+    fresh = part.fresh[which]
+    if not _stored_where_read(part, which) or (part.store is None and fresh.any()):
+        raise Unsupported("a kernel over pools stores a state where it has read it")
     with ExitStack() as lent:
-        pool, where = lent.enter_context(lend(part.read.pool)), dict[str, Any]()
-        index = units
+        pool, index, where = lent.enter_context(lend(part.read.pool)), units, dict[str, Any]()
         if column is not None:  # a column of a slot is a unit of its own
-            blocks = units[:, None] * pool.shape[1] + torch.arange(pool.shape[1], device=units.device)
-            index, pool = blocks.gather(1, column[which, None])[:, 0], pool.view(-1, *pool.shape[2:])
+            columns, pool = pool.shape[1], _flat(pool)
+            blocks = units[:, None] * columns + torch.arange(columns, device=units.device)
+            index = blocks.gather(1, column[which, None])[:, 0]
+        if part.per_row is not None and memory_of(part.per_row.pool) == memory_of(part.read.pool):
             where = {"blocks": blocks, "column": column[which]}
-        if part.per_row is None or memory_of(part.per_row.pool) != memory_of(part.read.pool):
-            where = {}
-        if part.per_row is not None and not where:
+        elif part.per_row is not None:
             snapshots = lent.enter_context(lend(_allocated(part.per_row.pool)))
             where = {"snapshots": snapshots, "rows": part.per_row.units[which]}
-        pool[index[part.fresh[which]]] = 0  # as an engine clears a slot for a request that begins
+        pool[index[fresh]] = 0  # as an engine clears a slot for a request that begins
         called(f"gdn.{part.form}", lengths.tolist())
         core[taken] = kernel(Launch(
             **rows(taken), cu_seqlens=ends, pool=pool, index=index, stores=part.store is not None, window=part.most,
             **where,
         )).to(core.dtype).view(-1, *core.shape[1:])
+
+
+def _stored_where_read(part: Part, which: torch.Tensor) -> bool:
+    if part.store is None:
+        return True
+    pairs = (part.store.units, part.read.units), (part.store.column, part.read.column)
+    return all(one is other or (one is not None and other is not None and torch.equal(one[which], other[which]))
+               for one, other in pairs)  # fmt: skip
+
+
+def _flat(pool: torch.Tensor) -> torch.Tensor:
+    """[slots, columns, ..] as [slots * columns, ..]."""
+    if pool.stride(0) != pool.shape[1] * pool.stride(1):
+        raise Unsupported("columns of strided pools do not lie at one distance from each other: packed=True")
+    return pool.flatten(0, 1)
 
 
 def _allocated(snapshots: torch.Tensor) -> torch.Tensor:

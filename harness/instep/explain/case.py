@@ -83,10 +83,12 @@ class Case:
         return [piece for piece in self.oracle.at(self.context) if isinstance(piece, Recomputation)]
 
     def own(self, component: str) -> torch.Tensor | None:
-        """The subject's rows of another place of the same piece, in fp64."""
+        """The subject's rows of another place of the same piece, in fp64; of what stays inside an op of its own, what
+        should have come of the subject's rows there."""
         if self.piece is None:
             return None
-        mine = self.piece.own.get(self.piece.place(component))
+        at, near = self.piece.place(component), self.piece.from_own_inputs or self.piece
+        mine = near.truth.places.get(at) if component in self.context.hidden else self.piece.own.get(at)
         return None if mine is None else mine.to("cpu", torch.float64)
 
     def again(
