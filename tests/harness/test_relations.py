@@ -45,7 +45,8 @@ from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
 from instep_optimized import OptimizedEngine, load
 from instep_optimized.commit import write_set
-from instep_optimized.ops.around import BY_ROW, Op, around
+from instep_optimized.ops.around import Op, around
+from instep_optimized.ops.by_row import BY_ROW
 from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from instep_reference.contract.place import Place, unseen

@@ -143,6 +143,7 @@ def _run(kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor)
             blocks = units[:, None] * columns + torch.arange(columns, device=units.device)
             index = blocks.gather(1, column[which, None])[:, 0]
         if part.per_row is not None and memory_of(part.per_row.pool) == memory_of(part.read.pool):
+            assert column is not None, "the states after each row stand in the columns of a slot"
             where = {"blocks": blocks, "column": column[which]}
         elif part.per_row is not None:
             snapshots = lent.enter_context(lend(_allocated(part.per_row.pool)))

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from instep_optimized.ops import load
-from instep_optimized.ops.around import all_ops
+from instep_optimized.ops.around import OPS
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.engine import AnyEvent, Commit, Draft, Forward
 from instep_reference.contract.errors import InstepError
@@ -177,8 +177,9 @@ class _Climb:
         if not isinstance(subject, Ops):
             return "", []
         name = "ledger" if moves_labels(subject) else "plain"
-        twin = all_ops(replace(load(name), keepers=subject.keepers))
-        return name, [op for op, form in all_ops(subject).items() if form is not twin.get(op, form)]
+        twin = replace(load(name), keepers=subject.keepers)
+        own = [op for op, form in subject.own.items() if form is not twin.own.get(op, form)]
+        return name, [op for op in OPS if getattr(subject, op) is not getattr(twin, op)] + own
 
     def _keepers_ops(self) -> list[str]:
         """The ops of a keeper that wrote this place in the event."""

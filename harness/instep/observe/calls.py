@@ -75,7 +75,7 @@ class Calls:
             with self._reads.paused():
                 self._note(name, given, chain(before(name, given), self._views(name, given)))
                 self._served += _served(name, given) if name in OPS else ()
-                for form, lengths in () if ours else _lengths(name, given):
+                for form, lengths in () if ours or name not in OPS else _lengths(name, given):
                     self.tally.ops[form] = self.tally.ops.get(form, Exercised()).with_call(lengths)
                 result = None if self._captures else self._run(name, op, given)
             if self._captures:

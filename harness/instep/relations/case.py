@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from instep_optimized import OptimizedEngine
-from instep_optimized.ops.around import BY_ROW
 from instep_optimized.ops.base import Ops
+from instep_optimized.ops.by_row import BY_ROW
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from instep_optimized.layout import Pages
-from instep_optimized.ops.around import BY_ROW, Op
+from instep_optimized.ops.around import Op
 from instep_optimized.ops.base import Ops
+from instep_optimized.ops.by_row import BY_ROW
 
 
 def row_by_row(ops: Ops) -> Ops:

@@ -116,7 +116,7 @@ class Setting:
     def _with_keepers(self, *options: str) -> Ops | Maker | ByVerbs:
         """The subject; an op set knows the strategies that these options name."""
         wanted_on(self.device)
-        found = find(self.ops) if self.engine is None else verbs.find(self.engine)
+        found: Ops | Maker | ByVerbs = find(self.ops) if self.engine is None else verbs.find(self.engine)
         for name in options:
             if isinstance(found, Ops):
                 found = with_keeper(found, name, getattr(self, name))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from instep_optimized.ops.around import all_ops, with_ops
+from instep_optimized.ops.around import OPS, with_ops
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import AFTER_LAYERS, COMPONENTS, STAGE_LEVEL, STAGES, Place
@@ -70,8 +70,8 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
     """`ops` with some of its ops from other sets; what it declares about itself stays, but for how these multiply."""
     others, products = dict[str, Any](), dict(ops.products)
     for name, source in swap.items():
-        if name not in all_ops(ops):
-            raise BadInput("--swap", found=name, expected=f"one of the ops {', '.join(all_ops(ops))}")
+        if name not in (*OPS, *ops.own):
+            raise BadInput("--swap", found=name, expected=f"one of the ops {', '.join((*OPS, *ops.own))}")
         found = find(source)
         if not isinstance(found, Ops):
             raise BadInput("--swap", found=source, expected="an op set: an engine has no single ops")
@@ -79,11 +79,11 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
             kinds = {True: "labels", False: "numbers"}
             raise BadInput("--swap", found=f"{name}={source}, which moves {kinds[_labels(found)]}",
                            expected=f"an op of a set that moves {kinds[_labels(ops)]}, as {ops.name} does")  # fmt: skip
-        theirs = all_ops(replace(found, keepers=ops.keepers) if source in FORMS else found)
-        if name not in theirs:
+        own = replace(found, keepers=ops.keepers).own if source in FORMS else found.own
+        if name not in OPS and name not in own:
             raise BadInput("--swap", found=f"{name}={source}, which has no such op", expected=f"{name}=plain, or a set "
                            f"with a {name} of its own")  # fmt: skip
-        others[name], form_of = theirs[name], name.removeprefix("fused_")
+        others[name], form_of = own[name] if name in own else getattr(found, name), name.removeprefix("fused_")
         if name in ("gdn", "gdn_inputs"):
             others.setdefault("fused_gdn", None)  # which would go on serving in their place
         products = {form: product for form, product in products.items() if form.partition(".")[0] != form_of}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from instep_reference.contract.config import ModelConfig
 
 from ..memory import Memory
-from ..memory.budget import Component, Sizes
+from ..memory.budget import Component, Sizes, of_kind
 from ..memory.pool import Demand
 from ..ops.base import Ops
 from .base import StrategySpec
@@ -52,10 +52,11 @@ def make(
     ops: Ops | None = None,
 ) -> CommitPair:
     """A pair of strategies for windows of at most `width` tokens."""
-    return CommitPair(*(
+    of_conv, of_state = (
         made(name, spec, spec.make(config, sizes, memory, width), spec.demands(config, sizes))
         for name, spec in _chosen(strategy, conv, ops)
-    ))
+    )
+    return CommitPair(of_conv, of_state, of_kind(config, "gdn"))
 
 
 def _chosen(strategy: str, conv: str, ops: Ops | None) -> tuple[tuple[str, StrategySpec], ...]:

@@ -20,6 +20,7 @@ from .base import ACTIONS, CommitStrategy, StrategySpec, Table, Which
 
 METHODS = ("bind", "commit", "peek", "restore", "claim")
 OPTION = {"state": "--strategy", "conv": "--conv"}
+BATCHED = ("prefill", "verify", "decode", "commit")  # actions in which a request has a row in a batch
 COUNTED: Mapping[str, tuple[Which, ...]] = {"slot": ("slot",), "row": ("row",), "page": ("written", "owned")}
 
 
@@ -96,6 +97,8 @@ def _wrong(may: Table, pools: Mapping[str, Demand]) -> Iterator[tuple[str, str]]
             elif which not in COUNTED[pools[region].by]:
                 either = " or ".join(COUNTED[pools[region].by])
                 yield f"{action}: {region} by {which!r}", f"{either}, as its units are counted by {pools[region].by}"
+            elif which == "row" and action not in BATCHED:
+                yield f"{action}: {region} by row", f"batch rows in {', '.join(BATCHED)} alone"
 
 
 assert {which for each in COUNTED.values() for which in each} == set(get_args(Which))

@@ -39,10 +39,11 @@ class BoundPair:
 
 @dataclass(frozen=True)
 class CommitPair:
-    """Both strategies, for one window width."""
+    """Both strategies, for one window width. layers: the GDN layers of the model."""
 
     of_conv: CommitStrategy
     of_state: CommitStrategy
+    layers: tuple[int, ...]
 
     @property
     def may(self) -> Table:
@@ -64,7 +65,11 @@ class CommitPair:
         self, ops: Ops, slot: int, length: int
     ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
         """(conv windows {layer: [C, W-1]}, states {layer: [HV, K, V]}) after `length` tokens, as copies."""
-        return self.of_conv.peek(ops, slot, length), self.of_state.peek(ops, slot, length)
+        conv, state = self.of_conv.peek(ops, slot, length), self.of_state.peek(ops, slot, length)
+        for found in (conv, state):
+            if sorted(found) != list(self.layers):
+                raise TypeError(f"peek gave the layers {sorted(found)}; the model has {list(self.layers)}")
+        return conv, state
 
     def restore(
         self, slot: int, length: int, conv: Mapping[int, torch.Tensor], state: Mapping[int, torch.Tensor]

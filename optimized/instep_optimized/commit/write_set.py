@@ -92,9 +92,11 @@ def writes_of(
     """
     slots, pages = memory.slots, memory.pages
 
-    def of(action: Action, name: str, lists: Mapping[str, list[int]], count: int, row: int = -1) -> RequestWrites:
+    def of(
+        action: Action, name: str, lists: Mapping[str, list[int]], count: int, row: int | None = None
+    ) -> RequestWrites:
         written = frozenset(pages.covering(lists[name], live[name].length.exact, count))
-        return RequestWrites(action, slots.of(name), row, written)
+        return RequestWrites(action, slots.of(name), -1 if row is None else row, written)
 
     match event:
         case Admit():
@@ -114,7 +116,7 @@ def writes_of(
             return [of("draft", name, lists, max(0, num_steps - 1)) for name in event.requests]
         case Commit():
             lists = pages.owned()  # the verify has reserved pages for the whole window
-            return [of("commit", name, lists, 1 + live[name].drafts) for name in event.requests]
+            return [of("commit", name, lists, 1 + live[name].drafts, live[name].row) for name in event.requests]
         case Finish() | Abort() | Preempt():
             owner = event.request
             if owner not in slots.owned():  # an abort of a preempted request: it owns nothing

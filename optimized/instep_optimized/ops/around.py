@@ -27,14 +27,10 @@ Op = Callable[..., Any]
 Wrapper = Callable[[str, Op], Op]
 
 # Fields of an op set that describe it. They are not ops, so they are not wrapped.
-DESCRIPTIONS = {"name", "types", "rounds", "keeps", "captures", "products", "row_invariant", "packed", "keepers", "own"}
-OPS = tuple(field.name for field in fields(Ops) if field.name not in DESCRIPTIONS)
-# Ops that make a row of the result of that row alone (`attend`: and of memory), and the arguments that hold the rows.
-BY_ROW: Mapping[str, tuple[str, ...]] = {
-    "norm": ("x",), "linear": ("x",), "add": ("x", "y"), "concat": ("x", "y"), "gdn_inputs": ("mixed", "a", "b"),
-    "gated_norm": ("core", "z"), "attention_inputs": ("projected", "key_raw", "positions"), "attend": ("query",),
-    "output_gate": ("attended", "projected"), "mlp": ("x",), "moe": ("x",), "lm_head": ("x",),
+DESCRIPTIONS = {
+    "name", "types", "rounds", "keeps", "captures", "products", "row_invariant", "packed", "keepers", "own",
 }
+OPS = tuple(field.name for field in fields(Ops) if field.name not in DESCRIPTIONS)
 
 
 def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:

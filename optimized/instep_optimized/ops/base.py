@@ -83,9 +83,7 @@ class Norm(Protocol):
 class Linear(Protocol):
     """x [N, in], or [N, a, b] with a*b = in; weight [out, in] -> [N, *shape] with prod(shape) = out."""
 
-    def __call__(
-        self, *, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place
-    ) -> torch.Tensor: ...
+    def __call__(self, *, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor: ...
 
 
 class Add(Protocol):
@@ -237,14 +235,12 @@ class Ops:
     rounds         (activation, state) -> the dtype in which each named component is stored: its rounding points
     keeps          what its rings keep of a token (`Ring`)
     captures       its ops never wait for the host, so a CUDA graph can hold them
-    products       form of an op -> the format to which the operands of its products are rounded, as in
-                   {"gdn.chunk": Product("tf32", block=64)}; a form that is not named multiplies in fp32
+    products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
     fused_gdn      serves instead of `gdn_inputs` and `gdn`; then nobody shows q, k, v, log_decay and beta
     packed         its kernels take no strides: pools have neither red zones nor padding
     row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
-    keepers        name for `--strategy` or `--conv` -> a commit strategy that it brings (`commit.base.StrategySpec`)
-    own            name -> an op that only its keepers call; where it has none, the keeper's own form of that op
+    keepers, own   by name: commit strategies that it brings, and the ops that only these call (`StrategySpec.ops`)
     """
 
     name: str

@@ -26,8 +26,8 @@ from ..kernels.products import linear, lm_head, mlp
 from ..kernels.rotary import attention_inputs
 from ..kernels.rows import concat, embed, select, store_rows
 from ..kernels.runtime import must_round
-from .around import BY_ROW
 from .base import Ops, Types
+from .by_row import BY_ROW
 from .plain.ring import kept_updates
 
 KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "update", "logits")  # stored in fp32, as they are computed
