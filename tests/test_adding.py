@@ -19,7 +19,7 @@ from instep.trace.file import Trace
 from instep_reference.contract.engine import AnyEvent, Idle, Row
 from instep_reference.contract.event_facts import FACTS, ROW_FACTS
 from support import put_by
-from support.traces import recorded
+from support.traces import brief, recorded
 
 EVENT_FILES = 6  # that a new event type may cost; none of them a check
 COMMIT, CHECKS = "instep_optimized/commit", "instep/checks"
@@ -86,9 +86,9 @@ import sys
 from pathlib import Path
 sys.path.append(sys.argv[1])
 import msgspec
-from support.traces import policy, recorded
+from support.traces import brief, recorded
 from instep.trace.policy import Policy, ScheduledAction
-asked = msgspec.json.encode(policy(deeds=(ScheduledAction(2, "pause"),)))
+asked = msgspec.json.encode(msgspec.structs.replace(brief(), deeds=(ScheduledAction(2, "pause"),)))
 recorded(Path.cwd(), msgspec.json.decode(asked, type=Policy))
 from instep.cli import main
 sys.argv[1:] = ["replay", "small.jsonl", "--ops", "ledger", "--ops", "plain", "--no-ladder", "--json", "found.json"]
@@ -98,7 +98,7 @@ main()
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("trace"))
+    return recorded(tmp_path_factory.mktemp("trace"), brief())
 
 
 def added(folder: Path, texts: tuple[Text, ...], **files: str) -> Path:

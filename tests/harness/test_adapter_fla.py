@@ -33,7 +33,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 from support.command import Runner, complaint
 from support.ops_cases import GDN, Case, agree, serve
-from support.traces import recorded
+from support.traces import brief, recorded
 
 TOP = Path(__file__).resolve().parents[2]
 PAGE = (TOP / "docs" / "adapters.md").read_text()
@@ -71,8 +71,8 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Three requests, rounds of every kind, a preemption and a reload, through a model of a few channels."""
-    return recorded(tmp_path_factory.mktemp("small"))
+    """Every kind of event, through a model of a few channels."""
+    return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_dense_states_without_the_word_that_rings_keep_inputs_are_refused(
     mine: Callable[..., Path], small: Trace
 ) -> None:
     mine(', keeps="inputs"', "")
-    said = Replay(small, Setting("mine:OPS", strategy="snapshot")).run().verdict
+    said = Replay(small, Setting("mine:OPS", strategy="snapshot")).run(until=4).verdict
     assert said.exit is Exit.AGREED, said.findings[:1]
     with pytest.raises(Unsupported, match='declare keeps="inputs" in its op set'):
         Replay(small, Setting("mine:OPS", strategy="rerun")).run()

@@ -117,8 +117,11 @@ def test_every_kind_of_sum_is_moved_and_nothing_else(tmp_path):
         off = ((once - work()).norm() / work().norm()).item()
         assert once.shape == work().shape and 1e-8 < off < 1e-6, (name, off)
         assert not torch.equal(once, again), name
+    before, outer = generator.get_state(), torch.einsum("tk,tv->tkv", x, y)
     with Reordered(generator):
         assert torch.equal(x + y, torch.add(x, y)) and torch.equal(x[:, :1].sum(-1), x[:, 0])
+        assert torch.equal(torch.einsum("tk,tv->tkv", x, y), outer) and torch.equal(x[:, :1] @ y[:1], x[:, :1] * y[:1])
+    assert torch.equal(generator.get_state(), before), "where nothing is summed, nothing is drawn"
 
 
 @pytest.mark.parametrize("family", ["dense", "next", "moe"])

@@ -9,17 +9,23 @@ import json
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from instep.cli.record import make
 from instep.replay.large_model import outcome
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.shapes.course import course
 from instep.shapes.random_weights import random_checkpoint
-from instep.trace.file import read
+from instep.trace.file import Trace, read
+from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier, Verdict
+from instep_reference.contract.engine import Forward
+from support.checkpoints import write
 from support.command import Runner, complaint
 from support.narrow import narrow
+from support.traces import ROOM, policy
 
 FAULTS = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
 TRACE = FAULTS / "accepted.jsonl"
@@ -27,19 +33,38 @@ NARROW = "support.narrow_products"
 
 
 @cache
-def judged(name: str, trace: str = "accepted") -> Verdict:
+def judged(name: str, trace: str = "accepted", until: int | None = None) -> Verdict:
     """A replay of one op set, which several tests look at."""
-    return Replay(read(FAULTS / f"{trace}.jsonl"), Setting(f"{NARROW}:{name}")).run().verdict
+    return Replay(read(FAULTS / f"{trace}.jsonl"), Setting(f"{NARROW}:{name}")).run(until=until).verdict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "trace"), [("CUT", "accepted"), *((name, "long") for name in ("CUT", "NEAREST", "BF16", "THREE"))]
-)
-def test_a_right_kernel_that_declares_its_products_agrees(name: str, trace: str) -> None:
+@pytest.mark.parametrize("trace", ["accepted", "long"])
+def test_a_right_kernel_that_declares_its_products_agrees(trace: str) -> None:
     """In `long` one chunk has several blocks and another a part of one; in `accepted` windows and commits follow."""
-    verdict = judged(name, trace)
+    verdict = judged("CUT", trace)
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """As `long`, of a small model: three blocks, the last one a part, beside a part of one."""
+    folder = tmp_path_factory.mktemp("blocks")
+    prompts = {"long": tuple(t % 61 for t in range(150)), "part": tuple(range(10))}
+    told = policy(
+        capacity=msgspec.structs.replace(ROOM, pages=tuple(range(1, 31)), max_tokens=160), adaptive=None, num_steps=1,
+        arrivals=(Arrival("a", "long", max_new=1), Arrival("b", "part", max_new=1)), steps=(), deeds=(), accept=(),
+    )
+    model = write(folder / "model", num_hidden_layers=2, full_attention_interval=2)
+    return make(model, prompts, told, folder / "blocks.jsonl")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["NEAREST", "BF16", "THREE"])
+def test_blocks_of_every_format_agree(name: str, blocks: Trace) -> None:
+    verdict = Replay(blocks, Setting(f"{NARROW}:{name}")).run().verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    assert any(isinstance(event, Forward) and sum(row.tokens for row in event.rows) == 160 for event in blocks.events)
 
 
 @pytest.mark.slow
@@ -90,14 +115,14 @@ def test_what_is_declared_of_a_chunk_changes_no_other_allowance() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["LINEAR", "MLP", "LM_HEAD", "CONV"])
 def test_every_form_is_declared_by_itself(form: str) -> None:
-    undeclared, declared = judged(form), judged(f"{form}_DECLARED")
+    undeclared, declared = (judged(name, until=5) for name in (form, f"{form}_DECLARED"))  # to the first commit
     assert undeclared.exit is Exit.DIVERGED
     assert declared.exit is Exit.AGREED, declared.findings[:1]
 
 
 @pytest.mark.slow
 def test_an_engine_of_somebody_else_that_declares_what_it_stores_agrees(instep: Runner, tmp_path: Path) -> None:
-    words = ("replay", TRACE, "--dtype", "bfloat16", "--no-ladder", "--json", tmp_path / "a.json")
+    words = ("replay", TRACE, "--dtype", "bfloat16", "--until", 5, "--no-ladder", "--json", tmp_path / "a.json")
     ran = instep(*words, "--ops", "support.subjects:declared")
     assert ran.code == 0, ran.out
     assert "declares: stores all but q, k, v, log_decay, beta, update, state, logits in bfloat16" in ran.out

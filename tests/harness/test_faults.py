@@ -6,6 +6,7 @@ Leaves out: the whole catalogue (`instep faults` runs it; `tests/test_house.py` 
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -27,12 +28,12 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 from support.command import Runner
 from support.harmless import HARMLESS, Harmless
+from support.planting import planted_here
 
-# One of a family each, chosen for speed: most share the control arm of one short trace.
-FEW = (
-    "commit-index-minus-one", "prefill-as-verify-snapshot", "stale-pad-row", "row-for-slot", "count-permute-lengths",
-    "draft-chain-own-drafts",
-)
+# One of a family each. The first share the control arm of one short trace, and run as a campaign runs them, each in a
+# copy of the source and in processes. The others are planted here.
+FEW = ("row-for-slot", "count-permute-lengths", "draft-chain-own-drafts")
+FURTHER = ("commit-index-minus-one", "prefill-as-verify-snapshot", "stale-pad-row")
 ROW_FOR_SLOT = by_id()["row-for-slot"]
 # What cannot fire: the same number in other words, on a trace and in a setting that a fault above has, too.
 SAME = Edit("instep_optimized/engine.py", "NO_OPINION = -1", "NO_OPINION = 0 - 1")
@@ -78,6 +79,31 @@ def test_a_planted_fault_is_found_named_and_located(ran: Result, name: str) -> N
     assert one.arm.served != one.control.served == served(), "the planted source must have served"
 
 
+@pytest.fixture
+def here(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arms of a campaign run in this process, whatever copy of the source they name."""
+
+    def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        ended = instep(*words)
+        return subprocess.CompletedProcess(words, ended.code, ended.out, ended.err)
+
+    monkeypatch.setattr("instep.faults.plant.run", run)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", FURTHER)
+def test_a_fault_of_another_family_is_found_named_and_located(name: str, tmp_path: Path) -> None:
+    fault = by_id()[name]
+    trace = TRACES / f"{fault.trace}.jsonl"
+    control = replayed(tmp_path, trace, fault.how, tmp_path / "control.json")
+    with planted_here(*fault.edits):
+        arm = replayed(tmp_path, trace, fault.how, tmp_path / "planted.json")
+    one = judge(fault, replace(control, served=RIGHT), replace(arm, served=PLANTED), RIGHT, PLANTED)
+    assert not one.void and one.control.clean, one.void
+    assert one.found and one.located and one.named == bool(one.fault.says), list(render.surprises(one))
+
+
 @pytest.mark.slow
 def test_a_fault_that_does_not_fire_is_void(ran: Result) -> None:
     one = ran.judged[-1]
@@ -86,13 +112,15 @@ def test_a_fault_that_does_not_fire_is_void(ran: Result) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("one", HARMLESS, ids=lambda one: one.id)
 def test_what_cannot_matter_is_not_reported(one: Harmless, tmp_path: Path) -> None:
     trace, out = TRACES / f"{one.trace}.jsonl", tmp_path / "out.json"
-    edited = replayed(plant.planted(tmp_path / "planted", *one.edits), trace, one.how, out)
+    with planted_here(*one.edits):
+        edited = replayed(tmp_path, trace, one.how, out)
     assert edited.clean, edited.message or edited.error
     if one.fires:
-        assert edited.trail != replayed(plant.planted(tmp_path / "control"), trace, one.how, out).trail, one.proof
+        assert edited.trail != replayed(tmp_path, trace, one.how, out).trail, one.proof
 
 
 @pytest.mark.slow

@@ -12,20 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from instep.faults import by_id, plant
+from instep.faults import by_id
 from instep.faults.base import Edit, Fault
 from instep_reference.contract.place import Place
+from support.command import Runner
+from support.planting import planted_here
 
 TOP = Path(__file__).resolve().parents[2]
 TRACE = TOP / "fixtures" / "traces" / "adaptive.jsonl"
 
 
 @pytest.mark.slow
-def test_the_readme_shows_what_a_stale_tile_gives(tmp_path: Path) -> None:
+def test_the_readme_shows_what_a_stale_tile_gives(tmp_path: Path, instep: Runner) -> None:
     fault, file = by_id()["stale-tile"], tmp_path / "result.json"
-    folder = plant.planted(tmp_path / "planted", *fault.edits)
-    done = plant.run(folder, "replay", str(TRACE), *fault.how.words(), "--json", str(file))
-    assert file.exists(), done.stderr
+    with planted_here(*fault.edits):
+        done = instep("replay", TRACE, *fault.how.words(), "--json", file)
+    assert file.exists(), done.err
     shown = json.loads(file.read_text())["runs"][0]["message"].replace(f"{TOP}/", "")
     assert shown in (TOP / "README.md").read_text(), shown
 

@@ -77,7 +77,7 @@ def test_the_caller_stride_is_found_and_its_trace_shows_it(model: Path, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "examples"), [("ledger", 25), ("plain", 5)])
+@pytest.mark.parametrize(("ops", "examples"), [("ledger", 12), ("plain", 3)])
 def test_nothing_is_found_without_a_fault(ops: str, examples: int, model: Path, tmp_path: Path) -> None:
     result = campaign(Settings(Setting(ops), model, examples, int(SEED), tmp_path / "found"))
     assert result.exit == Exit.AGREED, None if result.found is None else result.found.verdict.findings[0]
@@ -88,17 +88,17 @@ def test_nothing_is_found_without_a_fault(ops: str, examples: int, model: Path, 
 
 
 @pytest.mark.slow
-def test_a_clock_ends_it_no_time_is_inconclusive_and_bad_input_one_line(model: Path, tmp_path: Path) -> None:
+def test_a_clock_ends_it_no_time_is_inconclusive_and_bad_input_one_line(
+    instep: Runner, model: Path, tmp_path: Path
+) -> None:
+    none = instep("fuzz", "--checkpoint", model, "--ops", "ledger", "--minutes", 0, "--out", tmp_path / "found")
+    assert none.code == Exit.INCONCLUSIVE and "nothing was compared" in none.out, none
+    assert not (tmp_path / "found").exists()
+    assert "nowhere" in complaint(instep("fuzz", "--checkpoint", tmp_path / "nowhere"))
     folder = planted(tmp_path / "planted")
-    none = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--minutes", "0")
-    assert none.returncode == Exit.INCONCLUSIVE, none.stdout + none.stderr
-    assert "nothing was compared" in none.stdout
-    assert not (folder / "fuzz").exists() and not (folder / ".hypothesis").exists()
-    some = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--minutes", "0.03")
+    some = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--minutes", "0.02")
     assert some.returncode == Exit.AGREED and "nothing found" in some.stdout, some.stdout + some.stderr
-    wrong = run(folder, "fuzz", "--checkpoint", str(tmp_path / "nowhere"))
-    assert wrong.returncode == Exit.BAD_INPUT
-    assert len(wrong.stderr.splitlines()) == 1 and "nowhere" in wrong.stderr
+    assert not (folder / "fuzz").exists() and not (folder / ".hypothesis").exists()
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ Leaves out: what is wrong with an answer of the right kind.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from instep.report import data
 from instep.report.words import divergence
 from instep.trace.file import Trace
 from instep.verdict import Exit
+from instep_optimized import OptimizedEngine
 from support import fallen
 from support.traces import recorded
 
@@ -69,6 +71,21 @@ def test_an_answer_of_another_kind_is_its_finding(trace, method, says):
 def test_a_region_that_is_none_is_its_finding(trace, name, says):
     first = Replay(trace, Setting(f"support.wide:{name}")).run().verdict.findings[0]
     assert first.check == "interface" and first.diagnosis.startswith(says), first.diagnosis
+
+
+def test_a_region_that_turns_into_none_is_its_finding(trace, monkeypatch):
+    """Regions are looked at once; another one in the place of one that was right is looked at again."""
+    right, commit = OptimizedEngine.regions, OptimizedEngine.commit
+
+    def then(self: OptimizedEngine, *given: object) -> object:
+        monkeypatch.setattr(
+            OptimizedEngine, "regions", lambda self: [replace(region, by="pair") for region in right(self)]
+        )
+        return commit(self, *given)
+
+    monkeypatch.setattr(OptimizedEngine, "commit", then)
+    first = Replay(trace, Setting("ledger")).run().verdict.findings[0]
+    assert (first.check, first.kind) == ("interface", "commit") and "by gave a str ('pair')" in first.diagnosis
 
 
 @pytest.mark.parametrize(("name", "says"), [

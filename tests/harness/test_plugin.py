@@ -44,9 +44,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy = Policy(
         name="short", claim="two requests, ragged acceptance", capacity=Room((2, 1), tuple(range(1, 20)), 4, 32),
         arrivals=(Arrival("a", "p", max_new=8), Arrival("b", "q", chunks=(1,), max_new=6)), num_steps=2,
-        accept=(2, 0, 1), rounds=4,
+        accept=(2, 0, 1), rounds=2,
     )
-    make(write(folder / "model"), {"p": (1, 2, 3, 4, 5), "q": (6, 7)}, policy, traces / "short.jsonl")
+    model = write(folder / "model", num_hidden_layers=2, full_attention_interval=2)
+    make(model, {"p": (1, 2, 3, 4, 5), "q": (6, 7)}, policy, traces / "short.jsonl")
     (folder / "test_own.py").write_text("def test_own():\n    pass\n")
     return folder
 
@@ -106,6 +107,16 @@ def test_a_failure_is_the_message_and_no_stack(home: Path, tmp_path: Path, golde
     assert done.code == 1, done.out + done.err
     assert " commit, request " in done.out and "Traceback" not in done.out
     golden("plugin-failure", done.out, r"\d+\.\d+s")
+
+
+@pytest.mark.slow
+def test_tiers_that_are_left_out_are_said_at_the_end(home: Path) -> None:
+    words = ("--instep-traces=traces", "--instep-ops=support.subjects:LOUDER")
+    done = session(home, *words, "--instep-tiers=T0,T1")
+    assert done.code == 0 and "1 passed" in done.out, done.out + done.err
+    assert "instep: only T0,T1 judged; --instep-tiers left the others out" in done.out
+    wrong = session(home, *words, "--instep-tiers=T7")
+    assert wrong.code == pytest.ExitCode.USAGE_ERROR and "--instep-tiers: found 'T7'" in wrong.err
 
 
 @pytest.mark.slow

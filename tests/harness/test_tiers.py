@@ -6,7 +6,6 @@ Leaves out: what each tier compares.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,6 @@ from instep.trace.file import read
 from instep.verdict import Exit, Tier, tiers_of
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, complaint
-
-pytest_plugins = ["pytester"]
 
 TRACE = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "accepted.jsonl"
 LOUDER = "support.subjects:LOUDER"  # one percent too much in every gated norm: numeric, from the first prefill on
@@ -102,15 +99,3 @@ def test_the_ladder_climbs_with_the_same_tiers() -> None:
 def test_an_unknown_tier_is_refused_in_a_line(instep: Runner) -> None:
     said = complaint(instep("replay", TRACE, "--tiers", "T9"))
     assert "--tiers: found 'T9', expected some of T0, T1, T2, T2d, T3, T4" in said
-
-
-@pytest.mark.slow
-def test_the_plugin_takes_tiers(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))  # where the op set is found
-    words = ("-p", "no:benchmark", f"--instep-traces={TRACE}", f"--instep-ops={LOUDER}")
-    ran = pytester.runpytest_subprocess(*words, "--instep-tiers=T0,T1")
-    ran.assert_outcomes(passed=1)
-    ran.stdout.fnmatch_lines(["*instep: only T0,T1 judged; --instep-tiers left the others out"])
-    ran = pytester.runpytest_subprocess(*words, "--instep-tiers=T7")
-    assert ran.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--instep-tiers: found 'T7'" in ran.stderr.str()

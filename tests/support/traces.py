@@ -73,6 +73,22 @@ def policy(**changes: Any) -> Policy:
     return msgspec.structs.replace(made, **changes)
 
 
+def brief() -> Policy:
+    """Every kind of event, and few of each."""
+    return policy(
+        arrivals=(
+            Arrival("a", "few", chunks=(3,), max_new=4), Arrival("b", "one", max_new=4),
+            Arrival("c", "few", arrive=1, max_new=5),
+        ),
+        steps=(Steps(2, 0), Steps(3, 3)), accept=(0, 1),
+        deeds=(
+            ScheduledAction(1, "save", "a", name="start"), ScheduledAction(2, "preempt", "b"),
+            ScheduledAction(2, "load", "c", name="start"), ScheduledAction(3, "resume", "b"),
+            ScheduledAction(2, "idle"), ScheduledAction(5, "abort", "c", when="verified"),
+        ),
+    )
+
+
 def recorded(folder: Path, told: Policy | None = None, **config: Any) -> Trace:
     """A trace of a small random model, both in `folder`."""
     small = {"vocab_size": VOCAB, "num_hidden_layers": 2, "full_attention_interval": 2}

@@ -74,8 +74,8 @@ class Reordered(TorchFunctionMode):
         out = func(*args, **given) if self.operands is None else self.operands.multiply(func, name, args, given)
         if name in FUNCTIONS:
             return self._evaluated(out)
-        if name in REDUCTIONS and out.is_floating_point():
-            return self._summed(out, *_terms(func, name, out, args, given))
+        if name in REDUCTIONS and out.is_floating_point() and (terms := _terms(name, out, args)) > 1:
+            return self._summed(out, terms, _squares(func, name, terms, args, given))
         return out
 
     def _evaluated(self, out: torch.Tensor) -> torch.Tensor:
@@ -89,8 +89,6 @@ class Reordered(TorchFunctionMode):
         squares of the terms. So the squares of all partial sums sum up to n (s^2/3 + q/6) for n not too small, and
         every one of them brings a rounding of its own size. Blocked and pairwise sums round fewer partial sums.
         """
-        if terms < 2:
-            return out
         deviation = ROUNDING * torch.finfo(out.dtype).eps * (terms * (out * out / 3 + squares / 6)).sqrt()
         at = self.generator.device
         sampled = torch.randn(out.shape, generator=self.generator, dtype=out.dtype, device=at)
@@ -99,21 +97,31 @@ class Reordered(TorchFunctionMode):
     def _softmax(self, scores: torch.Tensor, dim: int) -> torch.Tensor:
         weights = self._evaluated((scores - scores.amax(dim, keepdim=True)).exp())
         total = weights.sum(dim, keepdim=True)
-        squares = weights.square().sum(dim, keepdim=True)
-        return weights / self._summed(total, weights.shape[dim], squares)
+        if weights.shape[dim] > 1:
+            total = self._summed(total, weights.shape[dim], weights.square().sum(dim, keepdim=True))
+        return weights / total
 
 
-def _terms(
-    func: Callable[..., Any], name: str, out: torch.Tensor, args: Sequence[Any], given: dict[str, Any]
-) -> tuple[int, torch.Tensor]:
-    """How many terms each element of a sum has, and the sum of their squares."""
+def _terms(name: str, out: torch.Tensor, args: Sequence[Any]) -> int:
+    """How many terms each element of a sum has; 1 where nothing is summed, as in an outer product."""
     if name == "matmul":
-        return args[0].shape[-1], func(args[0].square(), args[1].square())
+        return int(args[0].shape[-1])
     if name == "einsum":
         equation, left, right = args
         sizes = dict(zip("".join(equation.partition("->")[0].split(",")), (*left.shape, *right.shape), strict=True))
-        summed = [size for axis, size in sizes.items() if axis not in equation.partition("->")[2]]
-        return math.prod(summed), torch.einsum(equation, left.square(), right.square())
-    terms = args[0].numel() // max(out.numel(), 1)
+        return math.prod(size for axis, size in sizes.items() if axis not in equation.partition("->")[2])
+    return int(args[0].numel() // max(out.numel(), 1))
+
+
+def _squares(
+    func: Callable[..., Any], name: str, terms: int, args: Sequence[Any], given: dict[str, Any]
+) -> torch.Tensor:
+    """The sum of the squares of the terms of each element."""
+    if name == "matmul":
+        squares: torch.Tensor = func(args[0].square(), args[1].square())
+        return squares
+    if name == "einsum":
+        equation, left, right = args
+        return torch.einsum(equation, left.square(), right.square())
     squares = torch.sum(args[0].square(), *args[1:], **given)
-    return terms, squares if name == "sum" else squares / terms**2
+    return squares if name == "sum" else squares / terms**2
