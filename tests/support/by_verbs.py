@@ -301,7 +301,7 @@ class Reordered(Right):
     """Every sum in another order."""
 
     def __init__(self, model: Path, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(model, dtype)
+        super().__init__(model, torch.float32)
         self.arithmetic = AnyOrder(torch.Generator().manual_seed(41))
 
     def step(self, rows: Sequence[Any]) -> Any:

@@ -3,7 +3,8 @@
 The subject's states cannot be computed again from its own bits, for their inputs are not shown. So the scene of a state
 (what came before, what each token folds in, what a known mistake would have left) is the truth's own. The errors of a
 correct engine are then those of whole runs: yardsticks are the states of the rounded run, which is drawn again before
-anything is called wrong, exactly as T3 does it.
+anything is called wrong, as T3 does it. Draws share every rounding that is declared, so where one is, they are drawn
+with each of them falling by chance, and more of them: `checks/allowance.py` says what 16 such draws are worth.
 Leaves out: windows that are trees, and the comparison (`checks/directed.py`).
 """
 
@@ -19,6 +20,7 @@ import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place import Place
+from instep_reference.contract.rounding import Product
 
 from ..player import Side
 from ..verdict import Skipped
@@ -43,15 +45,18 @@ class TrueRunner(Runner):
 
 
 class FreeOracle(StateOracle):
-    """redraws: how often the rounded run may be drawn again; memory: whether the subject shows its pools."""
+    """redraws: how often the rounded run may be drawn again; dithered: the same, where roundings are declared;
+    memory: whether the subject shows its pools."""
 
     def __init__(
-        self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype, *, redraws: int,
-        memory: bool = False,
+        self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype,
+        products: Mapping[str, Product], *, redraws: int, dithered: int, memory: bool = False,
     ) -> None:
         super().__init__(checkpoint, rounds, torch.float64, torch.device("cpu"))
         self.runner = TrueRunner(self.runner.truth, self.runner.truth, {})
-        self.width, self.redraws, self.memory = width, redraws, memory
+        self.width, self.memory = width, memory
+        stored = any(narrower(dtype, width) for dtype in rounds.values())
+        self.numbers = range(-1, -dithered - 1, -1) if stored or products else range(1, redraws + 1)
         self._told: tuple[EventContext, list[Recomputation | Skipped]] | None = None
 
     def stored(self, component: str, found: torch.Tensor) -> torch.dtype:
@@ -75,8 +80,7 @@ class FreeOracle(StateOracle):
     def _redrawn(self, context: EventContext, piece: Recomputation) -> Callable[[int], Run] | None:
         if context.resampled is None:
             return None
-        numbers = iter(range(1, self.redraws + 1))
-        return partial(_drawn, piece, context.resampled, numbers)
+        return partial(_drawn, piece, context.resampled, iter(self.numbers))
 
 
 def _drawn(piece: Recomputation, resampled: Callable[[int], Side], numbers: object, draws: int) -> Run:

@@ -42,7 +42,8 @@ from ..observe.event_log import Room
 from ..observe.instrumentation import Instrumentation, replays_of
 from ..observe.memory import Watch
 from ..observe.products import Operands
-from ..observe.reorder import Reordered
+from ..observe.recomputation import narrower
+from ..observe.reorder import Reordered, up_or_down
 from .declared import NOTHING, Declared, declared
 from .guard import MAKES, GuardedSubject, calling, make_subject, said_by
 from .participant import Participant, WatchedEngine, guarded
@@ -250,15 +251,17 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     """One draw of the reference in the declared width.
 
     found: who declares it;  asked: whether the states of this participant are asked for.
+    draw: below 0 every declared rounding falls up or down by chance, so that two draws share none of them
     """
-    said = declares(plan, found)
+    said, generator = declares(plan, found), torch.Generator().manual_seed(abs(draw))
+    chance = generator if draw < 0 else None
     weights = Weights.of(plan.checkpoint, plan.setting.state, torch.device("cpu"))
     engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
     engine.stored = said.rounds.get("state", plan.setting.state)
-    engine.operands = Operands(said.products, weights)
+    engine.operands = Operands(said.products, weights, chance=chance)
     engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
-    arithmetic = Reordered(torch.Generator().manual_seed(draw), engine.operands)
-    return Participant("rounded", engine, arithmetic=arithmetic, first=rounding(said.rounds), asked=asked)
+    arithmetic = Reordered(generator, engine.operands)
+    return Participant("rounded", engine, arithmetic=arithmetic, first=rounding(said.rounds, chance), asked=asked)
 
 
 def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -272,11 +275,13 @@ def declares(plan: Plan, found: Declares) -> Declared:
     return declared(found, plan.setting.activation, plan.setting.state)
 
 
-def rounding(at: Mapping[str, torch.dtype]) -> See:
-    """A hook that casts a place to its declared dtype and back."""
+def rounding(at: Mapping[str, torch.dtype], chance: torch.Generator | None = None) -> See:
+    """A hook that casts a place to its declared dtype and back; with `chance`, to either neighbour."""
 
     def see(place: Any, tensor: torch.Tensor) -> torch.Tensor:
         dtype = at.get(place.component)
+        if chance is not None and dtype is not None and narrower(dtype, tensor.dtype):
+            return up_or_down(tensor, dtype, chance)
         return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype).to(tensor.dtype)
 
     return see

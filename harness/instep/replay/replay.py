@@ -24,7 +24,7 @@ from instep_reference.contract.event_facts import kind_of
 
 from ..adapters.exercised import Exercised
 from ..checks import Check, for_free_runs, for_labels, for_numbers
-from ..checks.allowance import REDRAWS
+from ..checks.allowance import DITHERED, REDRAWS
 from ..engines.shown import WHOLE, Shown
 from ..observe.context import EventContext
 from ..observe.free_run import FreeOracle
@@ -223,7 +223,10 @@ def oracle_for(
     declared = participants.declared
     if participants.engine is not None and not participants.engine.shows_layers:
         memory = participants.instrumentation is not None
-        return FreeOracle(plan.checkpoint, declared.rounds, plan.setting.state, redraws=REDRAWS, memory=memory)
+        return FreeOracle(
+            plan.checkpoint, declared.rounds, plan.setting.state, declared.products, redraws=REDRAWS,
+            dithered=DITHERED, memory=memory,
+        )
     oracle = PatchedOracle(plan.checkpoint, declared.rounds, plan.setting.state, declared.products)
     oracle.patches = frozenset(variant.patch)
     return oracle
