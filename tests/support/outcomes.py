@@ -15,8 +15,8 @@ from rich.console import Console
 
 from instep.replay.declared import Declared
 from instep.replay.history import History, Text
+from instep.replay.replay import Outcome
 from instep.replay.setting import Setting
-from instep.replay.variant import AS_IS
 from instep.verdict import Comparison, Tier, Verdict
 from instep_reference.contract.place import Place
 
@@ -31,17 +31,17 @@ def comparison(**changes: Any) -> Comparison:
     return Comparison(**{**fields, **changes})
 
 
-def outcome(*compared: Comparison, **changes: Any) -> Any:
+def outcome(*compared: Comparison, **changes: Any) -> Outcome:
     plan = SimpleNamespace(setting=Setting("triton"), checkpoint=SimpleNamespace(digest="d" * 64))
     texts = (Text("b", (104, 105), (33, 10, 255), 256),)
-    fields = {
+    fields: dict[str, Any] = {
         "name": "tiny-hybrid", "trace": Path("fixtures/traces/adaptive.jsonl"), "plan": plan, "of": 60,
         "verdict": Verdict(list(compared), events=42), "seconds": {"reference": 1.0, "subject": 0.5}, "calls": {},
         "elsewhere": None, "located": None, "again": ("instep", "replay"),
-        "history": History(((5, {"b": 3}), (9, {"b": 1})), ((-1, 1), (4, 3)), texts), "served": {}, "variant": AS_IS,
-        "scratch": {}, "tiers": frozenset(Tier), "left_out": (), "declared": Declared({"q": torch.float32}, {}),
+        "history": History(((5, {"b": 3}), (9, {"b": 1})), ((-1, 1), (4, 3)), texts), "served": {},
+        "declared": Declared({"q": torch.float32}, {}),
     }
-    return SimpleNamespace(**{**fields, **changes})
+    return Outcome(**{**fields, **changes})
 
 
 def printed(show: Callable[..., None], *shown: Any) -> str:

@@ -53,7 +53,6 @@ class Setting:
     """
 
     ops: str = "plain"
-    engine: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
     layout: StateLayout = DEFAULTS.layout
@@ -63,6 +62,7 @@ class Setting:
     graphs: bool = DEFAULTS.graphs
     overlap: bool = DEFAULTS.overlap
     guarded: bool = DEFAULTS.guarded
+    engine: str | None = None
 
     def __post_init__(self) -> None:
         for name, values in KNOWN.items():
