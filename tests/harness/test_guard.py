@@ -74,7 +74,7 @@ def test_a_region_that_is_none_is_its_finding(trace, name, says):
 
 
 def test_a_region_that_turns_into_none_is_its_finding(trace, monkeypatch):
-    """Regions are looked at once; another one in the place of one that was right is looked at again."""
+    """One that was right before is looked at again."""
     right, commit = OptimizedEngine.regions, OptimizedEngine.commit
 
     def then(self: OptimizedEngine, *given: object) -> object:

@@ -74,15 +74,13 @@ class GuardedSubject:
     def __init__(self, engine: Subject) -> None:
         self.engine = engine
         self.pools: frozenset[tuple[str, int]] = frozenset()  # name and layer of every region that was ever shown
-        self._held: list[Region] = []  # regions that were looked at last time
 
     def regions(self) -> list[Region]:
         with calling("regions"):
             found = self.engine.regions()
             right = isinstance(found, Sequence) and all(isinstance(region, Region) for region in found)
             must(right, "regions", found, "a list of `Region`")
-            held, self._held = {id(region) for region in self._held}, list(found)
-            for region in (region for region in found if id(region) not in held):  # a region is frozen
+            for region in found:
                 what = f"regions: {region.name!r}"
                 must(_is_memory(region), what, region.units, "units with a first axis to count")
                 must(region.by in COUNTED, f"{what}: by", region.by, f"one of {', '.join(COUNTED)}")
