@@ -114,8 +114,6 @@ def test_the_page_breaks_five_things_and_says_the_same_of_the_states(write: Writ
 def test_it_agrees_through_preemption_abort_reload_and_step_counts(
     name: str, options: dict[str, Any], write: Write, small: Trace
 ) -> None:
-    if options.get("graphs") and name == "folded":
-        pytest.skip("its fold reads on the host")
     verdict = Replay(small, Setting(**write(name), **options)).run().verdict
     assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
 
