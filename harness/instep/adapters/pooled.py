@@ -142,10 +142,10 @@ def _run(kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor)
             columns, pool = pool.shape[1], _flat(pool)
             blocks = units[:, None] * columns + torch.arange(columns, device=units.device)
             index = blocks.gather(1, column[which, None])[:, 0]
-        if part.per_row is not None and memory_of(part.per_row.pool) == memory_of(part.read.pool):
-            assert column is not None, "the states after each row stand in the columns of a slot"
             where = {"blocks": blocks, "column": column[which]}
-        elif part.per_row is not None:
+        if part.per_row is None:
+            where = {}
+        elif memory_of(part.per_row.pool) != memory_of(part.read.pool):
             snapshots = lent.enter_context(lend(_allocated(part.per_row.pool)))
             where = {"snapshots": snapshots, "rows": part.per_row.units[which]}
         pool[index[fresh]] = 0  # as an engine clears a slot for a request that begins

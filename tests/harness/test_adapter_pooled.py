@@ -1,0 +1,173 @@
+"""Kernels that index pools themselves behind `pooled`: the page's file, right and with one slip at a time.
+
+Leaves out: what the page itself says of it (`test_adapter_fla.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from instep.replay.replay import Outcome, Replay
+from instep.replay.setting import Setting
+from instep.replay.variant import AS_IS, Variant
+from instep.report.data import of
+from instep.report.words import exercised
+from instep.trace.file import Trace, read
+from instep.verdict import Exit
+from instep_optimized.memory.budget import must_fill_pitch
+from instep_optimized.memory.pool import Demand
+from instep_reference.contract.errors import Unsupported
+from support.traces import recorded
+
+TOP = Path(__file__).resolve().parents[2]
+TRACES = TOP / "fixtures" / "traces"
+DENSE, POOLED = re.findall(r"```python\n(.*?)```", (TOP / "docs" / "adapters.md").read_text(), re.DOTALL)
+KEPT = ("buffer[call.rows[i] * steps + t - begin] = S", "call.snapshots[call.rows[i], t - begin] = S")
+OWN = ("raw=True)", "raw=True, strided=True)")
+PACKED = ("raw=True)", "raw=True, packed=True)")
+# The same kernel, where norms and gates come from the ops before it.
+GATED = (
+    ("q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (call.q.float(), call.k.float()))",
+     "q, k = call.q, call.k"), ("(q * width**-0.5, k)", "(q, k)"),
+    ("(-call.A_log.exp() * softplus(call.a.float() + call.dt_bias)).exp(), call.b.float().sigmoid()",
+     "call.log_decay.exp(), call.beta"), (", raw=True", ""),
+)  # fmt: skip
+ADAPTIVE, RAGGED = TRACES / "adaptive.jsonl", TRACES / "faults" / "ragged.jsonl"
+PREFILL_OF_PLAIN = ("chunk=kernel, ", "")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Windows of 2, 4 and 1 tokens in pools for 4, a preemption, a reload; slot 2 is never handed out."""
+    return recorded(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any:
+    """`judged(*edits, strategy=..)`: the page's file with these edits, through a whole trace."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(
+        *edits: tuple[str, str], text: str = POOLED, trace: Trace | Path = small, until: int | None = None,
+        variant: Variant = AS_IS, **setting: Any,
+    ) -> Outcome:
+        for old, new in edits:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        name = f"pooled_{abs(hash(text))}"
+        (tmp_path / f"{name}.py").write_text(text)
+        setting.setdefault("strategy", "snapshot")
+        opened = read(trace) if isinstance(trace, Path) else trace
+        return Replay(opened, Setting(f"{name}:OPS", **setting)).run(until=until, variant=variant)
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("edits", "setting"), [
+    ((), {}), ((), {"layout": "KV", "strategy": "columns"}), (GATED, {}),
+    ((PREFILL_OF_PLAIN,), {}), ((OWN, KEPT), {}), ((PACKED,), {"strategy": "columns"}),
+    (('packed', 'KV'), {"layout": "KV"}),
+], ids=["raw", "columns", "gated", "prefill of plain", "strided", "packed", "order"])  # fmt: skip
+def test_a_right_kernel_over_pools_agrees(edits: Any, setting: dict[str, Any], judged: Any, small: Trace) -> None:
+    if edits == ("packed", "KV"):  # the same states in the other order, in the engine's own memory
+        edits = (("raw=True)", 'raw=True, packed=True, order="KV")'), ("[unit].clone()", "[unit].mT.clone()"),
+                 ("call.pool[unit] = S", "call.pool[unit] = S.mT"), (KEPT[0], KEPT[0] + ".mT"))
+    outcome = judged(*edits, **setting)
+    assert outcome.verdict.exit is Exit.AGREED and outcome.verdict.events == len(small.events), outcome.verdict.findings
+    kernel = outcome.exercised["gdn.window"]
+    assert kernel.widest == kernel.asked == 4 and kernel.rows > kernel.calls > 0
+    assert ("gdn.chunk" in outcome.exercised) and outcome.packed == (PACKED in edits or "packed=True" in str(edits))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trace", "until", "dtype"), [(RAGGED, None, "float32"), (ADAPTIVE, 9, "bfloat16")])
+def test_a_right_kernel_over_pools_agrees_in_windows_of_many_widths(
+    trace: Path, until: int | None, dtype: str, judged: Any
+) -> None:
+    outcome = judged(trace=trace, until=until, dtype=dtype)
+    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
+    assert until is not None or outcome.verdict.events == outcome.of
+
+
+STRAY = "    return core\n"
+FAULTS = {
+    "row stride from the window in force": (
+        [("call.snapshots.shape[1]", "call.window")], {"trace": ADAPTIVE, "until": 9},
+        ("forward", "state", "changed in snapshot_state row 0")),
+    "a stray write into a free slot": (
+        [(STRAY, f"    call.pool[2, 0, 0, 0] = 1\n{STRAY}")], {}, ("forward", "state", "state slot 2")),
+    "a verify that writes the live state": (
+        [("if call.stores:", "if True:")], {}, ("forward", "state", "changed in state slot")),
+    "a state that goes into a copy": (
+        [OWN, KEPT, ("            call.pool[unit] = S\n", "            call.pool.contiguous()[unit] = S\n")], {},
+        ("forward", "state", "holds the state from before the step")),
+    "a column too far": (
+        [("t - begin]] = S", "min(t + 1, end - 1) - begin]] = S")], {"strategy": "columns"},
+        ("commit", "state", "holds the state from before the step")),
+    "a column behind the window": (
+        [("t - begin]] = S", "t + 1 - begin]] = S if t + 2 - begin <= call.blocks.shape[1] else S")],
+        {"strategy": "columns"}, ("forward", "state", "")),
+    "keys without their norm": ([("q * width**-0.5, k)", "q * width**-0.5, 2 * k)")], {}, ("forward", "core", "")),
+    "a write behind the pool": (
+        [(STRAY, f"    p = call.pool\n    p.as_strided((1,), (1,), p.storage_offset() + p.numel()).zero_()\n{STRAY}")],
+        {}, ("forward", "core", "wrote behind the last of the 4 units")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_slip_of_a_kernel_over_pools_is_found_and_named(fault: str, judged: Any) -> None:
+    edits, setting, (kind, component, said) = FAULTS[fault]
+    verdict = judged(*edits, **setting).verdict
+    assert verdict.exit is Exit.DIVERGED
+    found = verdict.findings[0]
+    assert (found.kind, found.place.component) == (kind, component) and said in found.diagnosis, found
+
+
+def test_what_stays_inside_a_kernel_is_not_asked_of_it_but_its_inputs_are(judged: Any) -> None:
+    """Swapped for two ops of plain's, the same op set shows q, k, v and the gates again."""
+    slip = ("repeat_interleave(heads, dim=1)", "repeat_interleave(heads, dim=1).half().float()")
+    found, mended = judged(slip).verdict, judged(slip, variant=Variant(swap={"fused_gdn": "plain"})).verdict
+    assert found.exit is Exit.DIVERGED and found.findings[0].place.component == "core", found.findings[:1]
+    assert mended.exit is Exit.AGREED
+    shown = [{one.place.component for one in verdict.compared} for verdict in (found, mended)]
+    assert not {"q", "k", "v", "log_decay", "beta"} & shown[0] and {"q", "k", "v", "log_decay", "beta"} <= shown[1]
+
+
+def test_a_dense_kernel_that_never_saw_a_window_is_said_not_to_be_judged_there(judged: Any) -> None:
+    outcome = judged(text=DENSE, until=12)
+    kernel, run = outcome.exercised["gdn.window"], of([outcome]).found["runs"][0]
+    assert kernel.widest == 1 and kernel.asked == 4 and kernel.calls == kernel.rows
+    assert run["exercised"]["gdn.window"]["widest"] == 1 and not run["packed"]
+    assert any("never with more than one row of a sequence; windows have up to 4" in x for x in exercised(outcome))
+    assert judged(text=DENSE, until=12, strategy="rerun").exercised["gdn.window"].widest == 4
+
+
+def test_ops_of_ours_need_no_count(small: Trace) -> None:
+    assert Replay(small, Setting("plain")).run(until=3).exercised == {}
+
+
+@pytest.mark.parametrize(("edits", "setting", "why"), [
+    ((), {"strategy": "rerun"}, "strategies snapshot and columns need none"),
+    ((OWN, KEPT), {"strategy": "columns"}, "packed=True"),
+    ((OWN, KEPT), {"layout": "KV"}, "--layout VK"),
+], ids=["rerun", "strided columns", "the other order"])  # fmt: skip
+def test_what_a_kernel_over_pools_cannot_serve_is_refused(
+    edits: Any, setting: dict[str, Any], why: str, judged: Any
+) -> None:
+    with pytest.raises(Unsupported, match=re.escape(why)):
+        judged(*edits, **setting)
+
+
+def test_units_that_a_pool_pads_cannot_be_packed() -> None:
+    state = Demand("state", "slot", (0,), 2, (4, 8), torch.float32)
+    mark = replace(state, name="mark", shape=(1,), dtype=torch.int64)
+    must_fill_pitch((state, mark))
+    with pytest.raises(Unsupported, match="20 elements, a unit of state, are padded"):
+        must_fill_pitch((replace(state, shape=(4, 5)), mark))
