@@ -69,6 +69,27 @@ def test_what_comes_back_otherwise_is_said_to(contexts, change, place, says, kin
     assert "comes back otherwise than it was kept: " in finding.diagnosis and says in finding.diagnosis
 
 
+def test_memory_narrower_than_the_rows_that_it_takes_in_is_a_finding(contexts):
+    """Rows are cast before they are compared: the cast is granted where it is declared."""
+    at, span = committed(contexts)
+
+    def narrow(s: RequestState) -> RequestState:
+        return replace(s, **{
+            field: {layer: x.bfloat16() for layer, x in getattr(s, field).items()} for field in ("keys", "conv")})
+
+    context = m.with_state(m.spoiled(contexts, at, lambda c: c)[at], span.request, narrow)
+    context = replace(context, subject=replace(
+        context.subject, before={**context.subject.before, span.request: narrow(context.subject.before[span.request])}))
+    earlier = context.earlier.forward
+    context = replace(context, earlier=replace(context.earlier, forward=replace(earlier, subject=replace(
+        earlier.subject, before={**earlier.subject.before, span.request: narrow(
+            earlier.subject.before[span.request])}))))
+    for rounds, places in (({}, ["conv"] * 3 + ["keys"]), ({"keys": torch.bfloat16}, ["conv"] * 3)):
+        findings = [found for found in Bytes(rounds)(context) if isinstance(found, Comparison) and not found.agrees]
+        assert sorted(found.place.component for found in findings) == places
+        assert all(found.diagnosis == "is torch.bfloat16, torch.float32 is declared" for found in findings)
+
+
 @pytest.mark.parametrize(("change", "place"), [
     (lambda s: replace(s, proposal=s.proposal + 1), PICK),
     (lambda s: replace(s, proposal_hidden=s.proposal_hidden.roll(1)), FINAL),

@@ -5,6 +5,7 @@ Leaves out: states that lean towards wrong ones (`test_directed.py`), pools (`te
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -176,18 +177,20 @@ def test_four_zeroed_rows_of_one_head_are_found_in_that_head_of_that_request(ope
     assert (first.place, first.request, first.head) == (place, span.request, 2)
 
 
-@pytest.mark.parametrize("component", ["hidden", "core", "logits"])
-def test_a_nan_never_passes(opened, correct, component):
+@pytest.mark.parametrize(("component", "value", "kind"), [
+    ("hidden", "nan", "NaN"), ("core", "nan", "NaN"), ("logits", "nan", "NaN"), ("hidden", "inf", "infinite"),
+])
+def test_what_is_not_finite_never_passes_and_is_counted(opened, correct, component, value, kind):
     at = index_of(correct, Forward)
     place = Place("trunk", AFTER_LAYERS if component == "logits" else 0, component)
 
     def poison(rows):
-        rows.view(-1)[-1] = float("nan")
+        rows.view(-1)[-1] = float(value)
         return rows
 
     findings = found(opened, m.spoiled(correct, at, lambda context: m.with_rows(context, place, poison)))
     assert findings[0].place == place
-    assert findings[0].diagnosis == "holds a number that is not finite"
+    assert re.match(rf"1 of \d+ numbers are not finite \({kind}\), the first at \(\d+, ", findings[0].diagnosis)
 
 
 def test_two_swapped_requests_are_found_in_the_first_thing_they_read(opened, correct):

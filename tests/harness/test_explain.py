@@ -5,7 +5,7 @@ Leaves out: faults of the engine itself (`test_explain_planted.py`), and wrong s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,76 +14,23 @@ import torch
 from torch.nn import functional as F
 
 from instep.checks import for_labels
-from instep.checks.bytes import Bytes
-from instep.checks.derived import Derived
+from instep.checks.scene import step
 from instep.explain import UNEXPLAINED, Older, explained
 from instep.explain.case import Case, Explanation
 from instep.explain.judge import best
-from instep.observe.context import EventContext
-from instep.observe.oracle import Oracle
 from instep.observe.rows import RowSpan, row_spans, rows
 from instep.verdict import Comparison, Tier
 from instep_reference import gdn
 from instep_reference.attention import attend, rotate
-from instep_reference.contract.engine import Commit, Forward
+from instep_reference.contract.engine import Forward
 from instep_reference.contract.place import STAGE_LEVEL, Place
 from instep_reference.norms import gated_norm, rms_norm
-from instep_reference.weights import Weights
 from support import contexts as m
+from support.explaining import Rows, Scenario, with_row
 
 pytestmark = pytest.mark.slow  # a table of many pieces, each run again in many ways
 
 GDN, ATTENTION = 0, 3
-Rows = Mapping[str, torch.Tensor]
-
-
-class Scenario:
-    """A run of the reference in fp32 as the subject, up to the event that is spoiled."""
-
-    def __init__(self, directory: Any) -> None:
-        self.opened = m.checkpoint(directory)
-        self.contexts = m.run(self.opened, m.events_of(self.opened)[:24])
-        self.weights, self.config = Weights.of(self.opened), self.opened.config
-
-    def said(self, spoiled: EventContext, *, bits: bool = False) -> Sequence[Comparison]:
-        """What the event's findings say, explained, as at the end of a replay."""
-        oracle, older = Oracle(self.opened, m.declared(torch.float32, torch.float32), torch.float32), Older()
-        check = Bytes() if bits else Derived(oracle)
-        for context in self.contexts[: spoiled.index]:
-            list(check(context)), oracle.at(context), older(context)
-        findings = [found for found in check(spoiled) if isinstance(found, Comparison) and not found.agrees]
-        older(spoiled)
-        return sorted(explained(findings, spoiled, oracle, older), key=Comparison.order)
-
-    def own(self, context: EventContext, layer: int, span: RowSpan) -> Rows:
-        """The subject's rows of a layer, in fp64, and the layer's hidden rows."""
-        found = {place.component: rows(context.subject, place, span).double()
-                 for place in context.subject.places if (place.stage, place.layer) == ("trunk", layer)}  # fmt: skip
-        before = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
-        return {**found, "before": rows(context.subject, before, span).double()}
-
-    def at_place(self, place: Place, change: Callable[[Scenario, Rows, RowSpan], torch.Tensor]) -> Comparison:
-        """The first finding, once the longest request's rows of a place are what `change` makes of them."""
-        context = self.packed(second=place.component in ("attended", "core", "query", "mixed"))
-        span = max(row_spans(context, "trunk"), key=lambda each: each.count)
-        wrong = change(self, self.own(context, max(place.layer, 0), span), span)
-
-        def put(tensor: torch.Tensor) -> torch.Tensor:
-            tensor[span.begin : span.begin + span.count] = wrong.to(tensor)
-            return tensor
-
-        found = self.said(m.with_rows(context, place, put))
-        assert found, "nothing was found"
-        assert found[0].place == place
-        return found[0]
-
-    def packed(self, *, second: bool) -> EventContext:
-        """A forward in which two requests have rows, one of them several; second: behind others of its own."""
-        return next(
-            context for context in self.contexts if isinstance(context.event, Forward)
-            and len(spans := row_spans(context, "trunk")) > 1
-            and (most := max(spans, key=lambda span: span.count)).count > 3 and bool(most.start) == second
-        )
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +76,29 @@ def heads_of_q(s: Scenario, r: Rows) -> torch.Tensor:
     return r["mixed"][:, : 2 * s.config.key_dim].reshape(-1, 2, s.config.key_dim)
 
 
-def with_row(x: torch.Tensor, row: int, other: torch.Tensor) -> torch.Tensor:
-    changed = x.clone()
-    changed[row] = other
-    return changed
+def size_of(x: torch.Tensor) -> torch.Tensor:
+    return (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def tail(span: RowSpan) -> int:
+    """Rows of a last block of 4 that is not full; of a whole number of them, those of a block of 8, or all."""
+    return span.count % 4 or span.count % 8 or span.count
+
+
+def read_out(
+    s: Scenario, r: Rows, span: RowSpan, read: Any = lambda before, after: after, forgets_every: int = 0
+) -> torch.Tensor:
+    """The delta rule token by token: what a row is read from; after how many tokens the state before them is lost."""
+    state = first = s.packed(second=True).subject.before[span.request].state[GDN].double()
+    q, k = (r[name].repeat_interleave(2, 1) for name in ("q", "k"))
+    decays, made = r["log_decay"], []
+    for t in range(span.count):
+        before, state = state, step(state, k[t], r["v"][t], decays[t], r["beta"][t])
+        made.append(torch.einsum("hk,hkv->hv", q[t], read(before, state)))
+        if forgets_every and (t + 1) % forgets_every == 0:
+            state = state - decays[t + 1 - forgets_every : t + 1].sum(0).exp()[:, None, None] * first
+            first = state
+    return torch.stack(made)
 
 
 WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], str]] = [
@@ -182,11 +148,24 @@ WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], s
      "reads the state rounded to bfloat16"),
     ("query", ATTENTION, lambda s, r, span: rotate(r["query"], torch.ones(span.count), s.config),
      "stands 1 position too late"),
-    ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, cut=1), "does not see the last 1 position before"),
+    ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, cut=1), "does not see the last position before"),
     ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, query=lambda q: q * 1.44 / 1.4426950408889634),
      "its scores are 0.99813 times what is right, as with 1.44 for log2(e)"),
     ("attended", ATTENTION, lambda s, r, span: attended(s, r, span, query=by_turns)[:, [0, 2, 1, 3]],
      "query head h reads KV head h % 2, not h // 2"),
+    ("core", GDN, lambda s, r, span: core(s, r, span, log_decay=with_row(r["log_decay"], slice(-tail(span), None), 0)),
+     "lacks the decay of the last"),
+    ("core", GDN, lambda s, r, span: read_out(s, r, span, lambda before, after: before),
+     "is read before its own token is folded in"),
+    ("core", GDN, lambda s, r, span: read_out(s, r, span, lambda before, after: after.bfloat16().double()),
+     "is read out of the state rounded to bfloat16"),
+    ("core", GDN, lambda s, r, span: read_out(s, r, span, forgets_every=4),
+     "forgets at the end of every block of 4 tokens what stood there before the block"),
+    ("gated", GDN, lambda s, r, _: gated(s, r) * size_of(r["core"]) / size_of(r["core"].roll(-1, 1)),
+     "is normed with the root mean square of the head behind it"),
+    ("key", ATTENTION, lambda s, r, span: rotate(
+        rms_norm(r["key_raw"], mixer(s, ATTENTION).key_norm - 1, s.config.eps),
+        span.start + torch.arange(span.count), s.config), "is scaled with w, not with 1 + w"),
     ("residual", GDN, lambda s, r, _: r["mixer"], "lacks the residual"),
     ("embedding", STAGE_LEVEL, lambda s, r, _: with_row(r["before"], 3, s.weights.embedding[11]),
      "row 3 is the embedding of token 11; the trace has"),
@@ -273,49 +252,6 @@ def test_where_some_cells_only_are_wrong_that_is_said():
     found[1, 8:] = 0
     said = best(case(found, right), [Explanation("is all zero", torch.zeros_like(right))])
     assert said == ("is all zero, in row 1, in columns 8 to 15", 1)
-
-
-# Memory
-
-
-def of_memory(scene: Scenario, field: str, layer: int, change: Callable[[EventContext, str, Any], torch.Tensor]) -> str:
-    """What T1 says of the first request of a commit of several, late enough to have a past."""
-    context = [each for each in scene.contexts if isinstance(each.event, Commit) and len(each.event.requests) > 1][-1]
-    name = context.event.requests[0]
-    wrong = m.with_state(context, name, lambda state: replace(state, **{
-        field: {**getattr(state, field), layer: change(context, name, getattr(state, field)[layer])}
-    }))
-    return scene.said(wrong, bits=True)[0].diagnosis
-
-
-def commit_before(scene: Scenario, context: EventContext, name: str) -> EventContext:
-    return [each for each in scene.contexts[: context.index] if isinstance(each.event, Commit)
-            and name in each.event.requests][-2]  # fmt: skip
-
-
-MEMORY: list[tuple[str, int, Callable[[Scenario, EventContext, str, Any], torch.Tensor], str]] = [
-    ("conv", GDN, lambda s, c, name, x: c.subject.before[name].conv[GDN], "holds the window from before the step;"),
-    ("conv", GDN, lambda s, c, name, x: torch.zeros_like(x), "is all zero"),
-    ("conv", GDN, lambda s, c, name, x: x.flip(1), "has the newest input first"),
-    ("conv", GDN, lambda s, c, name, x: x.roll(1, 0), "each channel is that of the channel before it"),
-    ("conv", GDN, lambda s, c, name, x: commit_before(s, c, name).subject.after[name].conv[GDN],
-     "holds what it held after event"),
-    ("keys", ATTENTION, lambda s, c, name, x: x.roll(1, 0), "each position is that of the position before it"),
-    ("keys", ATTENTION, lambda s, c, name, x: c.subject.after[name].values[ATTENTION], "holds the values"),
-    ("keys", ATTENTION, lambda s, c, name, x: x.flip(1), "head 0 is that of head 1, head 1 is that of head 0"),
-    ("keys", ATTENTION, lambda s, c, name, x: with_row(x, 2, torch.zeros_like(x[2])), "is all zero, in row 2"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("field", "layer", "change", "sentence"), MEMORY, ids=[f"{w[0]}: {w[3]}" for w in MEMORY])
-def test_bits_that_were_moved_wrongly_are_explained(scene, field, layer, change, sentence):
-    assert of_memory(scene, field, layer, lambda *given: change(scene, *given)).startswith(sentence)
-
-
-def test_bits_that_nothing_explains_are_counted_as_before(scene):
-    noise = torch.Generator().manual_seed(0)
-    said = of_memory(scene, "conv", GDN, lambda c, name, x: torch.randn(x.shape, generator=noise).to(x))
-    assert "bytes differ, the first at" in said.partition(";")[0] and UNEXPLAINED not in said
 
 
 # What stands beside it

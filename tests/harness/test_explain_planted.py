@@ -9,7 +9,9 @@ import pytest
 
 from instep.explain import UNEXPLAINED
 from instep.faults import TRACES, by_id
+from instep.faults.base import Edit
 from instep.replay.replay import Replay
+from instep.replay.setting import Setting
 from instep.trace.file import read
 from support.planting import planted_here
 
@@ -31,6 +33,16 @@ SAYS = {
     "update-of-another-row": 'is that of request "a"',
 }
 
+# Those whose sentence in the catalogue is the bank's or a check's, and which no other test plants.
+NAMED = (
+    "norm-weight-without-one", "row-sum-of-another", "narrow-state-read-in-decode", "chunk-boundary-partial-block",
+    "gate-exp-of-running-sums", "mtp-hidden-row-stride", "mtp-hidden-not-chained-labels", "update-of-a-stale-state",
+    "chunk-boundary-begins-anew-labels", "draft-prefill-padded-token", "draft-chain-own-drafts", "narrow-offset",
+    "layer-kind-polluted", "pending-after-load", "count-permute-batch", "count-permute-lengths", "lifecycle-loss-root",
+    "controller-one-batch-late",
+)
+SAYS |= {fault: by_id()[fault].says for fault in NAMED}
+
 
 @pytest.mark.parametrize("fault", SAYS)
 def test_a_planted_fault_is_explained_without_a_sentence_of_its_own(fault):
@@ -48,3 +60,22 @@ def test_a_run_whose_explanations_are_not_asked_for_has_none():
     with planted_here(*planted.edits):
         findings = Replay(read(TRACES / f"{planted.trace}.jsonl"), planted.how).run(explain=False).verdict.findings
     assert findings[0].diagnosis.startswith("relative error")
+
+
+OTHERS = [
+    # Slots stand as far apart as the widest window; at a narrower one they are looked for nearer together.
+    (by_id()["mtp-hidden-row-stride"].edits, "short", Setting(guarded=False), "post_normed",
+     "reads the verified rows by another stride: slot r, step t stands where r * 2 + t is"),
+    # The snapshots of another row at its own column: inside the other request's window.
+    ((Edit("instep_optimized/round.py", "inputs.rows, inputs.slots, acceptance.last_correct_step_indices,",
+           "inputs.rows.flip(0), inputs.slots, acceptance.last_correct_step_indices,"),),
+     "ragged", Setting(strategy="snapshot"), "state", 'holds the state of request "a" after 3 tokens of its step'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edits", "trace", "how", "component", "says"), OTHERS, ids=["stride", "another row"])
+def test_another_stride_and_another_row_are_told(edits, trace, how, component, says):
+    with planted_here(*edits):
+        findings = Replay(read(TRACES / f"{trace}.jsonl"), how).run().verdict.findings
+    first = next(found for found in findings if found.place.component == component)
+    assert says in first.diagnosis and first.explained.by == "bank", first

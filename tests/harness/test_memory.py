@@ -81,6 +81,13 @@ def test_the_red_zone_of_a_unit_that_may_change_is_guarded_all_the_same(pools):
     assert (trespass.unit, trespass.gap, trespass.bytes) == (2, True, 2 * GAP)
 
 
+@pytest.mark.parametrize(("begin", "strides"), [(2 * 48, (48,)), (2 * 48 + 1, ())])
+def test_units_that_were_taken_to_stand_nearer_are_told_by_their_distance(pools, begin, strides):
+    """Unit 2, written where it would stand without red zones; or beside that, which no distance explains."""
+    trespasses = changes(pools, lambda p: p.memory.view(-1)[begin : begin + 48].fill_(1.0)).trespasses
+    assert trespasses and {trespass.strides for trespass in trespasses} == {strides}
+
+
 @pytest.mark.parametrize("value", [-0.0, float("nan")])
 def test_minus_zero_and_nan_are_bytes_like_others(pools, value):
     def write(p):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.observe.remembered import Answers, KeptCopies
+from instep.observe.remembered import RECENT, Answers, KeptCopies
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
@@ -92,6 +92,28 @@ def test_answers_are_told_once_and_the_oldest_are_let_go() -> None:
     answers.add([("large", torch.zeros(5000))])
     memory.fill_(1)
     assert answers.let_go == 3 and answers.changed() == ()
+
+
+def test_every_answer_is_compared_until_the_run_ends_in_less_than_quadratic_time() -> None:
+    """Recent ones at every event; an old one later, but before twice its age; all of them behind the last event."""
+    answers, compared, given = Answers(), 0, []
+    numbers = [torch.tensor([float(event)]) for event in range(1000)]
+    for event, number in enumerate(numbers):
+        compared += len(answers._due(event))
+        assert answers.changed() == ()
+        answers.add([(f"answer {event}", number)])
+    assert compared < 1000 * RECENT * 6  # of 1000 * 1000 / 2, at every event all before it
+    for event in (999 - RECENT // 2, 300, 0):
+        numbers[event].add_(1)
+    assert answers.changed() == (f"answer {999 - RECENT // 2}",)
+    while len(given) < 2:
+        answers.add([])
+        given += answers.changed()
+        assert len(answers._held) < 2100
+    assert {one.partition(" (")[0] for one in given} == {"answer 300", "answer 0"}
+    assert all("at some event behind" in one for one in given)
+    numbers[5].add_(1)
+    assert answers.changed(all_of_them=True)[0].startswith("answer 5 (at some event behind")
 
 
 # ---- copies

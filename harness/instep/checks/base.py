@@ -5,12 +5,16 @@ Leaves out: relations, which vary a whole run, and the fold over results (`verdi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Sized
-from typing import Protocol
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
 
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..observe.context import EventContext
+from ..observe.memory import pattern
 from ..verdict import Comparison, Skipped, Tier
 
 # Where findings stand that belong to no layer: owners, slots and pages, configurations, graphs, host reads.
@@ -39,13 +43,40 @@ def exact(
     request: str | None = None,
 ) -> Comparison:
     """Two plain values that must be equal; `says` is the sentence about the found one ("length is {}")."""
-    wrong = found != right
+    wrong, poison = found != right, context.log.poison
+    if poison is not None and isinstance(found, int) and found == pattern(poison, torch.int64):
+        found = "poison, as in memory that nobody wrote"
     return Comparison(
         check.name, check.tier, context.index, context.kind, place,
         elements=max(len(right), 1) if isinstance(right, Sized) else 1, worst=float(wrong), allowed=0.0,
         request=request, slot=slot_of(context, request),
         diagnosis=f"{says.format(found)}; expected {right}" if wrong else "",
     )  # fmt: skip
+
+
+def in_batch(
+    check: Check, context: EventContext, place: Place, found: Mapping[str, Any], right: Mapping[str, Any], says: str,
+    before: Mapping[str, int] | None = None,
+) -> Iterator[Comparison]:
+    """The same of every request of a batch. What is right in another order of the batch is called so.
+
+    before: lengths before the event; then it is by how much they grew that may be in another order
+    """
+    wrong = [name for name in right if found.get(name) != right[name]]
+    grown = [
+        {name: side[name] - before[name] if before else side[name] for name in wrong} for side in (found, right)
+        if before is None or all(isinstance(side.get(name), int) and name in before for name in wrong)
+    ]
+    ours, due = grown if len(grown) == 2 else ({}, {})
+    owners = {value: name for name, value in due.items()}
+    exchanged = len(owners) == len(wrong) > 1 and set(ours.values()) == owners.keys()
+    for name in right:
+        result = exact(check, context, place, found.get(name), right[name], says, name)
+        if result.diagnosis and exchanged:
+            whose = f'request "{owners[ours[name]]}"'
+            told = f"it grew by what {whose} was to take" if before else f"it is that of {whose}"
+            result = replace(result, diagnosis=f"{result.diagnosis}: {told}, as in a batch of another order")
+        yield result
 
 
 def said_of(
@@ -58,9 +89,14 @@ def said_of(
     )  # fmt: skip
 
 
-def counted(count: int, what: str = "token") -> str:
+def counted(count: int, what: str = "token", many: str | None = None) -> str:
     """1 token, 2 tokens"""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count} {what}" if count == 1 else f"{count} {many or f'{what}s'}"
+
+
+def at_end(count: int, what: str = "token", end: str = "last") -> str:
+    """last token, last 2 tokens, first position"""
+    return f"{end} {what}" if count == 1 else f"{end} {count} {what}s"
 
 
 def listed(what: str, numbers: Collection[int]) -> str:

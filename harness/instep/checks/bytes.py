@@ -6,9 +6,10 @@ slots and positions they are comes from the trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import torch
 
@@ -19,6 +20,7 @@ from ..observe.context import EventContext, LastForward
 from ..observe.earlier import last_forward
 from ..observe.memory import Trespass, bits
 from ..observe.pools import stands
+from ..observe.recomputation import narrower
 from ..observe.rows import RowSpan, row_spans, rows
 from ..verdict import Comparison, Sides, Skipped, Tier
 from .base import counted, exact, held, slot_of
@@ -31,6 +33,9 @@ CACHES = (
     ("draft_values", "extend", "value", "values"),
 )
 
+CAME_BACK = "comes back otherwise than it was kept"
+FORBIDDEN = "which this event may not write"
+
 # What a round begins with: draft 1, the head's row behind it, and the root.
 PROPOSAL, PROPOSED = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTER_LAYERS, "final")
 ROOT = Place("trunk", AFTER_LAYERS, "root")
@@ -41,6 +46,10 @@ class Bytes:
 
     name = "bytes"
     tier = Tier.BITWISE
+
+    def __init__(self, rounds: Mapping[str, torch.dtype] = MappingProxyType({})) -> None:
+        """rounds: component -> the dtype in which it is declared to be stored, where that is not the rows' own."""
+        self.rounds = rounds
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         yield from self._pools(context)
@@ -84,8 +93,8 @@ class Bytes:
         return Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=trespass.bytes,
             worst=float(trespass.bytes), allowed=0.0, request=request, slot=slot,
-            diagnosis=f"{counted(trespass.bytes, 'byte')} changed in {where}{region.name} {region.by} {unit}, which "
-            f"this event may not write",
+            diagnosis=f"{counted(trespass.bytes, 'byte')} changed in {where}{region.name} {region.by} {unit}, "
+            f"{FORBIDDEN}{_as_if(trespass)}",
         )  # fmt: skip
 
     def _ran(self, context: EventContext, span: RowSpan, forward: LastForward) -> Iterator[Comparison | Skipped]:
@@ -128,7 +137,8 @@ class Bytes:
                     fits = row.shape[1:] == cache.shape[1:]  # if not, what was found is shaped as neither
                     right = torch.cat((cache[: span.start], row.to(cache.dtype))) if fits else row
                     found = getattr(after, field).get(layer)
-                    yield self._same(context, place._replace(component=component), span.request, found, right)
+                    same = self._same(context, place._replace(component=component), span.request, found, right)
+                    yield self._as_declared(same, found, row.dtype)
         if extend is not None:
             yield from self._proposed(context, extend, after)
 
@@ -150,6 +160,7 @@ class Bytes:
         right = shifted(before, fed[nodes]) if fits else fed[nodes]
         found = context.subject.after[span.request].conv.get(layer)
         result = self._same(context, Place("trunk", layer, "conv"), span.request, found, right)
+        result = self._as_declared(result, found, fed.dtype)
         if result.sides is None or not fits:
             return result
         verb = "accepted" if span.kind == "commit" else "given"
@@ -157,13 +168,21 @@ class Bytes:
         return replace(
             result, sides=replace(result.sides, wrongs=partial(wrong_windows, before, fed, nodes, verb, others)))
 
+    def _as_declared(self, result: Comparison, found: torch.Tensor | None, rows: torch.dtype) -> Comparison:
+        """Rows are cast to the dtype of the memory that takes them in; that one may be no narrower than declared."""
+        declared = self.rounds.get(result.place.component, rows)
+        if found is None or not narrower(found.dtype, declared):
+            return result
+        said = "; ".join(filter(None, (f"is {found.dtype}, {declared} is declared", result.diagnosis)))
+        return replace(result, worst=max(result.worst, 1.0), diagnosis=said)
+
     def _came_back(self, context: EventContext, event: Load | Resume) -> Iterator[Comparison]:
         """What was preempted or saved comes back bit by bit."""
         earlier, name = context.earlier, event.request
         kept = earlier.saved.get(event.name) if isinstance(event, Load) else earlier.preempted.get(name)
         bits = kept is not None and name not in context.shown.rebuilt and context.shown.memory(name)
         for result in self._unchanged(context, name, kept.state) if bits and kept is not None else ():
-            said = result.diagnosis and f"comes back otherwise than it was kept: {result.diagnosis}"
+            said = result.diagnosis and f"{CAME_BACK}: {result.diagnosis}"
             yield replace(result, diagnosis=said)
 
     def _unchanged(self, context: EventContext, name: str, before: RequestState) -> Iterator[Comparison]:
@@ -197,6 +216,14 @@ class Bytes:
             self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
             allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said, sides=sides,
         )  # fmt: skip
+
+
+def _as_if(trespass: Trespass) -> str:
+    if not trespass.strides:
+        return ""
+    by, pitch = trespass.region.by, trespass.region.units.stride(0)
+    strides = " or ".join(map(str, trespass.strides))
+    return f": as if {by}s stood {strides} elements apart, where they stand {pitch} apart"
 
 
 def _stage(family: str, layer: int) -> str:

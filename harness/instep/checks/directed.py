@@ -170,14 +170,18 @@ def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
         if other.span.kind in WINDOWS:
             theirs.append((f'of request "{other.request}"', other.folding.tokens.of("update")))
     previous, handed, older = folding.previous, list[tuple[str, torch.Tensor]](), None
+    pending: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     if previous is not None:
         handed = [(says, state()) for says, state in handed_over(folding.base, previous)]
         older = previous.tokens.of("update") if previous.tokens is not None and previous.verb == "accepted" else None
+        if older is not None and previous.tokens is not None:
+            was, log_decay = previous.tokens.of("k"), previous.tokens.of("log_decay")
+            pending = was.repeat_interleave(older.shape[1] // was.shape[1], dim=1), log_decay, older
     k, v, log_decay, beta = (folding.tokens.of(name) for name in ("k", "v", "log_decay", "beta"))
     return Scene(
         folding.base, k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, folding.count,
         "accepted" if piece.span.kind in WINDOWS else "given", None if previous is None else previous.base, others,
-        handed, theirs, older,
+        handed, theirs, older, pending,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 from ..observe.context import EventContext, LastForward
 from ..observe.rows import paths, row_spans
 from ..verdict import Comparison, Tier
-from .base import NOWHERE, exact
+from .base import NOWHERE, exact, in_batch
 
 LENGTH = Place("trunk", AFTER_LAYERS, "length")
 ROOT = Place("trunk", AFTER_LAYERS, "root")
@@ -61,11 +61,14 @@ class Identity:
             yield exact(self, context, NOWHERE, pages, right, "pages are {}", name)
 
     def _standings(self, context: EventContext) -> Iterator[Comparison]:
-        for name in context.expected.slots_after:
-            state = context.subject.after.get(name)
-            length, root = (None, None) if state is None else (state.length, state.root)
-            yield exact(self, context, LENGTH, length, context.expected.lengths_after[name], "length is {}", name)
-            yield exact(self, context, ROOT, root, context.expected.roots_after[name], "root is {}", name)
+        expected, after = context.expected, context.subject.after
+        lengths, roots = ({name: right[name] for name in expected.slots_after}
+                          for right in (expected.lengths_after, expected.roots_after))  # fmt: skip
+        found = {name: getattr(after.get(name), "length", None) for name in lengths}
+        before = {name: state.length for name, state in context.subject.before.items()}
+        yield from in_batch(self, context, LENGTH, found, lengths, "length is {}", before)
+        found = {name: getattr(after.get(name), "root", None) for name in roots}
+        yield from in_batch(self, context, ROOT, found, roots, "root is {}")
 
     def _row_counts(self, context: EventContext) -> Iterator[Comparison]:
         """Every place that the truth has, the subject has too, with the rows that the trace gives it."""
@@ -128,9 +131,10 @@ class Identity:
                 ("bonus", int(answer.bonus[row]), path.bonus),
             ):
                 yield exact(self, context, PICK, found, right, f"{field} is {{}}", name)
-            if (right_own := _own(context.earlier.forward, name)) is not None:
-                own = int(answer.own_num_correct_drafts[row]), int(answer.own_bonus[row])
-                yield exact(self, context, PICK, own, right_own, "own (accepted drafts, bonus) are {}", name)
+        due = {name: pair for name in event.requests if (pair := _own(context.earlier.forward, name)) is not None}
+        pairs = zip(answer.own_num_correct_drafts.tolist(), answer.own_bonus.tolist(), strict=True)
+        own = dict(zip(event.requests, pairs, strict=True))
+        yield from in_batch(self, context, PICK, own, due, "own (accepted drafts, bonus) are {}")
 
 
 def _renamed(

@@ -11,15 +11,17 @@ from zlib import crc32
 
 import torch
 
-from instep_reference.contract.engine import RequestState
+from instep_reference.contract.engine import Load, RequestState, Resume
 from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D
 from instep_reference.contract.place import Place
 
 from ..observe.context import EventContext
 from ..observe.earlier import last_forward
+from ..observe.memory import pattern
 from ..observe.rows import whose
 from ..verdict import Comparison, Tier
 from .base import held, slot_of
+from .bytes import CAME_BACK
 
 MASK = (1 << 64) - 1
 
@@ -57,6 +59,8 @@ class Labels:
             found = seen.get(place)
             wrong = _differing(found, right)
             said = self._diagnosis(context, name, place, found, right, wrong) if wrong.any() else ""
+            if said and _came_back(context, name, place, found):
+                said = f"{CAME_BACK}: {said}"
             yield self._comparison(context, place, right.numel(), int(wrong.sum()), name, said)
 
     def _diagnosis(
@@ -78,6 +82,9 @@ class Labels:
             its = dict(state.parts()).get(place)
             if other != name and its is not None and its.shape == found.shape and torch.equal(its, found.cpu()):
                 return f'holds what belongs to request "{other}"'
+        poison = context.log.poison
+        if poison is not None and bool((found == pattern(poison, found.dtype)).all()):
+            return "is poison, as memory that nobody wrote"
         return "holds labels that nobody should hold here" if found.any() else "is empty"
 
     def _comparison(
@@ -87,6 +94,16 @@ class Labels:
             self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
             allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said,
         )  # fmt: skip
+
+
+def _came_back(context: EventContext, name: str, place: Place, found: torch.Tensor | None) -> bool:
+    """Whether this very event brings the request back, and otherwise than it was kept."""
+    event, earlier = context.event, context.earlier
+    if not isinstance(event, Load | Resume) or event.request != name:
+        return False
+    kept = earlier.saved.get(event.name) if isinstance(event, Load) else earlier.preempted.get(name)
+    were = None if kept is None else dict(kept.state.parts()).get(place)
+    return were is not None and (found is None or not torch.equal(were, found))
 
 
 def mix(a: int, b: int) -> int:

@@ -70,7 +70,8 @@ def measured(
     return Comparison(
         spot.check, spot.tier, spot.event, spot.kind, spot.place, elements=x.numel(), blocks=x.shape[0],
         worst=worst, allowed=most, request=spot.request, slot=spot.slot, head=block if x.shape[0] > 1 else None,
-        diagnosis="" if worst <= most else _sentence(("norm", "largest element")[metric], worst, most, noise),
+        diagnosis="" if worst <= most else not_finite(subject) or _sentence(
+            ("norm", "largest element")[metric], worst, most, noise),
     )  # fmt: skip
 
 
@@ -117,9 +118,17 @@ def unlike(spot: Spot, subject: torch.Tensor | None, truth: torch.Tensor) -> Com
     )  # fmt: skip
 
 
+def not_finite(tensor: torch.Tensor) -> str:
+    """How many numbers of a tensor are not finite, and where the first stands; empty: all are."""
+    lost = ~tensor.isfinite()
+    if not lost.any():
+        return ""
+    first, infinite = tuple(lost.nonzero()[0].tolist()), int(tensor.isinf().sum())
+    kinds = ("NaN", "infinite") if 0 < infinite < int(lost.sum()) else ("infinite",) if infinite else ("NaN",)
+    return f"{int(lost.sum())} of {tensor.numel()} numbers are not finite ({' or '.join(kinds)}), the first at {first}"
+
+
 def _sentence(metric: str, worst: float, most: float, noise: float) -> str:
-    if worst != worst:
-        return "holds a number that is not finite"
     if not math.isfinite(noise):
         return f"relative error {worst:.2e} by the {metric}, where the yardstick itself overflows"
     rounding = most - YARDSTICK_FACTOR * noise

@@ -35,7 +35,7 @@ class Scene:
     others    what the others hold: whose it is ("of request ..."), and [HV, K, V]
     handed    what a miscounted step before this one would have left instead of `base`: a sentence, and [HV, K, V]
     theirs    updates [T', HV, V] that others make in the same event: whose they are ("of request ...")
-    older     updates [T', HV, V] that the step before this one made
+    older     updates [T', HV, V] that the step before this one made; pending: k, log_decay and updates of its tokens
     """
 
     base: torch.Tensor
@@ -50,6 +50,7 @@ class Scene:
     handed: Sequence[tuple[str, torch.Tensor]] = ()
     theirs: Sequence[tuple[str, torch.Tensor]] = ()
     older: torch.Tensor | None = None
+    pending: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
     @cached_property
     def right(self) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Rows of the last verify that were found by another stride: made from the window in force, not from the allocation.
 
 The draft head takes in the target's rows of the accepted tokens. They stand row by row in a buffer, `width` steps to a
-row; who takes another width finds row r, step t where r * width + t is. Leaves out: rows of the same event (`rows.py`).
+row; who takes another width finds row r, step t where r * width + t is. Where the engine shows the buffer, what stands
+there is looked up, poison too. Leaves out: rows of the same event (`rows.py`).
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ from .rows import SHOWN, distance
 
 
 def addresses(case: Case) -> Iterator[Explanation]:
-    """The head's normed hidden rows of a commit, each beside all final rows of the forward before."""
+    """The head's normed hidden rows of a commit: by another stride, or each beside all final rows of the forward."""
     forward, place = case.older.forward, case.finding.place
     if not isinstance(case.context.event, Commit) or (place.layer, place.component) != (STAGE_LEVEL, "post_normed"):
         return
     if forward is None or case.oracle is None or case.piece is None or case.weights.draft is None:
         return
+    yield from _by_stride(case, case.weights.draft.norm_hidden, case.piece.span.nodes)
     final = forward.subject.places.get(Place("trunk", AFTER_LAYERS, "final"))
     spans = row_spans(forward, "trunk")
     mine = next((span for span in spans if span.request == case.finding.request), None)
     if final is None or mine is None or not case.piece.span.nodes:
         return
     draft, eps = case.weights.draft, case.weights.config.drafter().eps
+    if not case.found.isfinite().all():
+        return
     sources = rms_norm(final.to("cpu", torch.float64), draft.norm_hidden, eps)
     apart = distance(case.found.to("cpu", torch.float64), sources)
     nearest = apart.argmin(1)
@@ -41,6 +45,25 @@ def addresses(case: Case) -> Iterator[Explanation]:
         return
     yield Explanation(_sentence(taken, due, mine, spans, case.piece.span.nodes), sources[nearest],
                       float(len(sources)) ** len(due))  # fmt: skip
+
+
+def _by_stride(case: Case, weight: torch.Tensor, nodes: tuple[int, ...]) -> Iterator[Explanation]:
+    """Every buffer of such rows [slots, steps, D] that is shown, as if its slots stood another count of rows apart."""
+    slot = case.context.expected.slots_after.get(case.finding.request or "", 0)
+    for region in case.context.regions() if slot else ():
+        units = region.units
+        if region.by != "slot" or units.dim() != 3 or units.shape[2:] != case.found.shape[1:] or units.is_complex():
+            continue
+        (pitch, step, _), begin = units.stride(), units.storage_offset()
+        for width in [width for width in range(1, units.shape[1] + 1) if width * step != pitch]:
+            at = begin + slot * width * step
+            if at + (max(nodes) + 1) * step > units.untyped_storage().nbytes() // units.element_size():
+                continue
+            taken = units.as_strided((max(nodes) + 1, units.shape[2]), (step, 1), at)[list(nodes)]
+            yield Explanation(
+                f"reads the verified rows by another stride: slot r, step t stands where r * {width} + t is, and the "
+                f"slots of {region.name} stand {pitch / step:g} rows apart",
+                rms_norm(taken.to("cpu", torch.float64), weight, case.weights.config.drafter().eps))  # fmt: skip
 
 
 def _sentence(taken: list[int], due: list[int], mine: RowSpan, spans: list[RowSpan], nodes: tuple[int, ...]) -> str:

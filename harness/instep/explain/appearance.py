@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ..observe.memory import pattern
 from .case import Case, Explanation
 from .judge import cells
 
@@ -18,6 +19,10 @@ NARROW = (torch.bfloat16, torch.float16)
 def appearance(case: Case) -> Iterator[Explanation]:
     right = case.right
     yield Explanation("is all zero", torch.zeros_like(right))
+    poison = case.context.log.poison
+    if poison is not None and case.granted is None:
+        nobodys = torch.full_like(right, pattern(poison, right.dtype))
+        yield Explanation("is poison, as memory that nobody wrote", nobodys)
     if right.is_floating_point():
         for factor, said in ((2.0, "is twice"), (0.5, "is half of"), (-1.0, "is the opposite of")):
             yield Explanation(f"{said} what is right", factor * right)

@@ -19,6 +19,7 @@ from ..checks.allowance import allowed
 from ..checks.derived import scale_of
 from ..checks.measure import blocks, relative_error
 from ..checks.own_inputs import OwnInputs, before_rounding
+from ..checks.poison import Poison
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle
 from ..observe.own_inputs import rerun
@@ -27,6 +28,7 @@ from ..observe.rows import row_spans, rows
 from ..verdict import Comparison, Tier
 from .older import Older
 
+STANDS = ("conv", "state", "keys", "values")  # components of memory
 NUMERIC = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED)
 
 
@@ -134,7 +136,7 @@ def case_of(finding: Comparison, context: EventContext, oracle: Oracle | None, o
         return Case(finding, context, found, right, None, older, oracle)
     if finding.raised is not None or finding.request is None:
         return None
-    if finding.tier not in NUMERIC:
+    if finding.tier not in NUMERIC and finding.check != Poison.name:
         return _of_labels(finding, context, older) if finding.check == "labels" else None
     piece = _piece(finding, context, oracle)
     if piece is None:
@@ -192,9 +194,13 @@ def _free_running(finding: Comparison, context: EventContext, older: Older) -> C
 
 def _of_labels(finding: Comparison, context: EventContext, older: Older) -> Case | None:
     span = next((s for s in row_spans(context, finding.place.stage) if s.request == finding.request), None)
-    found, right = (
-        None if span is None else rows(side, finding.place, span) for side in (context.subject, context.truth)
-    )
+    if finding.place.component in STANDS:
+        held = (side.after.get(finding.request or "") for side in (context.subject, context.truth))
+        found, right = (None if state is None else dict(state.parts()).get(finding.place) for state in held)
+    else:
+        found, right = (
+            None if span is None else rows(side, finding.place, span) for side in (context.subject, context.truth)
+        )
     if found is None or right is None or found.shape != right.shape or not right.numel():
         return None
     return Case(finding, context, found, right, None, older)

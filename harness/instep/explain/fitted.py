@@ -14,8 +14,9 @@ import torch
 from instep_reference.norms import L2_EPS
 
 from .case import Case, Explanation
-from .constants import LOG2E, norm_input
+from .constants import LOG2E
 from .judge import cells
+from .norms import norm_input
 
 TRIES = 1e6  # that a fitted number counts as
 STEPS, NUDGE = 4, 1e-6  # of Newton's method, and the part of a factor by which its slope is measured

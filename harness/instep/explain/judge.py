@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -65,18 +65,24 @@ def fit(case: Case, one: Explanation, tried: float = 1.0) -> Fit | None:
     """None: it does not explain it."""
     if one.wrong.shape != case.found.shape:
         return None
-    if case.granted is None:
+    if (granted := case.granted) is None:
         return _exactly(case, one)
     found, right, wrong = (_double(x) for x in (case.found, case.right, one.wrong))
-    if not (found.isfinite().all() and wrong.isfinite().all()):
+    lost = ~found.isfinite()
+    if not torch.equal(lost, ~wrong.isfinite()):
         return None
+    if lost.any():  # the same numbers are: whether the others are explained, too, is the question
+        found, wrong = (torch.where(lost, right, x) for x in (found, wrong))
+        case = replace(case, found=found.to(case.found))
     off = case.off(wrong), case.off(right), wrong - right
     near, far, apart = (cells(case.component, x).square().sum(-1) for x in off)
-    grain = 9 * case.granted[0].max().square() * cells(case.component, right).square().sum(-1)
+    grain = 9 * granted[0].max().square() * cells(case.component, right).square().sum(-1)
     matters, nearer = apart > grain, near < far
     taken = matters & nearer
     if not taken.any():
-        return None
+        begins = cells(case.component, lost.double()).shape[:-1].numel()  # of as many cells, these are the right ones
+        alone = lost.any() and not lost.all() and tried * one.tries <= CHANCE * begins and agrees(case)
+        return Fit(one.sentence, 0.0, False, one.wrong) if alone else None
     stands = torch.where(_spread(case.component, nearer, found), wrong, right)
     left = _left(case, stands)
     ratio = math.sqrt(float(near[taken].sum() / far[taken].sum()))

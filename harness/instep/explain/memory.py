@@ -16,11 +16,10 @@ from instep_reference.gdn import GdnMemory
 
 from ..checks.allowance import NEAR
 from ..observe.layer_work import LayerWork
-from .case import Case, Explanation
+from .case import STANDS, Case, Explanation
 
 # Component -> the field of memory that its op reads, where it may be another one's.
 READ_FROM = {"mixed": "conv", "core": "state", "update": "state"}
-STANDS = ("conv", "state", "keys", "values")
 
 
 def known_rows(case: Case) -> Iterator[Explanation]:

@@ -1,4 +1,5 @@
-"""What every request held after the last few events that wrote it, so that memory of an older round has a name.
+"""What every request held after the last few events that wrote it, so that memory of an older round has a name;
+and what every event told the controller of step counts.
 
 Leaves out: what is made of it (`memory.py`). Nothing is copied: an engine's state is a copy already.
 """
@@ -8,10 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from instep_reference.adaptive import resolve
+from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
 
 from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
+from .wishes import Told, told
 
 KEPT = 4  # events that wrote a request's memory
 
@@ -21,12 +25,16 @@ class Older:
 
     name, tier = "older", Tier.IDENTITY
 
-    def __init__(self) -> None:
+    def __init__(self, adaptive: AdaptiveFile | None = None, num_steps: int = 0) -> None:
+        """By what rules step counts are wished for, and the first of them; None: by none."""
+        self.candidates = None if adaptive is None else resolve(adaptive, num_steps)
+        self.told: list[Told] = []
         self._states: dict[str, deque[tuple[int, RequestState]]] = {}
         self.forward: EventContext | None = None  # the last one, this event's too
 
     def __call__(self, context: EventContext) -> Iterable[Comparison | Skipped]:
         event = context.event
+        self.told.append(told(context))
         wrote: Iterable[str] = ()
         if isinstance(event, Forward):
             self.forward = context

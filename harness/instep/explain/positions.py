@@ -12,7 +12,7 @@ import torch
 
 from instep_reference.attention import AttentionMemory, rotate
 
-from ..checks.base import counted
+from ..checks.base import at_end, counted
 from ..observe.layer_work import LayerWork
 from .case import Case, Explanation
 
@@ -71,9 +71,9 @@ def _seen(case: Case, work: LayerWork) -> Iterator[Explanation]:
     keys, values = memory.keys, memory.values
     yield from with_memory("sees nothing of what came before these rows", keys[:0], values[:0])
     for few in dict.fromkeys(n for n in (1, 2) if n < length):
-        said = counted(few, "position")
-        yield from with_memory(f"does not see the last {said} before these rows", keys[:-few], values[:-few])
-        yield from with_memory(f"does not see the first {said}", keys[few:], values[few:])
+        last, first = (at_end(few, "position", end) for end in ("last", "first"))
+        yield from with_memory(f"does not see the {last} before these rows", keys[:-few], values[:-few])
+        yield from with_memory(f"does not see the {first}", keys[few:], values[few:])
     yield from with_memory("sees the last position before these rows twice", torch.cat((keys, keys[-1:])),
                            torch.cat((values, values[-1:])))  # fmt: skip
     zero = torch.zeros_like(keys[:1]), torch.zeros_like(values[:1])

@@ -14,17 +14,16 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..checks.measure import HEAD_AXIS
 from ..observe.rows import row_spans
-from .case import Case, Explanation
+from .case import STANDS, Case, Explanation
 from .judge import PER_HEAD
 
-MEMORY = ("state", "conv", "keys", "values")
 SHOWN = 4  # pairs of rows that are written out
 MOST = 256  # rows that are tried for each other
 
 
 def result_rows(case: Case) -> Iterator[Explanation]:
     """Rows and heads of a place; heads of a state; columns of a window and positions of a cache by `windows.py`."""
-    if case.component not in MEMORY and case.right.dim() > 1:
+    if case.component not in STANDS and case.right.dim() > 1:
         others = list(case.rights())
         if case.granted is None:
             others += _elsewhere(case)
@@ -41,7 +40,9 @@ def _elsewhere(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
         span = next((s for s in row_spans(case.context, place.stage) if s.request == case.finding.request), None)
         if (place.layer, place.component) == (at.layer, at.component) and place.stage != at.stage and span is not None:
             begin, count = span.at(place)
-            yield f"of stage {place.stage}", made[begin : begin + count]
+            family, _, step = place.stage.partition(".")
+            says = f"draft step {int(step) + 1}" if family == "chain" else f"stage {place.stage}"
+            yield f"of {says}", made[begin : begin + count]
 
 
 def read_rows(case: Case) -> Iterator[Explanation]:

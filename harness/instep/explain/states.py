@@ -18,6 +18,7 @@ from ..checks.scene import Scene, add, step
 from ..observe.recomputation import Recomputation, Run
 from ..observe.updates import UPDATE
 from .case import Case, Explanation
+from .rings import overwritten
 
 
 def known_states(case: Case) -> Iterator[Explanation]:
@@ -41,6 +42,7 @@ def states(case: Case) -> Iterator[Explanation]:
         says = f"is rounded to {str(narrow).removeprefix('torch.')} after every token"
         for again in (False, True) if scene.kept else (False,):
             yield Explanation(says, _rounding(scene, narrow, again))
+    yield from overwritten(scene)
     yield from _of_others(case)
 
 

@@ -9,25 +9,56 @@ from collections.abc import Iterator
 
 import torch
 
+from instep_reference.contract.engine import Drafted
+
+from ..observe.rows import row_spans
 from .case import Case, Explanation
+from .labels import embedded, heads
 from .rows import SHOWN
 
 
 def tokens(case: Case) -> Iterator[Explanation]:
-    if case.component != "embedding" or case.oracle is None or case.granted is None:
+    if case.component != "embedding" or (case.oracle is None and case.finding.check != "labels"):
         return
-    table = case.weights.embedding.to("cpu", torch.float64)
-    found, right = case.found.to("cpu", torch.float64), case.right.to("cpu", torch.float64)
-    ours, due = _nearest(found, table), _nearest(right, table)
-    wrong = (ours != due).nonzero().flatten().tolist()
-    if not wrong:
+    if case.granted is None:
+        table = embedded(case, _vocab(case))
+        ours, due = ([table.get(label, -1) for label in heads(x)] for x in (case.found, case.right))
+        wrong = [row for row, pair in enumerate(zip(ours, due, strict=True)) if pair[0] != pair[1]]
+        if wrong and all(ours[row] >= 0 for row in wrong):
+            yield Explanation(_sentence(case, wrong, ours, due), case.found)
         return
-    told = [f"row {row} is the embedding of token {int(ours[row])}; the trace has {int(due[row])}"
+    rows = case.weights.embedding.to("cpu", torch.float64)
+    ours, due = (_nearest(x.to("cpu", torch.float64), rows) for x in (case.found, case.right))
+    wrong = [row for row, pair in enumerate(zip(ours, due, strict=True)) if pair[0] != pair[1]]
+    if wrong:
+        yield Explanation(_sentence(case, wrong, ours, due), rows[ours], float(len(rows)) ** len(wrong))
+
+
+def _sentence(case: Case, wrong: list[int], ours: list[int], due: list[int]) -> str:
+    own = _own(case)
+    whose = {own: ", the draft head's own pick"}
+    told = [f"row {row} is the embedding of token {ours[row]}{whose.get(ours[row], '')}; the trace has {due[row]}"
             for row in wrong[:SHOWN]]  # fmt: skip
     more = [f"and {len(wrong) - SHOWN} more rows"] if len(wrong) > SHOWN else []
-    yield Explanation(", ".join(told + more), table[ours], float(len(table)) ** len(wrong))
+    return ", ".join(told + more)
 
 
-def _nearest(rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    nearest: torch.Tensor = torch.cdist(rows, table).argmin(1)
+def _own(case: Case) -> int | None:
+    """What the head picked itself for the draft that a step of a chain goes on from."""
+    stage, _, step = case.finding.place.stage.partition(".")
+    answer, spans = case.context.subject.answer, row_spans(case.context, case.finding.place.stage)
+    row = next((row for row, span in enumerate(spans) if span.request == case.finding.request), None)
+    if stage != "chain" or row is None or not isinstance(answer, Drafted):
+        return None
+    return int(answer.own[row, int(step) - 1])
+
+
+def _vocab(case: Case) -> int:
+    """Of a run of labels, by the logits that any of its events showed; else as many as the largest token known."""
+    logits = [made.shape[-1] for place, made in case.context.truth.places.items() if place.component == "logits"]
+    return max(logits, default=1 << 16)
+
+
+def _nearest(rows: torch.Tensor, table: torch.Tensor) -> list[int]:
+    nearest: list[int] = torch.cdist(rows, table).argmin(1).tolist()
     return nearest

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ..checks.allowance import NEAR
 from ..checks.bytes import PROPOSED
 from .case import Case, Explanation
 from .rows import permuted
@@ -36,10 +37,15 @@ def windows(case: Case) -> Iterator[Explanation]:
         yield from permuted(case, 0, "position", theirs)
         yield from permuted(case, 1, "head", [])
         other = "values" if case.component == "keys" else "keys"
-        after = case.context.subject.after.get(case.finding.request or "")
-        swapped = None if after is None else getattr(after, field.replace(case.component, other)).get(layer)
-        if isinstance(swapped, torch.Tensor) and swapped.shape == case.found.shape:
-            yield Explanation(f"holds the {other}", swapped)
+        sides = case.context.truth, case.context.subject
+        states = [side.after.get(case.finding.request or "") for side in sides]
+        right, held = (None if state is None else getattr(state, field.replace(case.component, other)).get(layer)
+                       for state in states)  # fmt: skip
+        if right is not None and held is not None and held.shape == case.found.shape == right.shape:
+            # What stands there is the other's only if it is right for that: else both hold what neither should.
+            off, size = (torch.linalg.vector_norm(x.double()) for x in (case.found.cpu() - right.cpu(), right))
+            if off <= NEAR * size:
+                yield Explanation(f"holds the {other}", held)
     elif case.finding.place == PROPOSED and case.found.dim() == 1:
         yield from _proposed(case)
 

@@ -46,7 +46,7 @@ class Example:
         except SubjectFailed as failed:
             self._lockstep, self.rules = failed, EventRules(header)
             return
-        self._oracle, self._older = oracle_for(plan, participants), Older()
+        self._oracle, self._older = oracle_for(plan, participants), Older(plan.adaptive, plan.num_steps)
         self._checks = (self._answers, *checks_for(self._oracle), self._older)
         self._lockstep = Lockstep(self._trace(), participants)
         self.rules = self._lockstep.rules

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -105,22 +105,23 @@ class Instrumentation:
             pools = Pools(self._subject.regions() if self._subject is not None else ())
             tensors = list(tensors_in("", answer))
             regions = [region for name, tensor in tensors if tensor.numel() for region in (pools.of(tensor),) if region]
-            changed = self._answers.changed()
             self._answers.add([(f"{name} of {told}", tensor) for name, tensor in tensors])
             pooled = tuple(region.name for region in regions)
-            self._answered = Answered(len(tensors), pooled, changed, self._answers.let_go)
+            self._answered = Answered(len(tensors), pooled, (), self._answers.let_go)
             copies = None if self._subject is None else self._subject.copies()
             self._kept = None if copies is None else self._copies.look(copies)
 
-    def take(self) -> EventLog:
-        """What was logged of the event that just ran."""
+    def take(self, *, last: bool = False) -> EventLog:
+        """What was logged of the event that just ran. last: no other follows, so every answer is compared once more."""
+        changed = self._answers.changed(all_of_them=last)
+        answered = None if self._answered is None else replace(self._answered, changed=changed)
         so_far = [_config(name, SO_FAR, self._were[name], value) for name, value in self._configs.items()]
         made, self._made = self._made, []
         return EventLog(
             ops="" if self._ops is None else self._ops.name, **self._calls.take(),
             trapped=self._subject is not None, reads=tuple(self._reads.found),
             graphs=self._replays is not None, replays=() if self._replays is None else self._replays(),
-            configs=(*made, *so_far), answered=self._answered, copies=self._kept, room=self._room, poison=self._poison,
+            configs=(*made, *so_far), answered=answered, copies=self._kept, room=self._room, poison=self._poison,
             guarded=self._guarded,
         )
 

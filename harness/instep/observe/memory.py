@@ -8,8 +8,10 @@ says how many bytes.
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -20,6 +22,7 @@ from instep_reference.contract.errors import BadInput
 
 from ..trace.bounds import Bound
 from .digests import bits, digests, together, words
+from .strides import changed_bytes, taken_strides
 
 __all__ = ["UNWATCHED", "Changes", "Looked", "Trespass", "Watch", "Wider", "bits"]
 
@@ -34,12 +37,16 @@ class Shown(Protocol):
 
 @dataclass(frozen=True)
 class Trespass:
-    """A unit whose bytes changed although the table or the rules do not allow it; gap: its red zone."""
+    """A unit whose bytes changed although the table or the rules do not allow it; gap: its red zone.
+
+    strides: elements from unit to unit, by any of which all that changed in the region would be allowed
+    """
 
     region: Region
     unit: int
     bytes: int
     gap: bool
+    strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,7 @@ class Watch:
         scratch = {(region.name, region.layer): region.scratch for region in self.regions}
         now = torch.cat([found.flatten() for found in together([kept.live for kept in self.kept])]).cpu()
         looked, trespasses, begin, units, size = [], list[Trespass](), 0, 0, 0
+        written = defaultdict[tuple[str, int], list[_Written]](list)
         for kept in self.kept:
             count = kept.digests.numel()
             seen = Looked(kept.region, kept.gap, kept.digests, now[begin : begin + count].view_as(kept.digests),
@@ -149,8 +157,19 @@ class Watch:
             units, size = units + guarded, size + guarded * kept.live[0].numel() * kept.live.element_size()
             changed = seen.changed().any(1).nonzero()[:, 0].tolist()
             trespasses += [kept.trespass(unit) for unit in changed if unit not in free]
-            kept.take(changed, seen.after)
+            written[region.name, region.layer].append((kept, changed, seen.after))
+        trespasses = [replace(one, strides=self._strides(one.region, may, written)) for one in trespasses]
+        for kept, changed, after in chain.from_iterable(written.values()):
+            kept.take(changed, after)
         return Changes(units, size, tuple(trespasses), tuple(looked), tuple(self._wider(may)), tuple(self.regions))
+
+    def _strides(
+        self, region: Region, may: Mapping[str, frozenset[int]], written: Mapping[tuple[str, int], list[_Written]]
+    ) -> tuple[int, ...]:
+        """Of a region in which something trespassed: its units and its red zones together."""
+        base, around = region.units.data_ptr(), written[region.name, region.layer]
+        changed = [changed_bytes(kept.live, kept.shadow, base) for kept, units, _ in around if units]
+        return taken_strides(region, torch.cat(changed), may[region.name] & self.bound.units(region))
 
     def _wider(self, may: Mapping[str, frozenset[int]]) -> Iterator[Wider]:
         """Once per name: a table speaks of all layers at a time."""
@@ -159,6 +178,9 @@ class Watch:
             more = may[region.name] - allowed - region.scratch
             if more:
                 yield Wider(region, more, allowed)
+
+
+_Written = tuple["_Kept", list[int], torch.Tensor]  # the units of one that changed, and its digests now
 
 
 class _Kept:

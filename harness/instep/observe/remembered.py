@@ -8,8 +8,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing import reductions
@@ -21,45 +20,90 @@ from .event_log import Copies
 
 StorageWeakRef: Any = reductions.StorageWeakRef  # it has no types
 SMALL = 1 << 10  # numbers of a tensor that is compared together with others: it takes longer to ask than to answer
+RECENT = 64  # events whose answers are compared after every event: more than any buffer that is used in turn
 MOST = 1 << 28  # bytes of answers that are held, so that their memory serves nothing else; then the oldest are let go
 
 
+class _Given(NamedTuple):
+    """An answer's name and tensor, its bytes, and the event at which they were last compared."""
+
+    name: str
+    tensor: torch.Tensor
+    was: torch.Tensor
+    looked: int
+
+
 class Answers:
-    """Every tensor that was answered, held until the run ends, and its bytes when it was given."""
+    """Every tensor that was answered, held until the run ends, and its bytes when it was given.
+
+    Those of the last events are compared after every event, older ones the more rarely the older they are, and all of
+    them behind the last event: so a run of n events compares some n log n of them.
+    """
 
     def __init__(self, most: int = MOST) -> None:
-        self._most, self._numbers = most, count()
-        self._held: dict[int, tuple[str, torch.Tensor, torch.Tensor]] = {}
-        self.let_go = 0
+        self._most = most
+        self._held: list[list[_Given]] = []  # by event
+        self._storages: dict[int, list[int]] = {}  # where a storage begins -> its bytes, and how many answers lie in it
+        self._begin = self.let_go = self._size = 0
 
     def add(self, names: Sequence[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in names:
-            self._held[next(self._numbers)] = name, tensor, bits(tensor).clone()
-        while len(self._held) > len(names) and self._size() > self._most:
-            del self._held[next(iter(self._held))]
-            self.let_go += 1
+        """What one event answered."""
+        now = len(self._held)
+        self._held.append([_Given(name, tensor, bits(tensor).clone(), now) for name, tensor in names])
+        for _, tensor in names:
+            self._count(tensor, 1)
+        while self._size > self._most and self._begin < now:
+            for given in self._held[self._begin]:
+                self._count(given.tensor, -1)
+                self.let_go += 1
+            self._held[self._begin] = []
+            self._begin += 1
 
-    def changed(self) -> tuple[str, ...]:
-        """Those that are no longer what they were, each told once."""
-        groups = defaultdict[object, list[int]](list)
-        for number, (_, tensor, was) in self._held.items():
-            groups[was.dtype, was.device, number if tensor.numel() > SMALL else None].append(number)
+    def changed(self, *, all_of_them: bool = False) -> tuple[str, ...]:
+        """Those that are no longer what they were, each told once; how long ago they were, where that is not the event
+        before this one."""
+        now = len(self._held)
+        due = range(self._begin, now) if all_of_them else self._due(now)
+        groups = defaultdict[object, list[tuple[int, int]]](list)
+        for event in due:
+            for number, given in enumerate(self._held[event]):
+                alone = (event, number) if given.tensor.numel() > SMALL else None
+                groups[given.was.dtype, given.was.device, alone].append((event, number))
         changed = []
         for numbers in groups.values():
-            now, then = (torch.cat(parts) for parts in zip(*(
-                (bits(tensor).reshape(-1), was.reshape(-1))
-                for _, tensor, was in (self._held[number] for number in numbers)
+            many = [self._held[event][number] for event, number in numbers]
+            now_, then = (torch.cat(parts) for parts in zip(*(
+                (bits(given.tensor).reshape(-1), given.was.reshape(-1)) for given in many
             ), strict=True))  # fmt: skip
-            changed += [] if torch.equal(now, then) else [n for n in numbers if not _same(*self._held[n][1:])]
-        for number in changed:
-            name, tensor, was = self._held[number]
-            self._held[number] = name, tensor, was.copy_(bits(tensor))
-        return tuple(self._held[number][0] for number in sorted(changed))
+            if not torch.equal(now_, then):
+                changed += [at for at, given in zip(numbers, many, strict=True) if not _same(given.tensor, given.was)]
+        told = []
+        for event, number in sorted(changed):
+            given = self._held[event][number]
+            given.was.copy_(bits(given.tensor))
+            since = "" if now - given.looked <= 1 else f" (at some event behind {given.looked - 1})"
+            told.append(f"{given.name}{since}")
+        for event in due:
+            self._held[event] = [given._replace(looked=now) for given in self._held[event]]
+        return tuple(told)
 
-    def _size(self) -> int:
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-                    for _, tensor, _ in self._held.values()}  # fmt: skip
-        return sum(storages.values())
+    def _due(self, now: int) -> list[int]:
+        """The last events; and those that are twice as old every second time, four times every fourth, ..."""
+        due, size = list(range(max(self._begin, now - RECENT), now)), RECENT
+        while size < now - self._begin:
+            size *= 2
+            if now % (size // RECENT) == 0:
+                due += range(max(self._begin, now - size), max(self._begin, now - size // 2))
+        return sorted(due)
+
+    def _count(self, tensor: torch.Tensor, by: int) -> None:
+        storage = tensor.untyped_storage()
+        entry = self._storages.setdefault(storage.data_ptr(), [storage.nbytes(), 0])
+        self._size += entry[0] * (entry[1] == 0)
+        entry[1] += by
+        if not entry[1]:
+            self._size -= entry[0]
+            del self._storages[storage.data_ptr()]
 
 
 class KeptCopies:

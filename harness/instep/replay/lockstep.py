@@ -45,6 +45,7 @@ class Lockstep:
         self.rules = EventRules(trace.header, overlap=participants.overlap)
         self.seconds = {"reference": 0.0, "subject": 0.0}
         self.next = 0
+        self.end: int | None = None  # the last event that is asked for
         self.rows = 0  # of the last forward
         ops = participants.ops
         self.hidden = HIDDEN if ops is not None and ops.fused_gdn is not None else frozenset[str]()
@@ -73,7 +74,8 @@ class Lockstep:
         expected = expect(before, self.rules.table)
         resampled = cache(partial(self._resampled, index)) if self.participants.rounded_draw else None
         regions = self.participants.shown.regions
-        log = NOTHING if self.participants.instrumentation is None else self.participants.instrumentation.take()
+        instrumentation, last = self.participants.instrumentation, index in (self.end, len(self.trace.events) - 1)
+        log = NOTHING if instrumentation is None else instrumentation.take(last=last)
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,
             kept(regions()), self.hidden, left_by(self.last), self.participants.says_shown(),
@@ -138,6 +140,7 @@ def run(
     """Go on until the first event that disagrees, the event `until`, or the end."""
     verdict, wanted = Verdict(served=False), None if layers is None else frozenset(layers)
     last = len(lockstep.trace.events) - 1 if until is None else min(until, len(lockstep.trace.events) - 1)
+    lockstep.end = last
     while lockstep.next <= last:
         index, event = lockstep.next, lockstep.trace.events[lockstep.next]
         verdict.events += 1

@@ -146,7 +146,7 @@ class Replay:
             return self._unmade(failed, variant)
         lockstep = Lockstep(self.trace, participants)
         oracle = None if self.checks is not None else oracle_for(self.plan, participants, variant)
-        older = Older()
+        older = Older(self.plan.adaptive, self.plan.num_steps)
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
             oracle, RecordedChoices(self.trace.recorded, self.trace.header.recording, self.plan.setting.mode),
         )

@@ -92,7 +92,7 @@ FAULTS: tuple[Fault, ...] = (
         "chunk-boundary-begins-anew-labels", "chunk-boundary",
         "Every chunk of a prompt is taken for its first, seen in labels.",
         "sglang-jax 1039", (FRESH,), "rounds", Setting(ops="ledger"), 3, Place("trunk", 0, "mixed"),
-        "", ("labels",), ("identity",),
+        "was begun anew: what came before these tokens is lost", ("labels",), ("identity",),
     ),
     Fault(
         "chunk-boundary-state-dropped", "chunk-boundary",
@@ -128,7 +128,7 @@ FAULTS: tuple[Fault, ...] = (
         "chunk-boundary-kernel-block", "chunk-boundary",
         "The chunk kernel forgets the state from one block of 16 tokens to the next.",
         "sglang-jax 1039", (BLOCK_FORGETS,), "rounds", Setting(ops="triton"), 3, Place("trunk", 0, "core"),
-        "was begun anew", ("derived", "directed"), ("identity", "bytes"),
+        "forgets at the end of every block of 16 tokens", ("derived", "directed"), ("identity", "bytes"),
     ),
     Fault(
         "chunk-boundary-kernel-last-block", "chunk-boundary",

@@ -74,6 +74,6 @@ FAULTS: tuple[Fault, ...] = (
               "    layer_id = config.drafter().layer_kinds.index(\"attention\")\n"
               "    pools = memory[\"draft_keys\"].units(layer_id), memory[\"draft_values\"].units(layer_id)\n"),),
         "ragged", Setting(), 2, Place("trunk", 3, "keys"),
-        "", ("bytes", "poison", "contracts"),
+        "keys is draft_keys of layer 0, the op serves layer 3", ("bytes", "poison", "contracts"),
     ),
 )

@@ -103,7 +103,7 @@ FAULTS: tuple[Fault, ...] = (
         "Every step of a draft chain reads the head's row of the first one, seen in labels.",
         "sglang 22041", (NOT_CHAINED,), "accepted", Setting(ops="ledger"), 3,
         Place("chain.2", STAGE_LEVEL, "post_normed"),
-        "", ("labels",), ("identity", "bytes"),
+        "is that of row 0 of draft step 2", ("labels",), ("identity", "bytes"),
     ),
     Fault(
         "mtp-hidden-targets-row", "mtp-hidden",
@@ -115,7 +115,7 @@ FAULTS: tuple[Fault, ...] = (
         "mtp-hidden-stale", "mtp-hidden",
         "After a plain step the head's row behind draft 1 is that of the round before.",
         "sglang 22041", (STALE,), "rounds", Setting(), 10, Place("extend", AFTER_LAYERS, "final"),
-        "", ("bytes",), ("identity", "directed"),
+        "is the head's row of the round before", ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "mtp-hidden-packed-rows", "mtp-hidden",
@@ -127,7 +127,7 @@ FAULTS: tuple[Fault, ...] = (
         "mtp-hidden-row-stride", "mtp-hidden",
         "A commit reads the verified rows with a stride made from the step count, not with the pool's own.",
         "vllm 36531", (ROW_STRIDE,), "accepted", Setting(), 5, Place("extend", STAGE_LEVEL, "post_normed"),
-        "", ("poison", "derived"), ("identity", "directed"),
+        "reads the verified rows by another stride", ("poison", "derived"), ("identity", "directed"),
     ),
     Fault(
         "draft-kv-behind-at-zero-steps", "draft-kv",
@@ -151,7 +151,7 @@ FAULTS: tuple[Fault, ...] = (
         "draft-prefill-padded-token", "draft-prefill",
         "The last row of an unfinished chunk is paired with token 0, not with the prompt's next one.",
         "", (PADDED_TOKEN,), "rounds", Setting(ops="ledger"), 2, Place("extend", STAGE_LEVEL, "embedding"),
-        "", ("labels",), ("identity",),
+        "is the embedding of token 0; the trace has 110", ("labels",), ("identity",),
     ),
     Fault(
         "draft-prefill-not-shifted", "draft-prefill",
@@ -169,7 +169,7 @@ FAULTS: tuple[Fault, ...] = (
         "draft-chain-own-drafts", "draft-chain",
         "A draft chain goes on from the head's own picks where others are in use.",
         "", (OWN_DRAFTS,), "accepted", Setting(ops="ledger"), 3, Place("chain.1", STAGE_LEVEL, "embedding"),
-        "", ("labels",), ("identity", "bytes"),
+        "the draft head's own pick", ("labels",), ("identity", "bytes"),
     ),
     Fault(
         "draft-hidden-first", "draft-input",

@@ -118,7 +118,7 @@ FAULTS: tuple[Fault, ...] = (
         "gate-exp-of-running-sums", "gate-numerics",
         "A decay is made from exp(-cumsum), which overflows where a chunk's decays add up to more than 88.7.",
         "fla 463", (OF_RUNNING_SUMS,), "long", Setting(), 2, Place("trunk", 0, "core"),
-        "", ("derived", "directed"), ("identity", "bytes"),
+        "its decays are exp(G_t) exp(-G_t-1) of running sums G", ("derived", "directed"), ("identity", "bytes"),
     ),
     Fault(
         "gate-in-16-bits", "gate-numerics",
@@ -170,7 +170,7 @@ FAULTS: tuple[Fault, ...] = (
         "attention-short-log2e", "attention-numerics",
         "The softmax takes powers of 2 and writes log2(e) as 1.443.",
         "", (LOG2E,), "accepted", Setting(), 2, Place("trunk", 3, "attended"),
-        "", ("derived",), ("identity", "bytes", "directed"),
+        "as with 1.443 for log2(e)", ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "attention-narrow-chances", "attention-numerics",

@@ -24,7 +24,7 @@ FAULTS: tuple[Fault, ...] = (
         "Keys and decays are kept by slot, updates by batch row: one request's meet another's keys.",
         "", (Edit(RING, STORE, STORE.replace("x[wanted]", "(x[wanted].flip(0) if pool is ring.own else x[wanted])")),),
         "ragged", Setting(), 4, UPDATE,
-        'is that of row 0 of request "a"', ("derived",), ("identity",),
+        'is that of request "a"', ("derived",), ("identity",),
     ),
     Fault(
         "update-stored-narrow", "ring-update",
@@ -70,7 +70,7 @@ FAULTS: tuple[Fault, ...] = (
                  "        stale[:alive] = _absorbed(stale[:alive], _update(stale[:alive], token, own))\n"),
         ),
         "ragged", Setting(ops="ledger"), 7, UPDATE,
-        "", ("labels",), ("bytes",),
+        "hangs on the state as it was after event 2", ("labels",), ("bytes",),
     ),
     Fault(
         "update-kernel-keeps-the-value", "ring-update",

@@ -60,13 +60,13 @@ FAULTS: tuple[Fault, ...] = (
         "count-permute-batch", "count-permute",
         "The batch is condensed between verify and commit, and takes the accepted counts in the order of before.",
         "vllm 53919", (BY_SLOT,), "accepted", Setting(), 8, Place("trunk", AFTER_LAYERS, "pick"),
-        "holds the window after 2 tokens; 4 were accepted", ("bytes", "directed", "identity"),
+        "as in a batch of another order", ("bytes", "directed", "identity"),
     ),
     Fault(
         "count-permute-lengths", "count-permute",
         "Memory takes the right counts; the host gathers them in another order, and lengths are exchanged.",
         "vllm 53919", (LENGTHS_BY_SLOT,), "accepted", Setting(ops="ledger"), 8, Place("trunk", AFTER_LAYERS, "length"),
-        "", ("labels", "identity"),
+        "as in a batch of another order", ("labels", "identity"),
     ),
     Fault(
         "count-permute-rows", "count-permute",
@@ -102,7 +102,7 @@ FAULTS: tuple[Fault, ...] = (
         "lifecycle-loss-root", "lifecycle-loss",
         "A resumed request goes on from whatever root stood in its new slot.",
         "sglang 35957", (NO_ROOT,), "kept", Setting(ops="ledger"), 16, Place("trunk", AFTER_LAYERS, "root"),
-        "comes back otherwise than it was kept: root is", ("identity",),
+        "root is poison, as in memory that nobody wrote", ("identity",),
     ),
     Fault(
         "lifecycle-loss-conv", "lifecycle-loss",

@@ -62,7 +62,7 @@ FAULTS: tuple[Fault, ...] = (
               "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n"
               "    each_steps[0] = part.most * each_steps[1]\n"),),
         "short", Setting(ops="triton", strategy="snapshot"), 4, STATE,
-        "", ("bytes", "tails"),
+        "as if rows stood 8192 or 16384 or 24576 elements apart", ("bytes", "tails"),
     ),
     Fault(
         "caller-stride-ring", "caller-stride",
@@ -103,7 +103,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit("instep_optimized/ops/plain/move.py", "    spots = locations[wanted]\n",
               "    spots = locations[wanted].to(torch.int16).long()\n"),),
         "far", Setting(ops="ledger"), 2, Place("trunk", 3, "keys"),
-        "", ("bytes", "labels"),
+        "as places that are counted in 16 bits", ("bytes", "labels"),
     ),
     Fault(
         "narrow-offset-kernel", "int32-offset",
@@ -121,7 +121,7 @@ FAULTS: tuple[Fault, ...] = (
               "        return pool, address.units, address.units, pool.stride(0), 0\n",
               "        return pool, address.units, address.units, math.prod(pool.shape[1:]), 0\n"),),
         "short", Setting(ops="triton", strategy="snapshot"), 5, CONV,
-        "changed in the red zone beside conv slot 2, which this event may not write", ("bytes",),
+        "as if slots stood 1152 elements apart", ("bytes",),
     ),
     Fault(
         "lost-write", "lost-write", "A prefill chunk stores its state into a contiguous copy of the pool.",

@@ -1,0 +1,48 @@
+"""By which distance an event took the units of a pool to stand, where it wrote beside them.
+
+Leaves out: that it wrote beside them (`memory.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import torch
+
+from instep_reference.contract.engine import Region
+
+
+def changed_bytes(live: torch.Tensor, shadow: torch.Tensor, base: int) -> torch.Tensor:
+    """Where the words that differ begin, in bytes from `base`.  live, shadow [units, blocks, n]"""
+    at = (live != shadow).nonzero().cpu()
+    steps = torch.tensor(live.stride()) * live.element_size()
+    return (at * steps).sum(1) + (live.data_ptr() - base)
+
+
+def taken_strides(region: Region, changed: torch.Tensor, free: Collection[int]) -> tuple[int, ...]:
+    """The distances between units, in elements, by which all that changed lies in units that may be written.
+
+    Of every unit that may be written, and that would stand elsewhere, the first word must have changed: what changed by
+    chance does not begin where a unit would.
+    changed: in bytes from the first unit on
+    """
+    size, pitch, inner = region.units.element_size(), region.units.stride(0), region.units[0].numel()
+    units = torch.tensor(sorted(unit for unit in free if unit < len(region.units)))
+    found = []
+    for stride in _candidates(region):
+        begins, apart = units * stride * size, (units > 0)
+        inside = ((changed[:, None] >= begins) & (changed[:, None] < begins + inner * size)).any(1)
+        if stride != pitch and apart.any() and inside.all() and torch.isin(begins[apart], changed).all():
+            found.append(stride)
+    return tuple(sorted(found))
+
+
+def _candidates(region: Region) -> Iterator[int]:
+    """Units without a gap between them, and where a unit has positions, units of fewer positions."""
+    yield from dict.fromkeys((region.units[0].numel(), *_narrower(region)))
+
+
+def _narrower(region: Region) -> Iterator[int]:
+    along = None if region.means is None else region.means.positions
+    if along is not None and along.axis == 1:
+        yield from (count * region.units.stride(1) for count in range(1, region.units.shape[1]))

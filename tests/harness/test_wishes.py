@@ -1,0 +1,51 @@
+"""Wrong rules of the controller of step counts: told where a rule gives this wish and all that were right before.
+
+Leaves out: the right rules (`tests/reference`), and a controller of an engine (`test_explain_planted.py`).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from instep.explain.wishes import MOST, RULES, Told, _wishes, wrong_rule
+from instep_reference.adaptive import Controller, resolve
+from instep_reference.contract.adaptive import AdaptiveFile
+
+FILE = AdaptiveFile.of({"candidate_steps": [0, 1, 3, 7], "ema_alpha": 0.3, "update_interval": 3, "warmup_batches": 2,
+                        "down_hysteresis": -0.5, "up_hysteresis": 0.25})  # fmt: skip
+CANDIDATES = resolve(FILE, 3)
+# Accepted drafts of batches of two, one after another; an idle step stands between some of them.
+BATCHES = ((7, 3), (0, 3), (7, 0), (7, 2), (1, 3), None, (1, 0), (7, 3), None, (1, 3), (2, 0), (1, 3), (3, 1), (2, 7),
+           (7, 3), (7, 7), (3, 7), (3, 3), (3, 3), (3, 3))  # fmt: skip
+
+
+def history() -> list[Told]:
+    """With the right wishes, each of which is put in force."""
+    controller, said = Controller(CANDIDATES), list[Told]()
+    for counts in BATCHES:
+        if counts is not None:
+            controller.update(len(counts), [min(count, controller.in_force) for count in counts])
+        given = () if counts is None else tuple(min(count, controller.in_force) for count in counts)
+        said.append(Told(len(given) or None, given, None, counts is None, controller.wish()))
+        if controller.wish() != controller.in_force:
+            controller.set_num_steps(controller.wish())
+            said.append(Told(None, (), controller.wish(), False, controller.wish()))
+    return said
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.says)
+def test_a_wrong_rule_explains_the_first_wish_that_it_gives_otherwise(rule):
+    past = history()
+    for end in range(1, len(past) + 1):
+        for wish in {0, 1, 3, 7} - {past[end - 1].wish}:
+            alike = [other.says for other in RULES if _wishes(CANDIDATES, other, past[:end], wish)]
+            if rule.says in alike:
+                told = wrong_rule(CANDIDATES, past[:end], wish)
+                assert told is None if len(alike) > MOST else told is not None and all(says in told for says in alike)
+                return
+    pytest.fail("these batches do not show it")
+
+
+def test_a_wish_is_explained_by_no_rule_that_gives_another_one_before():
+    past = history()
+    assert wrong_rule(CANDIDATES, [past[0]._replace(wish=7), *past[1:]], 0) is None
