@@ -6,7 +6,8 @@ Leaves out: that right engines are silent here (`test_checks.py`).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from instep.checks.bytes import Bytes, shifted
 from instep.checks.poison import poisoned
+from instep.observe.oracle import Oracle
 from instep.observe.rows import RowSpan, row_spans
 from instep.trace.policy import ScheduledAction
 from instep.verdict import Comparison
@@ -85,7 +87,8 @@ def test_memory_narrower_than_the_rows_that_it_takes_in_is_a_finding(contexts):
         earlier.subject, before={**earlier.subject.before, span.request: narrow(
             earlier.subject.before[span.request])}))))
     for rounds, places in (({}, ["conv"] * 3 + ["keys"]), ({"keys": torch.bfloat16}, ["conv"] * 3)):
-        findings = [found for found in Bytes(rounds)(context) if isinstance(found, Comparison) and not found.agrees]
+        check = Bytes(cast(Oracle, SimpleNamespace(rounds=rounds)))
+        findings = [found for found in check(context) if isinstance(found, Comparison) and not found.agrees]
         assert sorted(found.place.component for found in findings) == places
         assert all(found.diagnosis == "is torch.bfloat16, torch.float32 is declared" for found in findings)
 

@@ -5,14 +5,22 @@ Leaves out: engines that nobody here wrote (`tests/peers`), and the page (`test_
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from instep.engines.asked import Asked
+from instep.engines.derived import DerivedEngine
 from instep.replay.replay import Outcome, Replay
 from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit, Tier
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Admit, Capacity, Commit, Draft, Finish, Forward, Row
+from instep_reference.contract.engine import Path as Path_
+from support import by_verbs
+from support.command import complaint
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
 
@@ -52,3 +60,111 @@ def test_what_is_wrong_is_named_where_it_is_made(name, event, kind, place, says)
 def test_an_engine_that_shows_nothing_has_not_agreed():
     verdict = replayed("mute").verdict
     assert verdict.exit is Exit.INCONCLUSIVE and {c.check for c in verdict.compared} == {"remembered"}
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("nothing", "makes NoneType, which has no step, keep, drop"), ("no_keep", "which has no keep"),
+    ("no_verb", "kv of 'support.by_verbs:no_verb', which cannot be called"),
+    ("other_arguments", "a callable that takes other arguments"), ("absent", "has no attribute 'absent'"),
+    ("misdeclares", "declares: found 'round'"), ("misrounds", "rounds: found 'everything'"),
+    ("misspells", "products: found 'bfloat'"),
+])  # fmt: skip
+def test_what_is_no_engine_is_one_line(name, says, instep):
+    assert says in complaint(instep("replay", TRACES / "short.jsonl", "--engine", f"support.by_verbs:{name}"))
+
+
+def test_an_op_set_beside_an_engine_is_refused(instep):
+    ran = instep("replay", TRACES / "short.jsonl", "--ops", "plain", "--engine", "support.by_verbs:right")
+    assert "--engine: found --ops beside it" in complaint(ran)
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("raising", "the engine, while it was made, raised LookupError (nobody is at home)"),
+    ("raises_step", "step raised LookupError (nobody is at home); the event is legal"),
+    ("raises_keep", "keep raised LookupError"), ("raises_drop", "drop raised LookupError"),
+    ("raises_state", "asked for state, the engine raised LookupError"),
+    ("gives_none", "step gave None"), ("gives_list", "step gave a list"), ("gives_other_key", "step: keys gave a list"),
+    ("leaves_out", 'step: logits of "b" gave None'), ("forgets", 'step left out "logits", which it has shown before'),
+    ("gives_nan", "holds a number that is not finite"), ("gives_narrow", "the contract asks for a tensor ["),
+    ("gives_flat", "the contract asks for a tensor ["), ("gives_text", "gave a str"), ("gives_bf16", "relative error"),
+    ("state_none", "state gave None"), ("state_some", "the contract asks for the gdn layers [0, 1, 2]"),
+])  # fmt: skip
+def test_whatever_a_verb_does_is_the_engines_finding(name, says):
+    verdict = replayed(name).verdict
+    assert verdict.exit is Exit.DIVERGED
+    assert says in verdict.findings[0].diagnosis, verdict.findings[0].diagnosis
+
+
+def test_what_an_engine_overwrites_later_was_copied():
+    assert replayed("views").verdict.exit is Exit.AGREED
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("reordered", "float32"), ("narrow", "bfloat16")])
+@pytest.mark.parametrize("trace", ["kept", "arriving"])
+def test_a_right_engine_that_rounds_otherwise_is_not_accused(name, dtype, trace):
+    verdict = replayed(name, trace, dtype=dtype).verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    assert max(c.headroom for c in verdict.compared if c.tier is Tier.PROPAGATED) < 1
+
+
+def test_what_is_not_shown_is_told(instep, tmp_path):
+    file = tmp_path / "result.json"
+    ran = instep("replay", TRACES / "kept.jsonl", "--engine", "support.by_verbs:right", "--json", file)
+    assert ran.code == 0 and "served 29 of 29 events" in ran.out and "[shows no kv]" in ran.out
+    assert "1 times without save and load: drop, then a step over the tokens again" in ran.out
+    run = json.loads(file.read_text())["runs"][0]
+    assert run["engine"] == "support.by_verbs:right" and run["shown"] == ["final", "logits", "state"]
+    assert {each["shows_no"] for each in run["not_judged"]} >= {"kv", "draft", "watch", "regions"}
+    assert [each["event"] for each in run["played"]] == [12, 16]
+
+
+def test_a_copy_that_is_none_comes_back_otherwise():
+    first = replayed("aliasing").verdict.findings[0]
+    assert (first.event, first.kind, first.tier) == (12, "load", Tier.BITWISE)
+    assert "comes back otherwise than it was kept" in first.diagnosis
+
+
+@pytest.mark.slow
+def test_fuzz_finds_what_is_wrong_and_writes_it(instep, tmp_path):
+    words = ("fuzz", "--engine", "support.by_verbs:no_rollback", "--examples", 20, "--seed", 1, "--shrink", 5,
+             "--checkpoint", TRACES.parents[1] / "tiny", "--out", tmp_path)  # fmt: skip
+    ran = instep(*words)
+    assert ran.code == 1 and "tokens; " in ran.out, ran
+    assert "--engine support.by_verbs:no_rollback" in " ".join(ran.out.split())
+
+
+@pytest.mark.parametrize(("name", "tier", "component"), [
+    ("watching", Tier.DERIVED, "core"), ("layered", Tier.PROPAGATED, "hidden"), ("drafting", Tier.DECISIONS, "pick"),
+])  # fmt: skip
+def test_a_verb_that_may_be_there_switches_on_what_it_feeds(name, tier, component):
+    judged, without = (replayed(one, "short" if name == "watching" else "accepted").verdict for one in (name, "right"))
+    assert judged.exit is Exit.AGREED, judged.findings[:1]
+    of = [[c for c in v.compared if c.tier is tier and c.place.component == component] for v in (judged, without)]
+    assert len(of[0]) > len(of[1])
+
+
+def test_an_own_draft_that_is_another_is_found():
+    first = replayed("slipping", "accepted").verdict.findings[0]
+    assert (first.kind, first.tier, str(first.place)) == ("draft", Tier.DECISIONS, "chain.1 pick")
+    assert first.diagnosis.startswith("own draft 2 is")
+
+
+def test_a_request_whose_drafts_form_a_tree_leaves_the_run_and_the_others_stay():
+    opened = Checkpoint.open(TRACES.parents[1] / "tiny")
+    room = Capacity((1, 2), tuple(range(1, 9)), 8, 32)
+    asked = Asked(by_verbs.Right(TRACES.parents[1] / "tiny"), by_verbs.right, opened.config)
+    engine = DerivedEngine(asked, opened, room, num_steps=2, adaptive=None)
+    rows = tuple(Row(name, "prefill", 2, root=7) for name in "ab")
+    for event in (Admit("a", (1, 2)), Admit("b", (3, 4)), Forward(rows)):
+        event.on(engine)
+        assert not engine.shown().gone
+    Draft(("a", "b"), ((5, 6), (5, 6)), ((0, 0), (0, 1))).on(engine)
+    told = engine.shown()
+    assert told.gone == {"a"} and not told.unserved
+    assert told.said[0].startswith('request "a" leaves the run: its drafts form a tree')
+    answer = Forward((Row("a", "verify"), Row("b", "verify"))).on(engine)
+    assert set(answer.own) == {"b"} and not engine.shown().unserved
+    Commit(("a", "b"), (Path_((1,), 8), Path_((1,), 8))).on(engine)
+    assert not engine.shown().unserved and engine.state("a").state == {} and engine.state("b").length == 4
+    Finish("a").on(engine)
+    assert engine.shown().unserved and "a" not in asked.made.memory

@@ -243,3 +243,15 @@ def test_an_op_set_that_there_is_not_is_one_usage_error_before_anything_runs(hom
     finally:
         for file in ("second.jsonl", "second.safetensors"):
             (home / "traces" / file).unlink()
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_led_by_verbs_is_an_item_of_its_own(home: Path) -> None:
+    """The end of the session says what it served and what it does not show; a typed name that is none is one line."""
+    done = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:right", "-v")
+    assert done.code == 0 and "short.jsonl::support.by_verbs:right PASSED" in done.out, done
+    assert "support.by_verbs:right: served " in done.out and "it shows no kv, draft" in done.out
+    wrong = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:no_rollback")
+    assert wrong.code == 1 and "holds the window after" in wrong.out and "Traceback" not in wrong.out
+    absent = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:absent")
+    assert absent.code == 4 and "--instep-engine" in absent.out + absent.err

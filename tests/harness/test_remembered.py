@@ -112,6 +112,8 @@ def test_every_answer_is_compared_until_the_run_ends_in_less_than_quadratic_time
         assert len(answers._held) < 2100
     assert {one.partition(" (")[0] for one in given} == {"answer 300", "answer 0"}
     assert all("at some event behind" in one for one in given)
+    answers.add([])
+    answers.add([])
     numbers[5].add_(1)
     assert answers.changed(all_of_them=True)[0].startswith("answer 5 (at some event behind")
 

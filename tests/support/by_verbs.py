@@ -95,6 +95,40 @@ class Keeping(Right):
         return {layer: (one.keys, one.values) for layer, one in kept if not isinstance(one, GdnMemory)}
 
 
+class Watching(Keeping):
+    """It shows what its layers compute, and hidden rows by a verb of their own."""
+
+    def watch(self, see: Any) -> None:
+        self.see = lambda place, tensor: see(tuple(place), tensor)
+
+
+class Layered(Keeping):
+    """It shows the hidden rows behind each layer."""
+
+    def run(self, row: Any) -> torch.Tensor:
+        found: dict[int, list[torch.Tensor]] = {}
+
+        def see(place: Any, tensor: torch.Tensor) -> torch.Tensor:
+            if place.component == "hidden":
+                found.setdefault(place.layer, []).append(tensor)
+            return tensor
+
+        self.see, self.hidden = see, {**getattr(self, "hidden", {}), row.request: found}
+        return super().run(row)
+
+    def layers(self, request: str) -> dict[int, torch.Tensor]:
+        return {layer: torch.cat(parts) for layer, parts in self.hidden[request].items()}
+
+
+class Drafting(Right):
+    """Its draft head says what the trace says, and at the second draft something else where `slip` is set."""
+
+    slip = 0
+
+    def draft(self, requests: Sequence[str], num_steps: int, picks: Any) -> Any:
+        return [[token if at != 1 else (token + self.slip) % 256 for at, token in enumerate(mine)] for mine in picks]
+
+
 # Engines that are wrong in one thing
 
 
@@ -142,6 +176,8 @@ class StaleLogits(Right):
 
 class Aliasing(Keeping):
     """A save keeps the request's name instead of what it holds."""
+
+    kv = None  # type: ignore[assignment]
 
     def save(self, request: str, name: str) -> None:
         self.kept[name] = request
@@ -226,6 +262,8 @@ def made(kind: type[Right]) -> Any:
     return make
 
 
+watching, layered, drafting = map(made, (Watching, Layered, Drafting))
+slipping = made(type("Slipping", (Drafting,), {"slip": 1}))
 keeping, no_rollback, one_more, of_another = map(made, (Keeping, NoRollback, OneMore, OfAnother))
 stale_logits, aliasing, no_drop, shifted_window = map(made, (StaleLogits, Aliasing, NoDrop, ShiftedWindow))
 stale_tile, neighbour, slightly, hidden_rollback, mute = map(
@@ -280,8 +318,8 @@ no_keep = _with(keep=None)
 no_verb = _with(kv=7)
 other_arguments = lambda one, two, three: None  # noqa: E731
 raising = lambda model, room, **told: _raises()  # noqa: E731
-declining = made(Right)
-raises_step, raises_keep, raises_drop, raises_state = (_with(**{name: _raises}) for name in ("step", "keep", "drop", "state"))
+raises_step, raises_keep = _with(step=_raises), _with(keep=_raises)
+raises_drop, raises_state = _with(drop=_raises), _with(state=_raises)
 gives_none, gives_list = _with(step=lambda self, rows: None), _with(step=lambda self, rows: [1])
 gives_other_key = _with(step=lambda self, rows: {"logit": {}})
 leaves_out, forgets = _with(step=_first_only), _with(step=_now_and_then)

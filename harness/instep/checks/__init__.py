@@ -44,10 +44,10 @@ def for_labels() -> tuple[Check, ...]:
 def for_numbers(oracle: Oracle) -> tuple[Check, ...]:
     """The subject computes. In this order the directed diagnosis of a state comes before its bare size."""
     arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Propagated(), Decisions()
-    return (Identity(), Bytes(oracle.rounds), *structure(), *arithmetic)
+    return (Identity(), Bytes(oracle), *structure(), *arithmetic)
 
 
 def for_free_runs(oracle: FreeOracle, *, memory: bool) -> tuple[Check, ...]:
     """The subject computes, and shows no rows between its layers. memory: whether it shows its pools."""
     arithmetic = Directed(oracle), Propagated(oracle.stored), Decisions()
-    return (Played(), Identity(), Bytes(oracle.rounds), *(structure() if memory else ()), *arithmetic)
+    return (Played(), Identity(), Bytes(oracle), *(structure() if memory else ()), *arithmetic)

@@ -6,10 +6,9 @@ slots and positions they are comes from the trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 import torch
 
@@ -19,6 +18,7 @@ from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, dr
 from ..observe.context import EventContext, LastForward
 from ..observe.earlier import last_forward
 from ..observe.memory import Trespass, bits
+from ..observe.oracle import Oracle
 from ..observe.pools import stands
 from ..observe.recomputation import narrower
 from ..observe.rows import RowSpan, row_spans, rows
@@ -47,9 +47,9 @@ class Bytes:
     name = "bytes"
     tier = Tier.BITWISE
 
-    def __init__(self, rounds: Mapping[str, torch.dtype] = MappingProxyType({})) -> None:
-        """rounds: component -> the dtype in which it is declared to be stored, where that is not the rows' own."""
-        self.rounds = rounds
+    def __init__(self, oracle: Oracle | None = None) -> None:
+        """oracle: who knows in which dtype a component is declared to be stored; else in that of its rows."""
+        self.oracle = oracle
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         yield from self._pools(context)
@@ -170,7 +170,7 @@ class Bytes:
 
     def _as_declared(self, result: Comparison, found: torch.Tensor | None, rows: torch.dtype) -> Comparison:
         """Rows are cast to the dtype of the memory that takes them in; that one may be no narrower than declared."""
-        declared = self.rounds.get(result.place.component, rows)
+        declared = rows if self.oracle is None else self.oracle.rounds.get(result.place.component, rows)
         if found is None or not narrower(found.dtype, declared):
             return result
         said = "; ".join(filter(None, (f"is {found.dtype}, {declared} is declared", result.diagnosis)))

@@ -5,11 +5,12 @@ Leaves out: forced choices, which are given (T0 compares them).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
 
-from instep_reference.contract.engine import Commit, Committed
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.context import EventContext
@@ -36,6 +37,8 @@ class Decisions:
         for place in context.truth.places:
             if place.component == "pick" and context.shown.place(place):
                 yield from self._picks(context, place)
+        if isinstance(context.event, Draft) and not context.shown.whole and context.shown.has("draft"):
+            yield from self._drafts(context, context.event)
         if isinstance(context.event, Commit) and context.shown.has("logits"):
             yield from self._accepted(context, context.event)
         yield from self.ties.too_many("ties", context.index, context.kind, Place("trunk", AFTER_LAYERS, "pick"))
@@ -72,6 +75,29 @@ class Decisions:
             undecided=choices.ties, worst=choices.worst, allowed=1.0, request=span.request,
             slot=slot_of(context, span.request), diagnosis=said if choices.differs.any() else "",
         )  # fmt: skip
+
+    def _drafts(self, context: EventContext, event: Draft) -> Iterator[Comparison]:
+        """Own drafts of a subject that shows no rows of its draft head: by the truth's logits of the same step."""
+        ours, right = context.subject.answer, context.truth.answer
+        assert isinstance(ours, Drafted) and isinstance(right, Drafted)
+        for step in range(1, right.own.shape[1]):
+            place = Place(f"chain.{step}", AFTER_LAYERS, "logits")
+            for row, span in enumerate(row_spans(context, place.stage)):
+                logits = rows(context.truth, place, span)
+                if logits is None or span.request in context.shown.gone:
+                    continue
+                own, theirs = ours.own[row, step : step + 1], right.own[row, step : step + 1]
+                known = bool((own >= 0).all() and (own < logits.shape[1]).all())
+                noise = self.noise[family(place, span)]
+                choices = chosen(logits, theirs, own.clamp(0, logits.shape[1] - 1), noise, torch.float32)
+                self.ties.add(choices)
+                said = f"own draft {step + 1} is {int(own)}; the truth's is {int(theirs)}"
+                yield Comparison(
+                    self.name, self.tier, context.index, context.kind, place._replace(component="pick"), elements=1,
+                    undecided=choices.ties, worst=choices.worst if known else math.inf, allowed=1.0,
+                    request=span.request, slot=slot_of(context, span.request),
+                    diagnosis=said if choices.worst > 1 or not known else "",
+                )  # fmt: skip
 
     def _accepted(self, context: EventContext, event: Commit) -> Iterator[Comparison | Skipped]:
         ours, right = context.subject.answer, context.truth.answer

@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 import torch
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.place import COMPONENTS, Place, See
+from instep_reference.contract.place import AFTER_LAYERS, COMPONENTS, Place, See
+from instep_reference.gdn import GdnMemory
+from instep_reference.trunk import empty_memory
 
 from ..replay.guard import WrongType, calling, must, must_hold
 from .shown import FEEDS
@@ -21,6 +23,7 @@ from .verbs import EVERY, PAIRS, Tokens, declaration, product_of
 
 T = TypeVar("T")
 Layers = dict[int, torch.Tensor]
+ANY = -1  # as the length of an axis
 GIVEN = ("logits", "final")  # keys of what `step` gives
 
 
@@ -35,7 +38,8 @@ class Said:
 
 
 class Asked:
-    """feeds: what is shown (`shown.FEEDS`), no more than what `declares` says it shows, if it says so; logits and final rows are known once a step was asked for them."""
+    """feeds: what is shown (`shown.FEEDS`), no more than `declares` says, if it says so; logits and final rows are
+    known once a step was asked for them."""
 
     def __init__(self, made: Any, make: object, config: ModelConfig) -> None:
         self.made, self.config = made, config
@@ -113,11 +117,24 @@ class Asked:
         shapes = (channels, c.conv_width - 1), (c.value_heads, c.key_dim, c.value_dim)
         return self._pair("state", request, "gdn", shapes)
 
-    def kv(self, request: str, length: int) -> tuple[Layers, Layers]:
+    def kv(self, request: str) -> tuple[Layers, Layers]:
+        """Keys and values [L, kv_heads, head_dim] of every attention layer. L is compared, and so is free here."""
         if not self.has("kv"):
             return {}, {}
-        shape = (length, self.config.kv_heads, self.config.head_dim)
+        shape = (ANY, self.config.kv_heads, self.config.head_dim)
         return self._pair("kv", request, "attention", (shape, shape))
+
+    def nothing(self) -> tuple[Layers, ...]:
+        """What a request holds of which nothing ran, by the contract: zeros in every GDN layer, and no KV entries."""
+        conv, state = (dict[int, torch.Tensor]() for _ in range(2))
+        keys = dict[int, torch.Tensor]()
+        for layer, kind in enumerate(self.config.layer_kinds):
+            memory = empty_memory(self.config, kind, torch.float32)
+            if isinstance(memory, GdnMemory):
+                conv[layer], state[layer] = memory.window, memory.state
+            else:
+                keys[layer] = memory.keys
+        return conv, state, keys, dict(keys)
 
     def _pair(self, verb: str, request: str, kind: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Layers, Layers]:
         given = self.verb(verb, request)
@@ -154,7 +171,8 @@ class Asked:
         def seen(place: Any, tensor: torch.Tensor) -> torch.Tensor:
             right = isinstance(place, tuple) and len(place) == 3 and place[2] in COMPONENTS
             must(right, "see: place", place, "(stage, layer, component)")
-            return see(Place(*place), tensor)
+            at = Place(*place)
+            return tensor if at.layer == AFTER_LAYERS else see(at, tensor)  # those are what `step` gives
 
         self.verb("watch", seen)
 
@@ -176,7 +194,9 @@ def copied(what: str, found: Any, axes: Sequence[set[int]], expected: str) -> to
     if not isinstance(found, torch.Tensor) and hasattr(found, "__array__"):
         found = torch.from_numpy(found.__array__())
     must_hold(what, found, whole=False)
-    right = found.dim() == len(axes) and all(size in known for size, known in zip(found.shape, axes, strict=True))
+    right = found.dim() == len(axes) and all(
+        size in known or ANY in known for size, known in zip(found.shape, axes, strict=True)
+    )
     must(right, what, found, f"a tensor {expected}")
     copy: torch.Tensor = found.detach().to("cpu", copy=True)
     return copy

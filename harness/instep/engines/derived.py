@@ -92,7 +92,7 @@ class DerivedEngine:
     @property
     def shows_layers(self) -> bool:
         """Whether its layers can be computed again from its own bits: it shows its places and what it remembers."""
-        return all(map(self.asked.has, ("watch", "state")))
+        return all(map(self.asked.has, ("watch", "state", "kv")))
 
     def shown(self) -> Shown:
         """Of the event that just ran; asked once for each."""
@@ -270,9 +270,11 @@ class DerivedEngine:
 
     def state(self, request: str) -> State:
         one = self.requests[request]
+        if not one.tokens and self.shows_layers:
+            return State(0, None, None, None, *self.asked.nothing())
         if one.hidden or not one.tokens:
             return State(len(one.tokens), one.root, None, None, {}, {}, {}, {})
-        memory = *self.asked.state(request), *self.asked.kv(request, len(one.tokens))
+        memory = *self.asked.state(request), *self.asked.kv(request)
         return State(len(one.tokens), one.root, None, None, *memory)
 
     def regions(self) -> list[Region]:

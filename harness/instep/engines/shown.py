@@ -22,7 +22,7 @@ FEEDS: Mapping[str, str] = {
     "final": "final hidden rows (T3)",
     "state": "conv windows and recurrent states: which it is (T2d), how far off (T3), that no other changes (T1)",
     "kv": "KV entries (T3), that no other changes (T1)",
-    "draft": "own drafts (T4)",
+    "draft": "own drafts but the first of a round (T4)",
     "layers": "hidden rows of each layer (T3)",
     "watch": "every layer and op by itself (T2)",
     "slots": "who owns which slot (T0)",

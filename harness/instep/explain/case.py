@@ -5,6 +5,7 @@ Leaves out: the explanations (one file per family), and which of them explains (
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +29,7 @@ from ..observe.rows import row_spans, rows
 from ..verdict import Comparison, Tier
 from .older import Older
 
+UNTOLD = re.compile("nobody|elements are wrong")  # what the check of labels says where it knows no more
 STANDS = ("conv", "state", "keys", "values")  # components of memory
 NUMERIC = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED)
 
@@ -195,6 +197,8 @@ def _free_running(finding: Comparison, context: EventContext, older: Older) -> C
 def _of_labels(finding: Comparison, context: EventContext, older: Older) -> Case | None:
     span = next((s for s in row_spans(context, finding.place.stage) if s.request == finding.request), None)
     if finding.place.component in STANDS:
+        if not UNTOLD.search(finding.diagnosis):
+            return None  # the check says what stands there
         held = (side.after.get(finding.request or "") for side in (context.subject, context.truth))
         found, right = (None if state is None else dict(state.parts()).get(finding.place) for state in held)
     else:

@@ -14,7 +14,7 @@ import msgspec
 
 from instep_reference.adaptive import Candidates, Controller
 from instep_reference.contract.adaptive import Bracket
-from instep_reference.contract.engine import Commit, Committed, Forward, Idle, SetNumSteps
+from instep_reference.contract.engine import Commit, Committed, Forward, SetNumSteps
 
 from ..observe.context import EventContext
 
@@ -58,7 +58,7 @@ def told(context: EventContext) -> Told:
         batch = sum(row.kind == "decode" for row in event.rows)
     elif isinstance(event, SetNumSteps):
         in_force = event.num_steps
-    return Told(batch, counts, in_force, isinstance(event, Idle), context.truth.wanted_num_steps)
+    return Told(batch, counts, in_force, context.kind == "idle", context.truth.wanted_num_steps)
 
 
 def wrong_rule(candidates: Candidates, history: Sequence[Told], found: int) -> str | None:

@@ -83,7 +83,7 @@ class _Climb:
 
     def led(self) -> Located | None:
         """Nothing can be put into an engine that is led by verbs; but what it showed until here says something."""
-        if self.replay.plan.setting.engine is None:
+        if not self.replay.plan.setting.led:
             return None
         shown = None if self.last is None else self.last.shown
         before = "all that it showed before this event agrees" if self.event else "it is the first event"

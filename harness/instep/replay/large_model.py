@@ -116,4 +116,4 @@ def checks(checkpoint: Checkpoint, setting: Setting, layers: Collection[int] | N
     oracle = StateOracle(
         checkpoint, said.rounds, setting.state, torch.device(setting.device), layers, said.products
     )
-    return Identity(), Bytes(oracle.rounds), *structure(), Directed(oracle)
+    return Identity(), Bytes(oracle), *structure(), Directed(oracle)

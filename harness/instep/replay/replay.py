@@ -82,7 +82,7 @@ class Outcome:
     @property
     def led(self) -> bool:
         """Whether the subject is an engine that is led by verbs."""
-        return self.plan.setting.engine is not None
+        return self.plan.setting.led
 
     @property
     def served_events(self) -> int:

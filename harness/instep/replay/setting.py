@@ -37,7 +37,6 @@ class Setting:
     """Who serves, and how. Every field has the name of its command-line option.
 
     ops       op set by name, somebody's engine, or module:attribute
-    engine    somebody's engine that is led by verbs, module:attribute; None: what `ops` names
     device    cpu or cuda, where the subject runs
     dtype     activations; states are stored in fp32, under float64 activations in fp64
     layout    physical order of a state block: VK or KV
@@ -47,6 +46,7 @@ class Setting:
     graphs    rounds are held in graphs: CUDA's on a GPU, an emulator's elsewhere
     overlap   a round may be launched before the counts of the round before are known
     guarded   red zones stand between the units of every pool
+    engine    somebody's engine that is led by verbs, module:attribute; None: what `ops` names
 
     An engine of somebody else is given device, dtype and layout; it has its own word about the rest.
     Raises `BadInput`, which names the option, for a value that is not known or a device that is not here.
@@ -109,6 +109,11 @@ class Setting:
         """What serves, as it is called in every message."""
         return self.engine or self.ops
 
+    @property
+    def led(self) -> bool:
+        """Whether it is an engine that is led by verbs."""
+        return self.engine is not None
+
     def subject(self) -> Ops | Maker | ByVerbs:
         """The op set or the engine of that name; its kernels are loaded as the device needs them."""
         return self._with_keepers(*OPTIONS)
@@ -149,7 +154,7 @@ class Setting:
     def words(self, *always: str) -> tuple[str, ...]:
         """The command-line options that give this setting: the op set, what is not the default, and `always`."""
         words = ["--ops", self.ops] if self.engine is None else ["--engine", self.engine]
-        for each in fields(self)[2:]:
+        for each in fields(self)[1:-1]:
             value, usual = getattr(self, each.name), each.default
             usual = DEFAULTS.drafter if each.name == "drafter" else usual
             if value is None or (value == usual and each.name not in always):

@@ -48,11 +48,11 @@ def divergence(outcome: Outcome) -> str:
     served = ", ".join((outcome.plan.setting.name, *otherwise(outcome.variant)))
     if outcome.located is not None:
         lines += [outcome.located.says, *(f"hint: {hint}" for hint in outcome.located.hints)]
-    if silent(outcome) and first.tier in NUMERIC and not (outcome.led and first.explained):
-        lines.append(UNDECLARED_VERBS if outcome.led else UNDECLARED)
+    if silent(outcome) and first.tier in NUMERIC and not (outcome.plan.setting.led and first.explained):
+        lines.append(UNDECLARED_VERBS if outcome.plan.setting.led else UNDECLARED)
     if outcome.again:
         lines.append(command(outcome, first))
-    title = f"{outcome.name}, {'engine' if outcome.led else 'optimized'}[{served}] against reference"
+    title = f"{outcome.name}, {'engine' if outcome.plan.setting.led else 'optimized'}[{served}] against reference"
     return message(title, outcome.verdict.findings, numbers(first), lines)
 
 

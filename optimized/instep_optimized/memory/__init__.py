@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 
@@ -62,10 +61,6 @@ class Memory:
 
     def regions(self) -> list[Region]:
         """Every byte of every pool. The two ends of a pool are a region of their own, which no event may write."""
-        return list(self._regions)
-
-    @cached_property
-    def _regions(self) -> list[Region]:
         found = []
         for name, pool in self.pools.items():
             demand, means = pool.demand, pool.demand.means

@@ -1,0 +1,61 @@
+"""The page about your own engine, word by word: its file agrees, and what it breaks is found where it says.
+
+Leaves out: engines of the tests' own (`test_engines.py`).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.command import Runner
+
+pytest.importorskip("transformers", reason="transformers is not installed: the engine of the page is its")
+pytestmark = pytest.mark.slow  # imports transformers
+
+TOP = Path(__file__).resolve().parents[2]
+PAGE = (TOP / "docs" / "your-engine.md").read_text()
+COMMAND = (TOP / "fixtures" / "traces" / "faults" / "kept.jsonl", "--model", TOP / "fixtures" / "tiny", "--engine")
+BROKEN = [
+    tuple(re.findall(r"`([^`]+)`", line)) for line in PAGE.splitlines() if re.match(r"\| `.+` \| `.+` \| `event", line)
+]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """`mine(old, new)`: writes the file of the page, broken there, and gives its text."""
+
+    def written(old: str = "", new: str = "") -> str:
+        text = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+        assert not old or text.count(old) == 1
+        (tmp_path / "mine.py").write_text(text.replace(old, new) if old else text)
+        return text
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    yield written
+    sys.modules.pop("mine", None)
+
+
+def test_the_file_of_the_page_agrees_and_is_short(mine: Callable[..., str], instep: Runner) -> None:
+    assert len(mine().splitlines()) <= 66 and "import instep" not in PAGE
+    ran = instep("replay", *COMMAND, "mine:make")
+    assert ran.code == 0 and "mine:make agrees" in ran.out and "served 29 of 29 events" in ran.out, ran
+
+
+@pytest.mark.parametrize("edit", BROKEN, ids=[edit[2] for edit in BROKEN])
+def test_what_the_page_breaks_is_found_where_it_says(
+    edit: tuple[str, ...], mine: Callable[..., str], instep: Runner
+) -> None:
+    old, new, *says = edit
+    mine(old, new)
+    ran = instep("replay", *COMMAND, "mine:make", "--no-ladder")
+    assert ran.code == 1 and all(part in ran.out for part in says), ran.out
+
+
+def test_the_page_breaks_three_things() -> None:
+    assert len(BROKEN) == 3 and any("2 were accepted" in part for part in BROKEN[0])

@@ -1,0 +1,159 @@
+"""Kernels with the arguments of SGLang's and vLLM's, a few lines of torch each, for the tests of their adapters.
+
+Leaves out: speed, trees, and whatever the adapters do not use. States are [units, HV, V, K].
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.nn.functional import silu, softplus
+
+
+def normed(x: torch.Tensor) -> torch.Tensor:
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def gates(A_log: Any, a: Any, dt_bias: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return -A_log.exp() * softplus(a + dt_bias), b.sigmoid()
+
+
+def token(S: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+    k = k.repeat_interleave(len(v) // len(k), dim=0)
+    S = g.exp()[:, None, None] * S
+    return S + torch.einsum("hv,hk->hvk", beta[:, None] * (v - torch.einsum("hvk,hk->hv", S, k)), k)
+
+
+def rows_of(cu_seqlens: Any) -> list[range]:
+    ends = cu_seqlens.tolist()
+    return [range(*pair) for pair in pairwise(ends)]
+
+
+class Kernels:
+    """slip   the stride of snapshot rows is made of `cache_steps`;  forgets: the fold leaves out its last token"""
+
+    def __init__(self, slip: bool = False, forgets: bool = False) -> None:
+        self.slip, self.forgets = slip, forgets
+
+    def fused_recurrent_gated_delta_rule_update(
+        self, *, q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, initial_state_source: Any,
+        initial_state_indices: Any, cu_seqlens: Any, disable_state_update: bool = False,
+        intermediate_states_buffer: Any = None, intermediate_state_indices: Any = None, cache_steps: int | None = None,
+    ) -> torch.Tensor:
+        pool, kept, core = initial_state_source, intermediate_states_buffer, torch.empty_like(v)
+        for rows, unit, row in zip(
+            rows_of(cu_seqlens), initial_state_indices.tolist(), intermediate_state_indices.tolist(), strict=True
+        ):
+            S = pool[unit].clone()
+            for t, at in enumerate(rows):
+                S = token(S, k[0, at], v[0, at], g[0, at], beta[0, at])
+                query = scale * q[0, at].repeat_interleave(len(S) // q.shape[2], dim=0)
+                core[0, at] = torch.einsum("hvk,hk->hv", S, query)
+                if kept is not None:
+                    unit = row * (cache_steps if self.slip else kept.shape[1]) + t
+                    kept[unit // kept.shape[1], unit % kept.shape[1]] = S
+            if not disable_state_update:
+                pool[unit] = S
+        return core
+
+    def fused_sigmoid_gating_delta_rule_update(
+        self, *, A_log: Any, a: Any, dt_bias: Any, softplus_beta: float, softplus_threshold: float, q: Any, k: Any,
+        v: Any, b: Any, use_qk_l2norm_in_kernel: bool, intermediate_state_indices: Any, **given: Any,
+    ) -> torch.Tensor:
+        g, beta = gates(A_log, a, dt_bias, b)
+        rows = given["initial_state_indices"] if intermediate_state_indices is None else intermediate_state_indices
+        return self.fused_recurrent_gated_delta_rule_update(
+            q=normed(q), k=normed(k), v=v, g=g[None], beta=beta[None], scale=k.shape[-1] ** -0.5,
+            intermediate_state_indices=rows, **given,
+        )  # fmt: skip
+
+    def fused_recurrent_gated_delta_rule_packed_decode(
+        self, *, mixed_qkv: Any, a: Any, b: Any, A_log: Any, dt_bias: Any, scale: float, initial_state: Any, out: Any,
+        ssm_state_indices: Any, use_qk_l2norm_in_kernel: bool,
+    ) -> None:
+        heads, width, dim = initial_state.shape[1:]
+        q, k = mixed_qkv[:, : -heads * width].reshape(len(out), 2, -1, dim).unbind(1)
+        g, beta = gates(A_log, a, dt_bias, b)
+        out[:] = self.fused_recurrent_gated_delta_rule_update(
+            q=normed(q)[None], k=normed(k)[None], v=mixed_qkv[:, -heads * width :].reshape(1, len(out), heads, width),
+            g=g[None], beta=beta[None], scale=scale, initial_state_source=initial_state,
+            initial_state_indices=ssm_state_indices, intermediate_state_indices=ssm_state_indices,
+            cu_seqlens=torch.arange(len(out) + 1),
+        )[0][:, None]  # fmt: skip
+
+    def causal_conv1d_update(
+        self, x: Any, conv_state: Any, weight: Any, bias: None, activation: str, *, conv_state_indices: Any,
+        intermediate_conv_window: Any, intermediate_state_indices: Any,
+    ) -> torch.Tensor:
+        out, width = torch.empty_like(x), weight.shape[1]
+        for n, unit in enumerate(conv_state_indices.tolist()):
+            seen = torch.cat([conv_state[unit], x[n]], dim=1)
+            for t in range(x.shape[2]):
+                out[n, :, t] = silu((seen[:, t : t + width] * weight).sum(1))
+                if intermediate_conv_window is not None:
+                    intermediate_conv_window[intermediate_state_indices[n], t] = seen[:, t + 1 : t + width]
+            conv_state[unit] = seen[:, x.shape[2] :]
+        return out
+
+    def causal_conv1d_fn(
+        self, x: Any, weight: Any, bias: None, *, conv_states: Any, query_start_loc: Any, seq_lens_cpu: list[int],
+        cache_indices: Any, has_initial_state: Any, activation: str,
+    ) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for n, rows in enumerate(rows_of(query_start_loc)):
+            if not has_initial_state[n]:
+                conv_states[cache_indices[n]] = 0
+            out[:, rows] = self.causal_conv1d_update(
+                x[None, :, rows], conv_states, weight, None, activation, conv_state_indices=cache_indices[n : n + 1],
+                intermediate_conv_window=None, intermediate_state_indices=None,
+            )[0]  # fmt: skip
+        return out
+
+    def fused_mamba_state_scatter_with_mask(self, dst: Any, src: Any, slots: Any, steps: Any) -> None:
+        if not dst.is_cuda or not dst.is_contiguous() or not src.is_contiguous():
+            raise ValueError("only packed tensors on a GPU")
+        for row, (slot, step) in enumerate(zip(slots.tolist(), steps.tolist(), strict=True)):
+            if slot >= 0 and step >= 0:
+                dst[:, slot] = src[:, row, step]
+
+    def commit_gdn_replayssm_fold_all_layers(
+        self, state: Any, v: Any, k: Any, g: Any, beta: Any, slots: Any, accepted: Any, ring: int, heads: int, *,
+        use_qk_l2norm_in_kernel: bool,
+    ) -> None:
+        assert k.shape[2:4] == (heads, ring)
+        for slot, count in zip(slots.tolist(), accepted.tolist(), strict=True):
+            for t in range(count - self.forgets):
+                kept = (x[0, slot, :, t] for x in (k, v, g, beta))
+                state[0, slot] = token(state[0, slot], *kept)
+
+
+def columns(
+    *, q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, initial_state: Any, inplace_final_state: bool,
+    cu_seqlens: Any, ssm_state_indices: Any, num_accepted_tokens: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """vLLM's: the state before stands in the column of the last accepted token, that after row t goes to column t."""
+    core = torch.empty_like(v)
+    for n, rows in enumerate(rows_of(cu_seqlens)):
+        table = ssm_state_indices[n].reshape(-1)
+        S = initial_state[table[0 if num_accepted_tokens is None else num_accepted_tokens[n] - 1]].clone()
+        for t, at in enumerate(rows):
+            S = token(S, k[0, at], v[0, at], g[0, at], beta[0, at])
+            core[0, at] = torch.einsum("hvk,hk->hv", S, scale * q[0, at].repeat_interleave(len(S) // q.shape[2], dim=0))
+            initial_state[table[t]] = S
+    return core, initial_state
+
+
+def gated_columns(
+    *, A_log: Any, a: Any, b: Any, dt_bias: Any, q: Any, k: Any, v: Any, use_qk_l2norm_in_kernel: bool, scale: None,
+    **given: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    g, beta = gates(A_log, a, dt_bias, b)
+    return columns(q=normed(q), k=normed(k), v=v, g=g[None], beta=beta[None], scale=k.shape[-1] ** -0.5, **given)
+
+
+VLLM = SimpleNamespace(
+    fused_recurrent_gated_delta_rule=columns, fused_sigmoid_gating_delta_rule_update=gated_columns
+)
