@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Two at a time, each beginning with one half: most fixtures of a module are made once.
 WORKERS := -n 2 --dist worksteal
 
-.PHONY: replay test check fast lint types perf clean
+.PHONY: replay test check fast lint types perf peers clean
 
 replay: $(READY)  ## the main job: the trained model, every event, both sides
 	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
@@ -30,6 +30,9 @@ fast: $(READY)
 perf: $(READY)  ## the benchmarks; a speed counts only where the states were checked
 	$(BIN)/python -m pytest -q tests/perf --benchmark-enable
 
+peers: $(READY)  ## other people's kernels and engines, in .venv-peers; writes fixtures/results/peers.json
+	PYTHONPATH=reference:optimized:harness:tests $(BIN)/python -m peers
+
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "instep needs Python 3.11, 3.12 or 3.13; $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.11 ..." % v)'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install python3-venv"; exit 1; }
@@ -40,4 +43,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

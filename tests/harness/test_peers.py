@@ -1,0 +1,193 @@
+"""The runner of peers, against peers made up here; the loader of single modules; what an entry must say.
+
+Leaves out: real peers (`make peers`), and their kernels (`test_peers_kernels.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import peers.__main__ as program
+from instep_reference.contract.errors import BadInput
+from peers.entry import Entry
+from peers.environment import environment, install, unpack
+from peers.loading import Absent, bare
+from peers.run import TOP, sentence, served
+from support import peers_table
+from support.process import ENVIRONMENT
+
+TRACE = "fixtures/traces/faults/short.jsonl"
+DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+BORN = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+
+
+def entry(command: str, **more: Any) -> Entry:
+    return Entry.of({"name": "it", "package": "made-up", "version": "1", "door": "op", "command": command, **more})
+
+
+def row(one: Entry, tmp_path: Path) -> dict[str, Any]:
+    return served(one, ENVIRONMENT, tmp_path, sys.executable)
+
+
+@pytest.mark.parametrize(("code", "verdict", "finding"), [
+    ("print('fine')", "agree", ""),
+    ("print('a'); print('off by 3'); raise SystemExit(1)", "diverged", "off by 3"),
+    ("raise SystemExit(3)", "nothing compared", ""),
+    ("raise SystemExit(77)", "ends with 77", ""),
+    (DIES, "dies", "the process died by SIGSEGV"),
+    (BORN, "hangs", "runs past its limit of 2 s"),
+], ids=["agrees", "diverges", "compares nothing", "ends oddly", "dies", "hangs"])  # fmt: skip
+def test_a_peer_is_told_right(code: str, verdict: str, finding: str, tmp_path: Path) -> None:
+    came = row(entry(f"python -c {json.dumps(code)}", seconds=2 if verdict == "hangs" else 60), tmp_path)
+    assert (came["verdict"], came["finding"]) == (verdict, finding)
+    assert came["met"] is (verdict == "agree")
+
+
+def test_what_a_hanging_peer_started_ends_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    code = f"import subprocess as s, time; open('{file}', 'w').write(str(s.Popen(['sleep', '60']).pid)); time.sleep(60)"
+    assert row(entry(f'python -c "{code}"', seconds=4), tmp_path)["verdict"] == "hangs"
+    state = Path(f"/proc/{file.read_text()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+@pytest.mark.parametrize(("expected", "met"), [
+    ("diverged", True), ("off by; 3", True), ("off by 4", False), ("agree", False),
+])  # fmt: skip
+def test_a_known_finding_is_an_expectation(expected: str, met: bool, tmp_path: Path) -> None:
+    one = entry("python -c \"raise SystemExit('off by 3')\"", expected=expected)
+    assert row(one, tmp_path)["met"] is met
+
+
+def test_a_package_that_is_missing_is_no_agreement(tmp_path: Path) -> None:
+    came = row(entry("python -c pass", modules=["json", "no_such_package"]), tmp_path)
+    assert (came["verdict"], came["finding"], came["met"]) == ("missing", "no_such_package cannot be imported", False)
+    known = row(entry("python -c pass", modules=["no_such_package"], expected="missing"), tmp_path)
+    assert known["met"] is False, "what was not run met nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ops", "verdict"), [("plain", "agree"), ("peer:OPS", "diverged")])
+def test_a_replay_tells_events_tiers_and_the_finding(ops: str, verdict: str, tmp_path: Path) -> None:
+    """A peer whose scatter takes the count for the index."""
+    (tmp_path / "peer.py").write_text(
+        "from dataclasses import replace\n"
+        "from instep_optimized import load\n"
+        "from instep_optimized.layout import Address\n"
+        "PLAIN = load('plain')\n"
+        "def move(*, source, target):\n"
+        "    if source.column is not None:\n"
+        "        source = Address(source.pool, source.units, (source.column + 1).clamp(max=source.pool.shape[1] - 1))\n"
+        "    PLAIN.move(source=source, target=target)\n"
+        "OPS = replace(PLAIN, name='peer', move=move)\n"
+    )
+    roots = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([ENVIRONMENT["PYTHONPATH"], str(tmp_path)])}
+    one = entry(f"instep replay {{trace}} --ops {ops} --strategy snapshot --no-ladder", traces=[TRACE],
+                expected="agree" if verdict == "agree" else "diverged; commit; slot")  # fmt: skip
+    came = served(one, roots, tmp_path, sys.executable)
+    assert came["verdict"] == verdict and came["of"] == 8 and "T2d" in came["tiers"], came
+    assert came["events"] == 8 if verdict == "agree" else came["finding"].startswith("event 5 commit"), came
+    assert came["met"] and came["command"] == f"instep replay {TRACE} --ops {ops} --strategy snapshot --no-ladder"
+
+
+def test_the_worst_run_is_the_rows(tmp_path: Path) -> None:
+    code = "import sys; sys.exit(int(sys.argv[1]))"
+    came = row(entry(f'python -c "{code}" {{trace}}', traces=["0", "1", "0"]), tmp_path)
+    assert came["verdict"] == "diverged" and came["command"].endswith(" 1") and len(came["runs"]) == 3
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"colour": "red"}, "'colour' in 'it'"), ({"command": "instep replay {trace}"}, "none for 'it'"),
+])  # fmt: skip
+def test_a_wrong_entry_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        entry(**{"command": "true", **given}).runs()
+
+
+def test_every_entry_can_be_read_and_names_traces_that_are_there() -> None:
+    known = program.entries()
+    assert len({(one.title, one.command) for one in known}) == len(known) > 20
+    for one in known:
+        assert all((TOP / trace).is_file() for trace in one.runs() if trace), one
+        scripts = [word for word in one.command.split() if word.startswith("docs/")]
+        assert all((TOP / script).is_file() for script in scripts), one
+        assert set(scripts) <= {str(path.relative_to(TOP)) for path in (TOP / "docs" / "found").iterdir()}
+
+
+def test_the_program_writes_what_it_ran_and_fails_where_something_is_unexpected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fine, wrong = entry("python -c pass"), entry("python -c 'raise SystemExit(1)'", version="2")
+    monkeypatch.setattr(program, "entries", lambda: [fine, wrong])
+    monkeypatch.setattr(program, "python_of", lambda folder: folder.mkdir() or Path(sys.executable))
+    file = tmp_path / "peers.json"
+    assert program.main(["--venv", str(tmp_path / "a"), "--json", str(file), "--commit", "abc"]) == 1
+    result = json.loads(file.read_text())
+    assert [one["met"] for one in result["rows"]] == [True, False] and (result["exit"], result["commit"]) == (1, "abc")
+    assert "! made-up 2 it: diverged" in capsys.readouterr().out
+    assert program.main(["--venv", str(tmp_path / "b"), "--json", str(file), "--only", "made-up 1"]) == 0
+    assert program.main(["--venv", str(tmp_path / "c"), "--only", "nobody", "--json", str(file)]) == 1, "none ran"
+
+
+def test_a_wheel_is_unpacked_once_and_what_goes_wrong_is_a_line(tmp_path: Path) -> None:
+    assert unpack(Path("/no/python"), tmp_path, "made-up==1") is not None
+    (tmp_path / "made-up-1").mkdir()
+    assert unpack(Path("/no/python"), tmp_path, "made-up==1") is None
+    assert install(Path("/no/python"), []) is None
+    assert str(tmp_path) in environment([tmp_path])["PYTHONPATH"]
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package that cannot be imported as a whole, with two modules that can be."""
+    inside = tmp_path / "madeup" / "ops"
+    inside.mkdir(parents=True)
+    for name, text in {
+        "madeup/__init__.py": "import something_that_nobody_has\n",
+        "madeup/ops/__init__.py": "from . import broken\n",
+        "madeup/ops/kernel.py": "from madeup.utils import is_cuda, VERSION\nfrom .op import twice\nCUDA = is_cuda()\n",
+        "madeup/ops/op.py": "def twice(x):\n    return 2 * x\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "madeup"]:
+        del sys.modules[name]
+
+
+def test_a_module_loads_without_what_its_package_needs(wheel: Path) -> None:
+    bare("madeup", wheel, keep=("madeup.ops",), names={"madeup.utils": {"VERSION": 7}})
+    kernel: Any = import_module("madeup.ops.kernel")
+    assert kernel.twice(4) == 8 and kernel.VERSION == 7 and not kernel.CUDA
+    assert isinstance(import_module("madeup.anything").name, Absent)
+    with pytest.raises(ModuleNotFoundError):
+        import_module("madeup.ops.gone")
+    with pytest.raises(ImportError):
+        exec("from madeup.ops import gone")
+
+
+def test_a_package_that_is_nowhere_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no madeup in"):
+        bare("madeup", tmp_path, keep=())
+
+
+def test_the_sentence_of_a_message_is_its_place_and_what_is_said() -> None:
+    message = "DIVERGED  a\n  event 4 commit, slot 3\n  holds another's state   (T2d)\n  2 more\n"
+    assert sentence(message) == "event 4 commit, slot 3; holds another's state (T2d)"
+
+
+def test_the_table_has_a_line_per_row() -> None:
+    one = {"name": "f", "package": "p", "version": "1", "door": "op", "tiers": ["T1", "T2d"], "events": 5, "of": 8,
+           "met": True, "verdict": "diverged", "finding": "event 4 | lost", "command": "instep replay x",
+           "since": "0.9"}  # fmt: skip
+    lines = peers_table.table({"rows": [one, {**one, "verdict": "agree", "finding": "", "met": False}]}).splitlines()
+    assert len(lines) == 4 and all(line.count(" | ") == lines[0].count(" | ") for line in lines[2:])
+    assert "event 4 \\| lost (since 0.9)" in lines[2] and "not as expected" in lines[3]

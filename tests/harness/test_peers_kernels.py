@@ -1,0 +1,142 @@
+"""The adapters of SGLang's and vLLM's kernels, against fakes with the same arguments: right ones agree, a slip is
+found.
+
+Leaves out: their real kernels (`make peers`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from instep.carried import fixtures
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.trace.file import Trace, read
+from instep.verdict import Exit, Verdict
+from instep_reference.contract.errors import Unsupported
+from support.fake_kernels import Kernels
+from support.traces import recorded
+
+OPS = "sglang.kernels.ops"
+PLACES = [f"{OPS}.{name}" for name in (
+    "attention.fla.fused_recurrent", "attention.linear.fused_sigmoid_gating_recurrent", "mamba.causal_conv1d_triton",
+    "mamba.mamba_state_scatter_triton", "attention.linear.gdn_replayssm_spec_fold",
+)]  # fmt: skip
+pytestmark = pytest.mark.slow
+OURS = ("instep.adapters.sglang", "instep.adapters.sglang_commit", "peers.kernels.vllm")
+Put = Callable[[Any], None]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Three requests, rounds of every kind, a preemption and a reload, through a model of a few channels."""
+    return recorded(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
+    """`put(kernels)`: from now on SGLang's modules have them."""
+
+    def place(kernels: Any) -> None:
+        for module in OURS:
+            sys.modules.pop(module, None)
+        for name in PLACES:
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):
+                made = ModuleType(".".join(parts[:end]))
+                made.__path__ = []
+                made.__spec__ = import_module("importlib.machinery").ModuleSpec(made.__name__, None, is_package=True)
+                monkeypatch.setitem(sys.modules, made.__name__, sys.modules.get(made.__name__, made))
+            for kernel in dir(kernels):
+                if not kernel.startswith("_"):
+                    setattr(sys.modules[name], kernel, getattr(kernels, kernel))
+
+    yield place
+    for module in OURS:
+        sys.modules.pop(module, None)
+
+
+@pytest.fixture(scope="module")
+def wider() -> Trace:
+    """Two requests in windows of 2, 4 and 2 tokens, in pools that are 4 wide: where a wrong stride shows."""
+    return read(fixtures() / "traces" / "faults" / "wider.jsonl")
+
+
+def verdict(trace: Trace, ops: str, strategy: str) -> Verdict:
+    return Replay(trace, Setting(ops, strategy=strategy)).run().verdict
+
+
+@pytest.mark.parametrize(("ops", "strategy"), [
+    ("sglang:SIGMOID", "snapshot"), ("sglang:DECODE", "snapshot"), ("sglang:RECURRENT", "snapshot"),
+    ("sglang:STRIDED", "snapshot"), ("sglang_commit:CONV", "rerun"), ("sglang_commit:SCATTER", "snapshot"),
+    ("sglang_commit:FOLD", "rerun"),
+])  # fmt: skip
+def test_right_kernels_of_sglang_agree(ops: str, strategy: str, put: Put, small: Trace, wider: Trace) -> None:
+    put(Kernels())
+    trace = wider if ops.endswith(("SIGMOID", "RECURRENT")) else small
+    came = verdict(trace, f"instep.adapters.{ops}", strategy)
+    assert came.exit is Exit.AGREED and came.events == len(trace.events), came.findings[:1]
+
+
+@pytest.mark.parametrize(("ops", "strategy", "kernels", "where"), [
+    ("sglang:SIGMOID", "snapshot", Kernels(slip=True), "tails"),
+    ("sglang:RECURRENT", "snapshot", Kernels(slip=True), "tails"),
+    ("sglang_commit:FOLD", "rerun", Kernels(forgets=True), "directed"),
+], ids=["sigmoid", "recurrent", "fold"])  # fmt: skip
+def test_a_wrong_kernel_of_sglang_is_found(
+    ops: str, strategy: str, kernels: Kernels, where: str, put: Put, wider: Trace
+) -> None:
+    put(kernels)
+    came = verdict(wider, f"instep.adapters.{ops}", strategy)
+    assert came.exit is Exit.DIVERGED and where in {one.check for one in came.findings}, came.findings[:1]
+
+
+def test_a_slip_that_the_caller_can_mend_is_mended_by_the_allocated_steps(put: Put, wider: Trace) -> None:
+    put(Kernels(slip=True))
+    assert verdict(wider, "instep.adapters.sglang:ALLOCATED", "snapshot").exit is Exit.AGREED
+
+
+def test_a_kernel_that_no_release_has_is_named(put: Put) -> None:
+    put(Kernels())
+    take = import_module("instep.adapters.sglang").take
+    with pytest.raises(ModuleNotFoundError, match=r"gone: none of sglang\.nowhere"):
+        take("gone", "sglang.nowhere", "sglang.kernels.nothing")
+
+
+@pytest.mark.parametrize("ops", ["RECURRENT", "SIGMOID"])
+def test_vllms_columns_agree_and_other_strategies_are_refused(
+    ops: str, small: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = tmp_path / "vllm" / "third_party" / "flash_linear_attention" / "ops"
+    place.mkdir(parents=True)
+    for name in ("fused_recurrent", "fused_sigmoid_gating"):
+        (place / f"{name}.py").write_text("from support.fake_kernels import VLLM\nglobals().update(vars(VLLM))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for module in [name for name in sys.modules if name.partition(".")[0] == "vllm" or name in OURS]:
+        monkeypatch.delitem(sys.modules, module)
+    assert verdict(small, f"peers.kernels.vllm:{ops}", "columns").exit is Exit.AGREED
+    with pytest.raises(Unsupported, match="--strategy columns"):
+        verdict(small, f"peers.kernels.vllm:{ops}", "snapshot")
+
+
+@pytest.mark.parametrize("slips", [False, True])
+def test_the_kit_for_somebodys_tree_says_which_step_counts_fail(slips: bool, put: Put) -> None:
+    put(Kernels(slip=slips))
+    spec = spec_from_file_location("kit", Path(__file__).resolve().parents[2] / "docs" / "kit" / "test_gdn_kernels.py")
+    assert spec is not None and spec.loader is not None
+    kit: Any = module_from_spec(spec)
+    spec.loader.exec_module(kit)
+    assert len(kit.KERNELS) == 5
+    kit.test_a_kernel_computes_the_model("sglang:RECURRENT", "fixed")
+    with pytest.raises(pytest.fail.Exception, match="where this event does not write") if slips else nullcontext():
+        kit.test_a_kernel_computes_the_model("sglang:RECURRENT", "adaptive")

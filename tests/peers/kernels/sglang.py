@@ -1,0 +1,13 @@
+"""The op sets of `instep.adapters.sglang` and `sglang_commit`, with SGLang out of an unpacked wheel.
+
+Leaves out: everything else. Where SGLang is installed, `--ops instep.adapters.sglang:SIGMOID` does without this file.
+"""
+
+from __future__ import annotations
+
+from .sources import sglang
+
+sglang()
+
+from instep.adapters.sglang import *  # noqa: E402, F403
+from instep.adapters.sglang_commit import *  # noqa: E402, F403

@@ -1,0 +1,30 @@
+"""The table of what other people's kernels and engines came to, from `fixtures/results/peers.json`.
+
+Leaves out: running them (`tests/peers`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+HEAD = ("judged", "release", "door", "tiers", "events served", "verdict", "finding", "command")
+
+
+def table(result: dict[str, Any]) -> str:
+    """One line per entry of `make peers`; what is not as expected is said."""
+    lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(map(_cell, cells(row))) + " |" for row in result["rows"])])
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    since = f" (since {row['since']})" if row["since"] and row["finding"] else ""
+    odd = "" if row["met"] else ", not as expected"
+    served = f"{row['events']} of {row['of']}" if row["of"] else ""
+    return (
+        row["name"], f"{row['package']} {row['version']}", row["door"], " ".join(row["tiers"]), served,
+        f"{row['verdict']}{odd}", f"{row['finding']}{since}", f"`{row['command']}`",
+    )  # fmt: skip
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
