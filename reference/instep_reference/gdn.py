@@ -5,6 +5,7 @@ Leaves out: chunking (`chunked.py`), fusing, caches. For those see `instep_optim
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,10 +36,12 @@ def empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -
 
 
 def mix(
-    config: ModelConfig, weights: GdnWeights, normed: torch.Tensor, memory: GdnMemory, positions: torch.Tensor, at: At
+    config: ModelConfig, weights: GdnWeights, normed: torch.Tensor, memory: GdnMemory, positions: torch.Tensor, at: At,
+    rule: Rule | None = None,
 ) -> tuple[torch.Tensor, GdnMemory]:
     """The GDN layer between its input norm and its residual: T consecutive tokens of one request.
 
+    rule: the delta rule in another form than `recur`
     Shapes:  normed (T, D)  ->  (T, D), and the memory after the last of them. Positions play no part.
     Mirrors: transformers `Qwen3_5GatedDeltaNet`. Differs: the dtype (HF: fp32 inside); W-1 conv inputs are kept
              (HF: W); every token is decoded by the recurrence (HF: chunks, when there is more than one token).
@@ -62,7 +65,7 @@ def mix(
     # value head h reads key head h // r
     q, k = (x.repeat_interleave(HV // H, dim=1) for x in (q, k))  # (T, HV, K)
     decay, beta = log_decay[None, :, :, None], beta[None, :, :, None]  # (1, T, HV, 1)
-    done = recur(q[None], k[None], v[None], log_decay=decay, erase=beta, write=beta, state=memory.state[None])
+    done = (rule or recur)(q[None], k[None], v[None], log_decay=decay, erase=beta, write=beta, state=memory.state[None])
     core, state = at("core", done.out[0]), done.state  # (T, HV, V), (1, HV, K, V)
     own = done.update[0]  # (T, HV, V)
     update = at("update", own)
@@ -94,6 +97,9 @@ class Recurred(NamedTuple):
     out: torch.Tensor
     update: torch.Tensor
     state: torch.Tensor
+
+
+Rule = Callable[..., Recurred]  # with the arguments of `recur`, by the names that it gives them
 
 
 def recur(

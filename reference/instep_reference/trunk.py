@@ -60,10 +60,11 @@ def advance(
 
 def layer(
     config: ModelConfig, weights: LayerWeights, index: int, stage: str, hidden: torch.Tensor, memory: LayerMemory,
-    positions: torch.Tensor, see: See = unseen,
+    positions: torch.Tensor, see: See = unseen, rule: gdn.Rule = gdn.recur,
 ) -> tuple[torch.Tensor, LayerMemory]:
     """One layer over T consecutive tokens of one request. Row t sees the memory and the rows 0 .. t.
 
+    rule: the delta rule, for whoever runs it in another form
     Shapes:  hidden (T, D)   positions (T,)  ->  hidden (T, D), and the memory after the last row.
     """
 
@@ -71,8 +72,9 @@ def layer(
         return see(Place(stage, index, component), tensor)
 
     normed = at("normed", rms_norm(hidden, weights.input_norm, config.eps))
-    mix = KINDS[config.layer_kinds[index]].mix
-    mixer, after = mix(config, weights.mixer, normed, memory, positions, at)
+    kind = config.layer_kinds[index]
+    ruled = {"rule": rule} if kind == "gdn" else {}
+    mixer, after = KINDS[kind].mix(config, weights.mixer, normed, memory, positions, at, **ruled)
     residual = at("residual", hidden + mixer)
     post_normed = at("post_normed", rms_norm(residual, weights.post_norm, config.eps))
     return at("hidden", residual + at("mlp", mlp(config, weights.mlp, post_normed))), after

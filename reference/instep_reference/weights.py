@@ -5,7 +5,7 @@ To cast a stored bf16 or fp32 to fp64 is exact. Leaves out: reading and verifyin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import torch
@@ -127,17 +127,19 @@ def _draft(config: ModelConfig, checkpoint: Checkpoint, get: Get) -> DraftWeight
 
 
 def _layers(config: ModelConfig, root: str, checkpoint: Checkpoint, get: Get) -> tuple[LayerWeights, ...]:
-    return tuple(
-        LayerWeights(
-            input_norm=get(f"{at}.input_layernorm.weight"),
-            mixer=_gdn(config, f"{at}.linear_attn", get) if kind == "gdn" else _attention(f"{at}.self_attn", get),
-            post_norm=get(f"{at}.post_attention_layernorm.weight"),
-            mlp=_moe(config, f"{at}.mlp", checkpoint, get)
-            if config.experts and index not in config.dense_layers
-            else _mlp(f"{at}.mlp", get),
-        )
-        for index, kind in enumerate(config.layer_kinds)
-        for at in (f"{root}.layers.{index}",)
+    every = range(len(config.layer_kinds))
+    return tuple(layer_of(config, f"{root}.layers.{index}", index, checkpoint.tensors, get) for index in every)
+
+
+def layer_of(config: ModelConfig, at: str, index: int, stored: Container[str], get: Get) -> LayerWeights:
+    """One layer. at: how the names of its tensors begin; stored: all names there are."""
+    gdn = config.layer_kinds[index] == "gdn"
+    experts = config.experts and index not in config.dense_layers
+    return LayerWeights(
+        input_norm=get(f"{at}.input_layernorm.weight"),
+        mixer=_gdn(config, f"{at}.linear_attn", get) if gdn else _attention(f"{at}.self_attn", get),
+        post_norm=get(f"{at}.post_attention_layernorm.weight"),
+        mlp=_moe(config, f"{at}.mlp", stored, get) if experts else _mlp(f"{at}.mlp", get),
     )
 
 
@@ -188,8 +190,8 @@ def _mlp(at: str, get: Get) -> MlpWeights:
     return MlpWeights(*(get(f"{at}.{name}_proj.weight") for name in ("gate", "up", "down")))
 
 
-def _moe(config: ModelConfig, at: str, checkpoint: Checkpoint, get: Get) -> MoeWeights:
-    fused = f"{at}.experts.gate_up_proj" in checkpoint.tensors
+def _moe(config: ModelConfig, at: str, stored: Container[str], get: Get) -> MoeWeights:
+    fused = f"{at}.experts.gate_up_proj" in stored
     return MoeWeights(
         router=get(f"{at}.gate.weight"),
         experts=_fused(at, get) if fused else tuple(_mlp(f"{at}.experts.{e}", get) for e in range(config.experts)),

@@ -85,7 +85,7 @@ def test_an_op_set_beside_an_engine_is_refused(instep):
     ("raises_state", "asked for state, the engine raised LookupError"),
     ("gives_none", "step gave None"), ("gives_list", "step gave a list"), ("gives_other_key", "step: keys gave a list"),
     ("leaves_out", 'step: logits of "b" gave None'), ("forgets", 'step left out "logits", which it has shown before'),
-    ("gives_nan", "holds a number that is not finite"), ("gives_narrow", "the contract asks for a tensor ["),
+    ("gives_nan", "numbers are not finite (NaN)"), ("gives_narrow", "the contract asks for a tensor ["),
     ("gives_flat", "the contract asks for a tensor ["), ("gives_text", "gave a str"), ("gives_bf16", "relative error"),
     ("state_none", "state gave None"), ("state_some", "the contract asks for the gdn layers [0, 1, 2]"),
 ])  # fmt: skip

@@ -75,9 +75,13 @@ def chosen(
     noise: the relative error of the rounded run, from which T3's allowance for logits follows.
     """
     margin = (logits.gather(1, right[:, None]) - logits.gather(1, own[:, None])).abs()[:, 0]
-    granted = MARGIN_ERRORS * factor * logits.abs().amax(-1) * allowed(torch.tensor(noise), stored)
-    differs = right != own
-    return Chosen(margin, torch.where(differs, margin / granted, 0.0), differs)
+    most, differs = granted(logits.abs().amax(-1), torch.tensor(noise), stored, factor), right != own
+    return Chosen(margin, torch.where(differs, margin / most, 0.0), differs)
+
+
+def granted(largest: torch.Tensor, noise: torch.Tensor, stored: torch.dtype, factor: float = 1.0) -> torch.Tensor:
+    """The margin of the truth up to which a choice may differ; largest: its largest logit, by its size."""
+    return MARGIN_ERRORS * factor * largest * allowed(noise, stored)
 
 
 @dataclass

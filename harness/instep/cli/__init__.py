@@ -16,6 +16,7 @@ import typer
 from .ending import Command, Outputs, Raised, leave
 
 COMMANDS: tuple[str, ...] = (
+    "audit",
     "calibrate",
     "doctor",
     "faults",

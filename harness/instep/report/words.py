@@ -6,7 +6,7 @@ Leaves out: tables and colours (`terminal.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,17 +56,21 @@ def divergence(outcome: Outcome) -> str:
     return message(title, outcome.verdict.findings, numbers(first), lines)
 
 
-def message(title: str, findings: Sequence[Comparison], measured: str, more: Iterable[str]) -> str:
+def message(
+    title: str, findings: Sequence[Comparison], measured: str, more: Iterable[str],
+    placed: Callable[[Comparison], str] | None = None,
+) -> str:
     """Its title, where the first finding stands, what it is and what was measured, how many there are, and more lines.
 
-    measured: the first finding's numbers, as `numbers` words them
+    measured: the first finding's numbers, as `numbers` words them;  placed: other words for where a finding stands
     """
     first, *others = findings
-    lines = [where(first), f"{first.diagnosis or 'differs from the reference'}          ({measured})"]
+    lines = [(placed or where)(first), f"{first.diagnosis or 'differs from the reference'}          ({measured})"]
     lines += trace(next((found.raised for found in findings if found.raised is not None), None))
     if others:
         here = all(found.event == first.event for found in others)
-        lines.append(f"{len(others)} more{' at this event' * here}, next: {where(others[0], short=here)}")
+        following = placed(others[0]) if placed else where(others[0], short=here)
+        lines.append(f"{len(others)} more{' at this event' * (here and not placed)}, next: {following}")
     return "\n".join([f"DIVERGED  {title}", *(f"  {line}" for line in (*lines, *more))])
 
 

@@ -34,13 +34,20 @@ def random_checkpoint(
     Linear maps keep the size of a row. What a layer adds to the hidden row is divided by the square root of the number
     of parts that add to it. So hidden rows stay of size 1 at any depth.
     """
-    parts = 2 * len(config.layer_kinds)
     tensors = {
-        name: _draw(name, size, parts, seed, torch.device(device)).to(torch.float32 if name.endswith(FP32) else dtype)
+        name: drawn(config, name, size, seed, torch.device(device), dtype)
         for name, size in expected_shapes(config, stored=FUSED).items()
     }
     digest = hashlib.sha256(f"drawn {config} {seed} {dtype}".encode()).hexdigest()
     return Checkpoint(config, MappingProxyType(tensors), digest)
+
+
+def drawn(
+    config: ModelConfig, name: str, size: tuple[int, ...], seed: int, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """One tensor, as it is stored."""
+    parts = 2 * len(config.layer_kinds)
+    return _draw(name, size, parts, seed, device).to(torch.float32 if name.endswith(FP32) else dtype)
 
 
 def _draw(name: str, size: tuple[int, ...], parts: int, seed: int, device: torch.device) -> torch.Tensor:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,6 +43,24 @@ class Checkpoint:
     @classmethod
     def open(cls, directory: Path | str) -> Checkpoint:
         """Read a directory; whatever is wrong with it is a `BadInput` that names the tensor or the field."""
+        disk = OnDisk.open(directory)
+        return cls(disk.config, MappingProxyType(disk.read(disk.stored)), disk.digest())
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A checkpoint that may be larger than memory: names and shapes are verified; a tensor is read when asked for.
+
+    files: `config.json` and the tensor files;  stored: text-model name -> where the tensor stands
+    """
+
+    config: ModelConfig
+    files: tuple[Path, ...]
+    stored: Mapping[str, _Stored]
+
+    @classmethod
+    def open(cls, directory: Path | str) -> OnDisk:
+        """Read what stands in front of the tensors; no tensor is read."""
         directory = Path(directory)
         if not directory.is_dir():
             raise BadInput(str(directory), found="no such directory", expected="a model directory")
@@ -51,7 +71,25 @@ class Checkpoint:
         if not states_mtp_layers(data):
             config = replace(config, mtp_layers=_count_mtp_layers(stored))
         _verify(config, stored)
-        return cls(config, MappingProxyType(_load(stored)), _digest([directory / "config.json", *files]))
+        return cls(config, (directory / "config.json", *files), MappingProxyType(stored))
+
+    def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """These tensors, in their stored dtypes. All must be finite numbers."""
+        return _load({name: self.stored[name] for name in names})
+
+    def rows(self, name: str, spans: Iterable[slice]) -> Iterator[torch.Tensor]:
+        """These spans of rows of one tensor, one after another, and nothing else of it."""
+        where = self.stored[name]
+        with _whole(where.file) as opened:
+            whole = opened.get_slice(where.name)
+            for span in spans:
+                part: torch.Tensor = whole[span]
+                _usable(name, part)
+                yield part
+
+    def digest(self) -> str:
+        """As `Checkpoint.digest`; every byte of the files is read for it."""
+        return _digest(self.files)
 
 
 @dataclass(frozen=True)
@@ -95,12 +133,9 @@ def _stored(files: Iterable[Path]) -> dict[str, _Stored]:
     """Text-model name -> where the tensor stands. Visual weights are skipped."""
     stored: dict[str, _Stored] = {}
     for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                names = list(opened.keys())
-                found = [(name, tuple(opened.get_slice(name).get_shape())) for name in names]
-        except (SafetensorError, OSError) as error:
-            raise BadInput(str(file), found=error, expected="a whole safetensors file") from None
+        with _whole(file) as opened:
+            names = list(opened.keys())
+            found = [(name, tuple(opened.get_slice(name).get_shape())) for name in names]
         for name, shape in found:
             own = _text_name(name)
             if VISUAL.match(own):
@@ -109,6 +144,16 @@ def _stored(files: Iterable[Path]) -> dict[str, _Stored]:
                 raise BadInput(own, found=f"twice, as {stored[own].name} and {name}", expected="once")
             stored[own] = _Stored(file, name, shape)
     return stored
+
+
+@contextmanager
+def _whole(file: Path) -> Iterator[Any]:
+    """The file, opened; what is wrong with it is bad input."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise BadInput(str(file), found=error, expected="a whole safetensors file") from None
 
 
 def _text_name(name: str) -> str:
@@ -141,14 +186,11 @@ def _verify(config: ModelConfig, stored: Mapping[str, _Stored]) -> None:
 
 
 def _load(stored: Mapping[str, _Stored]) -> dict[str, torch.Tensor]:
-    """All tensors. Each file is opened once, because to open it reads its whole header."""
+    """These tensors. Each file is opened once, because to open it reads its whole header."""
     tensors: dict[str, torch.Tensor] = {}
     for file, held in groupby(stored.items(), key=lambda item: item[1].file):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                tensors |= {name: opened.get_tensor(where.name) for name, where in held}
-        except (SafetensorError, OSError) as error:
-            raise BadInput(str(file), found=error, expected="a whole safetensors file") from None
+        with _whole(file) as opened:
+            tensors |= {name: opened.get_tensor(where.name) for name, where in held}
     for name, tensor in tensors.items():
         _usable(name, tensor)
     return tensors

@@ -1,0 +1,122 @@
+"""One recording judged: which format it has, what it tells, and every level that it can be judged at.
+
+Leaves out: the levels themselves (`tokens.py`), and words (`render.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from msgspec import structs
+
+from instep_reference.contract.checkpoint import OnDisk
+from instep_reference.contract.errors import BadInput
+
+from ..budget import spelled, weights_bytes
+from ..replay.replay import Outcome
+from ..replay.setting import wide
+from ..trace.event_rules import EventRules
+from ..trace.file import Trace
+from ..trace.header import Model, config_digest
+from ..verdict import Exit, Verdict
+from . import recording, said, sglang
+from .recording import META, Recorded, as_usual, width
+from .shown import complete, replayed
+from .texts import Told, told
+from .tokens import Judged, judged
+from .walk import NORM, Advance, Precision, silent
+
+TOKENS, ROWS, STATES = 1, 2, 3  # levels: tokens and counts; logits and final rows; states
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What came of it. assumed: whether nobody said in which dtype the engine computes; peak: MiB of this process."""
+
+    recorded: Recorded
+    told: Told
+    precision: Precision
+    tokens: Judged
+    replay: Outcome | None
+    verdict: Verdict
+    assumed: bool
+    digest: str | None
+    seconds: float
+    peak: float
+
+    @property
+    def exit(self) -> Exit:
+        replay = Exit.AGREED if self.replay is None else self.replay.verdict.exit
+        return Exit.worst([Exit.DIVERGED if self.verdict.findings else self.tokens.exit, replay])
+
+
+def opened(path: Path) -> Recorded:
+    """The recording, by what stands there: a directory of ours or of SGLang's dumper, or a file of JSON lines."""
+    if not path.exists():
+        raise BadInput(str(path), found="no such file or directory", expected="a recording")
+    if path.is_file():
+        return said.read(path)
+    if (path / META).is_file():
+        return recording.read(path)
+    if sglang.is_dump(path):
+        return sglang.read(path)
+    raise BadInput(str(path), found=f"no {META}, and no file of SGLang's dumper", expected="a recording",
+                   hint="a file of JSON lines is given by its own name")
+
+
+def audit(
+    path: Path, model: Path, *, dtype: str | None = None, tokens: int | None = None,
+    level: int = STATES, progress: Advance = silent,
+) -> Audit:
+    """level: the highest that is judged.
+    dtype: in which the engine computes, where the recording does not say; tokens: the most of a request judged."""
+    begun, found, disk = time.perf_counter(), opened(path), OnDisk.open(model)
+    digest = None if found.digest is None else disk.digest()
+    if digest != found.digest:
+        raise BadInput("--model", found=f"{str(digest)[:12]}.. in {model}",
+                       expected=f"{str(found.digest)[:12]}.., as {META} says",
+                       hint="the recording is of another checkpoint")
+    precision, assumed = _precision(found, disk, dtype)
+    header = found.header(Model("", digest or "", config_digest(model), disk.config.vocab, disk.config.mtp_layers))
+    words = found.told or told(EventRules(header), found.events, recording.EVENTS)
+    complete(found, disk.config, found.shows)
+    texts = [text.up_to(tokens) for text in words.texts if text.up_to(tokens).said]
+    what = judged(disk, precision, texts, progress)
+    verdict = Verdict(events=len(found.events))
+    verdict.add([*words.counts, *what.verdict.compared])
+    replay = None
+    if found.shows and level > TOKENS:
+        header = structs.replace(header, checkpoint=structs.replace(header.checkpoint, digest=disk.digest()))
+        _must_fit(disk)
+        trace = Trace(path / recording.EVENTS, header, found.events, {}, "")
+        shows = [key for key in found.shows if level > ROWS or key != "states"]
+        replay = replayed(found, trace, model, precision, shows, progress)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return Audit(found, words, precision, what, replay, verdict, assumed, digest, time.perf_counter() - begun, peak)
+
+
+def _precision(found: Recorded, disk: OnDisk, dtype: str | None) -> tuple[Precision, bool]:
+    """How the engine computes, as the recording says, or the user, or else the checkpoint's own dtype."""
+    if dtype is not None and found.dtype is not None and dtype != found.dtype:
+        raise BadInput("--dtype", found=dtype, expected=f"{found.dtype}, as {META} says")
+    stored = str(disk.read([NORM])[NORM].dtype).removeprefix("torch.")
+    word = found.dtype or dtype or stored
+    activation = width(word, "--dtype")
+    declared = found.declared or as_usual(activation, wide(activation), {}, {})
+    return Precision(activation, wide(activation), declared), found.dtype is None and dtype is None
+
+
+def _must_fit(disk: OnDisk) -> None:
+    """Rows and states are judged by a whole reference, in two widths."""
+    needed = weights_bytes(disk.config, torch.float64) + weights_bytes(disk.config, torch.float32)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise BadInput("--level", found=f"a model of {spelled(needed)} in the reference's widths",
+                       expected=f"one that fits into {spelled(there)}",
+                       hint="--level 1 judges tokens and counts layer by layer")

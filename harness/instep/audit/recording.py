@@ -1,0 +1,189 @@
+"""A recording on disk, as `write.py` leaves it: who, on which model, how it rounds, and every event with its choices.
+
+    recording.json            `Recording`: written first, and again with the number of events when the engine ends
+    events.jsonl              one event a line, in the grammar of a trace
+    tensors/000012.safetensors  what was shown of event 12: logits, final rows, states, by request
+
+Leaves out: writing, and formats of others (`said.py`, `sglang.py`). Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+
+from instep_reference.contract.engine import Admit, AnyEvent, Draft, SetNumSteps
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.rounding import Product, checked
+
+from ..replay.declared import Declared, declared
+from ..replay.setting import WIDTHS
+from ..trace.file import decode
+from ..trace.header import Header, Model, Room
+from .texts import Told
+
+SCHEMA = 1
+META, EVENTS, TENSORS = "recording.json", "events.jsonl", "tensors"
+SHOWS = ("logits", "final", "states")
+PAGE = 1 << 20  # positions of a page: where requests lie in memory is not recorded, so each has one page
+
+
+class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`recording.json`.
+
+    engine    who was recorded, with its version
+    model     sha256 of the model's files, as instep counts it; None: not known, and not checked
+    dtype     of hidden rows, conv windows and KV; state: of recurrent states
+    rounds    component -> the dtype in which it is stored, where that is another; products: as op sets declare them
+    layout    order of the axes of recorded states, after the head: KV or VK
+    shows     what stands beside events
+    events    how many there are, and sha256: of their lines; None: the engine did not come to its end
+    """
+
+    schema: int
+    engine: str
+    model: str | None = None
+    dtype: str = "float32"
+    state: str = "float32"
+    rounds: dict[str, str] = {}
+    products: dict[str, dict[str, Any]] = {}
+    layout: str = "KV"
+    shows: tuple[str, ...] = ()
+    num_steps: int = 0
+    events: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Any recording, once read.
+
+    events   none where only texts are known; told: these texts, of a format without events
+    notes    what a user must know about how much of it could be read
+    tensors  event -> what was shown of it, by name
+    """
+
+    path: Path
+    engine: str
+    digest: str | None = None
+    dtype: str | None = None
+    declared: Declared | None = None
+    layout: str = "KV"
+    shows: tuple[str, ...] = ()
+    num_steps: int = 0
+    events: tuple[AnyEvent, ...] = ()
+    told: Told | None = None
+    notes: tuple[str, ...] = ()
+    tensors: Callable[[int], Mapping[str, torch.Tensor]] = lambda event: {}
+
+    def header(self, model: Model) -> Header:
+        """The header of a trace in which these events are legal: there is room for everything."""
+        requests = max(sum(isinstance(event, Admit) for event in self.events), 1)
+        steps = {event.num_steps for event in self.events if isinstance(event, SetNumSteps)}
+        first = self.num_steps or next(
+            (max(map(len, event.picks)) for event in self.events if isinstance(event, Draft) and event.picks), 0
+        )
+        room = Room(tuple(range(1, requests + 1)), tuple(range(1, requests + 1)), PAGE, PAGE, PAGE)
+        known = sorted({*steps, first} - {0}) or [0]
+        return Header(
+            schema=2, name=self.path.name, claim="A recording.", checkpoint=model, capacity=room, num_steps=first,
+            candidates=tuple(known), adaptive={"candidate_steps": known} if known[1:] else None,
+            lag=0, seed=0, stop=None, replay=(), created={},
+        )
+
+
+def read(directory: Path) -> Recorded:
+    """Read a directory that `write.py` made, up to where it was cut."""
+    meta = directory / META
+    stated: Stated = decode(_bytes(meta), Stated, meta.name, f"a recording of schema {SCHEMA}")
+    if stated.schema != SCHEMA:
+        raise BadInput(f"{META}: schema", found=stated.schema, expected=SCHEMA)
+    for name in stated.shows:
+        if name not in SHOWS:
+            raise BadInput(f"{META}: shows", found=repr(name), expected=f"some of {', '.join(SHOWS)}")
+    if stated.layout not in ("KV", "VK"):
+        raise BadInput(f"{META}: layout", found=repr(stated.layout), expected="KV or VK")
+    events, notes = _events(directory / EVENTS, stated)
+    return Recorded(
+        directory, stated.engine, stated.model, stated.dtype, _declared(stated), stated.layout, stated.shows,
+        stated.num_steps, events, None, notes, lambda event: _tensors(directory, event),
+    )
+
+
+def _events(file: Path, stated: Stated) -> tuple[tuple[AnyEvent, ...], tuple[str, ...]]:
+    content = _bytes(file)
+    lines = content.splitlines(keepends=True)
+    notes = []
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+        notes.append(f"{file.name} was cut within line {len(lines) + 1}: what stands before it was read")
+    if not lines:
+        raise BadInput(file.name, found="no event", expected="one event a line")
+    whole = b"".join(lines)
+    if stated.events is None:
+        notes.append("the recording was not closed: its engine did not come to its end")
+    elif len(lines) < stated.events:
+        notes.append(f"{file.name} was cut: {len(lines)} of {stated.events} events are there")
+    elif len(lines) > stated.events or hashlib.sha256(whole).hexdigest() != stated.sha256:
+        raise BadInput(file.name, found="other lines", expected=f"the {stated.events} that were recorded",
+                       hint="the recording was edited")
+    return tuple(decode(line, AnyEvent, f"{file.name} line {n}", "an event of a trace")
+                 for n, line in enumerate(lines, 1)), tuple(notes)  # fmt: skip
+
+
+def _declared(stated: Stated) -> Declared:
+    activation, state = (width(word, f"{META}: {name}") for name, word in (("dtype", stated.dtype),
+                                                                          ("state", stated.state)))  # fmt: skip
+    try:
+        products = checked({form: Product(**given) for form, given in stated.products.items()})
+    except TypeError:
+        raise BadInput(f"{META}: products", found=stated.products, expected="a format, and a block, per form") from None
+    rounds = {name: width(word, f"{META}: rounds.{name}") for name, word in stated.rounds.items()}
+    return as_usual(activation, state, rounds, products)
+
+
+def as_usual(
+    activation: torch.dtype, state: torch.dtype, rounds: Mapping[str, torch.dtype], products: Mapping[str, Product]
+) -> Declared:
+    """What an engine in these widths rounds, as `plain` does: all but gates, q, k, v and logits; and what differs."""
+    from instep_optimized import load
+
+    usual = load("plain")
+    engine = replace(usual, rounds=lambda a, s: {**usual.rounds(a, s), **rounds}, products=products)
+    return declared(engine, activation, state)
+
+
+def width(word: str, field: str) -> torch.dtype:
+    if word not in WIDTHS:
+        raise BadInput(field, found=repr(word), expected=f"one of {', '.join(WIDTHS)}")
+    return WIDTHS[word]
+
+
+def _tensors(directory: Path, event: int) -> Mapping[str, torch.Tensor]:
+    """What was shown of one event; none: nothing. All of it must be finite numbers."""
+    file = directory / TENSORS / f"{event:06d}.safetensors"
+    if not file.is_file():
+        return {}
+    try:
+        with safe_open(str(file), framework="pt") as stored:
+            found = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise BadInput(str(file), found=f"unreadable ({error})", expected="a whole safetensors file") from None
+    for name, tensor in found.items():
+        if not bool(tensor.isfinite().all()):
+            raise BadInput(f"{file.name}: {name}", found="NaN or infinite values", expected="finite numbers")
+    return found
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise BadInput(str(file), found=error.strerror, expected="a file of a recording") from None

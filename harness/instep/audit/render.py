@@ -1,0 +1,92 @@
+"""What `instep audit` says: how much was judged, how much of it could be decided, and the first finding; and as data.
+
+Leaves out: the judgement (`audit.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from ..report import data, terminal
+from ..report.data import finding
+from ..report.result import Result
+from ..report.tables import say
+from ..report.terminal import VERDICTS
+from ..report.words import message, numbers, where
+from ..verdict import Comparison, Exit
+from .audit import Audit
+from .tokens import AtToken
+
+
+def placed(found: Comparison) -> str:
+    """event 12 commit, request "b", token 8 at position 41; of other formats line 3, or step 3"""
+    if isinstance(found, AtToken):
+        numbered = found.kind in ("line", "step")
+        at = f"{found.kind} {found.event}" if numbered else f"event {found.event} {found.kind}"
+        return f'{at}, request "{found.request}", token {found.token} at position {found.position}'
+    return where(found)
+
+
+def told(audit: Audit) -> str | None:
+    """The message of the first finding, and how many there are."""
+    findings = audit.verdict.findings
+    if not findings:
+        return None
+    return message(f"{audit.recorded.path.name}, {audit.recorded.engine} against reference", findings,
+                   numbers(findings[0]), [], placed)  # fmt: skip
+
+
+def show(audit: Audit, console: Console) -> None:
+    word, style = VERDICTS[audit.exit]
+    ties, made = audit.tokens.ties.ties, audit.tokens.ties.made
+    texts, counts = audit.told.texts, audit.told
+    say(console, f"{audit.recorded.path.name}, {audit.recorded.engine}: {word}", style=style)
+    say(console, f"  tokens    {made} of {len(texts)} requests, each behind what was really said; "
+                 f"{audit.tokens.decided} could be decided, {ties} tied")  # fmt: skip
+    if counts.windows:
+        say(console, f"  windows   {counts.windows}, with {counts.drafts} drafts; {counts.accepted} were accepted")
+    said = audit.precision.declared.said(audit.precision.width) or "no rounding"
+    by = "the checkpoint's own dtype, --dtype names another" if audit.assumed else "as declared"
+    say(console, f"  rounding  {said} ({by})")
+    say(console, f"  run       {audit.seconds:.1f} s, {audit.peak:,.0f} MiB at most, "
+                 f"{audit.tokens.walks} walks through the layers")  # fmt: skip
+    if audit.recorded.digest is None:
+        say(console, "  the recording does not say of which model it is: that was not checked", style="dim")
+    for note in audit.recorded.notes:
+        say(console, f"  {note}", style="yellow")
+    if audit.exit is Exit.INCONCLUSIVE:
+        say(console, f"  fewer than half of the tokens could be decided: {audit.tokens.decided} of {made}", style=style)
+    if (text := told(audit)) is not None:
+        say(console, text)
+    if audit.replay is not None:
+        terminal.show([audit.replay], console)
+
+
+def of(audit: Audit) -> Result:
+    recorded, tokens = audit.recorded, audit.tokens
+    found: dict[str, Any] = {
+        "recording": recorded.path.name, "engine": recorded.engine, "model": audit.digest,
+        "events": len(recorded.events), "requests": len(audit.told.texts), "tokens": tokens.ties.made,
+        "decided": tokens.decided, "ties": tokens.ties.ties, "windows": audit.told.windows,
+        "drafts": audit.told.drafts, "accepted": audit.told.accepted,
+        "elements": audit.verdict.elements,
+        "rounding": audit.precision.declared.said(audit.precision.width), "assumed": audit.assumed,
+        "notes": list(recorded.notes), "walks": tokens.walks, "seconds": round(audit.seconds, 1),
+        "peak_mib": round(audit.peak), "headroom": _headroom(audit),
+        "findings": [_finding(one) for one in audit.verdict.findings], "message": told(audit),
+    }  # fmt: skip
+    if audit.replay is not None:
+        found |= data.of([audit.replay]).found
+    return Result(audit.exit, "cpu", found)
+
+
+def _headroom(audit: Audit) -> float:
+    """The nearest that any agreeing token came to its limit."""
+    return max((one.worst for one in audit.tokens.verdict.compared if one.agrees and one.allowed == 1), default=0.0)
+
+
+def _finding(found: Comparison) -> dict[str, Any]:
+    at = {"token": found.token, "position": found.position} if isinstance(found, AtToken) else {}
+    return {**finding(found), **at, "where": placed(found)}

@@ -1,0 +1,71 @@
+"""The logits of many rows without ever holding them: the output matrix is read in blocks of tokens.
+
+Leaves out: the rows (`walk.py`), and what is made of the figures (`tokens.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from instep_reference.contract.checkpoint import OnDisk
+from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.weights import Weights
+
+from ..checks.allowance import SCALE_FLOOR
+from .walk import EMBEDDING, Read
+
+HEAD = "lm_head.weight"
+TOKENS = 8192  # of the vocabulary, at once
+LOGITS = Place("trunk", AFTER_LAYERS, "logits")
+
+
+@dataclass
+class Scores:
+    """What the truth says of each row [rows], and how far draws are off.
+
+    best, second   its two largest logits; pick: the token of the largest, the lowest one on a tie
+    own            its logit of the token that was said;  largest: its largest logit by size
+    noise          the largest relative error of any draw, of hidden rows or logits
+    """
+
+    best: torch.Tensor
+    second: torch.Tensor
+    pick: torch.Tensor
+    own: torch.Tensor
+    largest: torch.Tensor
+    noise: torch.Tensor
+
+
+def scored(disk: OnDisk, read: Read, said: torch.Tensor) -> Scores:
+    """said [rows]: the token that was said behind each row."""
+    config, final = disk.config, read.final
+    rows = len(said)
+    top, tokens = torch.full((rows, 2), -torch.inf, dtype=torch.float64), torch.zeros(rows, 2, dtype=torch.int64)
+    own, size = (torch.zeros(rows, dtype=torch.float64) for _ in range(2))
+    off = {draw: torch.zeros(2, rows, dtype=torch.float64) for draw in read.noise}  # sum of squares, largest
+    squares = torch.zeros(rows, dtype=torch.float64)
+    spans = [slice(begin, min(begin + TOKENS, config.vocab)) for begin in range(0, config.vocab, TOKENS)]
+    for span, stored in zip(spans, disk.rows(EMBEDDING if config.tied else HEAD, spans), strict=True):
+        right = final[None] @ stored.to(torch.float64).T
+        for draw, errors in off.items():
+            each, weight = read.passes[draw], stored.to(read.passes[draw].width)
+            with each.begin(Weights(config, weight, (), weight, weight, None), False):
+                drawn = each.see(LOGITS, final[draw] @ weight.T).to(torch.float64)
+            errors[0] += (drawn - right).square().sum(1)
+            errors[1] = torch.maximum(errors[1], (drawn - right).abs().amax(1))
+        squares += right.square().sum(1)
+        size = torch.maximum(size, right.abs().amax(1))
+        here = (said >= span.start) & (said < span.stop)
+        own[here] = right[here].gather(1, (said[here] - span.start)[:, None])[:, 0]
+        most = right.topk(min(2, right.shape[1]), dim=1)
+        # What was found before stands first: on a tie the lower token stays.
+        top, order = torch.cat([top, most.values], 1).sort(dim=1, descending=True, stable=True)
+        top, tokens = top[:, :2], torch.cat([tokens, most.indices + span.start], 1).gather(1, order)[:, :2]
+    scales = torch.stack([squares.sqrt(), size]).clamp_min(SCALE_FLOOR)
+    noise = torch.stack([
+        torch.maximum(read.noise[draw], torch.stack([errors[0].sqrt(), errors[1]]).div(scales).amax(0))
+        for draw, errors in off.items()
+    ]).amax(0)  # fmt: skip
+    return Scores(top[:, 0], top[:, 1], tokens[:, 0], own, size, noise)

@@ -1,0 +1,165 @@
+"""Levels 2 and 3: a recording as an engine that is led by verbs, whose every answer is what was recorded.
+
+So logits, final rows and states end in the same event contexts and checks as those of a live engine (`instep.engines`).
+What a recording says that it shows must be there at every event, of the right shape. Leaves out: the checks, and models
+that do not fit into memory as a whole, for which tokens and counts alone are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import named
+
+from ..engines.verbs import ByVerbs, Tokens
+from ..replay.replay import Outcome, Replay
+from ..replay.setting import Setting
+from ..trace.file import Trace
+from .recording import META, Recorded
+from .walk import Advance, Precision, silent
+
+ROWS = ("logits", "final")  # what a step gives, by request
+FEEDS = {"logits": "logits", "final": "final", "states": "state"}  # what a recording shows -> the verb's word for it
+COPIES = (e.Save, e.Load, e.Preempt, e.Resume)
+
+
+@dataclass(frozen=True)
+class Replayed(Setting):
+    """The setting of a recording: its engine is not found by a name."""
+
+    served: ByVerbs | None = None
+
+    def subject(self) -> Any:
+        return self.served
+
+
+def replayed(
+    recorded: Recorded, trace: Trace, model: Path, precision: Precision, shows: Sequence[str],
+    progress: Advance = silent,
+) -> Outcome:
+    """The recording as a replay. shows: what of it is judged."""
+    if any(isinstance(event, COPIES) for event in recorded.events):
+        raise BadInput("events.jsonl", found="a save, load, preempt or resume beside tensors", expected="none",
+                       hint="record an abort, and an admit whose prompt is the text so far")
+
+    def make(directory: Path, room: object, **told: object) -> Player:
+        return Player(recorded, precision, shows)
+
+    dtype = str(precision.activation).removeprefix("torch.")
+    setting = Replayed(engine=recorded.engine, dtype=dtype, served=ByVerbs(recorded.engine, make))
+    total = len(trace.events)
+    found = Replay(trace, setting, checkpoint=model).run(
+        progress=lambda index, event: progress("events", index + 1, total), explain=False
+    )
+    return replace(found, again=())  # no command shows it again but the audit itself
+
+
+class Player:
+    """The verbs. It is asked in the order of the events; now: the event that is being served."""
+
+    def __init__(self, recorded: Recorded, precision: Precision, shows: Sequence[str]) -> None:
+        self.recorded, self.shows = recorded, tuple(shows)
+        self.now = -1
+        self.committing: dict[str, int] = {}
+        self.memory: dict[str, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
+        said = precision.declared
+        self.declares = {
+            "rounds": said.rounds, "products": said.products,
+            "shows": [FEEDS[key] for key in shows],
+        }
+        if "states" in shows:
+            self.state = self._state
+
+    def step(self, rows: Sequence[Tokens]) -> Mapping[str, Mapping[str, torch.Tensor]]:
+        self._next(e.Forward, rows[0].request)
+        shown = self.recorded.tensors(self.now)
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for key in (key for key in ROWS if key in self.shows):
+            found[key] = {row.request: shown[f"{key}.{row.request}"] for row in rows if f"{key}.{row.request}" in shown}
+        self._remember([row.request for row in rows if row.kind != "verify"], shown)
+        return found
+
+    def keep(self, request: str, length: int) -> None:
+        if request not in self.committing:
+            self._next(e.Commit, request)
+            event = self.recorded.events[self.now]
+            assert isinstance(event, e.Commit)
+            self.committing = dict.fromkeys(event.requests, self.now)
+        self._remember([request], self.recorded.tensors(self.now))
+        del self.committing[request]
+
+    def drop(self, request: str) -> None:
+        self.memory.pop(request, None)
+
+    def _next(self, kind: type[e.Event], request: str) -> None:
+        """The next event of a kind that names the request. Events that nobody serves are passed over."""
+        events = self.recorded.events
+        self.now = next(
+            index for index in range(self.now + 1, len(events))
+            if isinstance(events[index], kind) and request in named(events[index])
+        )
+
+    def _remember(self, requests: Sequence[str], shown: Mapping[str, torch.Tensor]) -> None:
+        for request in requests if "states" in self.shows else ():
+            self.memory[request] = {
+                layer: (shown[f"conv.{request}.{layer}"], self._canonical(shown[f"state.{request}.{layer}"]))
+                for layer in layers_of(shown, request)
+            }
+
+    def _canonical(self, state: torch.Tensor) -> torch.Tensor:
+        return state.transpose(-1, -2) if self.recorded.layout == "VK" else state
+
+    def _state(self, request: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        return self.memory[request]
+
+
+def layers_of(shown: Mapping[str, torch.Tensor], request: str) -> list[int]:
+    """The layers of which a state stands beside an event."""
+    begins = f"state.{request}."
+    return [int(name[len(begins):]) for name in shown if name.startswith(begins) and name[len(begins):].isdigit()]
+
+
+def complete(recorded: Recorded, config: Any, shows: Sequence[str]) -> None:
+    """Refuse a recording in which something of what it shows is missing, or has another shape."""
+    gdn = [layer for layer, kind in enumerate(config.layer_kinds) if kind == "gdn"]
+    channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
+    state = (config.value_heads, config.key_dim, config.value_dim)
+    shapes = {"conv": (channels, config.conv_width - 1),
+              "state": state if recorded.layout == "KV" else (state[0], state[2], state[1])}
+    widths = {"logits": config.vocab, "final": config.hidden}
+    windows: dict[str, int] = {}
+    for index, event in enumerate(recorded.events):
+        if isinstance(event, e.Draft):
+            windows |= {name: len(picks) + 1 for name, picks in zip(event.requests, event.picks or (), strict=False)}
+        if not isinstance(event, e.Forward | e.Commit):
+            continue
+        rows = event.rows if isinstance(event, e.Forward) else ()
+        wrote = [row.request for row in rows if row.kind != "verify"] or list(getattr(event, "requests", ()))
+        wanted: dict[str, list[tuple[int, ...]]] = {}
+        for row in rows:
+            count = windows[row.request] if row.kind == "verify" else row.tokens
+            for key in ROWS:
+                if key in shows and (key == "final" or row.kind != "prefill" or row.root is not None):
+                    either = {count, 1} if row.kind == "prefill" else {count}
+                    wanted[f"{key}.{row.request}"] = [(many, widths[key]) for many in either]
+        if "states" in shows:
+            wanted |= {f"{name}.{request}.{layer}": [shape] for request in wrote for layer in gdn
+                       for name, shape in shapes.items()}  # fmt: skip
+        _there(recorded, index, wanted)
+
+
+def _there(recorded: Recorded, index: int, wanted: Mapping[str, Sequence[tuple[int, ...]]]) -> None:
+    shown = recorded.tensors(index) if wanted else {}
+    for name, shapes in wanted.items():
+        found = None if name not in shown else tuple(shown[name].shape)
+        if found not in shapes:
+            raise BadInput(f"event {index}: {name}", found="nothing" if found is None else f"shape {list(found)}",
+                           expected=" or ".join(f"shape {list(shape)}" for shape in shapes),
+                           hint=f"{META} says that the recording shows it")

@@ -1,0 +1,131 @@
+"""What every request was asked and said, token by token, with where each token was chosen; and the counts of windows.
+
+Leaves out: whether a token is right, which only the model knows (`tokens.py`). Whether a commit counted its accepted
+drafts as greedy acceptance does follows from the window and the bonus alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.event_facts import kind_of
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from ..trace.event_rules import EventRules
+from ..verdict import Comparison, Tier
+
+PICK = Place("trunk", AFTER_LAYERS, "pick")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a token was chosen. event: its number, or of a line; kind: the event's, or "line"; role: what it is."""
+
+    event: int
+    kind: str
+    role: str = "token"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A request: its prompt, what it said, and where each of these tokens was chosen.
+
+    known  so many of the tokens that it said were judged elsewhere: a copy of another request's text
+    """
+
+    request: str
+    prompt: tuple[int, ...]
+    said: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    known: int = 0
+
+    @property
+    def run(self) -> tuple[int, ...]:
+        """What the reference reads: behind every row of it from the prompt's last on, one token was said."""
+        return (*self.prompt, *self.said[:-1])
+
+    def up_to(self, tokens: int | None) -> Text:
+        """Without what was said later."""
+        return self if tokens is None else Text(self.request, self.prompt, self.said[:tokens], self.origins, self.known)
+
+
+@dataclass
+class Told:
+    """The texts of a recording, and its windows: how many, with how many drafts, of which so many were accepted."""
+
+    texts: list[Text] = field(default_factory=list)
+    counts: list[Comparison] = field(default_factory=list)
+    windows: int = 0
+    drafts: int = 0
+    accepted: int = 0
+
+    def add_window(self, count: Comparison, drafts: int, accepted: int) -> None:
+        self.counts.append(count)
+        self.windows, self.drafts, self.accepted = self.windows + 1, self.drafts + drafts, self.accepted + accepted
+
+
+def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
+    """Read the events one by one; one that is illegal is bad input. where: the name of their file."""
+    found, open_texts = Told(), dict[str, Text]()
+    saved: dict[str, Text] = {}
+    for index, event in enumerate(events):
+        windows = {name: rules.table.live[name] for name in getattr(event, "requests", ()) if name in rules.table.live}
+        rules.apply(event, f"{where} line {index + 1}")
+        match event:
+            case e.Admit(request=name):
+                _end(found, open_texts.pop(name, None))
+                open_texts[name] = Text(name, event.prompt, (), ())
+            case e.Load(request=name):
+                kept = saved[event.name]
+                open_texts[name] = Text(name, kept.prompt, kept.said, kept.origins, len(kept.said))
+            case e.Save(request=name):
+                saved[event.name] = open_texts[name]
+            case e.Forward(rows=rows):
+                for row in rows:
+                    if row.root is not None:
+                        role = "first token" if row.kind == "prefill" else "token"
+                        _say(open_texts, row.request, (row.root,), [Origin(index, kind_of(event), role)])
+            case e.Commit(requests=names):
+                for name, path in zip(names, event.accepted or (), strict=True):
+                    standing = windows[name]
+                    drafts = [standing.window[node] for node in path.nodes]
+                    origins = [
+                        Origin(index, kind_of(event), f"accepted draft {number} of {len(standing.window) - 1}")
+                        for number in range(1, len(drafts) + 1)
+                    ]
+                    _say(open_texts, name, (*drafts, path.bonus), [*origins, Origin(index, kind_of(event), "bonus")])
+                    count = counted(index, "commit", name, standing.window, standing.parents, path)
+                    found.add_window(count, len(standing.window) - 1, len(drafts))
+    for text in open_texts.values():
+        _end(found, text)
+    return found
+
+
+def _say(texts: dict[str, Text], name: str, tokens: tuple[int, ...], origins: Sequence[Origin]) -> None:
+    text = texts[name]
+    texts[name] = Text(name, text.prompt, (*text.said, *tokens), (*text.origins, *origins), text.known)
+
+
+def _end(found: Told, text: Text | None) -> None:
+    if text is not None and len(text.said) > text.known:
+        found.texts.append(text)
+
+
+def counted(
+    event: int, kind: str, name: str, window: tuple[int, ...], parents: tuple[int, ...], path: e.Path
+) -> Comparison:
+    """A draft behind the last accepted node that is the bonus itself: greedy acceptance would have taken it."""
+    last = path.nodes[-1] if path.nodes else 0
+    refused = [node for node in _children(last, parents) if window[node] == path.bonus]
+    of = f"accepted {len(path.nodes)} of {len(window) - 1} drafts"
+    says = f"{of}, and refused one that is its own bonus, token {path.bonus}: greedy acceptance takes it"
+    return Comparison(
+        "counts", Tier.IDENTITY, event, kind, PICK, elements=1, worst=float(bool(refused)), allowed=0.0,
+        request=name, diagnosis=says if refused else "",
+    )
+
+
+def _children(node: int, parents: Sequence[int]) -> Iterator[int]:
+    return (child for child, parent in enumerate(parents) if parent == node)

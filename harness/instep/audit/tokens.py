@@ -1,0 +1,145 @@
+"""Levels 0 and 1: is every token that was said what the model says behind the tokens before it?
+
+Every token is judged behind what was really said, so one wrong token does not hide the next one. The rule is T4's
+(`checks/decisions.py`): a token may differ while the truth's margin is within what the two logits may be off by, which
+follows from the error of the declared width at this very position. With accepted drafts and bonuses that is all of a
+greedy acceptance: rejected drafts have no part in what it accepts. Leaves out: sampled text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from instep_reference.contract.checkpoint import OnDisk
+from instep_reference.contract.errors import BadInput
+
+from ..checks.allowance import LUCK, REDRAWS
+from ..checks.judge import Chosen, Ties, granted
+from ..verdict import Comparison, Exit, Tier, Verdict
+from .scores import Scores, scored
+from .texts import PICK, Text
+from .walk import Advance, Precision, silent, walk
+
+DECIDED = 0.5  # at least this part of the tokens must be decidable: of fewer, agreement says little
+
+
+@dataclass(frozen=True)
+class AtToken(Comparison):
+    """token: which of those that the request said, from 0; position: where it stands in prompt and text."""
+
+    token: int = -1
+    position: int = -1
+
+
+@dataclass
+class Judged:
+    """decided: tokens of which the truth's margin is large enough that any other token would be called wrong."""
+
+    verdict: Verdict = field(default_factory=Verdict)
+    ties: Ties = field(default_factory=lambda: Ties("tokens"))
+    decided: int = 0
+    walks: int = 0
+
+    @property
+    def exit(self) -> Exit:
+        if self.verdict.findings:
+            return Exit.DIVERGED
+        few = self.ties.made == 0 or self.decided < DECIDED * self.ties.made
+        return Exit.INCONCLUSIVE if few else Exit.AGREED
+
+
+def judged(
+    disk: OnDisk, precision: Precision, texts: Sequence[Text], progress: Advance = silent
+) -> Judged:
+    """All tokens of all texts."""
+    _within(disk.config.vocab, texts)
+    found = Judged()
+    if not texts:
+        return found
+    seen = list(_measured(disk, precision, texts, (0,), progress))
+    found.walks = 1
+    doubtful = [number for number, one in enumerate(seen) if bool(((one.part > 1) & (one.part <= LUCK)).any())]
+    if doubtful:  # one draw's error may be small by luck
+        again = _measured(disk, precision, [texts[number] for number in doubtful], range(1, REDRAWS + 1), progress)
+        found.walks = 2
+        for number, one in zip(doubtful, again, strict=True):
+            seen[number] = seen[number].softer(one)
+    for text, one in zip(texts, seen, strict=True):
+        found.verdict.add(_compared(text, one, found))
+    found.verdict.add(found.ties.too_many("ties", 0, "recording", PICK))
+    return found
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The tokens of one text: the truth's choice, its margin over what was said as a part of what is granted, and the
+    runner-up's, which is the least that a wrong token would have had."""
+
+    right: torch.Tensor
+    margin: torch.Tensor
+    part: torch.Tensor
+    decides: torch.Tensor
+
+    def softer(self, other: Measured) -> Measured:
+        """With the larger of two allowances."""
+        return replace(
+            self, part=torch.minimum(self.part, other.part), decides=torch.minimum(self.decides, other.decides)
+        )
+
+
+def _measured(
+    disk: OnDisk, precision: Precision, texts: Sequence[Text], draws: Sequence[int], progress: Advance
+) -> Iterator[Measured]:
+    read = walk(disk, precision, texts, draws, progress)
+    said = torch.tensor([token for text in texts for token in text.said])
+    scores: Scores = scored(disk, read, said)
+    most = granted(scores.largest, scores.noise, precision.activation)
+    margin = scores.best - scores.own
+    whole = Measured(scores.pick, margin, margin / most, (scores.best - scores.second) / most)
+    sizes = [len(text.said) for text in texts]
+    parts = [torch.split(tensor, sizes) for tensor in (whole.right, whole.margin, whole.part, whole.decides)]
+    yield from (Measured(*one) for one in zip(*parts, strict=True))
+
+
+def _compared(text: Text, one: Measured, found: Judged) -> Iterator[Comparison]:
+    """A comparison per wrong token, and one for all others."""
+    said = torch.tensor(text.said)
+    rows = slice(text.known, None)
+    differs = ((said != one.right) & (one.margin > 0))[rows]  # two tokens of the same logit are both right
+    part = torch.where(differs, one.part[rows], 0.0)
+    choices = Chosen(one.margin[rows], part, differs)
+    found.ties.add(choices)
+    wrong = differs & ~(part <= 1)
+    found.decided += int((wrong | (~differs & (one.decides[rows] > 1))).sum())
+    for row in wrong.nonzero().flatten().tolist():
+        token, origin = row + text.known, text.origins[row + text.known]
+        yield AtToken(
+            "tokens", Tier.DECISIONS, origin.event, origin.kind, PICK, elements=1, worst=float(part[row]), allowed=1.0,
+            request=text.request, token=token, position=len(text.prompt) + token,
+            diagnosis=f"{origin.role} is {text.said[token]}; the model says {int(one.right[token])} by a margin of "
+            f"{float(one.margin[token]):.3g} logits",
+        )
+    rest = len(part) - int(wrong.sum())
+    if rest:
+        worst = float(torch.where(wrong, 0.0, part).max())
+        event, kind = text.origins[-1].event, text.origins[-1].kind
+        yield Comparison(
+            "tokens", Tier.DECISIONS, event, kind, PICK, elements=rest, blocks=rest, undecided=choices.ties,
+            worst=worst, allowed=1.0, request=text.request,
+        )
+
+
+def _within(vocab: int, texts: Sequence[Text]) -> None:
+    for text in texts:
+        if not text.prompt:
+            raise BadInput(f'request "{text.request}": prompt', found="no token", expected="at least one")
+        for name, tokens in (("prompt", text.prompt), ("tokens", text.said)):
+            for number, token in enumerate(tokens):
+                if not 0 <= token < vocab:
+                    raise BadInput(
+                        f'request "{text.request}": {name}[{number}]', found=f"token {token}",
+                        expected=f"a token of the model's vocabulary, 0 to {vocab - 1}",
+                    )

@@ -1,0 +1,243 @@
+"""Writes a recording of an engine: what it was asked, ran, said and accepted, for `instep audit`.
+
+This file needs nothing but json and safetensors. Paste it into an engine, or import it (`instep.audit.write`), and call
+`forward` where the tokens of a step are known:
+
+    recording = Recording("/tmp/recording", engine="my engine 1.2", model="/models/mine", dtype="bfloat16")
+    recording.admit("r1", prompt)                                   # when a request comes
+    recording.forward(requests, counts, positions, tokens, sampled)  # after every forward of the target
+    recording.accepted({"r1": [12, 77, 3]})                         # after acceptance, where `forward` had None
+    recording.finish("r1")
+    recording.close()
+
+Every line is written at once, a tensor file before the line it belongs to, so that an engine that dies leaves a
+recording that can be read up to there. Leaves out: draft heads (their proposals are seen as windows), and sampling:
+greedy choices only. vLLM's V1 runner: requests are `input_batch.req_ids`, counts the scheduled tokens, positions and
+tokens the flat inputs, sampled the list per request that it returns. SGLang: `rids`, `extend_lens` (a window's width in
+a verify), `positions`, `input_ids`, and the accepted tokens with the bonus after `verify`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+READ_AT_ONCE = 1 << 20  # bytes
+
+
+def digest(model: str | os.PathLike[str]) -> str:
+    """sha256 of config.json and the safetensors files of a checkpoint; every byte of them is read."""
+    folder, total = Path(model), hashlib.sha256()
+    index = folder / "model.safetensors.index.json"
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else [
+        "model.safetensors"
+    ]
+    for name in ("config.json", *names):
+        with open(folder / name, "rb") as opened:
+            while part := opened.read(READ_AT_ONCE):
+                total.update(part)
+    return total.hexdigest()
+
+
+class Recording:
+    """A recording that is being made.
+
+    model   the checkpoint's directory, of which the digest is written, or the digest; None: nobody can check it
+    dtype   of hidden rows and KV; state: in which recurrent states are stored
+    rounds, products, layout   what is rounded otherwise, and the order of recorded states (docs/audit.md)
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, engine: str, model: str | os.PathLike[str] | None = None,
+        dtype: str = "float32", state: str = "float32", rounds: dict[str, str] | None = None,
+        products: dict[str, dict[str, Any]] | None = None, layout: str = "KV",
+    ) -> None:
+        self.directory = Path(directory)
+        (self.directory / "tensors").mkdir(parents=True)
+        known = None if model is None else digest(model) if os.path.isdir(model) else str(model)
+        self._stated: dict[str, Any] = {
+            "schema": SCHEMA, "engine": engine, "model": known, "dtype": dtype, "state": state, "rounds": rounds or {},
+            "products": products or {}, "layout": layout, "shows": [],
+        }
+        self._state_file()
+        self._sha256, self._events, self._steps = hashlib.sha256(), 0, 0
+        self._prompt: dict[str, list[int]] = {}
+        self._told: dict[str, list[int]] = {}  # prompt and everything said, the root last
+        self._length: dict[str, int] = {}
+        self._flying: dict[str, list[int]] = {}  # windows that were verified and not committed
+
+    def admit(self, request: str, prompt: Any) -> None:
+        """A request comes. A name may come again when it is over."""
+        tokens = _ints(prompt)
+        self._prompt[request], self._told[request], self._length[request] = tokens, list(tokens), 0
+        self._event({"event": "admit", "request": request, "prompt": tokens})
+
+    def forward(
+        self, requests: Any, counts: Any, positions: Any, tokens: Any, sampled: Any, logits: Any = None,
+        final: Any = None,
+    ) -> None:
+        """One forward of the target, after it.
+
+        requests, counts   of the batch, in its order: names, and how many tokens each had
+        positions, tokens  of all of them, one behind the other
+        sampled            per request the tokens that it said thereby: none within a prompt, one behind it or after a
+                           decode, the accepted drafts and the bonus of a window; None: `accepted` tells it
+        logits             rows of a window all, of others the last one: [rows, vocab], or request -> [rows, vocab]
+        final              the rows that the output matrix read, in the same way
+        """
+        counts, at, ids, begin = _ints(counts), _ints(positions), _ints(tokens), 0
+        rows, windows, chosen = list[dict[str, Any]](), dict[str, list[int]](), dict[str, list[int]]()
+        for number, (request, count) in enumerate(zip(requests, counts, strict=True)):
+            first, ran = at[begin], ids[begin : begin + count]
+            begin += count
+            said = None if sampled is None or sampled[number] is None else _ints(sampled[number])
+            if first == 0 and self._length[request]:
+                self._again(request)
+            elif first > self._length[request] and not self._length[request]:
+                self._reused(request, first)
+            rows.append(self._row(request, first, ran, said))
+            if rows[-1]["kind"] == "verify":
+                windows[request] = ran
+                if said is not None:
+                    chosen[request] = said
+        if not rows:
+            return
+        if windows:
+            self._draft(windows)
+        shown = {"logits": logits, "final": final}
+        self._event({"event": "forward", "rows": rows}, {
+            f"{name}.{request}": rows_of
+            for name, tensor in shown.items() if tensor is not None
+            for request, rows_of in _parted(tensor, rows, counts, windows).items()
+        })
+        self._flying |= windows
+        if windows and chosen.keys() == windows.keys():
+            self.accepted(chosen)
+
+    def accepted(self, said: dict[str, Any]) -> None:
+        """After acceptance: request -> its accepted drafts and the bonus, for every window that was verified."""
+        paths = []
+        for request in self._flying:
+            tokens = _ints(said[request])
+            paths.append({"nodes": list(range(1, len(tokens))), "bonus": tokens[-1]})
+            drafts = self._flying[request][1 : len(tokens)]
+            if drafts != tokens[:-1]:
+                raise ValueError(f"request {request}: accepted {tokens[:-1]}, but its drafts were {drafts}")
+            self._told[request] += tokens
+            self._length[request] += len(tokens)
+        names, self._flying = list(self._flying), {}
+        self._event({"event": "commit", "requests": names, "accepted": paths})
+
+    def states(self, request: str, layers: dict[int, tuple[Any, Any]]) -> None:
+        """What the request now remembers: layer -> conv window [C, W-1], oldest first, and state [HV, K, V].
+
+        Call it after the event that wrote it. With layout VK the state is [HV, V, K].
+        """
+        found = {f"{name}.{request}.{layer}": tensor for layer, pair in layers.items()
+                 for name, tensor in zip(("conv", "state"), pair, strict=True)}  # fmt: skip
+        self._event(None, found)
+
+    def finish(self, request: str) -> None:
+        """The request is over: it ended or was stopped."""
+        over = self._length[request] >= len(self._prompt[request]) and request not in self._flying
+        self._event({"event": "finish" if over else "abort", "request": request})
+        for kept in (self._prompt, self._told, self._length, self._flying):
+            kept.pop(request, None)
+
+    def close(self) -> None:
+        """The engine came to its end."""
+        self._stated |= {"events": self._events, "sha256": self._sha256.hexdigest()}
+        self._state_file()
+
+    def _row(self, request: str, first: int, ran: list[int], said: list[int] | None) -> dict[str, Any]:
+        """One row of a forward in the grammar of a trace; lengths move on, except of windows."""
+        length, told = self._length[request], self._told[request]
+        prompt = len(self._prompt[request])
+        if first != length:
+            raise ValueError(f"request {request}: {len(ran)} tokens at position {first}, but {length} are committed")
+        if length >= prompt and len(ran) > 1:
+            return {"request": request, "kind": "verify"}
+        self._length[request] += len(ran)
+        row: dict[str, Any] = {"request": request, "kind": "prefill" if length < prompt else "decode"}
+        if length < prompt:
+            row["tokens"] = len(ran)
+        if self._length[request] >= prompt:
+            if not said:
+                raise ValueError(f"request {request}: no token was said behind position {first + len(ran) - 1}")
+            row["root"] = said[-1]
+            told.append(said[-1])
+        return row
+
+    def _draft(self, windows: dict[str, list[int]]) -> None:
+        steps = max(len(window) for window in windows.values()) - 1
+        if steps != self._steps:
+            self._steps = steps
+            self._event({"event": "set_num_steps", "num_steps": steps})
+        event: dict[str, Any] = {"event": "draft", "requests": list(windows),
+                                 "picks": [window[1:] for window in windows.values()]}
+        if any(len(window) - 1 != steps for window in windows.values()):
+            event["parents"] = [list(range(len(window) - 1)) for window in windows.values()]
+        self._event(event)
+
+    def _again(self, request: str) -> None:
+        """It was preempted and is computed anew: from here on its text so far is its prompt."""
+        self._event({"event": "abort", "request": request})
+        self._flying.pop(request, None)
+        self.admit(request, self._told[request])
+
+    def _reused(self, request: str, tokens: int) -> None:
+        """The first tokens came from a cache of prefixes."""
+        row = {"request": request, "kind": "prefill", "tokens": tokens}
+        self._event({"event": "forward", "rows": [row]})
+        self._length[request] = tokens
+
+    def _event(self, event: dict[str, Any] | None, shown: dict[str, Any] | None = None) -> None:
+        """A line, after the tensors beside it. event None: more tensors beside the last event."""
+        number = self._events if event is not None else self._events - 1
+        if shown:
+            from safetensors.torch import load_file, save_file
+
+            file = self.directory / "tensors" / f"{number:06d}.safetensors"
+            kept = load_file(file) if event is None and file.exists() else {}
+            aside = file.with_suffix(".part")
+            save_file(kept | {name: one.detach().cpu().contiguous() for name, one in shown.items()}, aside)
+            os.replace(aside, file)
+            kinds = {"states" if name[:5] in ("conv.", "state") else name.partition(".")[0] for name in shown}
+            if not kinds <= set(self._stated["shows"]):
+                self._stated["shows"] = sorted(kinds | set(self._stated["shows"]))
+                self._state_file()
+        if event is not None:
+            line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+            with open(self.directory / "events.jsonl", "ab", buffering=0) as lines:
+                lines.write(line)
+            self._sha256.update(line)
+            self._events += 1
+
+    def _state_file(self) -> None:
+        aside = self.directory / "recording.json.part"
+        aside.write_text(json.dumps(self._stated, indent=1) + "\n")
+        os.replace(aside, self.directory / "recording.json")
+
+
+def _ints(values: Any) -> list[int]:
+    """Of a list, or a tensor on any device."""
+    return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
+
+
+def _parted(
+    tensor: Any, rows: list[dict[str, Any]], counts: list[int], windows: dict[str, list[int]]
+) -> dict[str, Any]:
+    """Rows by request. There may be one of every token, or those that the output matrix reads: all of a window and the
+    last one of others, with or without prompts that go on."""
+    if isinstance(tensor, dict):
+        return tensor
+    asked = {row["request"]: len(windows.get(row["request"], (0,))) for row in rows}
+    ended = {row["request"]: asked[row["request"]] for row in rows if row["kind"] != "prefill" or "root" in row}
+    for sizes in (dict(zip(asked, counts, strict=True)), asked, ended):
+        if len(tensor) == sum(sizes.values()):
+            return dict(zip(sizes, tensor.split(list(sizes.values())), strict=True))
+    raise ValueError(f"{len(tensor)} rows, but the batch has {sum(counts)}, of which {sum(asked.values())} are read")

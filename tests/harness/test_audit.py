@@ -1,0 +1,258 @@
+"""`instep audit`: right recordings agree at every level, what is wrong with others is named, and bad ones are refused.
+
+Leaves out: the page (`test_audit_page.py`), and models that are larger than memory (`tests/perf/audit_large.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from instep.audit.audit import Audit, audit
+from instep.audit.tokens import AtToken
+from instep.generate.decode import Ask, decode
+from instep.generate.words import Bytes, prompts_from
+from instep.replay.setting import Setting
+from instep.verdict import Exit, Tier
+from instep_reference import trunk
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.weights import Weights
+from support.checkpoints import write as write_checkpoint
+from support.command import complaint
+from support.recorded import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory) -> Path:
+    return recorded(tmp_path_factory.mktemp("recordings") / "right")
+
+
+@pytest.fixture
+def copy(right, tmp_path) -> Path:
+    """A copy, to be spoilt."""
+    return Path(shutil.copytree(right, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def spoken(right) -> list[dict]:
+    """What was said, as a plain file has it."""
+    told = audit(right, TINY, level=1).told
+    return [{"request": text.request, "prompt": text.prompt, "tokens": text.said} for text in told.texts]
+
+
+def first(found: Audit) -> tuple:
+    """The first finding of tokens and counts."""
+    one = found.verdict.findings[0]
+    return one.check, one.event, one.kind, one.request
+
+
+# right ones
+
+
+def test_a_right_recording_agrees_at_every_level(right):
+    found = audit(right, TINY)
+    assert found.exit is Exit.AGREED, found.verdict.findings
+    assert found.tokens.decided == found.tokens.ties.made == sum(len(text.said) for text in found.told.texts) >= 36
+    assert found.told.windows == len(found.told.counts) > 5 and 0 < found.told.accepted < found.told.drafts
+    tiers = {one.tier for one in found.replay.verdict.compared}
+    assert tiers >= {Tier.DECISIONS, Tier.PROPAGATED, Tier.DIRECTED, Tier.BITWISE}
+    assert found.replay.verdict.events == found.replay.of
+    assert found.digest == found.recorded.digest and not found.recorded.notes
+
+
+@pytest.mark.slow
+def test_states_may_be_recorded_in_the_other_layout(tmp_path):
+    assert audit(recorded(tmp_path / "vk", layout="VK"), TINY).exit is Exit.AGREED
+    wrong = recorded(tmp_path / "wrong", layout="VK", tokens=4)
+    stated = json.loads((wrong / "recording.json").read_text())
+    (wrong / "recording.json").write_text(json.dumps(stated | {"layout": "KV"}))
+    with pytest.raises(Exception, match=r"state.a.0: found shape \[4, 64, 32\], expected shape \[4, 32, 64\]"):
+        audit(wrong, TINY)
+
+
+def test_a_plain_file_of_prompts_and_answers_is_enough(spoken, tmp_path, instep):
+    file = said(tmp_path / "said.jsonl", spoken)
+    ran = instep("audit", file, "--model", TINY, "--dtype", "float32", "--json", tmp_path / "r.json")
+    assert ran.code == 0 and "agrees" in ran.out and "does not say of which model" in ran.out, ran
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["tokens"] == result["decided"] > 30 and result["exit"] == 0 and result["peak_mib"] > 50
+    assert result["headroom"] == 0 and result["walks"] == 1 and result["findings"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_correct_engine_is_not_accused_in_any_width(tmp_path, dtype):
+    prompts = prompts_from(TINY / "prompts.json", Bytes())
+    ran = decode(Ask(Checkpoint.open(TINY), Setting(dtype=dtype), prompts, 3, tokens=32, batch=8))
+    requests = [{"prompt": prompts[name], "tokens": ran.said(name)} for name in prompts]
+    found = audit(said(tmp_path / "said.jsonl", requests), TINY, dtype=dtype)
+    assert found.exit is Exit.AGREED and found.tokens.ties.made > 500, found.verdict.findings[:1]
+    assert found.tokens.decided > {"float32": 0.99, "bfloat16": 0.6}[dtype] * found.tokens.ties.made
+
+
+# what is wrong
+
+
+def test_a_wrong_token_is_named_and_so_is_a_later_one(spoken, tmp_path, instep):
+    tokens = list(spoken[1]["tokens"])
+    tokens[2], tokens[-1] = (tokens[2] + 1) % 256, (tokens[-1] + 1) % 256
+    file = said(tmp_path / "said.jsonl", [spoken[0], spoken[1] | {"tokens": tokens}])
+    found = audit(file, TINY, dtype="float32")
+    assert found.exit is Exit.DIVERGED and first(found) == ("tokens", 2, "line", spoken[1]["request"])
+    wrong = [one for one in found.verdict.findings if isinstance(one, AtToken)]
+    assert wrong[0].token == 2 and wrong[0].position == len(spoken[1]["prompt"]) + 2
+    assert {2, len(tokens) - 1} <= {one.token for one in wrong}, "the later one is seen, too"
+    says = f"token is {tokens[2]}; the model says {spoken[1]['tokens'][2]} by a margin of"
+    assert wrong[0].worst > 100 and wrong[0].diagnosis.startswith(says)
+    ran = instep("audit", file, "--model", TINY, "--dtype", "float32", "--json", tmp_path / "r.json")
+    assert ran.code == 1 and "line 2, request" in ran.out and "margin" in ran.out, ran
+    findings = json.loads((tmp_path / "r.json").read_text())["findings"]
+    assert findings[0]["token"] == 2 and findings[0]["position"] == wrong[0].position and findings[0]["tier"] == "T4"
+
+
+def window(recording: Path, accepted: int) -> tuple[int, dict, list[int]]:
+    """The first commit that accepts so many of request a's drafts: its number, its path, its drafts."""
+    drafts: dict[str, list[int]] = {}
+    for number, event in enumerate(lines(recording / "events.jsonl")):
+        if event["event"] == "draft":
+            drafts |= dict(zip(event["requests"], event["picks"], strict=True))
+        mine = event["event"] == "commit" and event["requests"][0] == "a"
+        if mine and len(event["accepted"][0]["nodes"]) == accepted:
+            return number, event, drafts["a"]
+    raise AssertionError("no such window")
+
+
+@pytest.mark.parametrize(("accepted", "path", "check", "says"), [
+    (3, lambda drafts, path: path | {"bonus": (path["bonus"] + 1) % 256}, "tokens", "bonus is"),
+    (3, lambda drafts, path: {"nodes": [1], "bonus": drafts[1]}, "counts",
+     "accepted 1 of 3 drafts, and refused one that is its own bonus"),
+    (0, lambda drafts, path: {"nodes": [1], "bonus": path["bonus"]}, "tokens", "accepted draft 1 of 3 is"),
+], ids=["bonus", "one too few", "one too many"])
+def test_a_wrong_window_is_named_at_its_commit(copy, accepted, path, check, says):
+    number, event, drafts = window(copy, accepted)
+    changed = [path(drafts, event["accepted"][0]), *event["accepted"][1:]]
+    found = audit(edited(copy, number, accepted=changed), TINY, level=1)
+    assert first(found) == (check, number, "commit", "a")
+    assert found.verdict.findings[0].diagnosis.startswith(says), found.verdict.findings[0].diagnosis
+    assert found.exit is Exit.DIVERGED
+
+
+@pytest.mark.parametrize(("event", "name", "change", "tier", "says"), [
+    (9, "logits.a", lambda x, r: x.roll(1, 0), Tier.PROPAGATED, "relative error"),
+    (9, "final.a", lambda x, r: x * 1.001, Tier.PROPAGATED, "relative error"),
+    (10, "state.a.0", lambda x, r: shown(r, 7)["state.a.0"], Tier.DIRECTED, "holds the state from before the step"),
+    (10, "state.b.2", lambda x, r: x.flip(0), Tier.DIRECTED, "unknown: near to none"),
+    (10, "conv.b.1", lambda x, r: x.roll(1, 1), Tier.PROPAGATED, "is shifted by one to newer inputs"),
+], ids=["logits of another row", "rows", "a stale state", "heads", "conv"])  # fmt: skip
+def test_what_is_shown_wrongly_is_named_where_it_stands(copy, event, name, change, tier, says):
+    tensors(copy, event, name, lambda x: change(x, copy))
+    found = audit(copy, TINY)
+    assert found.exit is Exit.DIVERGED and not found.verdict.findings, "every token is right"
+    one = next(one for one in found.replay.verdict.findings if one.tier is tier)
+    component, request = name.split(".")[:2]
+    assert (one.event, one.place.component, one.request) == (event, component, request)
+    assert says in one.diagnosis, one.diagnosis
+
+
+# what cannot be decided
+
+
+def test_a_tie_is_counted_and_no_finding(spoken, tmp_path):
+    """In bf16 some margins are within the derived error: the other token is as right there."""
+    found = audit(said(tmp_path / "said.jsonl", spoken), TINY)
+    assert found.assumed and str(found.precision.activation) == "torch.bfloat16"
+    assert found.tokens.decided < found.tokens.ties.made
+    text, number, other = undecided(found)
+    tokens = list(text.said)[: number + 1]
+    tokens[number] = other
+    tied = audit(said(tmp_path / "tied.jsonl", [{"prompt": text.prompt, "tokens": tokens}]), TINY)
+    assert not tied.verdict.findings and tied.tokens.ties.ties == 1
+
+
+def undecided(found: Audit) -> tuple:
+    """A token whose runner-up is within the error, and that runner-up, by the whole model in fp64."""
+    weights = Weights.of(Checkpoint.open(TINY))
+    best = None
+    for text in found.told.texts:
+        final, _ = trunk.advance(weights, text.run, trunk.empty_memories(weights), 0)
+        top = trunk.logits(weights, final[len(text.prompt) - 1 :]).topk(2)
+        gaps = top.values[:, 0] - top.values[:, 1]
+        number = int(gaps.argmin())
+        if best is None or gaps[number] < best[0]:
+            best = gaps[number], text, number, int(top.indices[number, 1])
+    return best[1:]
+
+
+def test_fewer_than_half_decidable_is_no_agreement(tmp_path, instep):
+    """A model drawn at random hardly prefers any token, so in bf16 nearly none can be decided."""
+    model = write_checkpoint(tmp_path / "model", dtype=torch.bfloat16, mtp_num_hidden_layers=0)
+    prompts = [[3, 9, 27, 17, 51], [1, 2, 3, 4], [60, 5, 40]]
+    weights, requests = Weights.of(Checkpoint.open(model)), []
+    for prompt in prompts:
+        tokens = []
+        for _ in range(4):
+            final, _ = trunk.advance(weights, [*prompt, *tokens], trunk.empty_memories(weights), 0)
+            tokens.append(int(trunk.logits(weights, final[-1:]).argmax()))
+        requests.append({"prompt": prompt, "tokens": tokens})
+    file = said(tmp_path / "said.jsonl", requests)
+    ran = instep("audit", file, "--model", model)
+    assert ran.code == 3 and "fewer than half of the tokens could be decided" in ran.out, ran
+    assert instep("audit", file, "--model", model, "--dtype", "float32").code == 0
+
+
+# bad input
+
+
+@pytest.mark.parametrize(("spoil", "says"), [
+    (lambda r: edited(r, 3, rows=[{"request": "z", "kind": "decode"}]), "events.jsonl line 4: rows[0].request: found"),
+    (lambda r: edited(r, 0, prompt=[999]), "events.jsonl line 1: prompt[0]: found token 999"),
+    (lambda r: (r / "events.jsonl").write_text(""), "events.jsonl: found no event"),
+    (lambda r: (r / "events.jsonl").write_text('{"event": "dream"}\n' * 40), "events.jsonl: found other lines"),
+    (lambda r: (r / "recording.json").write_text("{}"), "recording.json: found"),
+    (lambda r: (r / "recording.json").unlink(), "found no recording.json, and no file of SGLang's dumper"),
+    (lambda r: (r / "tensors" / "000003.safetensors").unlink(), 'event 3: logits.a: found nothing'),
+    (lambda r: tensors(r, 3, "logits.a", lambda x: x[:, :7]), "event 3: logits.a: found shape [1, 7]"),
+    (lambda r: tensors(r, 3, "state.a.0", lambda x: x * torch.nan), "state.a.0: found NaN or infinite values"),
+    (lambda r: (r / "tensors" / "000003.safetensors").write_bytes(b"cut"), "000003.safetensors: found unreadable"),
+    (lambda r: stated(r, model="0" * 64), "--model: found "),
+    (lambda r: stated(r, dtype="fp8"), "recording.json: dtype: found 'fp8'"),
+    (lambda r: stated(r, products={"gdn.chunk": {"format": "bf16"}}), "products['gdn.chunk']: found"),
+    (lambda r: stated(r, shows=["thoughts"]), "recording.json: shows: found 'thoughts'"),
+])  # fmt: skip
+def test_a_bad_recording_is_refused_in_one_line(copy, instep, spoil, says):
+    spoil(copy)
+    assert says in complaint(instep("audit", copy, "--model", TINY, "--json", copy / "r.json"))
+    assert not (copy / "r.json").exists()
+
+
+@pytest.mark.parametrize(("content", "says"), [
+    ("", "said.jsonl: found no request"),
+    ('{"prompt": [1], "tokens": ["x"]}\n', "said.jsonl line 1: tokens[0]: found"),
+    ('{"prompt": [], "tokens": [1]}\n', 'request "line 1": prompt: found no token'),
+    ('{"prompt": [1], "tokens": [256]}\n', 'request "line 1": tokens[0]: found token 256'),
+    ('{"prompt": "hello", "tokens": [1]}\n', "said.jsonl line 1: prompt: found"),
+])
+def test_a_bad_file_is_refused_in_one_line(tmp_path, instep, content, says):
+    file = tmp_path / "said.jsonl"
+    file.write_text(content)
+    assert says in complaint(instep("audit", file, "--model", TINY))
+
+
+def test_a_recording_that_is_cut_is_read_up_to_there(copy, instep):
+    text = (copy / "events.jsonl").read_bytes()
+    (copy / "events.jsonl").write_bytes(text[: text.index(b"\n", len(text) // 2) + 9])
+    found = audit(copy, TINY)
+    assert found.exit is Exit.AGREED and 0 < found.tokens.ties.made < 40
+    ran = instep("audit", copy, "--model", TINY, "--level", 1)
+    assert "was cut within line" in ran.out and "events are there" in ran.out, ran
+
+
+def test_an_engine_that_dies_leaves_what_it_wrote(tmp_path):
+    died = recorded(tmp_path / "died", closed=False, tokens=6, shows=False, prompts={"a": PROMPTS["a"]})
+    found = audit(died, TINY)
+    assert found.exit is Exit.AGREED and found.replay is None
+    assert found.recorded.notes == ("the recording was not closed: its engine did not come to its end",)

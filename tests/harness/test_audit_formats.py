@@ -1,0 +1,223 @@
+"""What an audit reads and how: the writer's own cases, dumps of SGLang's dumper, and the walk through the layers.
+
+Leaves out: judging (`test_audit.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from instep.audit import write
+from instep.audit.audit import audit, opened
+from instep.audit.recording import as_usual
+from instep.audit.texts import Origin, Text
+from instep.audit.walk import Precision, pieces, walk
+from instep.audit.write import Recording, digest
+from instep.checks.allowance import TRUTH_ERROR
+from instep.replay.setting import Setting
+from instep.verdict import Exit
+from instep_reference import trunk
+from instep_reference.contract.checkpoint import Checkpoint, OnDisk
+from instep_reference.contract.rounding import Product
+from instep_reference.weights import Weights
+from support.checkpoints import write as write_checkpoint
+from support.command import complaint
+from support.recorded import TINY
+
+PROMPT = list(b"Return the")
+
+
+@pytest.fixture(scope="module")
+def answer() -> list[int]:
+    """What the model says behind the prompt."""
+    weights = Weights.of(Checkpoint.open(TINY))
+    tokens: list[int] = []
+    for _ in range(10):
+        final, _ = trunk.advance(weights, [*PROMPT, *tokens], trunk.empty_memories(weights), 0)
+        tokens.append(int(trunk.logits(weights, final[-1:]).argmax()))
+    return tokens
+
+
+# the writer
+
+
+def test_the_writer_is_one_file_that_needs_json_and_safetensors_alone():
+    tree = ast.parse(Path(write.__file__).read_text())
+    names = {(node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
+             for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}  # fmt: skip
+    assert names == {"__future__", "hashlib", "json", "os", "pathlib", "typing", "safetensors"}
+
+
+def test_the_writer_knows_the_digest_of_a_model(tmp_path):
+    assert digest(TINY) == Checkpoint.open(TINY).digest == OnDisk.open(TINY).digest()
+
+
+def test_ragged_windows_decodes_reused_prefixes_and_preemption_become_legal_events(tmp_path, answer):
+    """As vLLM's scheduler makes them: one call a step, what was said is given with it."""
+    made = Recording(tmp_path / "r", engine="by hand", model=TINY)
+    said, length = answer, len(PROMPT)
+    for name in "ab":
+        made.admit(name, PROMPT)
+    made.forward("a", [6], range(4, 10), PROMPT[4:], [[said[0]]])  # the first four tokens came from a cache
+    made.forward("ba", [10, 1], [*range(10), length], [*PROMPT, said[0]], [[said[0]], [said[1]]])
+    windows = [[said[1], said[2], 7], [said[0], said[1], said[2], 9, 9]]  # of 2 and of 4 drafts
+    at = [*range(length + 1, length + 4), *range(length, length + 5)]
+    made.forward("ab", [3, 5], at, windows[0] + windows[1], [said[2:4], said[1:4]])
+    made.forward("b", [1], [length + 3], said[3:4], [said[4:5]])
+    text = [*PROMPT, *said[:5]]
+    made.forward("b", [len(text)], range(len(text)), text, [[said[5]]])  # preempted, and computed anew
+    made.finish("a")
+    made.close()
+    found = audit(tmp_path / "r", TINY)
+    assert found.exit is Exit.AGREED, found.verdict.findings
+    assert [(text.request, text.said) for text in found.told.texts] == [
+        ("b", tuple(said[:5])), ("a", tuple(said[:4])), ("b", (said[5],))
+    ]
+    assert (found.told.windows, found.told.drafts, found.told.accepted) == (2, 6, 3)
+
+
+@pytest.mark.parametrize(("call", "says"), [
+    (lambda r: r.forward("a", [2], [5, 6], [1, 2], [[]]), "2 tokens at position 5, but 3 are committed"),
+    (lambda r: r.forward("a", [7], range(3, 10), PROMPT[3:], [[]]), "no token was said behind position 9"),
+    (lambda r: r.forward("a", [7], range(3, 10), PROMPT[3:], [[1]], logits=torch.zeros(5, 256)), "5 rows, but the"),
+])
+def test_a_hook_that_is_told_nonsense_says_so(tmp_path, call, says):
+    made = Recording(tmp_path / "r", engine="by hand")
+    made.admit("a", PROMPT)
+    made.forward("a", [3], range(3), PROMPT[:3], [[]])
+    with pytest.raises(ValueError, match=says):
+        call(made)
+
+
+# SGLang's dumper
+
+
+def dumped(folder: Path, steps: list, *, old: bool = False) -> Path:
+    """steps: per step the rows (request, first position, tokens, whether it is a verify)."""
+    folder.mkdir()
+    for step, rows in enumerate(steps):
+        values = {
+            "input_ids": torch.tensor([one for row in rows for one in row[2]]),
+            "positions": torch.tensor([row[1] + n for row in rows for n in range(len(row[2]))]),
+            "seq_lens": torch.tensor([row[1] if row[3] else row[1] + len(row[2]) for row in rows]),
+            "rids": [row[0] for row in rows],
+        }
+        for index, (name, value) in enumerate(values.items()):
+            tags = {"forward_pass_id" if old else "step": step, "rank": 0, "name": name, "dump_index": index}
+            file = folder / ("___".join(f"{key}={tag}" for key, tag in tags.items()) + ".pt")
+            torch.save(value if old else {"value": value, "meta": tags}, file)
+    return folder
+
+
+def course(said: list[int]) -> list:
+    """A chunked prompt beside another, a window of three drafts of which two are right, decodes."""
+    n = len(PROMPT)
+    return [
+        [("a", 0, PROMPT[:6], False)],
+        [("a", 6, PROMPT[6:], False), ("b", 0, PROMPT[:5], False)],
+        [("a", n, [*said[:3], 7], True)],
+        [("a", n + 3, said[3:4], False)],
+        [("a", n + 4, said[4:5], False)],
+    ]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_dumps_of_sglang_are_texts_and_windows(tmp_path, answer, old):
+    found = audit(dumped(tmp_path / "dump", course(answer), old=old), TINY, dtype="float32")
+    assert found.exit is Exit.AGREED and [text.said for text in found.told.texts] == [tuple(answer[:5])]
+    assert (found.told.windows, found.told.drafts, found.told.accepted) == (1, 3, 2)
+    roles = [origin.role for origin in found.told.texts[0].origins]
+    assert roles == ["token", "accepted draft 1 of 3", "accepted draft 2 of 3", "bonus", "token"]
+
+
+def test_a_wrong_bonus_and_a_wrong_count_of_a_dump_are_named(tmp_path, answer):
+    wrong = course(answer)
+    wrong[3] = [("a", len(PROMPT) + 3, [answer[3] + 1], False)]
+    found = audit(dumped(tmp_path / "bonus", wrong), TINY, dtype="float32").verdict.findings[0]
+    assert (found.event, found.kind, found.request) == (2, "step", "a") and found.diagnosis.startswith("bonus is")
+    short = [*course(answer)[:3], [("a", len(PROMPT) + 2, answer[2:3], False)]]
+    found = audit(dumped(tmp_path / "count", short), TINY, dtype="float32").verdict.findings[0]
+    assert (found.check, found.event) == ("counts", 2) and found.diagnosis.startswith("accepted 1 of 3 drafts")
+
+
+class Runs:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+@pytest.mark.parametrize(("spoil", "says"), [
+    (lambda d: file(d, 1, "positions").write_bytes(pickle.dumps(Runs())), "what torch does not open safely"),
+    (lambda d: torch.save(torch.tensor([0, 1, 2, 9, 4, 5]), file(d, 0, "positions")), "step 0: positions: found"),
+    (lambda d: torch.save(torch.zeros(6), file(d, 0, "input_ids")), "step 0: input_ids: found Tensor"),
+    (lambda d: file(d, 1, "seq_lens").unlink(), "step 1: found no seq_lens"),
+    (lambda d: [one.unlink() for one in d.glob("step=1___*")], "found tokens at position 10, expected position 6"),
+])
+def test_a_bad_dump_is_refused_in_one_line(tmp_path, instep, answer, spoil, says):
+    dump = dumped(tmp_path / "dump", course(answer))
+    spoil(dump)
+    assert says in complaint(instep("audit", dump, "--model", TINY))
+
+
+def test_a_dump_whose_last_step_was_cut_is_read_up_to_there(tmp_path, answer):
+    dump = dumped(tmp_path / "dump", course(answer))
+    file(dump, 4, "positions").unlink()
+    assert opened(dump).notes == ("step 4 was cut off (positions is missing), and left out",)
+
+
+def file(dump: Path, step: int, name: str) -> Path:
+    return next(dump.glob(f"step={step}___*name={name}___*"))
+
+
+# the walk
+
+
+@pytest.mark.parametrize(("kind", "more"), [
+    ("dense", {}), ("next", {}), ("moe", {}), ("dense", {"tie_word_embeddings": True}),
+])  # fmt: skip
+def test_the_walk_is_the_reference_layer_by_layer(tmp_path, kind, more):
+    model = write_checkpoint(tmp_path / "model", kind, **more)
+    origins = (Origin(0, "line"),) * 3
+    texts = [Text("a", tuple(range(1, 60)), (5, 6, 7), origins), Text("b", (9,), (3,), origins[:1])]
+    precision = Precision(torch.float32, torch.float32, as_usual(torch.float32, torch.float32, {}, {}))
+    read = walk(OnDisk.open(model), precision, texts, (0,))
+    weights = Weights.of(Checkpoint.open(model))
+    whole = [trunk.advance(weights, text.run, trunk.empty_memories(weights), 0)[0] for text in texts]
+    right = torch.cat([rows[len(text.prompt) - 1 :] for rows, text in zip(whole, texts, strict=True)])
+    assert float((read.final[None] - right).norm() / right.norm()) <= TRUTH_ERROR
+    assert bool((read.noise[0] > 1e-8).all()) and bool((read.noise[0] < 1e-4).all()), "fp32 errs by so much"
+
+
+@pytest.mark.parametrize("said", [
+    {"rounds": {"state": torch.bfloat16}}, {"products": {"gdn.chunk": Product("bf16", 64)}},
+    {"products": {"gdn.window": Product("tf32")}}, {"rounds": {"value": torch.bfloat16}},
+], ids=str)  # fmt: skip
+def test_what_is_declared_narrower_errs_more(said):
+    texts = [Text("a", tuple(PROMPT * 3), (5,) * 8, (Origin(0, "line"),) * 8)]
+    noise = []
+    for declared in ({}, said):
+        full = {"rounds": {}, "products": {}} | declared
+        usual = as_usual(torch.float32, torch.float32, full["rounds"], full["products"])
+        read = walk(OnDisk.open(TINY), Precision(torch.float32, torch.float32, usual), texts, (0,))
+        noise.append(float(read.noise[0].max()))
+    assert noise[1] > 5 * noise[0], noise
+
+
+def test_a_long_prompt_runs_in_pieces_that_never_mix_it_with_what_was_said():
+    assert [*pieces(1100, 1030)] == [
+        (slice(0, 512), True), (slice(512, 1024), True), (slice(1024, 1030), True), (slice(1030, 1100), False)
+    ]
+    assert [*pieces(3, 3)] == [(slice(0, 3), True)]
+
+
+def test_json_of_a_result_is_whole(tmp_path, instep, answer):
+    said = tmp_path / "said.jsonl"
+    said.write_text(json.dumps({"prompt": PROMPT, "tokens": answer}) + "\n")
+    assert Setting().dtype == "float32"
+    ran = instep("audit", said, "--model", TINY, "--tokens", 4, "--dtype", "float32", "--json", tmp_path / "r.json")
+    assert ran.code == 0 and json.loads((tmp_path / "r.json").read_text())["tokens"] == 4

@@ -1,0 +1,62 @@
+"""docs/audit.md says what the tool says: its examples word for word, and the three alarms.
+
+Leaves out: whether the judgement is right (`test_audit.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from instep.audit import render
+from instep.audit.audit import audit
+from instep.verdict import Exit
+from support.recorded import TINY, edited, lines, recorded, shown, tensors
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "audit.md").read_text()
+FILE, MESSAGE, HOOKS = (
+    re.search(f"```{kind}(.*?)```", PAGE, re.S)[1] for kind in ("json\n", "\n(?=DIVERGED)", "python\n")
+)
+
+
+def drawn(message: str) -> str:
+    """Without the size of the allowance, which is a draw."""
+    return re.sub(r"margin \d+, limit", "margin #, limit", message)
+
+
+def test_the_file_of_the_page_gives_its_message(tmp_path):
+    file = tmp_path / "said.jsonl"
+    file.write_text(FILE)
+    says = render.told(audit(file, TINY, dtype="float32"))
+    assert drawn(says) == drawn(MESSAGE.rstrip())
+    right = FILE.replace("52, 44", "51, 44")
+    file.write_text(right)
+    assert right != FILE and audit(file, TINY, dtype="float32").exit is Exit.AGREED
+
+
+def test_the_hooks_of_the_page_make_a_recording_that_agrees(tmp_path, monkeypatch):
+    (tmp_path / "fixtures").symlink_to(Path("fixtures").resolve())
+    monkeypatch.chdir(tmp_path)
+    exec(compile(HOOKS, "docs/audit.md", "exec"), {})
+    found = audit(Path("recording"), TINY)
+    assert found.exit is Exit.AGREED and found.tokens.ties.made == 3 and found.told.accepted == 1
+
+
+@pytest.mark.slow
+def test_the_alarms_are_what_is_said(tmp_path):
+    alarms = re.findall(r"^\| .*? \| `(.*?)` \|$", PAGE.partition("## See that it bites")[2], re.M)
+    assert alarms[0] in MESSAGE and len(alarms) == 3
+    made = recorded(tmp_path / "r")
+    tensors(made, 10, "state.a.0", lambda x: shown(made, 7)["state.a.0"])
+    assert audit(made, TINY).replay.verdict.findings[0].diagnosis.startswith(alarms[2])
+    commit = lines(made / "events.jsonl")[7]
+    bonus = commit["accepted"][0]["bonus"]
+    edited(made, 7, accepted=[{**commit["accepted"][0], "bonus": bonus + 2}])
+    assert audit(made, TINY, level=1).verdict.findings[0].diagnosis == alarms[1]
+
+
+def test_every_option_of_the_command_stands_on_the_page():
+    assert all(option in PAGE for option in ("--model", "--dtype", "--level")), json.dumps(PAGE[:80])
