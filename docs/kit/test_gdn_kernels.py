@@ -1,5 +1,5 @@
-"""SGLang's kernels of the gated delta rule compute the model, event by event: `pip install instep`, then pytest this
-file.
+"""SGLang's kernels of the gated delta rule compute the model, event by event: install instep's wheel, then pytest
+this file.
 
 Each kernel serves recorded rounds of speculation, with fixed and with changing step counts; after every event every
 state, every snapshot and every byte that it must not write is compared with a reference. Without a GPU they are

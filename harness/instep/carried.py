@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 # What a wheel carries of the folder `fixtures` (`pyproject.toml` says it to the build); a test compares the two.
-CARRIED = ("tiny/config.json", "tiny/model.safetensors", "tiny/prompts.json", "traces", "example")
+CARRIED = ("tiny/config.json", "tiny/model.safetensors", "tiny/prompts.json", "tiny/README.md", "traces", "example")
 
 
 def fixtures() -> Path:

@@ -75,6 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Take the folders into the paths that pytest collects."""
     if words := _given(config, "tiers"):
         _must_be_tiers(words)
+    if config.getoption("instep_engine") and config.getoption("instep_ops"):
+        raise pytest.UsageError("--instep-engine: found --instep-ops beside it, expected one of the two: who serves")
     folders = _folders(config)
     for folder in folders:
         if not folder.exists():

@@ -83,7 +83,8 @@ def test_a_right_kernel_over_pools_agrees(edits: Any, setting: dict[str, Any], j
     assert outcome.verdict.exit is Exit.AGREED and outcome.verdict.events == len(small.events), outcome.verdict.findings
     kernel = outcome.exercised["gdn.window"]
     assert kernel.widest == kernel.asked == 4 and kernel.rows > kernel.calls > 0
-    assert ("gdn.chunk" in outcome.exercised) and outcome.packed == (PACKED in edits or "packed=True" in str(edits))
+    assert ("gdn.chunk" in outcome.exercised) is (PREFILL_OF_PLAIN not in edits)
+    assert outcome.packed == (PACKED in edits or "packed=True" in str(edits))
 
 
 @pytest.mark.slow
@@ -118,6 +119,12 @@ FAULTS = {
     "a write behind the pool": (
         [(STRAY, f"    p = call.pool\n    p.as_strided((1,), (1,), p.storage_offset() + p.numel()).zero_()\n{STRAY}")],
         {}, ("forward", "core", "wrote behind the last of the 4 units")),
+    "a NaN before the pool": (
+        [(STRAY, f"    p = call.pool\n    p.as_strided((1,), (1,), p.storage_offset() - 1).fill_(torch.nan)\n{STRAY}")],
+        {}, ("forward", "core", "wrote before the first of the 4 units")),
+    "rows that are gated in place": (
+        [(STRAY, f"    call.v.mul_(2), call.index.zero_()\n{STRAY}")], {},
+        ("forward", "core", "the kernel changed v, index, which it may only read")),
 }  # fmt: skip
 
 
@@ -147,6 +154,16 @@ def test_a_dense_kernel_that_never_saw_a_window_is_said_not_to_be_judged_there(j
     assert run["exercised"]["gdn.window"]["widest"] == 1 and not run["packed"]
     assert any("never with more than one row of a sequence; windows have up to 4" in x for x in exercised(outcome))
     assert judged(text=DENSE, until=12, strategy="rerun").exercised["gdn.window"].widest == 4
+
+
+def test_a_form_that_no_event_asks_for_was_never_called(judged: Any) -> None:
+    outcome = judged(text=DENSE, until=2)
+    assert outcome.exercised["gdn.window"].calls == 0 and "gdn.window: never called" in exercised(outcome)
+
+
+def test_a_dense_kernel_may_not_change_its_rows(judged: Any) -> None:
+    found = judged(("    return ", "    beta.zero_()\n    return "), text=DENSE, until=4).verdict.findings[0]
+    assert "the kernel changed beta, which it may only read" in found.diagnosis
 
 
 def test_ops_of_ours_need_no_count(small: Trace) -> None:

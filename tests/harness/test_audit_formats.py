@@ -24,6 +24,7 @@ from instep.replay.setting import Setting
 from instep.verdict import Exit
 from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint, OnDisk
+from instep_reference.contract.errors import BadInput
 from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
@@ -80,6 +81,20 @@ def test_ragged_windows_decodes_reused_prefixes_and_preemption_become_legal_even
         ("b", tuple(said[:5])), ("a", tuple(said[:4])), ("b", (said[5],))
     ]
     assert (found.told.windows, found.told.drafts, found.told.accepted) == (2, 6, 3)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_a_reused_prefix_may_show_tensors(tmp_path, answer, every):
+    """What ran is shown; of the prompt that the event names, the last row is kept."""
+    weights = Weights.of(Checkpoint.open(TINY))
+    final, _ = trunk.advance(weights, PROMPT, trunk.empty_memories(weights), 0)
+    made = Recording(tmp_path / "r", engine="by hand", model=TINY)
+    made.admit("a", PROMPT)
+    made.forward("a", [6], range(4, 10), PROMPT[4:], [[answer[0]]], final=final[4 if every else -1 :].float())
+    made.finish("a")
+    made.close()
+    found = audit(tmp_path / "r", TINY)
+    assert found.exit is Exit.AGREED and found.replay is not None and len(found.recorded.events) == 3
 
 
 @pytest.mark.parametrize(("call", "says"), [
@@ -155,6 +170,9 @@ class Runs:
     (lambda d: file(d, 1, "positions").write_bytes(pickle.dumps(Runs())), "what torch does not open safely"),
     (lambda d: torch.save(torch.tensor([0, 1, 2, 9, 4, 5]), file(d, 0, "positions")), "step 0: positions: found"),
     (lambda d: torch.save(torch.zeros(6), file(d, 0, "input_ids")), "step 0: input_ids: found Tensor"),
+    (lambda d: torch.save(torch.zeros(6, dtype=torch.complex64), file(d, 0, "input_ids")), "step 0: input_ids: found"),
+    *((lambda d, rids=rids: torch.save(rids, file(d, 0, "rids")), "step 0: found 6 tokens") for rids in (5, None,
+                                                                                              torch.tensor([[1]]))),
     (lambda d: file(d, 1, "seq_lens").unlink(), "step 1: found no seq_lens"),
     (lambda d: [one.unlink() for one in d.glob("step=1___*")], "found tokens at position 10, expected position 6"),
 ])
@@ -162,6 +180,12 @@ def test_a_bad_dump_is_refused_in_one_line(tmp_path, instep, answer, spoil, says
     dump = dumped(tmp_path / "dump", course(answer))
     spoil(dump)
     assert says in complaint(instep("audit", dump, "--model", TINY))
+
+
+def test_tokens_of_a_draft_model_behind_a_text_are_refused(tmp_path, answer):
+    extended = ("a", len(PROMPT) + 5, [*answer[5:8]], False)
+    with pytest.raises(BadInput, match="3 tokens of its text"):
+        opened(dumped(tmp_path / "dump", [*course(answer), [extended]]))
 
 
 def test_a_dump_whose_last_step_was_cut_is_read_up_to_there(tmp_path, answer):

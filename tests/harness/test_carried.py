@@ -53,6 +53,8 @@ def test_fixtures_are_written_to_a_new_folder_and_to_no_other(tmp_path: Path, in
     assert "an empty one" in complaint(instep("fixtures", str(folder)))
     assert {file.relative_to(folder) for file in folder.rglob("*") if file.is_file()} == written
     assert "DIR" in complaint(instep("fixtures", str(folder / "mine.py" / "below")))
+    assert "DIR" in complaint(instep("fixtures", "x" * 300)), "too long a name to be looked for"
+    assert f"cd '{tmp_path / 'two words'}' &&" in " ".join(instep("fixtures", str(tmp_path / "two words")).out.split())
 
 
 def test_the_example_is_the_one_of_the_page() -> None:

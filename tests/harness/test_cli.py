@@ -114,7 +114,7 @@ def test_a_failure_of_the_harness_is_one_line_and_exit_4(instep, trace, monkeypa
 
 
 def test_wrong_usage_exits_2(instep):
-    assert instep("replay").code == 2
+    assert instep("streams").code == 2
     for words in (("--until", "minus one"), ("--layer", "-1")):
         assert instep("replay", "x.jsonl", *words).code == 2
     assert instep("fly").code == 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ import torch
 from torch.nn import functional as F
 
 from instep.checks import for_labels
+from instep.checks.poison import Poison
 from instep.checks.scene import step
-from instep.explain import UNEXPLAINED, Older, explained
+from instep.explain import UNEXPLAINED, Older, bank, explained
 from instep.explain.case import Case, Explanation
+from instep.explain.elsewhere import elsewhere
 from instep.explain.judge import best
 from instep.observe.rows import RowSpan, row_spans, rows
-from instep.verdict import Comparison, Tier
+from instep.verdict import Comparison, Explained, Tier
 from instep_reference import gdn
 from instep_reference.attention import attend, rotate
 from instep_reference.contract.engine import Forward
@@ -319,3 +322,29 @@ def test_findings_beyond_the_first_places_are_left_as_they_are(scene):
     assert said["q"].startswith("relative error") and UNEXPLAINED not in said["q"]
 
 
+
+
+def test_what_explains_another_requests_poison_is_told_and_explains_it_not(monkeypatch):
+    one = Comparison(Poison.name, Tier.BITWISE, 0, "commit", Place("trunk", 0, "state"), 4, 4.0, 0.0, request="a",
+                     diagnosis="is poison")  # fmt: skip
+    known = {"a": Explained("bank", "is all zero"), "b": None}
+    monkeypatch.setattr(bank, "_said", lambda finding, *_: (known[finding.request], ""))
+    first, second = bank.explained([one, replace(one, request="b")], SimpleNamespace(index=0), None, None)
+    assert first.explained == known["a"] and second.explained is None
+    assert 'is all zero (seen in request "a"); is poison' in second.diagnosis
+
+
+@pytest.mark.parametrize(("owner", "says"), [("b", "to page 3, position 0 of keys"), (None, None)])
+def test_an_entry_that_is_rightly_there_is_no_stray_write(owner, says):
+    """Two requests begin alike, so page 2 holds what page 1 lacks; page 3 does, too."""
+    units, right = torch.zeros(4, 2, 1, 4), torch.ones(1, 1, 4)
+    units[2, 0], units[3, 0] = 1, 1
+    place = Place("trunk", 3, "keys")
+    region = SimpleNamespace(name="keys", by="page", units=units, layer=3,
+                             means=SimpleNamespace(component="keys", draft=False))  # fmt: skip
+    context = SimpleNamespace(regions=lambda: [region], expected=SimpleNamespace(
+        pages_after={"a": (1,), **({owner: (2,)} if owner else {})}))  # fmt: skip
+    case = SimpleNamespace(finding=SimpleNamespace(place=place, request="a"), granted=None, right=right,
+                           found=torch.zeros_like(right), context=context)  # fmt: skip
+    came = [one.sentence for one in elsewhere(case)]
+    assert len(came) == (says is not None) and all(says in one for one in came)

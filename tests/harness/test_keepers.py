@@ -283,6 +283,11 @@ def test_what_it_raises_is_its_finding_under_every_command(
     assert ran.code == 1 and "DIVERGED" in ran.out and "harness itself" not in ran.err, ran
 
 
+def test_a_peek_of_another_shape_names_its_layer(write: Write, small: Trace) -> None:
+    found = Replay(small, Setting(**write("mine", FALLEN["peek_flat"]))).run(until=4).verdict.findings[0]
+    assert re.search(r"peek gave \[\d+\] for layer 0; expected \[", found.diagnosis), found
+
+
 # What a verify may overwrite, and nothing wider
 
 ROLLED = 'table({"snapshot_conv": "row", "conv": "slot"}, "conv")'

@@ -21,11 +21,15 @@ from peers.entry import Entry
 from peers.environment import environment, install, unpack
 from peers.loading import Absent, bare
 from peers.run import TOP, sentence, served
+from peers.run import _told as told
 from support import peers_table
 from support.process import ENVIRONMENT
 
 TRACE = "fixtures/traces/faults/short.jsonl"
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+SPEAKS = "import os; print('a'); print('x > y failed', flush=True); os.abort()"
+ODD = "import os; os.kill(os.getpid(), 40)"
+BYTES = "import os; os.write(1, bytes([255, 10])); raise SystemExit(1)"
 BORN = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
 
 
@@ -43,8 +47,11 @@ def row(one: Entry, tmp_path: Path) -> dict[str, Any]:
     ("raise SystemExit(3)", "nothing compared", ""),
     ("raise SystemExit(77)", "ends with 77", ""),
     (DIES, "dies", "the process died by SIGSEGV"),
+    (SPEAKS, "dies", "the process died by SIGABRT: x > y failed"),
+    (ODD, "dies", "the process died by signal 40"),
+    (BYTES, "diverged", "\ufffd"),
     (BORN, "hangs", "runs past its limit of 2 s"),
-], ids=["agrees", "diverges", "compares nothing", "ends oddly", "dies", "hangs"])  # fmt: skip
+], ids=["agrees", "diverges", "nothing", "oddly", "dies", "speaks", "a number", "bytes", "hangs"])  # fmt: skip
 def test_a_peer_is_told_right(code: str, verdict: str, finding: str, tmp_path: Path) -> None:
     came = row(entry(f"python -c {json.dumps(code)}", seconds=2 if verdict == "hangs" else 60), tmp_path)
     assert (came["verdict"], came["finding"]) == (verdict, finding)
@@ -59,19 +66,31 @@ def test_what_a_hanging_peer_started_ends_with_it(tmp_path: Path) -> None:
     assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
-@pytest.mark.parametrize(("expected", "met"), [
-    ("diverged", True), ("off by; 3", True), ("off by 4", False), ("agree", False),
+@pytest.mark.parametrize(("code", "expected", "met"), [
+    ("off by 3", "diverged", True), ("off by 3", "off by; 3", True), ("off by 3", "off by 4", False),
+    ("off by 3", "3; off by", False), ("off by 3", "agree", False), ("they do not agree: 3", "agree", False),
 ])  # fmt: skip
-def test_a_known_finding_is_an_expectation(expected: str, met: bool, tmp_path: Path) -> None:
-    one = entry("python -c \"raise SystemExit('off by 3')\"", expected=expected)
+def test_a_known_finding_is_an_expectation(code: str, expected: str, met: bool, tmp_path: Path) -> None:
+    one = entry(f"python -c \"raise SystemExit('{code}')\"", expected=expected)
     assert row(one, tmp_path)["met"] is met
 
 
-def test_a_package_that_is_missing_is_no_agreement(tmp_path: Path) -> None:
+def test_what_is_missing_or_cannot_be_run_is_no_agreement(tmp_path: Path) -> None:
     came = row(entry("python -c pass", modules=["json", "no_such_package"]), tmp_path)
     assert (came["verdict"], came["finding"], came["met"]) == ("missing", "no_such_package cannot be imported", False)
     known = row(entry("python -c pass", modules=["no_such_package"], expected="missing"), tmp_path)
     assert known["met"] is False, "what was not run met nothing"
+    other = row(entry("python -c pass", needs=[f"pytest=={pytest.__version__}"], unpacked=["typer==0.1"]), tmp_path)
+    assert other["verdict"] == "missing" and other["finding"].endswith("is installed, not 0.1"), other
+    assert row(entry("python -c pass", needs=[f"pytest=={pytest.__version__}"]), tmp_path)["met"]
+    failed = row(entry("no-such-program", expected="no-such-program"), tmp_path)
+    assert failed["verdict"] == "the runner failed" and "no-such-program" in failed["finding"] and not failed["met"]
+
+
+def test_an_agreement_about_no_event_is_none() -> None:
+    ran = {"events": 3, "of": 3, "events_served": 0}
+    assert told(None, "instep replay x", 0, "", {"runs": [ran]})["verdict"] == "nothing compared"
+    assert told(None, "instep replay x", 0, "", {"runs": [ran, {**ran, "events_served": 1}]})["verdict"] == "agree"
 
 
 @pytest.mark.slow
@@ -98,10 +117,16 @@ def test_a_replay_tells_events_tiers_and_the_finding(ops: str, verdict: str, tmp
     assert came["met"] and came["command"] == f"instep replay {TRACE} --ops {ops} --strategy snapshot --no-ladder"
 
 
-def test_the_worst_run_is_the_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("traces", "expected", "verdict", "met"), [
+    ("010", "agree", "diverged", False), ("010", "diverged", "diverged", True), ("00", "diverged", "agree", False),
+    ("15", "diverged", "ends with 5", False), ("015", "ends with 5", "diverged", False),
+    ("135", "agree", "ends with 5", False),
+])  # fmt: skip
+def test_the_worst_run_is_the_rows(traces: str, expected: str, verdict: str, met: bool, tmp_path: Path) -> None:
     code = "import sys; sys.exit(int(sys.argv[1]))"
-    came = row(entry(f'python -c "{code}" {{trace}}', traces=["0", "1", "0"]), tmp_path)
-    assert came["verdict"] == "diverged" and came["command"].endswith(" 1") and len(came["runs"]) == 3
+    came = row(entry(f'python -c "{code}" {{trace}}', traces=list(traces), expected=expected), tmp_path)
+    assert (came["verdict"], came["met"], len(came["runs"])) == (verdict, met, len(traces))
+    assert came["command"] == came["runs"][0]["command"]
 
 
 @pytest.mark.parametrize(("given", "said"), [

@@ -16,12 +16,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from instep.carried import fixtures
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace, read
-from instep.verdict import Exit, Verdict
+from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
 from support.fake_kernels import Kernels
 from support.traces import recorded
@@ -98,6 +99,28 @@ def test_a_wrong_kernel_of_sglang_is_found(
     put(kernels)
     came = verdict(wider, f"instep.adapters.{ops}", strategy)
     assert came.exit is Exit.DIVERGED and where in {one.check for one in came.findings}, came.findings[:1]
+
+
+class Stray(Kernels):
+    """Kernels that get copies: a verify's conv that writes to another slot, a scatter that writes to its snapshots."""
+
+    def causal_conv1d_update(self, x: Any, conv_state: Any, *given: Any, **more: Any) -> torch.Tensor:
+        if more["intermediate_conv_window"] is not None:
+            conv_state[-1] = 1.0
+        return super().causal_conv1d_update(x, conv_state, *given, **more)
+
+    def fused_mamba_state_scatter_with_mask(self, dst: Any, src: Any, slots: Any, steps: Any) -> None:
+        super().fused_mamba_state_scatter_with_mask(dst, src, slots, steps)
+        src[:, 0] = 1.0
+
+
+@pytest.mark.parametrize(("ops", "strategy", "kind"), [
+    ("sglang_commit:CONV", "rerun", "forward"), ("sglang_commit:SCATTER", "snapshot", "commit"),
+])  # fmt: skip
+def test_what_is_written_to_a_copy_is_seen(ops: str, strategy: str, kind: str, put: Put, small: Trace) -> None:
+    put(Stray())
+    found = verdict(small, f"instep.adapters.{ops}", strategy).findings[0]
+    assert found.kind == kind and found.tier is Tier.BITWISE, found
 
 
 def test_a_slip_that_the_caller_can_mend_is_mended_by_the_allocated_steps(put: Put, wider: Trace) -> None:

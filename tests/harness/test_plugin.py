@@ -44,7 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy = Policy(
         name="short", claim="two requests, ragged acceptance", capacity=Room((2, 1), tuple(range(1, 20)), 4, 32),
         arrivals=(Arrival("a", "p", max_new=8), Arrival("b", "q", chunks=(1,), max_new=6)), num_steps=2,
-        accept=(2, 0, 1), rounds=2,
+        accept=(2, 0, 1), rounds=3,
     )
     model = write(folder / "model", num_hidden_layers=2, full_attention_interval=2)
     make(model, {"p": (1, 2, 3, 4, 5), "q": (6, 7)}, policy, traces / "short.jsonl")
@@ -255,3 +255,8 @@ def test_an_engine_that_is_led_by_verbs_is_an_item_of_its_own(home: Path) -> Non
     assert wrong.code == 1 and "holds the window after" in wrong.out and "Traceback" not in wrong.out
     absent = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:absent")
     assert absent.code == 4 and "--instep-engine" in absent.out + absent.err
+
+
+def test_an_op_set_beside_an_engine_is_a_usage_error(home: Path) -> None:
+    both = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:right", "--instep-ops=plain")
+    assert both.code == 4 and "--instep-engine: found --instep-ops beside it" in both.out + both.err

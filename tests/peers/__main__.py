@@ -1,6 +1,6 @@
 """`python -m peers`: runs every entry, says what came of it, writes the result. Exit 1: something is not as expected.
 
-Leaves out: what the entries are (`engines/`, `kernels/`).
+Leaves out: what the entries are (`engines/`, `kernels/`, `recordings/`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .entry import Entry
 from .environment import TOP, environment, install, python_of, unpack
 from .run import served
 
-FAMILIES = ("peers.kernels", "peers.engines")
+FAMILIES = ("peers.kernels", "peers.engines", "peers.recordings")
 RESULT = TOP / "fixtures" / "results" / "peers.json"
 
 
@@ -49,14 +49,16 @@ def run(chosen: list[Entry], venv: Path, jobs: int) -> list[dict[str, Any]]:
     """The rows of the entries, in their order; each is told when it is there."""
     python, unpacked = python_of(venv), venv / "unpacked"
     unpacked.mkdir(exist_ok=True)
-    for said in (install(python, [need for one in chosen for need in one.needs]),
+    pythons = {"": python} | {apart: python_of(venv / apart) for apart in {one.apart for one in chosen} - {""}}
+    for said in (*(install(its, [need for one in chosen if one.apart == apart for need in one.needs])
+                   for apart, its in pythons.items()),
                  *(unpack(python, unpacked, wheel) for wheel in sorted({w for one in chosen for w in one.unpacked}))):
         if said:
             print(f"peers: {said}", file=sys.stderr, flush=True)  # its entries are told as missing
 
     def one(entry: Entry) -> dict[str, Any]:
         places = [unpacked / wheel.replace("==", "-") for wheel in entry.unpacked]
-        row = served(entry, environment(places), unpacked, str(python))
+        row = served(entry, environment(places), unpacked, str(pythons[entry.apart]))
         mark = "  " if row["met"] else "! "
         events = f"{row['events']} of {row['of']} events, {row['seconds']} s"
         print(f"{mark}{entry.title}: {row['verdict']}, {events}. {row['finding']}", flush=True)

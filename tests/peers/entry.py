@@ -23,7 +23,10 @@ class Entry:
     traces    paths from the repository's top; a command without {trace} is run once
     expected  "agree", or words that the finding must contain, one after the other between semicolons
     needs     what pip installs;  unpacked: wheels that are downloaded alone and unpacked, because they pin another
-    torch modules   what must be importable, or the entry is told as missing; left out: nothing is asked
+              torch
+    modules   what must be importable. Without them, or where another version of `needs` or `unpacked` is installed, the
+              entry is told as missing
+    apart     the name of an environment of its own, where what it needs does not go with what others need
     seconds   the limit of one run
     since     the first version that is known to behave so, where that was tried
     """
@@ -38,6 +41,7 @@ class Entry:
     needs: tuple[str, ...] = ()
     unpacked: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    apart: str = ""
     seconds: int = 300
     since: str = ""
 
@@ -63,4 +67,10 @@ class Entry:
 
     def met(self, told: str) -> bool:
         """Whether the verdict and the finding are what is expected."""
-        return all(word.strip() in told for word in self.expected.split(";"))
+        if self.expected == AGREE:
+            return told.startswith(f"{AGREE}: ")
+        for word in self.expected.split(";"):
+            _, found, told = told.partition(word.strip())
+            if not found:
+                return False
+        return True

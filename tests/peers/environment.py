@@ -45,7 +45,9 @@ def unpack(python: Path, folder: Path, wheel: str) -> str | None:
     if said := _pip(python, "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder), wheel):
         return said
     name, _, version = wheel.partition("==")
-    files = [path for path in folder.glob("*.whl") if path.name.replace("_", "-").startswith(f"{name}-{version}")]
+    files = [path for path in folder.glob("*.whl") if path.name.replace("_", "-").startswith(f"{name}-{version}-")]
+    if not files:
+        return f"no wheel of {wheel} came"
     half = place.with_name(f"{place.name}.part")  # a broken run leaves no folder that looks whole
     with zipfile.ZipFile(max(files)) as archive:
         archive.extractall(half)

@@ -24,38 +24,64 @@ from .entry import AGREE, Entry
 TOP = Path(__file__).resolve().parents[2]
 SAID = {Exit.AGREED: AGREE, Exit.DIVERGED: "diverged", Exit.BAD_INPUT: "refused", Exit.INCONCLUSIVE: "nothing compared",
         Exit.HARNESS_FAILED: "the harness failed"}  # fmt: skip
-RANK = (Exit.HARNESS_FAILED, Exit.BAD_INPUT, Exit.INCONCLUSIVE, Exit.DIVERGED, Exit.AGREED)
+MISSING, FAILED = "missing", "the runner failed"
+MILD = ("diverged", "nothing compared", AGREE)  # every other verdict is worse than these
+ASKED = """
+import sys, importlib.metadata as metadata, importlib.util as util
+modules, pins = sys.argv[1].split(), sys.argv[2].split()
+if away := [name for name in modules if util.find_spec(name) is None]:
+    raise SystemExit(f"{away[0]} cannot be imported")
+for pin in pins:
+    name, _, version = pin.partition("==")
+    try:
+        found = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        raise SystemExit(f"{name} is not installed")
+    if version and found != version:
+        raise SystemExit(f"{name} {found} is installed, not {version}")
+"""
 
 
 def served(
     entry: Entry, environment: Mapping[str, str], unpacked: Path, python: str = sys.executable
 ) -> dict[str, Any]:
     """The row of an entry: what its runs said, the worst first."""
-    row = {"name": entry.name, "package": entry.package, "version": entry.version, "door": entry.door,
-           "expected": entry.expected, "since": entry.since}  # fmt: skip
     began = time.monotonic()
-    if missing := _missing(entry, environment, python):
-        runs = [_row(None, "missing", f"{missing} cannot be imported", entry.command)]
-    else:
-        runs = [_one(entry, trace, environment, unpacked, python) for trace in entry.runs()]
-    worst = next((run for run in runs if run["verdict"] != AGREE), runs[0])
+    try:
+        runs = [_row(None, MISSING, missing, entry.command)] if (missing := _missing(entry, environment, python)) else [
+            _one(entry, trace, environment, unpacked, python) for trace in entry.runs()
+        ]  # fmt: skip
+    except Exception as error:  # whatever it is, the other entries are run and the result is written
+        runs = [_row(None, FAILED, f"{type(error).__name__}: {error}", entry.command)]
+    runs.sort(key=lambda run: (run["verdict"] == AGREE, _met(entry, run), _mildness(run["verdict"])))
+    worst, odd = runs[0], [run for run in runs if run["verdict"] != AGREE]
     return {
-        **row, "verdict": worst["verdict"], "finding": worst["finding"], "command": worst["command"],
+        "name": entry.name, "package": entry.package, "version": entry.version, "door": entry.door,
+        "expected": entry.expected, "since": entry.since,
+        "verdict": worst["verdict"], "finding": worst["finding"], "command": worst["command"],
         "events": sum(run["events"] for run in runs), "of": sum(run["of"] for run in runs),
         "tiers": sorted({tier for run in runs for tier in run["tiers"]}), "runs": runs,
-        "met": worst["verdict"] != "missing" and entry.met(f"{worst['verdict']}: {worst['finding']}"),
+        "met": all(_met(entry, run) for run in odd or runs),
         "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
 
 
+def _met(entry: Entry, run: Mapping[str, Any]) -> bool:
+    return run["verdict"] not in (MISSING, FAILED) and entry.met(f"{run['verdict']}: {run['finding']}")
+
+
+def _mildness(verdict: str) -> int:
+    return MILD.index(verdict) + 1 if verdict in MILD else 0
+
+
 def _missing(entry: Entry, environment: Mapping[str, str], python: str) -> str | None:
-    """The first module that the entry needs and that is not there, looked up as the entry's own process would."""
-    if not entry.modules:
+    """What the entry needs and what is not there in that version, looked up as the entry's own process would."""
+    command = [python, "-c", ASKED, " ".join(entry.modules), " ".join((*entry.needs, *entry.unpacked))]
+    if not any(command[-2:]):
         return None
-    asked = "import sys, importlib.util as u; print(next((m for m in sys.argv[1:] if u.find_spec(m) is None), ''))"
-    command, whole = [python, "-c", asked, *entry.modules], {**os.environ, **environment}
-    found = subprocess.run(command, env=whole, capture_output=True, text=True, timeout=60)
-    return found.stdout.strip() or (entry.modules[0] if found.returncode else None)
+    found = subprocess.run(command, env={**os.environ, **environment}, cwd=TOP, capture_output=True, text=True,
+                           errors="replace", timeout=60)  # fmt: skip
+    return (found.stderr.strip().splitlines() or ["it cannot be looked up"])[-1] if found.returncode else None
 
 
 def _one(
@@ -70,8 +96,8 @@ def _one(
         elif words[0] == "python":
             words[0] = python
         process = subprocess.Popen(
-            words, cwd=TOP, env={**os.environ, **environment}, text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            words, cwd=TOP, env={**os.environ, **environment}, text=True, errors="replace",
+            start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
             said, _ = process.communicate(timeout=entry.seconds)
@@ -80,8 +106,9 @@ def _one(
             said, _ = process.communicate()
             return _row(trace, "hangs", f"runs past its limit of {entry.seconds} s", typed)
         if process.returncode < 0:
-            name = signal.Signals(-process.returncode).name
-            return _row(trace, "dies", f"the process died by {name}", typed)
+            known = {one.value: one.name for one in signal.Signals}
+            name = known.get(-process.returncode, f"signal {-process.returncode}")
+            return _row(trace, "dies", ": ".join([f"the process died by {name}", *_last(said)]), typed)
         data = json.loads(result.read_text()) if result.exists() else {}
     return _told(trace, typed, process.returncode, said, data)
 
@@ -90,14 +117,20 @@ def _told(trace: str | None, typed: str, code: int, said: str, data: Mapping[str
     """What a process that ended said: by its result file, or by its exit code and its last line."""
     runs = data.get("runs", [])
     message = next((run["message"] for run in runs if run.get("message")), None)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
     verdict = SAID.get(Exit(code), "") if code in list(Exit) else f"ends with {code}"
-    finding = "" if code == Exit.AGREED else sentence(message) if message else "".join(lines[-1:])[-300:]
+    finding = "" if code == Exit.AGREED else sentence(message) if message else "".join(_last(said))
     events = sum(run.get("events_served", run["events"]) for run in runs)
+    if typed.startswith("instep ") and code == Exit.AGREED and not events:
+        verdict = SAID[Exit.INCONCLUSIVE]
     return _row(
         trace, verdict, finding, typed, events=events, of=sum(run["of"] for run in runs),
         tiers=sorted({tier["tier"] for run in runs for tier in run.get("tiers", []) if tier.get("blocks", 1)}),
     )
+
+
+def _last(said: str) -> list[str]:
+    """The last line of it that has words; none, if it has none."""
+    return [line.strip()[-300:] for line in said.splitlines() if line.strip()][-1:]
 
 
 def sentence(message: str) -> str:

@@ -330,6 +330,33 @@ state_none, state_some = _with(state=lambda self, name: None), _with(state=lambd
 views = made(_Views)
 misdeclares, misrounds = _with(declares={"round": {}}), _with(declares={"rounds": {"everything": torch.bfloat16}})
 misspells = _with(declares={"products": {"conv": "bfloat"}})
+products_5, rounds_3 = _with(declares={"products": 5}), _with(declares={"rounds": 3})
+shows_5, shows_lists = _with(declares={"shows": 5}), _with(declares={"shows": [["logits"]]})
+order_no, kv_raises = _with(declares={"order": "no"}), _with(kv=property(_raises))
+declares_raises = _with(declares=property(_raises))
+no_pages = _with(pages=lambda self: {})
+
+
+class _Junk(Right):
+    """It shows one place that is no row of its answers, and nothing else."""
+
+    declares = {"shows": ["watch"]}  # noqa: RUF012
+
+    def watch(self, see: Any) -> None:
+        self.other = see
+
+    def step(self, rows: Sequence[Any]) -> Any:
+        self.other(("trunk", 0, "normed"), torch.full((sum(len(row.tokens) for row in rows), 3), 7.0))
+        return {}
+
+    keep = drop = lambda self, *given: None
+
+
+no_copies = dict.fromkeys(("save", "load", "preempt", "resume"))
+junk, watching_no_copies = made(_Junk), made(type("WatchingNoCopies", (Watching,), no_copies))
+silent_no_rollback = made(type("Silent", (Keeping,), {
+    "watch": lambda self, see: None, "layers": lambda self, request: {}, "keep": lambda self, *given: None,
+}))
 
 
 # Right engines that round otherwise

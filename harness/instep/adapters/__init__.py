@@ -24,6 +24,7 @@ from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.rounding import Product
 
 GROUP = "instep.ops"
+# Of op sets alone:
 HERE = {"fla": "instep.adapters.fla:OPS"}  # kernels of other packages; the adapter is a file beside this one
 NEEDS = {"fla": {"fla": "fla-core", "einops": "einops"}}  # what an adapter imports: module -> its package
 
@@ -74,15 +75,16 @@ def named(name: str, *, field: str, group: str, known: Iterable[str] = ()) -> ob
 
     field: what an error calls it;  known: further names, for the error
     """
-    offered = _offered(group)
+    offered, ops = _offered(group), group == GROUP
     try:
-        return offered[name].load() if name in offered else _attribute(HERE.get(name, name))
+        return offered[name].load() if name in offered else _attribute(HERE.get(name, name) if ops else name)
     except _NoName as error:
         raise _unknown(field, name, str(error), (*known, *offered)) from None
     except InstepError:
         raise
     except (Exception, SystemExit) as error:  # the module is foreign code and may raise anything
-        if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in NEEDS.get(name, {}):
+        needs = NEEDS.get(name, {}) if ops else {}
+        if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in needs:
             raise _not_installed(name) from None
         raise _unknown(field, name, f"{type(error).__name__}: {error}", (*known, *offered)) from None
 

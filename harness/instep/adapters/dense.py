@@ -20,11 +20,12 @@ from instep_optimized.ops.plain.wide import width
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place
 
-from .exercised import called
+from .exercised import adapts, called
+from .read_only import only_read
 
 
 class Kernel(Protocol):
-    """Runs n sequences, packed in M rows, each through its own state. It must not change its arguments.
+    """Runs n sequences, packed in M rows, each through its own state. It must not change them.
 
     q, k [M, H, K] (l2-normalised, q times K ** -0.5); v [M, HV, V]; log_decay, beta [M, HV]; lengths [n] int64, their
     sum is M, some may be 0; state [n, HV, K, V] -> core [M, HV, V], the states after each sequence's last row.
@@ -42,12 +43,15 @@ def dense(*, window: Kernel, chunk: Kernel) -> Gdn:
     Such a kernel returns no updates. So its op set must declare keeps="inputs": then its rings keep what it consumed.
     """
 
+    kernels = {"window": window, "chunk": chunk}
+
     def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
         core = torch.zeros_like(inputs.v, dtype=dtype)
+        adapts("gdn", kernels)
         for part in parts:
             who = lanes(part)
             if len(who.which):
-                _run(window if part.form == "window" else chunk, inputs, part, who, core)
+                _run(kernels[part.form], inputs, part, who, core)
         return core
 
     return gdn
@@ -64,7 +68,9 @@ def _run(kernel: Kernel, inputs: GdnInputs, part: Part, who: Lanes, core: torch.
     for row, taken in _launches(part, who):
         rows, lengths = who.rows[taken], taken.sum(dim=1)
         called(f"gdn.{part.form}", [length for length in lengths.tolist() if length])
-        out, state = kernel(**GdnInputs(*(x[rows] for x in inputs))._asdict(), lengths=lengths, state=state)
+        given = {**GdnInputs(*(x[rows] for x in inputs))._asdict(), "lengths": lengths}
+        with only_read(given):
+            out, state = kernel(**given, state=state)
         core[rows] = out.to(core.dtype)
         along(part.per_row, who, row, state[: who.alive[row]])
     after(part.store, who, state)
@@ -92,4 +98,6 @@ def _again(kernel: Kernel, ring: Ring, who: Lanes, state: torch.Tensor) -> torch
         raise Unsupported(NO_UPDATES)
     k, v, log_decay, beta = (x.to(state.dtype) for x in kept)
     called("gdn.window", [length for length in who.again.tolist() if length])
-    return kernel(q=k, k=k, v=v, log_decay=log_decay, beta=beta, lengths=who.again, state=state)[1]
+    given = {"q": k, "k": k, "v": v, "log_decay": log_decay, "beta": beta, "lengths": who.again}
+    with only_read(given):
+        return kernel(**given, state=state)[1]

@@ -6,7 +6,7 @@ Leaves out: which calls are looked at (`observe/calls.py`), and the words (`repo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -29,14 +29,18 @@ class Exercised:
 
 @dataclass
 class Tally:
-    """By form of an op ("gdn.window"): its calls, and those of the kernels that adapters call for it."""
+    """By form of an op ("gdn.window"): its calls, and those of the kernels that adapters call for it; the forms that
+    an adapter leaves to ours."""
 
     ops: dict[str, Exercised] = field(default_factory=dict)
     kernels: dict[str, Exercised] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
 
     def result(self) -> dict[str, Exercised]:
         """By form: the kernel's calls, or the op's own where no adapter stands between."""
-        return {form: replace(self.kernels.get(form, op), asked=op.widest) for form, op in self.ops.items()}
+        forms, none = [form for form in {**self.ops, **self.kernels} if form not in self.left], Exercised()
+        return {form: replace(self.kernels.get(form, op), asked=op.widest)
+                for form in forms for op in [self.ops.get(form, none)]}  # fmt: skip
 
 
 _TALLY: ContextVar[Tally | None] = ContextVar("tally", default=None)
@@ -50,6 +54,21 @@ def counted_in(tally: Tally) -> Iterator[None]:
         yield
     finally:
         _TALLY.reset(token)
+
+
+def judged() -> bool:
+    """Whether the op that calls is judged; else what the judging alone needs is left out."""
+    return _TALLY.get() is not None
+
+
+def adapts(op: str, kernels: Mapping[str, object]) -> None:
+    """For adapters, where their op is called: the kernels by form of the op; None: the form is left to ours."""
+    if (tally := _TALLY.get()) is not None:
+        for form, kernel in kernels.items():
+            if kernel is None:
+                tally.left.add(f"{op}.{form}")
+            else:
+                tally.kernels.setdefault(f"{op}.{form}", Exercised())
 
 
 def called(form: str, lengths: Sequence[int]) -> None:

@@ -22,7 +22,8 @@ from instep_optimized.ops.plain.gdn import gdn_inputs as plain_inputs
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place
 
-from .exercised import called
+from .exercised import adapts, called
+from .read_only import only_read
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Launch:
 
 Kernel = Callable[[Launch], torch.Tensor]  # -> core [M, HV, V]; it may change its pools, and nothing else
 Rows = Callable[[torch.Tensor], dict[str, Any]]  # the fields of a launch that hold these packed rows
+GUARD = 8192.0  # what stands around a mirror: finite, the same in every dtype, and too large for a state
 GATED, RAW = ("log_decay", "beta"), ("a", "b", "A_log", "dt_bias")
 
 
@@ -109,6 +111,7 @@ def pooled(
         rows: Rows, like: torch.Tensor, parts: tuple[Part, ...], dtype: torch.dtype,
         plain: Callable[[tuple[Part, ...]], torch.Tensor],
     ) -> torch.Tensor:
+        adapts("gdn", kernels)
         left = tuple(part for part in parts if kernels[part.form] is None)
         core = plain(left) if left else torch.zeros_like(like, dtype=dtype)
         for part in parts:
@@ -130,10 +133,8 @@ def _run(kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor)
     which = torch.nonzero((part.count > 0) & (part.read.units >= 0))[:, 0]
     if not len(which):
         return
-    lengths, units, column = part.count[which], part.read.units[which], part.read.column
-    ends = pad(lengths.cumsum(0), (1, 0))
-    taken = torch.arange(int(ends[-1]), device=ends.device) + (part.begin[which] - ends[:-1]).repeat_interleave(lengths)
-    fresh = part.fresh[which]
+    units, column, fresh = part.read.units[which], part.read.column, part.fresh[which]
+    ends, taken = packed_rows(part, which)
     if not _stored_where_read(part, which) or (part.store is None and fresh.any()):
         raise Unsupported("a kernel over pools stores a state where it has read it")
     with ExitStack() as lent:
@@ -149,11 +150,19 @@ def _run(kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor)
             snapshots = lent.enter_context(lend(_allocated(part.per_row.pool)))
             where = {"snapshots": snapshots, "rows": part.per_row.units[which]}
         pool[index[fresh]] = 0  # as an engine clears a slot for a request that begins
-        called(f"gdn.{part.form}", lengths.tolist())
-        core[taken] = kernel(Launch(
-            **rows(taken), cu_seqlens=ends, pool=pool, index=index, stores=part.store is not None, window=part.most,
-            **where,
-        )).to(core.dtype).view(-1, *core.shape[1:])
+        called(f"gdn.{part.form}", part.count[which].tolist())
+        given = {**rows(taken), "cu_seqlens": ends, "index": index, **where}
+        with only_read({name: value for name, value in given.items() if name != "snapshots"}):
+            found = kernel(Launch(**given, pool=pool, stores=part.store is not None, window=part.most))
+        core[taken] = found.to(core.dtype).view(-1, *core.shape[1:])
+
+
+def packed_rows(part: Part, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of these requests: [n + 1] where each begins when they are packed one after the other, [M] their rows."""
+    lengths = part.count[which]
+    ends = pad(lengths.cumsum(0), (1, 0))
+    rows = torch.arange(int(ends[-1]), device=ends.device) + (part.begin[which] - ends[:-1]).repeat_interleave(lengths)
+    return ends, rows
 
 
 def _stored_where_read(part: Part, which: torch.Tensor) -> bool:
@@ -182,12 +191,12 @@ def _mirrored(order: StateLayout) -> Lend:
     @contextmanager
     def mirror(pool: torch.Tensor) -> Iterator[torch.Tensor]:
         pool = _ordered(pool, order)
-        lines = pool.new_full((len(pool) + 2, *pool.shape[1:]), torch.nan)  # a unit more at each end: nobody's
+        lines = pool.new_full((len(pool) + 2, *pool.shape[1:]), GUARD)  # a unit more at each end: nobody's
         lines[1:-1] = pool
         yield lines[1:-1]
         pool.copy_(lines[1:-1])
         for line, where in ((lines[0], "before the first"), (lines[-1], "behind the last")):
-            if not line.isnan().all():
+            if not (line == GUARD).all():  # a NaN that was written there is no guard either
                 raise IndexError(f"the kernel wrote {where} of the {len(pool)} units of a pool")
 
     return mirror

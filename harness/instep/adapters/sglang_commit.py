@@ -20,6 +20,7 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place
 
 from .dense import dense
+from .pooled import packed_rows
 from .sglang import BASE, NOW, THEN, UPDATE, take
 
 MAMBA = (f"{NOW}.mamba", f"{THEN}.mamba")
@@ -27,32 +28,36 @@ MAMBA = (f"{NOW}.mamba", f"{THEN}.mamba")
 
 def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
     """Windows [slots, C, W-1] in the engine's own pools. A verify shifts the live window, which its commit repairs;
-    here a verify must leave it alone, so it gets a copy."""
+    here a verify must leave it alone, so it gets a copy. What it writes to other slots of the copy goes back."""
     update, prefill = (take(name, *(f"{place}.causal_conv1d_triton" for place in MAMBA))
                        for name in ("causal_conv1d_update", "causal_conv1d_fn"))  # fmt: skip
     out = torch.zeros_like(x)
     for part in parts:
         if part.read.column is not None:
             raise Unsupported("these kernels keep windows of W-1 inputs: --conv windows")
-        alive = torch.nonzero((part.count > 0) & (part.read.units >= 0))[:, 0]
-        for count in sorted(set(part.count[alive].tolist())):
-            which = alive[part.count[alive] == count]
-            rows = (part.begin[which, None] + torch.arange(count, device=x.device)).flatten()
-            units, pool, kept = part.read.units[which].int(), part.read.pool, part.per_row
-            pool[units[part.fresh[which]].long()] = 0
+        pool, kept, alive = part.read.pool, part.per_row, torch.nonzero((part.count > 0) & (part.read.units >= 0))[:, 0]
+        counts = part.count[alive]
+        # `update` takes rows of one length, [n, C, length]; prefill takes all lengths in one launch.
+        groups = [alive[counts == count] for count in set(counts.tolist())] if part.form == "window" else [alive]
+        for which in groups if len(alive) else ():
+            (ends, rows), units = packed_rows(part, which), part.read.units[which]
+            pool[units[part.fresh[which]]] = 0
             if part.form == "window":
-                got = update(
-                    x[rows].view(-1, count, x.shape[1]).mT, pool if part.store else pool.clone(), weight, None, "silu",
-                    conv_state_indices=units, intermediate_conv_window=None if kept is None else kept.pool,
+                live = pool if part.store else pool.clone()
+                out[rows] = update(
+                    x[rows].view(len(which), -1, x.shape[1]).mT, live, weight, None, "silu",
+                    conv_state_indices=units.int(), intermediate_conv_window=None if kept is None else kept.pool,
                     intermediate_state_indices=None if kept is None else kept.units[which].int(),
                 ).mT.flatten(0, 1)  # fmt: skip
+                if live is not pool:
+                    others = torch.ones(len(pool), dtype=torch.bool, device=x.device).index_fill(0, units, False)
+                    pool[others] = live[others]
             else:
-                got = prefill(
-                    x[rows].T.contiguous(), weight, None, conv_states=pool, cache_indices=units, activation="silu",
-                    query_start_loc=torch.arange(0, len(rows) + 1, count, dtype=torch.int32, device=x.device),
-                    seq_lens_cpu=[count] * len(which), has_initial_state=~part.fresh[which],
+                out[rows] = prefill(
+                    x[rows].T.contiguous(), weight, None, conv_states=pool, cache_indices=units.int(),
+                    activation="silu", query_start_loc=ends.int(), seq_lens_cpu=counts.tolist(),
+                    has_initial_state=~part.fresh[which],
                 ).T  # fmt: skip
-            out[rows] = got
     return out
 
 
@@ -63,7 +68,8 @@ class OnCard(torch.Tensor):
 
 
 def scatter(*, source: Address, target: Address) -> None:
-    """The snapshots at `column` into the slots. It asks for packed pools, so it gets copies; every byte goes back."""
+    """The snapshots at `column` into the slots. It asks for packed pools, so it gets copies; every byte of both goes
+    back."""
     if source.column is None or target.column is not None:
         return plain_move(source=source, target=target)
     run = take("fused_mamba_state_scatter_with_mask", *(f"{place}.mamba_state_scatter_triton" for place in MAMBA))
@@ -72,6 +78,8 @@ def scatter(*, source: Address, target: Address) -> None:
     steps = source.column.where(source.units >= 0, -1)
     run(pool.as_subclass(OnCard), snapshots.as_subclass(OnCard), target.units.int(), steps.int())
     target.pool.copy_(pool[0])
+    asked = source.units >= 0
+    source.pool[source.units[asked]] = snapshots[0, asked]
 
 
 def fold(

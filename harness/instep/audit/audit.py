@@ -27,7 +27,7 @@ from ..trace.header import Model, config_digest
 from ..verdict import Exit, Verdict
 from . import recording, said, sglang
 from .recording import META, Recorded, as_usual, width
-from .shown import complete, replayed
+from .shown import complete, replayed, without_copies
 from .texts import Told, told
 from .tokens import Judged, judged
 from .walk import NORM, Advance, Precision, silent
@@ -85,18 +85,19 @@ def audit(
     precision, assumed = _precision(found, disk, dtype)
     header = found.header(Model("", digest or "", config_digest(model), disk.config.vocab, disk.config.mtp_layers))
     words = found.told or told(EventRules(header), found.events, recording.EVENTS)
+    shows = [key for key in found.shows if level > ROWS or (key != "states" and level > TOKENS)]
     complete(found, disk.config, found.shows)
-    texts = [text.up_to(tokens) for text in words.texts if text.up_to(tokens).said]
-    what = judged(disk, precision, texts, progress)
+    if shows:
+        without_copies(found)
+        _must_fit(disk)
+    what = judged(disk, precision, [text.up_to(tokens) for text in words.texts], progress)
     verdict = Verdict(events=len(found.events))
     verdict.add([*words.counts, *what.verdict.compared])
     replay = None
-    if found.shows and level > TOKENS:
+    if shows:
         header = structs.replace(header, checkpoint=structs.replace(header.checkpoint, digest=disk.digest()))
-        _must_fit(disk)
         trace = Trace(path / recording.EVENTS, header, found.events, {}, "")
-        shows = [key for key in found.shows if level > ROWS or key != "states"]
-        replay = replayed(found, trace, model, precision, shows, progress)
+        replay = replayed(found, trace, model, disk.config, precision, shows, progress)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     return Audit(found, words, precision, what, replay, verdict, assumed, digest, time.perf_counter() - begun, peak)
 

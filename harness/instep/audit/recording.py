@@ -19,7 +19,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
-from instep_reference.contract.engine import Admit, AnyEvent, Draft, SetNumSteps
+from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Forward, SetNumSteps
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.rounding import Product, checked
 
@@ -111,6 +111,9 @@ def read(directory: Path) -> Recorded:
     if stated.layout not in ("KV", "VK"):
         raise BadInput(f"{META}: layout", found=repr(stated.layout), expected="KV or VK")
     events, notes = _events(directory / EVENTS, stated)
+    if stated.events is None and "states" in stated.shows and _lacks_states(directory, len(events) - 1, events[-1]):
+        notes = *notes, f"{EVENTS} line {len(events)} was left out: its states come after it"
+        events = events[:-1]
     return Recorded(
         directory, stated.engine, stated.model, stated.dtype, _declared(stated), stated.layout, stated.shows,
         stated.num_steps, events, None, notes, lambda event: _tensors(directory, event),
@@ -136,6 +139,19 @@ def _events(file: Path, stated: Stated) -> tuple[tuple[AnyEvent, ...], tuple[str
                        hint="the recording was edited")
     return tuple(decode(line, AnyEvent, f"{file.name} line {n}", "an event of a trace")
                  for n, line in enumerate(lines, 1)), tuple(notes)  # fmt: skip
+
+
+def wrote(event: AnyEvent) -> list[str]:
+    """The requests that have other states after the event."""
+    if isinstance(event, Forward):
+        return [row.request for row in event.rows if row.kind != "verify"]
+    return list(event.requests) if isinstance(event, Commit) else []
+
+
+def _lacks_states(directory: Path, index: int, event: AnyEvent) -> bool:
+    """Whether the engine ended before all states of its last event were written."""
+    shown = _tensors(directory, index)
+    return not all(any(name.startswith(f"state.{request}.") for name in shown) for request in wrote(event))
 
 
 def _declared(stated: Stated) -> Declared:
@@ -177,6 +193,8 @@ def _tensors(directory: Path, event: int) -> Mapping[str, torch.Tensor]:
     except (SafetensorError, OSError) as error:
         raise BadInput(str(file), found=f"unreadable ({error})", expected="a whole safetensors file") from None
     for name, tensor in found.items():
+        if not tensor.is_floating_point():
+            raise BadInput(f"{file.name}: {name}", found=str(tensor.dtype), expected="floating-point numbers")
         if not bool(tensor.isfinite().all()):
             raise BadInput(f"{file.name}: {name}", found="NaN or infinite values", expected="finite numbers")
     return found

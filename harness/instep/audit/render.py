@@ -19,6 +19,9 @@ from ..verdict import Comparison, Exit
 from .audit import Audit
 from .tokens import AtToken
 
+# What tokens and counts alone do not tell.
+NOT_JUDGED = "logits, final rows, conv windows and states, KV entries (T2, T3); rejected drafts"
+
 
 def placed(found: Comparison) -> str:
     """event 12 commit, request "b", token 8 at position 41; of other formats line 3, or step 3"""
@@ -56,12 +59,14 @@ def show(audit: Audit, console: Console) -> None:
         say(console, "  the recording does not say of which model it is: that was not checked", style="dim")
     for note in audit.recorded.notes:
         say(console, f"  {note}", style="yellow")
-    if audit.exit is Exit.INCONCLUSIVE:
+    if audit.tokens.exit is Exit.INCONCLUSIVE:
         say(console, f"  fewer than half of the tokens could be decided: {audit.tokens.decided} of {made}", style=style)
     if (text := told(audit)) is not None:
         say(console, text)
     if audit.replay is not None:
         terminal.show([audit.replay], console)
+    else:
+        say(console, f"  not judged  {NOT_JUDGED}", style="dim")
 
 
 def of(audit: Audit) -> Result:
@@ -77,7 +82,9 @@ def of(audit: Audit) -> Result:
         "peak_mib": round(audit.peak), "headroom": _headroom(audit),
         "findings": [_finding(one) for one in audit.verdict.findings], "message": told(audit),
     }  # fmt: skip
-    if audit.replay is not None:
+    if audit.replay is None:
+        found["not_judged"] = [{"shows_no": "", "what": NOT_JUDGED}]
+    else:
         found |= data.of([audit.replay]).found
     return Result(audit.exit, "cpu", found)
 

@@ -22,6 +22,7 @@ import torch
 from instep_reference.contract.engine import Path as Accepted
 from instep_reference.contract.errors import BadInput
 
+from ..replay.guard import WHOLE
 from .recording import Recorded
 from .texts import Origin, Text, Told, counted
 
@@ -101,6 +102,9 @@ class _Requests:
             known.tokens.append(row.tokens[0])
             known.window = row
         else:
+            if known.origins and len(row.tokens) != 1:
+                raise BadInput(f'{row.where}: request "{row.request}"', found=f"{len(row.tokens)} tokens of its text",
+                               expected="one token, or a window", hint="steps of a draft model stand between them?")
             known.tokens += row.tokens
             if not known.origins:
                 known.prompt, known.chunk = len(known.tokens), len(row.tokens)
@@ -156,11 +160,12 @@ def _value(file: Path) -> Any:
 def _rows(where: str, step: int, shown: dict[str, Any]) -> Iterator[_Row]:
     """The batch of one step: rows end at their lengths, or, in a verify, all begin there and have one width."""
     for name in NEEDED:
-        if not isinstance(shown[name], torch.Tensor) or shown[name].dim() != 1 or shown[name].is_floating_point():
+        if not isinstance(shown[name], torch.Tensor) or shown[name].dim() != 1 or shown[name].dtype not in WHOLE:
             raise BadInput(f"{where}: {name}", found=type(shown[name]).__name__, expected="a vector of integers")
     ids, at, lengths = (shown[name].tolist() for name in NEEDED)
     named = shown.get("rids", shown.get("req_pool_indices"))
-    if named is None or len(named) != len(lengths) or len(ids) != len(at):
+    flat = isinstance(named, (list, tuple)) or (isinstance(named, torch.Tensor) and named.dim() == 1)
+    if named is None or not flat or len(named) != len(lengths) or len(ids) != len(at):
         raise BadInput(where, found=f"{len(ids)} tokens, {len(at)} positions, {len(lengths)} lengths",
                        expected="a position a token, and rids or req_pool_indices a length")
     names = [str(int(name) if isinstance(name, torch.Tensor) else name) for name in named]

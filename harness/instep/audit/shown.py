@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from instep_reference.contract import engine as e
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import named
 
@@ -22,7 +23,8 @@ from ..engines.verbs import ByVerbs, Tokens
 from ..replay.replay import Outcome, Replay
 from ..replay.setting import Setting
 from ..trace.file import Trace
-from .recording import META, Recorded
+from ..verdict import Tier
+from .recording import META, Recorded, wrote
 from .walk import Advance, Precision, silent
 
 ROWS = ("logits", "final")  # what a step gives, by request
@@ -41,22 +43,19 @@ class Replayed(Setting):
 
 
 def replayed(
-    recorded: Recorded, trace: Trace, model: Path, precision: Precision, shows: Sequence[str],
+    recorded: Recorded, trace: Trace, model: Path, config: ModelConfig, precision: Precision, shows: Sequence[str],
     progress: Advance = silent,
 ) -> Outcome:
     """The recording as a replay. shows: what of it is judged."""
-    if any(isinstance(event, COPIES) for event in recorded.events):
-        raise BadInput("events.jsonl", found="a save, load, preempt or resume beside tensors", expected="none",
-                       hint="record an abort, and an admit whose prompt is the text so far")
-
     def make(directory: Path, room: object, **told: object) -> Player:
-        return Player(recorded, precision, shows)
+        return Player(recorded, precision, shows, gdn_layers(config))
 
     dtype = str(precision.activation).removeprefix("torch.")
     setting = Replayed(engine=recorded.engine, dtype=dtype, served=ByVerbs(recorded.engine, make))
     total = len(trace.events)
     found = Replay(trace, setting, checkpoint=model).run(
-        progress=lambda index, event: progress("events", index + 1, total), explain=False
+        progress=lambda index, event: progress("events", index + 1, total), explain=False,
+        tiers=frozenset(Tier) - {Tier.BITWISE},
     )
     return replace(found, again=())  # no command shows it again but the audit itself
 
@@ -64,8 +63,10 @@ def replayed(
 class Player:
     """The verbs. It is asked in the order of the events; now: the event that is being served."""
 
-    def __init__(self, recorded: Recorded, precision: Precision, shows: Sequence[str]) -> None:
-        self.recorded, self.shows = recorded, tuple(shows)
+    def __init__(
+        self, recorded: Recorded, precision: Precision, shows: Sequence[str], gdn: Sequence[int]
+    ) -> None:
+        self.recorded, self.shows, self.gdn = recorded, tuple(shows), gdn
         self.now = -1
         self.committing: dict[str, int] = {}
         self.memory: dict[str, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
@@ -110,7 +111,7 @@ class Player:
         for request in requests if "states" in self.shows else ():
             self.memory[request] = {
                 layer: (shown[f"conv.{request}.{layer}"], self._canonical(shown[f"state.{request}.{layer}"]))
-                for layer in layers_of(shown, request)
+                for layer in self.gdn
             }
 
     def _canonical(self, state: torch.Tensor) -> torch.Tensor:
@@ -120,15 +121,19 @@ class Player:
         return self.memory[request]
 
 
-def layers_of(shown: Mapping[str, torch.Tensor], request: str) -> list[int]:
-    """The layers of which a state stands beside an event."""
-    begins = f"state.{request}."
-    return [int(name[len(begins):]) for name in shown if name.startswith(begins) and name[len(begins):].isdigit()]
+def gdn_layers(config: ModelConfig) -> list[int]:
+    return [layer for layer, kind in enumerate(config.layer_kinds) if kind == "gdn"]
 
 
-def complete(recorded: Recorded, config: Any, shows: Sequence[str]) -> None:
+def without_copies(recorded: Recorded) -> None:
+    """Refuse events of which rows and states cannot be replayed from a recording."""
+    if any(isinstance(event, COPIES) for event in recorded.events):
+        raise BadInput("events.jsonl", found="a save, load, preempt or resume beside tensors", expected="none",
+                       hint="record an abort, and an admit whose prompt is the text so far")
+
+
+def complete(recorded: Recorded, config: ModelConfig, shows: Sequence[str]) -> None:
     """Refuse a recording in which something of what it shows is missing, or has another shape."""
-    gdn = [layer for layer, kind in enumerate(config.layer_kinds) if kind == "gdn"]
     channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
     state = (config.value_heads, config.key_dim, config.value_dim)
     shapes = {"conv": (channels, config.conv_width - 1),
@@ -141,7 +146,6 @@ def complete(recorded: Recorded, config: Any, shows: Sequence[str]) -> None:
         if not isinstance(event, e.Forward | e.Commit):
             continue
         rows = event.rows if isinstance(event, e.Forward) else ()
-        wrote = [row.request for row in rows if row.kind != "verify"] or list(getattr(event, "requests", ()))
         wanted: dict[str, list[tuple[int, ...]]] = {}
         for row in rows:
             count = windows[row.request] if row.kind == "verify" else row.tokens
@@ -150,7 +154,7 @@ def complete(recorded: Recorded, config: Any, shows: Sequence[str]) -> None:
                     either = {count, 1} if row.kind == "prefill" else {count}
                     wanted[f"{key}.{row.request}"] = [(many, widths[key]) for many in either]
         if "states" in shows:
-            wanted |= {f"{name}.{request}.{layer}": [shape] for request in wrote for layer in gdn
+            wanted |= {f"{name}.{request}.{layer}": [shape] for request in wrote(event) for layer in gdn_layers(config)
                        for name, shape in shapes.items()}  # fmt: skip
         _there(recorded, index, wanted)
 

@@ -56,7 +56,7 @@ def judged(
 ) -> Judged:
     """All tokens of all texts."""
     _within(disk.config.vocab, texts)
-    found = Judged()
+    found, texts = Judged(), [text for text in texts if text.said]
     if not texts:
         return found
     seen = list(_measured(disk, precision, texts, (0,), progress))

@@ -91,6 +91,7 @@ class Recording:
         """
         counts, at, ids, begin = _ints(counts), _ints(positions), _ints(tokens), 0
         rows, windows, chosen = list[dict[str, Any]](), dict[str, list[int]](), dict[str, list[int]]()
+        reused = set[str]()  # whose first tokens came from a cache of prefixes: one row with what ran
         for number, (request, count) in enumerate(zip(requests, counts, strict=True)):
             first, ran = at[begin], ids[begin : begin + count]
             begin += count
@@ -98,7 +99,8 @@ class Recording:
             if first == 0 and self._length[request]:
                 self._again(request)
             elif first > self._length[request] and not self._length[request]:
-                self._reused(request, first)
+                first, ran = 0, self._prompt[request][: first + count]
+                reused.add(request)
             rows.append(self._row(request, first, ran, said))
             if rows[-1]["kind"] == "verify":
                 windows[request] = ran
@@ -112,7 +114,7 @@ class Recording:
         self._event({"event": "forward", "rows": rows}, {
             f"{name}.{request}": rows_of
             for name, tensor in shown.items() if tensor is not None
-            for request, rows_of in _parted(tensor, rows, counts, windows).items()
+            for request, rows_of in _parted(tensor, rows, counts, windows, reused).items()
         })
         self._flying |= windows
         if windows and chosen.keys() == windows.keys():
@@ -189,12 +191,6 @@ class Recording:
         self._flying.pop(request, None)
         self.admit(request, self._told[request])
 
-    def _reused(self, request: str, tokens: int) -> None:
-        """The first tokens came from a cache of prefixes."""
-        row = {"request": request, "kind": "prefill", "tokens": tokens}
-        self._event({"event": "forward", "rows": [row]})
-        self._length[request] = tokens
-
     def _event(self, event: dict[str, Any] | None, shown: dict[str, Any] | None = None) -> None:
         """A line, after the tensors beside it. event None: more tensors beside the last event."""
         number = self._events if event is not None else self._events - 1
@@ -229,15 +225,16 @@ def _ints(values: Any) -> list[int]:
 
 
 def _parted(
-    tensor: Any, rows: list[dict[str, Any]], counts: list[int], windows: dict[str, list[int]]
+    tensor: Any, rows: list[dict[str, Any]], counts: list[int], windows: dict[str, list[int]], reused: set[str]
 ) -> dict[str, Any]:
     """Rows by request. There may be one of every token, or those that the output matrix reads: all of a window and the
-    last one of others, with or without prompts that go on."""
+    last one of others, with or without prompts that go on. Of a reused prompt the last one is kept."""
     if isinstance(tensor, dict):
-        return tensor
+        return {name: rows_of[-1:] if name in reused else rows_of for name, rows_of in tensor.items()}
     asked = {row["request"]: len(windows.get(row["request"], (0,))) for row in rows}
     ended = {row["request"]: asked[row["request"]] for row in rows if row["kind"] != "prefill" or "root" in row}
     for sizes in (dict(zip(asked, counts, strict=True)), asked, ended):
         if len(tensor) == sum(sizes.values()):
-            return dict(zip(sizes, tensor.split(list(sizes.values())), strict=True))
+            parts = zip(sizes, tensor.split(list(sizes.values())), strict=True)
+            return _parted(dict(parts), rows, counts, windows, reused)
     raise ValueError(f"{len(tensor)} rows, but the batch has {sum(counts)}, of which {sum(asked.values())} are read")

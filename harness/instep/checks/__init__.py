@@ -44,7 +44,7 @@ def for_labels() -> tuple[Check, ...]:
 def for_numbers(oracle: Oracle) -> tuple[Check, ...]:
     """The subject computes. In this order the directed diagnosis of a state comes before its bare size."""
     arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Propagated(), Decisions()
-    return (Identity(), Bytes(oracle), *structure(), *arithmetic)
+    return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic)
 
 
 def for_free_runs(oracle: FreeOracle, *, memory: bool) -> tuple[Check, ...]:

@@ -194,7 +194,7 @@ class Bytes:
         if before.proposal_hidden is not None:
             proposed = None if after is None else after.proposal_hidden
             yield self._same(context, PROPOSED, name, proposed, before.proposal_hidden)
-        if after is not None and context.shown.answers:
+        if after is not None and context.shown.whole:
             yield exact(self, context, PROPOSAL, after.proposal, before.proposal, "draft 1 is {}", name)
             yield exact(self, context, ROOT, after.root, before.root, "root is {}", name)
 

@@ -82,7 +82,8 @@ class Decisions:
         assert isinstance(ours, Drafted) and isinstance(right, Drafted)
         for step in range(1, right.own.shape[1]):
             place = Place(f"chain.{step}", AFTER_LAYERS, "logits")
-            for row, span in enumerate(row_spans(context, place.stage)):
+            for span in row_spans(context, place.stage):
+                row = event.requests.index(span.request)
                 logits = rows(context.truth, place, span)
                 if logits is None or span.request in context.shown.gone:
                     continue

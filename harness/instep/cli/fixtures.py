@@ -5,6 +5,7 @@ Leaves out: where they come from (`instep.carried`).
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,11 @@ def fixtures(
     from ..carried import fixtures as carried
     from ..report.tables import say
 
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    try:
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise BadInput("DIR", found=f"{folder}: {error.strerror}", expected="a folder that can be read") from None
+    if taken:
         raise BadInput("DIR", found=f"{folder}, where something is", expected="a new folder, or an empty one")
     source, files = carried(), dict[Path, bytes]()
     for name in CARRIED:
@@ -41,7 +46,7 @@ def fixtures(
         except OSError as error:
             raise BadInput("DIR", found=f"{parent}: {error.strerror}", expected="a folder that can be made") from None
     write_atomically(files)
-    console = Console()
+    console, typed = Console(), shlex.quote(str(folder))
     say(console, f"{len(files)} files in {folder}. Then:")
-    say(console, f"  cd {folder} && pytest                        # the example suite: mine.py behind two traces")
-    say(console, f"  instep replay {folder}/traces/adaptive.jsonl --ops plain")
+    say(console, f"  cd {typed} && pytest                        # the example suite: mine.py behind two traces")
+    say(console, f"  instep replay {typed}/traces/adaptive.jsonl --ops plain")

@@ -182,7 +182,7 @@ class Asked:
         return self.verb(verb, *given) if told else nothing
 
 
-def rounds_of(said: Any) -> dict[str, torch.dtype]:
+def rounds_of(said: Mapping[str, Any]) -> dict[str, torch.dtype]:
     """Component -> the dtype in which it is stored; "*" stands for every component that is not named."""
     said = dict(said)
     every = said.pop(EVERY, None)

@@ -1,8 +1,8 @@
 """An engine of the contract made of a few verbs: whatever follows from logits and from the trace is derived here.
 
-Roots, own picks, acceptance, lengths and wishes are the harness's own (`Shown.answers` is False), so they are compared
-with nothing. Tensors are copied as they come in. A request that `preempt` or `save` concerns, where there is no such
-verb, is dropped, and its tokens are stepped over again; a request that cannot be served so leaves the run.
+Roots, own picks, acceptance, lengths and wishes are the harness's own, so they are compared with nothing. Tensors are
+copied as they come in. A request that `preempt` or `save` concerns, where there is no such verb, is dropped, and its
+tokens are stepped over again; a request that cannot be served so leaves the run.
 Leaves out: what the verbs give, and whether it is of the right kind (`asked.py`).
 """
 
@@ -79,7 +79,8 @@ class DerivedEngine:
         self.requests: dict[str, Standing] = {}
         self.saved: dict[str, Standing] = {}
         self.see: See = unseen
-        self.places: set[Place] = set()
+        self.places: set[Place] = set()  # that are packed here, as the trace has them
+        self.watched: set[Place] = set()
         self._begin()
 
     def _begin(self) -> None:
@@ -97,10 +98,11 @@ class DerivedEngine:
     def shown(self) -> Shown:
         """Of the event that just ran; asked once for each."""
         told = Shown(
-            whole=False, feeds=self.asked.feeds, places=frozenset(self.places), exact=self.asked.exact, answers=False,
+            whole=False, feeds=self.asked.feeds - self._silent(), exact=self.asked.exact,
             hidden={name: one.hidden for name, one in self.requests.items() if one.hidden},
-            gone=frozenset(name for name, one in self.requests.items() if one.gone), rebuilt=frozenset(self.rebuilt),
-            last=frozenset(self.last), unserved=self.left and not self.served, said=tuple(self.told),
+            places=frozenset(self.places if self.gone else self.places | self.watched), gone=self.gone,
+            rebuilt=frozenset(self.rebuilt), last=frozenset(self.last), unserved=self.left and not self.served,
+            said=tuple(self.told),
         )  # fmt: skip
         self._begin()
         return told
@@ -110,8 +112,23 @@ class DerivedEngine:
             self.places.add(place)
             return see(place, tensor)
 
+        def watched(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+            if self.gone:
+                return tensor  # rows are of those that stay: no longer the trace's
+            self.watched.add(place)
+            return see(place, tensor)
+
         self.see = seen
-        self.asked.watch(seen)
+        self.asked.watch(watched)
+
+    def _silent(self) -> set[str]:
+        """Verbs that were asked for places, and gave none so far."""
+        layers = any(place.component == "hidden" for place in self.places)
+        return {verb for verb, came in (("watch", self.watched), ("layers", layers)) if not came}
+
+    @property
+    def gone(self) -> frozenset[str]:
+        return frozenset(name for name, one in self.requests.items() if one.gone)
 
     # -- a round ---------------------------------------------------------------------------------
 

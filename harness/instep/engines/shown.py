@@ -29,6 +29,7 @@ FEEDS: Mapping[str, str] = {
     "pages": "who owns which page (T0)",
     "regions": "bytes of pools, poison, leaks, aliasing (T1), their sizes (T0)",
 }
+PROPAGATED = ("hidden", "final", "logits")
 OWN = "lengths, roots, accepted counts and wished step counts (T0), which the harness keeps itself"
 NEVER = "op contracts, graphs and host reads (T0)"
 
@@ -37,11 +38,11 @@ NEVER = "op contracts, graphs and host reads (T0)"
 class Shown:
     """What one event shows of the subject; the default is everything.
 
-    whole     it serves the contract itself, so all below has no meaning
+    whole     it serves the contract itself, so all below has no meaning; else lengths, roots, counts and wishes are
+              the harness's own words, and are compared with nothing
     feeds     those of `FEEDS` that it has
-    places    the places that it has shown so far
+    places    the places that it has shown so far, and whose rows are the trace's at this event
     exact     slots and pages are in the trace's order, so their numbers are compared; else up to a one-to-one map
-    answers   lengths, roots, counts and wishes are its own words (of a recording, for example)
     hidden    request -> why nothing of its memory is shown at this event
     gone      requests that have left the run: nothing of them is judged
     rebuilt   requests whose tokens ran once more at this event: what they hold is as near as a free run, not the same
@@ -55,7 +56,6 @@ class Shown:
     feeds: frozenset[str] = frozenset()
     places: frozenset[Place] = frozenset()
     exact: bool = True
-    answers: bool = True
     hidden: Mapping[str, str] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
     rebuilt: frozenset[str] = frozenset()
@@ -76,7 +76,10 @@ class Shown:
 
     def computed(self, side: Side) -> bool:
         """Whether anything is shown that the subject computed at this event."""
-        return bool(side.places) or (not self.whole and any(left.conv or left.keys for left in side.after.values()))
+        if self.whole:
+            return bool(side.places)
+        rows = any(place.component in PROPAGATED for place in side.places)
+        return rows or any(left.conv or left.keys for left in side.after.values())
 
     def memory(self, request: str) -> bool:
         """Whether what a request holds after this event is shown, and is what it was but for what the event wrote."""
@@ -87,7 +90,7 @@ class Shown:
         if self.whole:
             return ()
         missing = tuple((feed, what) for feed, what in FEEDS.items() if feed not in self.feeds)
-        return (*missing, *((("", OWN),) if not self.answers else ()), ("", NEVER))
+        return (*missing, ("", OWN), ("", NEVER))
 
 
 WHOLE = Shown()

@@ -101,8 +101,13 @@ def declaration(made: object, make: object) -> dict[str, Any]:
         raise BadInput("declares", found=repr(said), expected=f"a mapping with {', '.join(DECLARES)}")
     if unknown := [key for key in said if key not in DECLARES]:
         raise BadInput("declares", found=", ".join(map(repr, unknown)), expected=f"some of {', '.join(DECLARES)}")
+    for key in ("rounds", "products"):
+        if not isinstance(said.get(key, {}), Mapping):
+            raise BadInput(f"declares: {key}", found=repr(said[key]), expected="a mapping; see docs/your-engine.md")
+    if not isinstance(said.get("order", False), bool):
+        raise BadInput("declares: order", found=repr(said["order"]), expected="True or False")
     shows = said.get("shows", ())
-    if isinstance(shows, str) or (unknown := [feed for feed in shows if feed not in FEEDS]):
+    if not isinstance(shows, list | tuple | set | frozenset) or any(feed not in [*FEEDS] for feed in shows):
         raise BadInput("declares: shows", found=repr(shows), expected=f"a list with some of {', '.join(FEEDS)}")
     return dict(said)
 

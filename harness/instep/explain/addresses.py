@@ -25,13 +25,15 @@ def addresses(case: Case) -> Iterator[Explanation]:
     forward, place = case.older.forward, case.finding.place
     if not isinstance(case.context.event, Commit) or (place.layer, place.component) != (STAGE_LEVEL, "post_normed"):
         return
-    if forward is None or case.oracle is None or case.piece is None or case.weights.draft is None:
+    if forward is None or case.oracle is None or case.piece is None or not case.piece.span.nodes:
+        return
+    if case.weights.draft is None:
         return
     yield from _by_stride(case, case.weights.draft.norm_hidden, case.piece.span.nodes)
     final = forward.subject.places.get(Place("trunk", AFTER_LAYERS, "final"))
     spans = row_spans(forward, "trunk")
     mine = next((span for span in spans if span.request == case.finding.request), None)
-    if final is None or mine is None or not case.piece.span.nodes:
+    if final is None or mine is None:
         return
     draft, eps = case.weights.draft, case.weights.config.drafter().eps
     if not case.found.isfinite().all():

@@ -87,12 +87,13 @@ def explained(
                         at[what] = None, f"; {UNEXPLAINED}: the bank raised {type(error).__name__}: {error}"
             for finding in chosen:
                 one, behind = at[finding.place, finding.request, finding.tier in NUMERIC]
+                mine = one or finding.explained  # what explains another request's finding is told, no more
                 if one is None and finding.check == Poison.name:
                     one = _beside(finding, at)
                 before = "" if one is None or one.says in finding.diagnosis else (
                     f"{one.says}; {NEAREST * (finding.explained is not None)}")
                 told = f"{before}{finding.diagnosis}{behind}{_contract(finding, here)}"
-                said[id(finding)] = replace(finding, diagnosis=told, explained=one or finding.explained)
+                said[id(finding)] = replace(finding, diagnosis=told, explained=mine)
     return [replace(said.get(id(f), f), sides=None) for f in findings]
 
 

@@ -30,9 +30,12 @@ def elsewhere(case: Case) -> Iterator[Explanation]:
     missing = (right != found).flatten(1).any(1).nonzero()[:, 0].tolist()
     if len(missing) > MOST or len(pages) * size < len(right):
         return
+    twins = {page * size + of: at * size + of for name, owned in case.context.expected.pages_after.items()
+             if name != request for at, page in enumerate(owned) for of in range(size)}  # fmt: skip
     pool, moved = bits(region.units.flatten(0, 1).cpu()).flatten(1), list[tuple[int, int]]()
     for position in missing:
         stands = (pool == right[position].flatten()).all(1).nonzero()[:, 0].tolist()
+        stands = [at for at in stands if twins.get(at) != position]  # rightly there: another's entry with the same bits
         if len(stands) != 1:
             return  # nowhere, or nobody can say which of them it is
         moved.append((pages[position // size] * size + position % size, stands[0]))

@@ -52,7 +52,9 @@ def row_spans(context: EventContext, stage: str) -> list[RowSpan]:
     if isinstance(event, Commit):
         return _pack(_of_commit(context, event)) if family == "extend" else []
     if isinstance(event, Draft) and family == "chain":
-        return _pack([(name, "draft", 1, context.expected.lengths_after[name], 1, ()) for name in event.requests])
+        step, expected = int(stage.partition(".")[2]), context.expected  # a head runs on no draft that has no child
+        return _pack([(name, "draft", 1, expected.lengths_after[name], 1, ()) for name in event.requests
+                      if step in expected.parents[name]])  # fmt: skip
     return []
 
 
@@ -99,8 +101,9 @@ def parted(context: EventContext, stage: str, span: RowSpan) -> bool:
     ours, right = context.subject.answer, context.truth.answer
     if not (isinstance(ours, Drafted) and isinstance(right, Drafted)):
         return False
-    step = int(stage.partition(".")[2])
-    return ours.drafts[span.begin, :step].tolist() != right.drafts[span.begin, :step].tolist()
+    assert isinstance(context.event, Draft)
+    row, step = context.event.requests.index(span.request), int(stage.partition(".")[2])
+    return ours.drafts[row, :step].tolist() != right.drafts[row, :step].tolist()
 
 
 _Piece = tuple[str, Literal["prefill", "verify", "decode", "commit", "draft"], int, int, int, tuple[int, ...]]

@@ -172,7 +172,7 @@ def _of_verbs(plan: Plan, found: ByVerbs, variant: Variant) -> tuple[DerivedEngi
             plan.directory, room, num_steps=max(steps), widest=max(steps) + 1, device=setting.device,
             dtype=setting.activation,
         )
-    asked = Asked(must_have(made, found.name), found.make, plan.checkpoint.config)
+        asked = Asked(must_have(made, found.name), found.make, plan.checkpoint.config)
     engine = DerivedEngine(asked, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive)
     if "regions" not in asked.feeds:
         return engine, None

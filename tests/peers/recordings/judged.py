@@ -1,0 +1,66 @@
+"""Engines with a scheduler of their own, asked several times; what they said is judged by `instep audit`.
+
+Leaves out: how an engine is asked (the files beside this one).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from instep.audit import render
+from instep.audit.audit import audit
+from instep.verdict import Exit
+
+from ..environment import TOP
+
+REQUESTS, PROMPT, ANSWER = 48, (64, 300), (8, 24)
+
+
+class Asked(NamedTuple):
+    """A prompt, and how many tokens its answer has."""
+
+    prompt: list[int]
+    count: int
+
+
+Recorder = Callable[[Sequence[Asked]], Sequence[Sequence[int]]]
+
+
+def asked(seed: int) -> list[Asked]:
+    """Requests cut out of a text, whose bytes are the tokens. Their lengths differ, so they do not end together."""
+    text, drawn = (TOP / "LICENSE").read_bytes(), random.Random(seed)
+    starts = [drawn.randrange(len(text) - PROMPT[1]) for _ in range(REQUESTS)]
+    return [Asked(list(text[at : at + drawn.randrange(*PROMPT)]), drawn.randrange(*ANSWER)) for at in starts]
+
+
+def judged(record: Recorder, times: int, model: Path, dtype: str) -> Exit:
+    """Records so many times, other requests each time. The last line that is printed is the finding."""
+    exits, first = list[Exit](), ""
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(times):
+            code, said = _once(record, asked(seed), Path(folder, f"said-{seed}.jsonl"), model, dtype)
+            print(f"recording {seed}: {said}", flush=True)
+            exits.append(code)
+            first = first or (f"{said}; " if code is not Exit.AGREED else "")
+    print(f"{first}{sum(code is not Exit.AGREED for code in exits)} of {times} recordings are not right")
+    return Exit.worst(exits)
+
+
+def _once(record: Recorder, wanted: Sequence[Asked], file: Path, model: Path, dtype: str) -> tuple[Exit, str]:
+    answers = record(wanted)
+    for number, (one, tokens) in enumerate(zip(wanted, answers, strict=True), 1):
+        if len(tokens) != one.count:  # an answer that is not there would be judged as right
+            return Exit.DIVERGED, f"line {number} has {len(tokens)} of {one.count} tokens"
+    lines = [{"prompt": one.prompt, "tokens": [*said]} for one, said in zip(wanted, answers, strict=True)]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    result = render.of(audit(file, model, dtype=dtype))
+    found = result.found
+    if found["message"]:
+        _, where, what = found["message"].splitlines()[:3]
+        return Exit(result.exit), f"{where.strip()}: {' '.join(what.split())}"
+    return Exit(result.exit), f"{found['tokens']} tokens, {found['decided']} could be decided, {found['ties']} tied"
