@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import calibration_tables, fault_tables
+from . import calibration_tables, fault_tables, peers_table
 from .parity_table import stored, table
 
 TOP = Path(__file__).resolve().parents[2]
-PAGES = (TOP / "README.md", TOP / "docs" / "results.md")  # the pages that have generated tables
+PAGES = (TOP / "README.md", TOP / "docs" / "results.md", TOP / "docs" / "peers.md")  # that have generated tables
 RESULTS = TOP / "fixtures" / "results"
 SECTION = re.compile(r"<!-- generated: (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
@@ -201,10 +201,29 @@ def peers() -> str:
     return "\n".join(lines)
 
 
+def others() -> str:
+    """What was judged of other people's, by package: how many entries agree, and of what something is found."""
+    by: dict[str, list[dict[str, Any]]] = {}
+    for row in _read("peers.json")["rows"]:
+        by.setdefault(row["package"], []).append(row)
+    lines = ["| package | versions | judged | agree | what is found, of what |", "|---|---|---|---|---|"]
+    for package, rows in by.items():
+        versions = ", ".join(dict.fromkeys(row["version"] for row in rows))
+        wrong: dict[str, list[str]] = {}
+        for row in rows:
+            if row["verdict"] not in ("agree", "missing"):
+                wrong.setdefault(row["name"], []).append(row["version"])
+        every = versions.split(", ")
+        said = "; ".join(name if found == every else f"{name} ({', '.join(found)})" for name, found in wrong.items())
+        agree = sum(row["verdict"] == "agree" for row in rows)
+        lines.append(f"| {package} | {versions} | {len(rows)} | {agree} | {said or 'nothing'} |")
+    return "\n".join(lines)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "found": found, "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
     "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
-    "calibration": calibration,
+    "calibration": calibration, "others": others, "others_in_full": lambda: peers_table.table(_read("peers.json")),
 }
 
 
