@@ -110,7 +110,7 @@ def test_a_wrong_arm_cannot_pass_by_its_own_checks(model: Path, tmp_path: Path) 
     """Its harness looks at nothing but lengths; the gate's own reference still does."""
     blind = Edit(
         "instep/checks/__init__.py",
-        "return (Identity(), Bytes(oracle), *structure(), *arithmetic)",
+        "return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic)",
         "return (Identity(),)",
     )
     report = run(planted(tmp_path / "planted", ONE_TOKEN_LESS, blind), "plain", model, tmp_path)
