@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from instep.adapters import keepers
+from instep import adapters
 from instep.localise import locate
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
@@ -202,7 +202,7 @@ def test_a_package_offers_one_under_a_name(write: Write, monkeypatch: pytest.Mon
             return mine.STATES
 
     write("mine")
-    monkeypatch.setattr(keepers, "entry_points", lambda group: [Point()] if group == "instep.keepers" else [])
+    monkeypatch.setattr(adapters, "entry_points", lambda group: [Point()] if group == "instep.keepers" else [])
     assert Setting("plain", strategy="theirs").strategies("strategy")[-1] == "theirs"
     with pytest.raises(BadInput, match="theirs, which keeps state, expected a `StrategySpec` of the component conv"):
         Setting("plain", conv="theirs")
@@ -240,8 +240,10 @@ def test_what_is_no_strategy_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(("options", "says"), [
-    ({"strategy": "none"}, "found none, expected one of snapshot, columns, rerun, lazy_rerun, sglang, or module"),
-    ({"conv": "sglang"}, "--conv: found sglang, expected one of windows, widened, sglang_conv, or module"),
+    ({"strategy": "none"},
+     "found 'none' (no such name), expected snapshot, columns, rerun, lazy_rerun, sglang, or module"),
+    ({"conv": "sglang"},
+     "--conv: found 'sglang' (no such name), expected windows, widened, sglang_conv, or module"),
     ({"strategy": "mine:NONE"}, "AttributeError"), ({"strategy": "nowhere:X"}, "ModuleNotFoundError"),
     ({"strategy": "mine:OPS"}, "mine:OPS, a Ops, expected a `StrategySpec`"),
     ({"strategy": "mine:WINDOWS"}, "which keeps conv, expected a `StrategySpec` of the component state"),

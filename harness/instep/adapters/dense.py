@@ -20,7 +20,7 @@ from instep_optimized.ops.plain.wide import width
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place
 
-from .exercised import adapts, called
+from ..observe.exercised import adapts, called
 from .read_only import only_read
 
 

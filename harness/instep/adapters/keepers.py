@@ -7,17 +7,17 @@ the entry point group "instep.keepers", or `module:attribute`. Leaves out: what 
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
-from importlib.metadata import entry_points
 
 from instep_optimized.commit import known
 from instep_optimized.commit.base import StrategySpec
-from instep_optimized.memory.budget import Component
+from instep_optimized.commit.brought import OPTION
 from instep_optimized.ops.base import Ops
-from instep_reference.contract.errors import BadInput, InstepError
+from instep_reference.contract.errors import BadInput
+
+from . import named
 
 GROUP = "instep.keepers"
-OPTIONS: dict[str, Component] = {"strategy": "state", "conv": "conv"}  # option -> what is committed
+OPTIONS = {option.removeprefix("--"): component for component, option in OPTION.items()}  # -> what is committed
 
 
 def with_keeper(ops: Ops, option: str, name: str) -> Ops:
@@ -25,18 +25,7 @@ def with_keeper(ops: Ops, option: str, name: str) -> Ops:
     names = known(OPTIONS[option], ops)
     if name in names:
         return ops
-    offered = {point.name: point for point in entry_points(group=GROUP)}
-    expected = f"one of {', '.join([*names, *offered])}, or module:attribute"
-    module, _, attribute = name.partition(":")
-    if name not in offered and not (module and attribute):
-        raise BadInput(f"--{option}", found=name, expected=expected)
-    try:
-        found = offered[name].load() if name in offered else getattr(import_module(module), attribute)
-    except InstepError:
-        raise
-    except (Exception, SystemExit) as error:  # the module is foreign code and may raise anything
-        found_instead = f"{name} ({type(error).__name__}: {error})"
-        raise BadInput(f"--{option}", found=found_instead, expected=expected) from None
+    found = named(name, field=f"--{option}", group=GROUP, known=names)
     if not isinstance(found, StrategySpec) or found.component != OPTIONS[option]:
         kind = f"a {type(found).__name__}" if not isinstance(found, StrategySpec) else f"which keeps {found.component}"
         expected = f"a `StrategySpec` of the component {OPTIONS[option]}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch.nn.functional import pad
@@ -19,10 +19,10 @@ from instep_optimized.ops.around import memory_of
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.plain.gdn import gdn as plain_gdn
 from instep_optimized.ops.plain.gdn import gdn_inputs as plain_inputs
-from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.place import Place
 
-from .exercised import adapts, called
+from ..observe.exercised import adapts, called
 from .read_only import only_read
 
 
@@ -81,6 +81,8 @@ def pooled(
     packed   the same, but pools lie side by side, because the engine leaves out red zones and padding
     order    how the kernel's states lie: "VK" is [HV, V, K] with K contiguous, as in SGLang and vLLM
     """
+    if order not in get_args(StateLayout):
+        raise BadInput("pooled: order", found=repr(order), expected=" or ".join(get_args(StateLayout)))
     lend = _lent(order) if strided or packed else _mirrored(order)
     kernels = {"window": window, "chunk": chunk}
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from ..observe.digests import bits
-from .exercised import judged
+from ..observe.exercised import judged
 
 
 @contextmanager

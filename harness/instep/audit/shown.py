@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from instep_optimized.memory.budget import conv_window, of_kind, state_block
 from instep_reference.contract import engine as e
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
@@ -48,7 +49,7 @@ def replayed(
 ) -> Outcome:
     """The recording as a replay. shows: what of it is judged."""
     def make(directory: Path, room: object, **told: object) -> Player:
-        return Player(recorded, precision, shows, gdn_layers(config))
+        return Player(recorded, precision, shows, of_kind(config, "gdn"))
 
     dtype = str(precision.activation).removeprefix("torch.")
     setting = Replayed(engine=recorded.engine, dtype=dtype, served=ByVerbs(recorded.engine, make))
@@ -68,7 +69,7 @@ class Player:
     ) -> None:
         self.recorded, self.shows, self.gdn = recorded, tuple(shows), gdn
         self.now = -1
-        self.committing: dict[str, int] = {}
+        self.committing: set[str] = set()
         self.memory: dict[str, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
         said = precision.declared
         self.declares = {
@@ -80,6 +81,7 @@ class Player:
 
     def step(self, rows: Sequence[Tokens]) -> Mapping[str, Mapping[str, torch.Tensor]]:
         self._next(e.Forward, rows[0].request)
+        self.committing.clear()  # who left within a commit is asked for no more
         shown = self.recorded.tensors(self.now)
         found: dict[str, dict[str, torch.Tensor]] = {}
         for key in (key for key in ROWS if key in self.shows):
@@ -92,9 +94,9 @@ class Player:
             self._next(e.Commit, request)
             event = self.recorded.events[self.now]
             assert isinstance(event, e.Commit)
-            self.committing = dict.fromkeys(event.requests, self.now)
+            self.committing = set(event.requests)
         self._remember([request], self.recorded.tensors(self.now))
-        del self.committing[request]
+        self.committing.remove(request)
 
     def drop(self, request: str) -> None:
         self.memory.pop(request, None)
@@ -121,10 +123,6 @@ class Player:
         return self.memory[request]
 
 
-def gdn_layers(config: ModelConfig) -> list[int]:
-    return [layer for layer, kind in enumerate(config.layer_kinds) if kind == "gdn"]
-
-
 def without_copies(recorded: Recorded) -> None:
     """Refuse events of which rows and states cannot be replayed from a recording."""
     if any(isinstance(event, COPIES) for event in recorded.events):
@@ -134,10 +132,9 @@ def without_copies(recorded: Recorded) -> None:
 
 def complete(recorded: Recorded, config: ModelConfig, shows: Sequence[str]) -> None:
     """Refuse a recording in which something of what it shows is missing, or has another shape."""
-    channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
-    state = (config.value_heads, config.key_dim, config.value_dim)
-    shapes = {"conv": (channels, config.conv_width - 1),
-              "state": state if recorded.layout == "KV" else (state[0], state[2], state[1])}
+    heads, keys, values = state_block(config)
+    state = (heads, keys, values) if recorded.layout == "KV" else (heads, values, keys)
+    shapes = {"conv": conv_window(config), "state": state}
     widths = {"logits": config.vocab, "final": config.hidden}
     windows: dict[str, int] = {}
     for index, event in enumerate(recorded.events):
@@ -154,8 +151,8 @@ def complete(recorded: Recorded, config: ModelConfig, shows: Sequence[str]) -> N
                     either = {count, 1} if row.kind == "prefill" else {count}
                     wanted[f"{key}.{row.request}"] = [(many, widths[key]) for many in either]
         if "states" in shows:
-            wanted |= {f"{name}.{request}.{layer}": [shape] for request in wrote(event) for layer in gdn_layers(config)
-                       for name, shape in shapes.items()}  # fmt: skip
+            wanted |= {f"{name}.{request}.{layer}": [shape] for request in wrote(event)
+                       for layer in of_kind(config, "gdn") for name, shape in shapes.items()}  # fmt: skip
         _there(recorded, index, wanted)
 
 

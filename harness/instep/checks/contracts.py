@@ -62,7 +62,7 @@ class Contracts:
             if op is None or (op != "attend" and place.stage != "trunk"):
                 continue
             due = _due(context, place)
-            op = "fused_gdn" if op == "gdn" and context.hidden else op
+            op = "fused_gdn" if op == "gdn" and context.shown.inside else op
             if due:
                 rows = sorted(found.get((op, place), []), key=lambda served: served.begin)
                 yield from self._matched(context, op, place, due, rows)

@@ -1,6 +1,6 @@
 """Compares nothing: tells what an engine led by verbs was served otherwise, and which requests have left the run.
 
-Leaves out: what is not shown at all, which stands in one table (`engines/shown.py`).
+Leaves out: what is not shown at all, which stands in one table (`observe/shown.py`).
 """
 
 from __future__ import annotations

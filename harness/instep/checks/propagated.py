@@ -22,6 +22,7 @@ from instep_reference.contract.place import Place
 
 from ..observe.context import EventContext
 from ..observe.rows import RowSpan, parted, row_spans, rows
+from ..observe.shown import PROPAGATED
 from ..player import Side
 from ..verdict import Comparison, Explained, Skipped, Tier
 from .allowance import REDRAWS, TRUTH_ERROR
@@ -30,7 +31,6 @@ from .judge import Draw, judge
 from .measure import Spot, blocks, relative_error
 from .windows import named_window
 
-PROPAGATED = ("hidden", "final", "logits")
 WINDOW = "conv"
 FEEDS = {"conv": "state", "state": "state", "keys": "kv", "values": "kv"}  # component of memory -> what shows it
 Stored = Callable[[str, torch.Tensor], torch.dtype]  # of a component, and what was found there

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 import torch
 
+from instep_optimized.memory.budget import conv_window, state_block
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import AFTER_LAYERS, COMPONENTS, Place, See
 from instep_reference.gdn import GdnMemory
 from instep_reference.trunk import empty_memory
 
+from ..observe.shown import FEEDS
 from ..replay.guard import WrongType, calling, must, must_hold
-from .shown import FEEDS
 from .verbs import EVERY, PAIRS, Tokens, declaration, product_of
 
 T = TypeVar("T")
@@ -112,10 +113,7 @@ class Asked:
         """Conv windows [C, W-1] and recurrent states [HV, K, V] of every GDN layer."""
         if not self.has("state"):
             return {}, {}
-        c = self.config
-        channels = 2 * c.key_heads * c.key_dim + c.value_heads * c.value_dim
-        shapes = (channels, c.conv_width - 1), (c.value_heads, c.key_dim, c.value_dim)
-        return self._pair("state", request, "gdn", shapes)
+        return self._pair("state", request, "gdn", (conv_window(self.config), state_block(self.config)))
 
     def kv(self, request: str) -> tuple[Layers, Layers]:
         """Keys and values [L, kv_heads, head_dim] of every attention layer. L is compared, and so is free here."""

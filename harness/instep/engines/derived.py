@@ -21,8 +21,8 @@ from instep_reference.contract.engine import Capacity, Committed, Drafted, Event
 from instep_reference.contract.engine import RequestState as State
 from instep_reference.contract.place import AFTER_LAYERS, Place, See, unseen
 
+from ..observe.shown import Shown
 from .asked import Asked, Said
-from .shown import Shown
 from .verbs import Tokens
 
 FINAL, LOGITS, PICK = (Place("trunk", AFTER_LAYERS, name) for name in ("final", "logits", "pick"))

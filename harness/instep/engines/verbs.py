@@ -23,7 +23,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.rounding import FORMATS, Product
 
 from ..adapters import Maker, makes, named
-from .shown import FEEDS
+from ..observe.shown import FEEDS
 
 GROUP = "instep.engines"
 MUST = ("step", "keep", "drop")

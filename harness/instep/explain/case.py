@@ -92,7 +92,7 @@ class Case:
         if self.piece is None:
             return None
         at, near = self.piece.place(component), self.piece.from_own_inputs or self.piece
-        mine = near.truth.places.get(at) if component in self.context.hidden else self.piece.own.get(at)
+        mine = near.truth.places.get(at) if component in self.context.shown.inside else self.piece.own.get(at)
         return None if mine is None else mine.to("cpu", torch.float64)
 
     def again(

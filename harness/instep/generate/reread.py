@@ -22,7 +22,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place
 from ..checks.allowance import REDRAWS, TRUTH_ERROR
 from ..checks.judge import Draw, Ties, chosen, judge
 from ..checks.measure import Spot, blocks, relative_error
-from ..checks.propagated import PROPAGATED
+from ..observe.shown import PROPAGATED
 from ..replay.participant import Participant
 from ..replay.participants import Plan, reference, rounded_participant
 from ..verdict import Comparison, Tier, Verdict

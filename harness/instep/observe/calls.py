@@ -19,8 +19,8 @@ from instep_optimized.ops.contracts import after, before
 from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
 
-from ..adapters.exercised import Exercised, Tally, counted_in
 from .event_log import Broken, FailedOp, Served
+from .exercised import Exercised, Tally, counted_in
 from .pools import Pools, stands
 from .reads import Reads
 

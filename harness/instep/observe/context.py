@@ -13,10 +13,10 @@ from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Event, Region, RequestState
 from instep_reference.contract.event_facts import kind_of
 
-from ..engines.shown import WHOLE, Shown
 from ..player import Side
 from .event_log import NOTHING, EventLog
 from .memory import Changes
+from .shown import WHOLE, Shown
 
 if TYPE_CHECKING:
     from .rows import RowSpan
@@ -97,8 +97,7 @@ class EventContext:
     """subject: the engine under test. truth: the reference in fp64, or the ledger of labels when the subject
     moves labels. rounded: the reference in the declared width with its rounding points; None for labels.
     resampled: the rounded run up to here once more, as another draw (see `replay/participants.py`), by its number;
-    costly. regions: the subject's pools as they stand now. updates: whether its rings keep updates; hidden: components
-    that it cannot show (both: `updates.py`).
+    costly. regions: the subject's pools as they stand now. updates: whether its rings keep updates (`updates.py`).
     earlier: what checks need of the events before. shown: what the subject shows at this event."""
 
     index: int
@@ -114,7 +113,6 @@ class EventContext:
     regions: Callable[[], Sequence[Region]] = tuple
     log: EventLog = NOTHING  # op calls, host reads, graphs: what no tensor says
     updates: bool = False
-    hidden: frozenset[str] = frozenset()
     earlier: Earlier = field(default_factory=Earlier)
     shown: Shown = WHOLE
 

@@ -22,9 +22,9 @@ from instep_optimized.ops.base import Ops
 from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Event, Region
 
-from ..adapters.exercised import Exercised
 from .calls import Calls
 from .event_log import Answered, Config, Copies, EventLog, GraphReplay, Room
+from .exercised import Exercised
 from .pools import Pools
 from .reads import Reads
 from .remembered import Answers, KeptCopies

@@ -72,10 +72,10 @@ class Answers:
         changed = []
         for numbers in groups.values():
             many = [self._held[event][number] for event, number in numbers]
-            now_, then = (torch.cat(parts) for parts in zip(*(
+            here, then = (torch.cat(parts) for parts in zip(*(
                 (bits(given.tensor).reshape(-1), given.was.reshape(-1)) for given in many
             ), strict=True))  # fmt: skip
-            if not torch.equal(now_, then):
+            if not torch.equal(here, then):
                 changed += [at for at, given in zip(numbers, many, strict=True) if not _same(given.tensor, given.was)]
         told = []
         for event, number in sorted(changed):

@@ -30,24 +30,22 @@ def kept(regions: Sequence[Region]) -> bool:
 
 def due(context: EventContext, place: Place, span: RowSpan) -> bool:
     """Whether the subject has to show these rows of a place."""
-    if place.component in context.hidden:
-        return False
     return context.shown.place(place) and (place.component != UPDATE or (context.updates and span.kind == "verify"))
 
 
 def cut_down(context: EventContext) -> EventContext:
     """The context with what the subject is due to show alone, on every side."""
     verified = [span for span in row_spans(context, "trunk") if context.updates and span.kind == "verify"]
-    hidden, rounded = context.hidden, context.rounded
+    inside, rounded = context.shown.inside, context.rounded
     return replace(
-        context, subject=_side(context.subject, verified, hidden), truth=_side(context.truth, verified, hidden),
-        rounded=None if rounded is None else _side(rounded, verified, hidden))
+        context, subject=_side(context.subject, verified, inside), truth=_side(context.truth, verified, inside),
+        rounded=None if rounded is None else _side(rounded, verified, inside))
 
 
-def _side(side: Side, verified: Sequence[RowSpan], hidden: Collection[str]) -> Side:
+def _side(side: Side, verified: Sequence[RowSpan], inside: Collection[str]) -> Side:
     places: dict[Place, torch.Tensor] = {}
     for place, tensor in side.places.items():
-        if place.component in hidden:
+        if place.component in inside:
             continue
         if place.component != UPDATE:
             places[place] = tensor

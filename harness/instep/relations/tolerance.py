@@ -15,12 +15,12 @@ import torch
 from ..checks.allowance import TRUTH_ERROR
 from ..checks.judge import Ties, chosen, judge
 from ..checks.measure import Spot, blocks, relative_error
+from ..observe.shown import PROPAGATED
 from ..verdict import Comparison, Skipped, Tier
 from .by_position import Block, Key, PositionRecord, Standing
 from .compare import in_bytes, parts, position, stops
 
 # What is compared: what has come of all errors so far; beside it, whatever memory holds.
-PROPAGATED = ("hidden", "final", "logits")
 ARMS = 2.0  # two runs, each of which may be off by T3's allowance
 DRAWS = 3  # of the rounded run; fewer than T3's, because correct pairs of runs use up a fifth of what they are allowed
 

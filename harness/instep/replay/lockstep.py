@@ -48,7 +48,7 @@ class Lockstep:
         self.end: int | None = None  # the last event that is asked for
         self.rows = 0  # of the last forward
         ops = participants.ops
-        self.hidden = HIDDEN if ops is not None and ops.fused_gdn is not None else frozenset[str]()
+        self.inside = HIDDEN if ops is not None and ops.fused_gdn is not None else frozenset[str]()
         self.last: EventContext | None = None
 
     def step(self) -> EventContext:
@@ -78,7 +78,7 @@ class Lockstep:
         log = NOTHING if instrumentation is None else instrumentation.take(last=last)
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,
-            kept(regions()), self.hidden, left_by(self.last), self.participants.says_shown(),
+            kept(regions()), left_by(self.last), replace(self.participants.says_shown(), inside=self.inside),
         ))  # fmt: skip
         return self.last
 

@@ -36,7 +36,6 @@ from instep_reference.weights import Weights
 from ..adapters import Maker, Subject
 from ..engines.asked import Asked
 from ..engines.derived import DerivedEngine
-from ..engines.shown import WHOLE, Shown
 from ..engines.verbs import ByVerbs, must_have
 from ..observe.event_log import Room
 from ..observe.instrumentation import Instrumentation, replays_of
@@ -44,6 +43,7 @@ from ..observe.memory import Watch
 from ..observe.products import Operands
 from ..observe.recomputation import narrower
 from ..observe.reorder import Reordered, up_or_down
+from ..observe.shown import WHOLE, Shown
 from .declared import NOTHING, Declared, declared
 from .guard import MAKES, GuardedSubject, calling, make_subject, said_by
 from .participant import Participant, WatchedEngine, guarded

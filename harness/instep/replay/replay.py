@@ -22,12 +22,12 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import kind_of
 
-from ..adapters.exercised import Exercised
 from ..checks import Check, for_free_runs, for_labels, for_numbers
 from ..checks.allowance import DITHERED, REDRAWS
-from ..engines.shown import WHOLE, Shown
 from ..observe.context import EventContext
+from ..observe.exercised import Exercised
 from ..observe.free_run import FreeOracle
+from ..observe.shown import WHOLE, Shown
 from ..threads import threads_for
 from ..trace.event_rules import EventRules, verified
 from ..trace.file import Trace

@@ -13,13 +13,14 @@ import torch
 
 from instep_reference.contract.errors import BadInput
 
+from ..memory.budget import Component
 from ..memory.pool import Demand
 from ..ops.around import OPS
 from ..ops.base import Ops
 from .base import ACTIONS, CommitStrategy, StrategySpec, Table, Which
 
 METHODS = ("bind", "commit", "peek", "restore", "claim")
-OPTION = {"state": "--strategy", "conv": "--conv"}
+OPTION: Mapping[Component, str] = {"state": "--strategy", "conv": "--conv"}
 BATCHED = ("prefill", "verify", "decode", "commit")  # actions in which a request has a row in a batch
 COUNTED: Mapping[str, tuple[Which, ...]] = {"slot": ("slot",), "row": ("row",), "page": ("written", "owned")}
 

@@ -68,7 +68,7 @@ TYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_state_seq_get_data_ext": (ctypes.c_size_t, (PTR, PTR, ctypes.c_size_t, I32, U32)),
     "llama_state_seq_set_data_ext": (ctypes.c_size_t, (PTR, PTR, ctypes.c_size_t, I32, U32)),
     "llama_n_ubatch": (U32, (PTR,)), "llama_n_seq_max": (U32, (PTR,)), "llama_n_rs_seq": (U32, (PTR,)),
-    "llama_log_set": (None, (PTR, PTR)), "llama_free": (None, (PTR,)), "llama_model_free": (None, (PTR,)),
+    "llama_log_set": (None, (PTR, PTR)),
 }  # fmt: skip
 
 
@@ -137,7 +137,3 @@ class Context:
     def write(self, sequence: int, data: bytes, flags: int = 0) -> None:
         if self.lib.llama_state_seq_set_data_ext(self.ctx, data, len(data), sequence, flags) != len(data):
             raise RuntimeError("llama_state_seq_set_data_ext took fewer bytes than were saved")
-
-    def close(self) -> None:
-        self.lib.llama_free(self.ctx)
-        self.lib.llama_model_free(self.model)

@@ -29,7 +29,7 @@ FEEDS: Mapping[str, str] = {
     "pages": "who owns which page (T0)",
     "regions": "bytes of pools, poison, leaks, aliasing (T1), their sizes (T0)",
 }
-PROPAGATED = ("hidden", "final", "logits")
+PROPAGATED = ("hidden", "final", "logits")  # components in which comes out what was computed so far
 OWN = "lengths, roots, accepted counts and wished step counts (T0), which the harness keeps itself"
 NEVER = "op contracts, graphs and host reads (T0)"
 
@@ -38,8 +38,8 @@ NEVER = "op contracts, graphs and host reads (T0)"
 class Shown:
     """What one event shows of the subject; the default is everything.
 
-    whole     it serves the contract itself, so all below has no meaning; else lengths, roots, counts and wishes are
-              the harness's own words, and are compared with nothing
+    whole     it serves the contract itself, so nothing below but `inside` has a meaning; else lengths, roots, counts
+              and wishes are the harness's own words, and are compared with nothing
     feeds     those of `FEEDS` that it has
     places    the places that it has shown so far, and whose rows are the trace's at this event
     exact     slots and pages are in the trace's order, so their numbers are compared; else up to a one-to-one map
@@ -50,6 +50,7 @@ class Shown:
     last      requests of whose final rows the last one alone is shown
     unserved  whether nobody served the event: it names requests that have left, and no other
     said      sentences about how this event was served otherwise than it stands in the trace
+    inside    components that stay inside a fused op, so nobody can show them; also of an engine of the contract
     """
 
     whole: bool = True
@@ -62,10 +63,11 @@ class Shown:
     last: frozenset[str] = frozenset()
     unserved: bool = False
     said: tuple[str, ...] = ()
+    inside: frozenset[str] = frozenset()
 
     def place(self, place: Place) -> bool:
         """Whether the subject has to show it."""
-        return self.whole or place in self.places
+        return place.component not in self.inside and (self.whole or place in self.places)
 
     def has(self, feed: str) -> bool:
         return self.whole or feed in self.feeds
