@@ -42,6 +42,7 @@ def test_the_last_line_tells_what_is_wrong_in_any_recording(
     answers = iter([[[*b", "], RIGHT], [[*b", "], second]])
     assert judged.judged(lambda wanted: next(answers), 2, TINY, "float32") is code
     told = capsys.readouterr().out.splitlines()
+    assert judged.counted("\n".join(told))[0] > 0 and judged.counted("a page of logs") == (0, 0)
     assert told[-1].startswith(last) and told[0] == "recording 0: 9 tokens, 9 could be decided, 0 tied"
     assert told[-1].endswith(f"{int(code is not Exit.AGREED)} of 2 recordings are not right")
 

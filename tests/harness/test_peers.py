@@ -93,6 +93,17 @@ def test_an_agreement_about_no_event_is_none() -> None:
     assert told(None, "instep replay x", 0, "", {"runs": [ran, {**ran, "events_served": 1}]})["verdict"] == "agree"
 
 
+@pytest.mark.parametrize(("said", "decided", "verdict"), [
+    ("judged 3 of 4 tokens", 3, "agree"), ("judged 0 of 4 tokens", 0, "nothing compared"), ("", 0, "nothing compared"),
+])  # fmt: skip
+def test_a_recording_counts_its_tokens_and_agrees_about_none_of_them_never(
+    said: str, decided: int, verdict: str, tmp_path: Path
+) -> None:
+    came = row(entry(f"python -c \"print('{said}'); print('last')\"", door="recording"), tmp_path)
+    assert (came["verdict"], came["decided"], came["tiers"]) == (verdict, decided, ["T4"] if decided else [])
+    assert came["met"] is (verdict == "agree")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "verdict"), [("plain", "agree"), ("peer:OPS", "diverged")])
 def test_a_replay_tells_events_tiers_and_the_finding(ops: str, verdict: str, tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def test_what_a_command_knows_of_its_machine_stands_in_the_head():
     ["--json", "r.json"], ["--json=r.json"], ["--trail=t", "--json", "-"], ["--picture", "p.svg"], ["--json"],
 ])
 def test_where_a_result_goes_is_no_part_of_the_command(words):
-    assert typed(["x/__main__.py", *words]) == "instep"
+    assert typed(["x/instep/__main__.py", *words]) == "instep"
+    assert typed(["x/peers/__main__.py", *words]) == "python -m peers"
     assert typed(["instep", "faults", *words[:2], "--commit", "a"]).startswith("instep faults")
 
 

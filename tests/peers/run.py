@@ -20,6 +20,7 @@ from typing import Any
 from instep.verdict import Exit
 
 from .entry import AGREE, Entry
+from .recordings.judged import counted
 
 TOP = Path(__file__).resolve().parents[2]
 SAID = {Exit.AGREED: AGREE, Exit.DIVERGED: "diverged", Exit.BAD_INPUT: "refused", Exit.INCONCLUSIVE: "nothing compared",
@@ -63,6 +64,7 @@ def served(
         "tiers": sorted({tier for run in runs for tier in run["tiers"]}), "runs": runs,
         "met": all(_met(entry, run) for run in odd or runs),
         "seconds": round(time.monotonic() - began, 1),
+        **{name: sum(run[name] for run in runs if name in run) for name in ("decided", "tokens") if name in worst},
     }  # fmt: skip
 
 
@@ -110,7 +112,16 @@ def _one(
             name = known.get(-process.returncode, f"signal {-process.returncode}")
             return _row(trace, "dies", ": ".join([f"the process died by {name}", *_last(said)]), typed)
         data = json.loads(result.read_text()) if result.exists() else {}
-    return _told(trace, typed, process.returncode, said, data)
+    row = _told(trace, typed, process.returncode, said, data)
+    return _recorded(row, said) if entry.door == "recording" else row
+
+
+def _recorded(row: dict[str, Any], said: str) -> dict[str, Any]:
+    """The row of a recording: its tokens are judged, by T4. Right with no token decided is not right."""
+    decided, tokens = counted(said)
+    nothing = row["verdict"] == AGREE and not decided
+    verdict = SAID[Exit.INCONCLUSIVE] if nothing else row["verdict"]
+    return row | {"verdict": verdict, "decided": decided, "tokens": tokens, "tiers": ["T4"] if decided else []}
 
 
 def _told(trace: str | None, typed: str, code: int, said: str, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-HEAD = ("judged", "release", "door", "tiers", "events served", "verdict", "finding", "command")
+HEAD = ("judged", "release", "door", "tiers", "events served, or tokens decided", "verdict", "finding", "command")
 
 
 def table(result: dict[str, Any]) -> str:
@@ -20,6 +20,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     since = f" (since {row['since']})" if row["since"] and row["finding"] else ""
     odd = "" if row["met"] else ", not as expected"
     served = f"{row['events']} of {row['of']}" if row["of"] else ""
+    served = f"{row['decided']} of {row['tokens']} tokens" if row.get("tokens") else served
     return (
         row["name"], f"{row['package']} {row['version']}", row["door"], " ".join(row["tiers"]), served,
         f"{row['verdict']}{odd}", f"{row['finding']}{since}", f"`{row['command']}`",

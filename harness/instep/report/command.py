@@ -19,7 +19,9 @@ PLACES = ("--json", "--out", "--picture", "--trail", "--trace")  # options that 
 
 def typed(argv: Sequence[str]) -> str:
     """The command as it was typed, without the options for the places of its results."""
-    words, places = [Path(argv[0]).name.replace("__main__.py", "instep")], iter(argv[1:])
+    script, places = Path(argv[0]), iter(argv[1:])
+    own = script.name != "__main__.py" or script.parent.name == "instep"
+    words = [script.name.replace("__main__.py", "instep")] if own else ["python", "-m", script.parent.name]
     for word in places:
         if word in PLACES:
             next(places, None)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,28 +40,42 @@ def asked(seed: int) -> list[Asked]:
 
 
 def judged(record: Recorder, times: int, model: Path, dtype: str) -> Exit:
-    """Records so many times, other requests each time. The last line that is printed is the finding."""
-    exits, first = list[Exit](), ""
+    """Records so many times, other requests each time. The last line that is printed is the finding.
+
+    The line before it counts the tokens of which it could be decided whether they are right: `counted` reads it.
+    """
+    exits, first, decided, tokens = list[Exit](), "", 0, 0
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(times):
-            code, said = _once(record, asked(seed), Path(folder, f"said-{seed}.jsonl"), model, dtype)
+            code, said, found = _once(record, asked(seed), Path(folder, f"said-{seed}.jsonl"), model, dtype)
             print(f"recording {seed}: {said}", flush=True)
             exits.append(code)
             first = first or (f"{said}; " if code is not Exit.AGREED else "")
+            decided, tokens = decided + found.get("decided", 0), tokens + found.get("tokens", 0)
+    print(f"judged {decided} of {tokens} tokens")
     print(f"{first}{sum(code is not Exit.AGREED for code in exits)} of {times} recordings are not right")
     return Exit.worst(exits)
 
 
-def _once(record: Recorder, wanted: Sequence[Asked], file: Path, model: Path, dtype: str) -> tuple[Exit, str]:
+def counted(said: str) -> tuple[int, int]:
+    """How many tokens were decided, of how many, as `judged` printed it; nothing was, if it did not come so far."""
+    lines = re.findall(r"^judged (\d+) of (\d+) tokens$", said, re.MULTILINE)
+    return (int(lines[-1][0]), int(lines[-1][1])) if lines else (0, 0)
+
+
+def _once(
+    record: Recorder, wanted: Sequence[Asked], file: Path, model: Path, dtype: str
+) -> tuple[Exit, str, Mapping[str, int]]:
     answers = record(wanted)
     for number, (one, tokens) in enumerate(zip(wanted, answers, strict=True), 1):
         if len(tokens) != one.count:  # an answer that is not there would be judged as right
-            return Exit.DIVERGED, f"line {number} has {len(tokens)} of {one.count} tokens"
+            return Exit.DIVERGED, f"line {number} has {len(tokens)} of {one.count} tokens", {}
     lines = [{"prompt": one.prompt, "tokens": [*said]} for one, said in zip(wanted, answers, strict=True)]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     result = render.of(audit(file, model, dtype=dtype))
     found = result.found
     if found["message"]:
         _, where, what = found["message"].splitlines()[:3]
-        return Exit(result.exit), f"{where.strip()}: {' '.join(what.split())}"
-    return Exit(result.exit), f"{found['tokens']} tokens, {found['decided']} could be decided, {found['ties']} tied"
+        return Exit(result.exit), f"{where.strip()}: {' '.join(what.split())}", found
+    said = f"{found['tokens']} tokens, {found['decided']} could be decided, {found['ties']} tied"
+    return Exit(result.exit), said, found
