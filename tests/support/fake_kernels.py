@@ -1,4 +1,5 @@
-"""Kernels with the arguments of SGLang's and vLLM's, a few lines of torch each, for the tests of their adapters.
+"""Kernels with the arguments of SGLang's, vLLM's, FlashInfer's and FlashQLA's, a few lines of torch each, for the tests
+of their adapters.
 
 Leaves out: speed, trees, and whatever the adapters do not use. States are [units, HV, V, K].
 """
@@ -157,3 +158,76 @@ def gated_columns(
 VLLM = SimpleNamespace(
     fused_recurrent_gated_delta_rule=columns, fused_sigmoid_gating_delta_rule_update=gated_columns
 )
+
+
+class FlashInfer:
+    """slip   the stride of snapshot rows is made of the window;  forgets: a decode stores nothing, and of a prefill the
+    state of the last sequence is not stored"""
+
+    def __init__(self, slip: bool = False, forgets: bool = False) -> None:
+        self.slip, self.forgets = slip, forgets
+
+    def gated_delta_rule_mtp(
+        self, *, q: Any, k: Any, v: Any, a: Any, b: Any, A_log: Any, dt_bias: Any, initial_state: Any,
+        initial_state_indices: Any, disable_state_update: bool, intermediate_states_buffer: Any = None,
+        ssm_state_indices: Any = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        length, kept = q.shape[1], intermediate_states_buffer
+        assert q.dtype == torch.bfloat16 and initial_state.dtype == torch.float32
+        g, beta = gates(A_log, a.float(), dt_bias, b.float())
+        q, k, core = normed(q.float()) * k.shape[-1] ** -0.5, normed(k.float()), torch.empty_like(v)
+        for i, unit in enumerate(initial_state_indices.tolist()):
+            S = initial_state[unit].clone()
+            for t in range(length):
+                S = token(S, k[i, t], v[i, t].float(), g[i, t], beta[i, t])
+                query = q[i, t].repeat_interleave(len(S) // q.shape[2], dim=0)
+                core[i, t] = torch.einsum("hvk,hk->hv", S, query).to(core.dtype)
+                if kept is not None:
+                    kept.view(-1, *kept.shape[2:])[i * (length if self.slip else kept.shape[1]) + t] = S
+                if ssm_state_indices is not None:
+                    initial_state[ssm_state_indices[i, t]] = S
+            if not disable_state_update and ssm_state_indices is None:
+                initial_state[unit] = S
+        return core, initial_state
+
+    def gated_delta_rule_decode_pretranspose(
+        self, *, state: None, output_state_indices: Any, **given: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert given["q"].shape[1] == 1
+        table = given["initial_state_indices"] if output_state_indices is None else output_state_indices
+        if self.forgets:
+            return self.gated_delta_rule_mtp(**given, disable_state_update=True)
+        return self.gated_delta_rule_mtp(**given, ssm_state_indices=table[:, None], disable_state_update=False)
+
+    def chunk_gated_delta_rule(
+        self, *, g: Any, initial_state: Any, output_state: Any, state_indices: Any, **given: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert output_state is initial_state
+        rows = {name: given.pop(name)[None] for name in ("q", "k", "v", "beta")}
+        core, states = FlashQla(self.forgets).chunk_gated_delta_rule(
+            **rows, g=g.log()[None], initial_state=initial_state[state_indices], state_v_first=True, **given
+        )
+        output_state[state_indices] = states
+        return core[0], output_state
+
+
+class FlashQla:
+    """forgets   the state of the last sequence is not stored"""
+
+    def __init__(self, forgets: bool = False) -> None:
+        self.forgets = forgets
+
+    def chunk_gated_delta_rule(
+        self, *, q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, initial_state: Any,
+        output_final_state: bool, cu_seqlens: Any, state_v_first: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert q.dtype == k.dtype == v.dtype == torch.bfloat16 and state_v_first and output_final_state
+        core, states = torch.empty_like(v), initial_state.clone()
+        for n, rows in enumerate(rows_of(cu_seqlens)):
+            for at in rows:
+                states[n] = token(states[n], k[0, at].float(), v[0, at].float(), g[0, at], beta[0, at])
+                query = scale * q[0, at].float().repeat_interleave(len(states[n]) // q.shape[2], dim=0)
+                core[0, at] = torch.einsum("hvk,hk->hv", states[n], query).to(core.dtype)
+        if self.forgets:
+            states[-1] = initial_state[-1]
+        return core, states

@@ -204,7 +204,7 @@ def peers() -> str:
 def others() -> str:
     """What was judged of other people's, by package: how many entries agree, and of what something is found."""
     by: dict[str, list[dict[str, Any]]] = {}
-    for row in _read("peers.json")["rows"]:
+    for row in (*_read("peers.json")["rows"], *_read("peers-native.json")["rows"]):
         by.setdefault(row["package"], []).append(row)
     lines = ["| package | versions | judged | agree | what is found, of what |", "|---|---|---|---|---|"]
     for package, rows in by.items():
@@ -224,6 +224,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "found": found, "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
     "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
     "calibration": calibration, "others": others, "others_in_full": lambda: peers_table.table(_read("peers.json")),
+    "others_native": lambda: peers_table.table(_read("peers-native.json")),
 }
 
 

@@ -70,10 +70,10 @@ GATED, RAW = ("log_decay", "beta"), ("a", "b", "A_log", "dt_bias")
 
 
 def pooled(
-    base: Ops, *, name: str, window: Kernel, chunk: Kernel | None = None, raw: bool = False, strided: bool = False,
-    packed: bool = False, order: StateLayout = "VK",
+    base: Ops, *, name: str, window: Kernel | None = None, chunk: Kernel | None = None, raw: bool = False,
+    strided: bool = False, packed: bool = False, order: StateLayout = "VK",
 ) -> Ops:
-    """`base` with a kernel over pools: `window` for decode and verify, `chunk` for prefill, which None leaves to plain.
+    """`base` with kernels over pools: `window` for decode and verify, `chunk` for prefill; None leaves it to plain.
 
     raw      the kernel norms q and k and computes the gates itself. What stays inside it cannot be shown: the read-out
              is then judged from what goes into the kernel
