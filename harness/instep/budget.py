@@ -78,7 +78,7 @@ class Need:
 
 def needs(
     config: ModelConfig, options: Options, widest: int, tokens: int, ops: Ops | None = None,
-    strategies: Collection[str] = (), forms: Collection[str] = (),
+    strategies: Collection[str] = (), forms: Collection[str] = (), nodes: int | None = None,
 ) -> Iterator[Need]:
     """Each of these strategies with each of these forms, left out: all, as far as the engine would serve them."""
     ops = ops or load("plain")
@@ -86,20 +86,23 @@ def needs(
         for conv in forms or known("conv", ops):
             chosen = replace(options, strategy=strategy, conv=conv)
             try:
-                check(chosen, config, widest - 1, ops)
+                check(chosen, config, widest - 1, ops, nodes)
             except Unsupported:
                 continue
-            yield need(config, chosen, widest, tokens, ops)
+            yield need(config, chosen, widest, tokens, ops, nodes)
 
 
-def need(config: ModelConfig, options: Options, widest: int, tokens: int, ops: Ops | None = None) -> Need:
-    """The pair of strategies of these options, for windows of at most `widest` tokens.
+def need(
+    config: ModelConfig, options: Options, widest: int, tokens: int, ops: Ops | None = None, nodes: int | None = None
+) -> Need:
+    """The pair of strategies of these options, for chains of at most `widest` tokens and trees of at most `nodes`.
 
     tokens: the most of a request; the page table is as wide as they need (`Capacity.max_positions`).
     """
     ops = ops or load("plain")
     types = ops.types(options.activation, options.state)
-    sizes = Sizes(types, options.layout, replace(ONE, max_positions=tokens), widest, ops.keeps)
+    room = replace(ONE, max_positions=tokens, num_draft_tokens=nodes)
+    sizes = Sizes(types, options.layout, room, max(widest, nodes or 0), ops.keeps)
     with calling(MAKES):
         kept = kept_by(config, sizes, options.strategy, options.conv, ops)
     always = demands(config, sizes)

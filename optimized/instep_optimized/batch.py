@@ -6,16 +6,16 @@ Leaves out: which memory an op reads or writes for them (`commit/`), and the mod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from .layout import Address, Pages, Part, Ring
 from .memory import Memory
 from .ops.base import Ops
-from .ops.placing import RowPlacement
+from .ops.placing import RowPlacement, TreePlan
 from .transfer.to_device import sent
 
 Kind = Literal["prefill", "verify", "decode", "draft"]
@@ -49,11 +49,28 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Nodes:
+    """Packed rows [N] that are nodes of trees. What stands in rows that no request covers is not used.
+
+    parents    as in `Part`; None: rows of the draft head, which has no state memory
+    depth      as in `PlaceRows`;  ancestors: as in `Pages`
+    most       the most nodes of a window;  lead: how many places a row stands before its token
+    """
+
+    parents: torch.Tensor | None
+    depth: torch.Tensor
+    ancestors: torch.Tensor
+    most: int
+    lead: int = 0
+
+
+@dataclass(frozen=True)
 class Group:
     """The requests of one kind in a launch: their state memory moves in the same way. All [B], in batch order.
 
     begin, count, slots, rows  as in `Who`;  most: the largest count, on the host
     before  committed tokens before the first row;  fresh [B] bool: whether the request has no tokens yet
+    parents [N] of windows that are trees: as in `Part`
     """
 
     kind: Kind
@@ -64,6 +81,7 @@ class Group:
     rows: torch.Tensor
     before: torch.Tensor
     fresh: torch.Tensor
+    parents: torch.Tensor | None = None
 
     def part(
         self, read: Address, *, store: Address | None = None, per_row: Address | None = None, ring: Ring | None = None,
@@ -71,7 +89,9 @@ class Group:
     ) -> Part:
         """This group's part of an op call, with the addresses that a strategy chose."""
         form: Literal["chunk", "window"] = "chunk" if self.kind == "prefill" else "window"
-        return Part(form, self.begin, self.count, self.most, read, self.fresh, store, per_row, ring, settled)
+        return Part(
+            form, self.begin, self.count, self.most, read, self.fresh, store, per_row, ring, settled, self.parents
+        )
 
 
 @dataclass(frozen=True)
@@ -79,6 +99,7 @@ class Batch:
     """A packed launch of N rows for B requests. Names as in `Pages`, `RowPlacement` and `Part`.
 
     tokens, positions, locations [N];  slots, begin, count, before, last [B];  table: pages of all slots; all int64
+    nodes: the rows of trees; None: every row continues the row before it
     """
 
     tokens: torch.Tensor
@@ -92,25 +113,44 @@ class Batch:
     table: torch.Tensor
     most: int
     groups: tuple[Group, ...]
+    nodes: Nodes | None = None
 
     def pages(self, keys: torch.Tensor, values: torch.Tensor) -> Pages:
         """The paged KV of one layer for these rows."""
-        return Pages(keys, values, self.table, self.slots, self.begin, self.count, self.before, most=self.most)
+        seen = (None, 0) if self.nodes is None else (self.nodes.ancestors, self.nodes.most)
+        return Pages(keys, values, self.table, self.slots, self.begin, self.count, self.before, self.most, *seen)
 
 
 def windows(
-    ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, kind: Kind, width: int, shift: int = 0
+    ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, kind: Kind, width: int, shift: int = 0,
+    nodes: Nodes | None = None,
 ) -> Batch:
     """A launch of `width` packed rows per request; the first `who.count` of them are used. Ops and views only.
 
     shift: the first row stands at position length + shift of its request (a chain of drafts runs ahead of the length).
     """
-    placed = _placed(ops, memory, who, tokens, shift)
+    placed = _placed(ops, memory, who, tokens, shift, nodes)
     # Rows of the draft head have no state memory, so their launch has no group.
     group = Group(
-        kind, who.begin, placed.count, width, who.slots, who.rows, placed.before, memory.none_fresh[: len(who.slots)]
+        kind, who.begin, placed.count, width, who.slots, who.rows, placed.before, memory.none_fresh[: len(who.slots)],
+        None if nodes is None else nodes.parents,
     )
-    return _batch(memory, who, tokens, placed, width, (group,) if kind in FORWARD_KINDS else ())
+    return _batch(memory, who, tokens, placed, width, (group,) if kind in FORWARD_KINDS else (), nodes)
+
+
+def plan_of(ops: Ops, memory: Memory, slots: torch.Tensor, count: torch.Tensor) -> TreePlan:
+    """What follows from the shapes of this round's windows [B], of `count` nodes each."""
+    parents = memory.slot_table.parents
+    assert parents is not None, "there are windows that may be trees"
+    return ops.plan_tree(parents=ops.select(x=parents, index=slots), slots=slots, count=count)
+
+
+def nodes_of(ops: Ops, memory: Memory, slots: torch.Tensor, count: torch.Tensor) -> Nodes | None:
+    """The packed rows of windows that all have a row for every column; None: windows are chains."""
+    if memory.slot_table.parents is None:
+        return None
+    plan = plan_of(ops, memory, slots, count)
+    return Nodes(plan.before.flatten(), plan.depth.flatten(), plan.ancestors.flatten(), plan.depth.shape[1])
 
 
 def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) -> Batch:
@@ -130,8 +170,29 @@ def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) 
         )
         for kind, members, (slots, rows, begin, count, fresh) in zip(kinds, mine, parts, strict=True)
     )
-    placed = _placed(ops, memory, who, tokens, 0)
-    return _batch(memory, who, tokens, placed, max(span.count for span in spans), groups)
+    nodes = _nodes_among(ops, memory, spans, groups) if memory.slot_table.parents is not None else None
+    if nodes is not None:
+        groups = tuple(replace(group, parents=nodes.parents) if group.kind == "verify" else group for group in groups)
+    placed = _placed(ops, memory, who, tokens, 0, nodes)
+    return _batch(memory, who, tokens, placed, max(span.count for span in spans), groups, nodes)
+
+
+def _nodes_among(ops: Ops, memory: Memory, spans: Sequence[Span], groups: Sequence[Group]) -> Nodes | None:
+    """The windows of a launch beside rows of other kinds, which are chains: they have a depth, but no bits."""
+    group = next((group for group in groups if group.kind == "verify"), None)
+    if group is None:
+        return None
+    plan = plan_of(ops, memory, group.slots, group.count)
+    width, number = plan.depth.shape[1], iter(range(len(spans)))
+    at = [(span, next(number) * width if span.kind == "verify" else -1) for span in spans]
+    index, chained = sent([
+        [begin + row if begin >= 0 else -1 for span, begin in at for row in range(span.count)],
+        [row if begin < 0 else -1 for span, begin in at for row in range(span.count)],
+    ], group.slots.device)
+    before, depth, ancestors = (
+        ops.select(x=x.flatten(), index=index) for x in (plan.before, plan.depth, plan.ancestors)
+    )
+    return Nodes(before, ops.choose(own=depth, forced=chained), ancestors, width)
 
 
 def begins_of(spans: Sequence[Span]) -> list[int]:
@@ -139,20 +200,24 @@ def begins_of(spans: Sequence[Span]) -> list[int]:
     return [0, *accumulate(span.count for span in spans)][: len(spans)]
 
 
-def _placed(ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, shift: int) -> RowPlacement:
+def _placed(
+    ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, shift: int, nodes: Nodes | None
+) -> RowPlacement:
+    deep: dict[str, Any] = {} if nodes is None else {"depth": nodes.depth, "lead": nodes.lead}
     return ops.place_rows(
         slots=who.slots, begin=who.begin, count=who.count, rows=len(tokens), length=memory.slot_table.length,
-        table=memory.slot_table.table, page_size=memory.pages.size, shift=shift,
+        table=memory.slot_table.table, page_size=memory.pages.size, shift=shift, **deep,
     )
 
 
 def _batch(
-    memory: Memory, who: Who, tokens: torch.Tensor, placed: RowPlacement, most: int, groups: tuple[Group, ...]
+    memory: Memory, who: Who, tokens: torch.Tensor, placed: RowPlacement, most: int, groups: tuple[Group, ...],
+    nodes: Nodes | None,
 ) -> Batch:
     return Batch(
         tokens=tokens, positions=placed.positions, locations=placed.locations, slots=who.slots, begin=who.begin,
         count=placed.count, before=placed.before, last=placed.last, table=memory.slot_table.table, most=most,
-        groups=groups,
+        groups=groups, nodes=nodes,
     )
 
 

@@ -30,6 +30,7 @@ def built(
 ) -> tuple[Model, dict[int, Round]]:
     """The model on its pools, and one round per candidate. Pools are sized for the window of the largest candidate."""
     config, device, widest = checkpoint.config, torch.device(options.device), max(candidates) + 1
+    widest = max(widest, capacity.num_draft_tokens or 0)
     check_room(capacity, widest)
     sizes = Sizes(ops.types(options.activation, options.state), options.layout, capacity, widest, ops.keeps)
     chosen = options.strategy, options.conv, ops
@@ -49,6 +50,8 @@ def built(
     make = DRAFTERS[config.model_type, options.drafter] if config.mtp_layers else None
     drafter = None if make is None else make(stored, config, trunk.head, memory)
     model = Model(trunk, drafter, memory)
+    nodes = capacity.num_draft_tokens
     return model, {
-        steps: Round(steps, strategies.make(config, sizes, memory, steps + 1, *chosen), model) for steps in candidates
+        steps: Round(steps, strategies.make(config, sizes, memory, nodes or steps + 1, *chosen), model, nodes)
+        for steps in candidates
     }

@@ -40,10 +40,10 @@ from .graphs.capture import prepared
 from .memory.saved import Kept, copied, read, write
 from .mixed import planned
 from .ops.base import Ops
-from .ops.padding_aware import noting, show, watched
+from .ops.padding_aware import first_of, node_runs, noting, show, watched
 from .options import Options, check
 from .request import Request, logical
-from .round import IDLE, inputs_of
+from .round import IDLE, inputs_of, tree_inputs
 from .transfer.to_device import ints
 from .transfer.to_host import HostCopy, Roots
 
@@ -69,7 +69,9 @@ class OptimizedEngine:
         self._see: See = unseen
         self._capacity, self._vocab = capacity, config.vocab
         self._controller = Controller(num_steps, adaptive)
-        check(options, config, self._controller.candidates[-1], ops)
+        check(options, config, self._controller.candidates[-1], ops, capacity.num_draft_tokens)
+        if capacity.num_draft_tokens is not None and adaptive is not None:
+            raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
         self.messages = tuple(self._controller.messages)
         self._model, self._rounds = built(checkpoint, ops, options, capacity, self._controller.candidates)
         self._memory = self._model.memory
@@ -95,20 +97,30 @@ class OptimizedEngine:
         self, requests: tuple[str, ...], picks: tuple[tuple[int, ...], ...] | None = None,
         parents: tuple[tuple[int, ...], ...] | None = None,
     ) -> Drafted:
-        steps = self._round.num_steps
-        if parents is not None and any(tuple(tree) != tuple(range(steps)) for tree in parents):
-            raise Unsupported("drafts that form a tree: this engine verifies chains of num_steps drafts")
+        steps, nodes = self._round.num_steps, self._capacity.num_draft_tokens
+        trees = parents if parents is not None else (tuple(range(steps)),) * len(requests)
+        if nodes is None and any(tuple(tree) != tuple(range(steps)) for tree in trees):
+            raise Unsupported("drafts that form a tree: without num_draft_tokens windows are chains of num_steps")
+        if nodes is not None and any(len(tree) >= nodes for tree in trees):
+            raise OutOfCapacity(f"a window of {1 + max(map(len, trees))} nodes; there is room for {nodes}")
+        if parents is not None and picks is None:
+            raise Unsupported("a tree without its drafts: the drafter has no trees of its own")
         if self._model.drafter is None and picks is None:
             raise Unsupported("this model has no draft head: drafts must be given")
         drafted = self._named(requests)
         if not drafted or not steps:
             empty = torch.zeros(len(drafted), steps, dtype=torch.int64, device=self._device)
             return Drafted(empty, empty.clone())
-        self._grow(drafted, lambda: write_set.draft_wants(requests, self._requests, steps))
-        forced = [[-1] * steps] * len(drafted) if picks is None else picks
+        wanted = {name: len(tree) for name, tree in zip(requests, trees, strict=True)}
+        self._grow(drafted, lambda: write_set.draft_wants(wanted, self._requests))
+        forced: Sequence[Sequence[int]] = [[-1] * steps] * len(drafted) if picks is None else picks
+        for request, tree in zip(drafted, trees, strict=True):
+            request.parents = tuple(tree)
+        if nodes is not None:
+            forced = [[*choices, *[0] * (nodes - 1 - len(choices))] for choices in forced]
         said = torch.stack(self._run("draft", drafted, forced), dim=1)
-        for request in drafted:
-            request.drafts = steps
+        if nodes is not None:
+            said, steps = self._cut(said, trees), max(map(len, trees))
         drafts, own = said[:, :steps].contiguous(), said[:, steps:].contiguous()
         return Drafted(drafts, own if self._model.drafter is not None else torch.full_like(drafts, NO_OPINION))
 
@@ -122,6 +134,9 @@ class OptimizedEngine:
         kinds, at, roots = {row.kind for row in rows}, self._round, None
         if kinds == {"verify"}:
             own = self._run("verify", requests).picks.flatten()
+            if self._capacity.num_draft_tokens is not None:  # a row for every column: windows end before
+                spots = [number * at.width + node for number, p in enumerate(plan) for node in range(p.asked)]
+                own = own[ints(spots, self._device)]
         elif kinds == {"decode"}:
             own, roots = self._run("decode", requests, [[p.forced] for p in plan])
         else:  # several kinds, or prefill chunks: never captured in a graph
@@ -138,15 +153,17 @@ class OptimizedEngine:
         if not verified:
             return _nothing(self._device)
         self._catch_up()
-        at, forced = self._round, forced_paths(accepted, len(verified))
+        forced = forced_paths(accepted, len(verified), trees=self._capacity.num_draft_tokens is not None)
         answer = self._run("commit", verified, forced, [request.row for request in verified])
         counts = HostCopy(answer.accept_lens)
         for number, request in enumerate(verified):
             request.length.settle()  # counts of the rounds before: _catch_up has read them, so nothing waits here
-            request.length.owe(counts, number, at.width)
-            request.drafts, request.row = 0, None
+            request.length.owe(counts, number, 1 + request.drafts)
+        widest = 1 + max(request.drafts for request in verified)
+        for request in verified:
+            request.parents, request.row = (), None
         self._untold.append(counts)
-        return answered(answer)
+        return answered(answer, widest)
 
     def set_num_steps(self, num_steps: int) -> None:
         self._catch_up()  # commits before the switch count under the old step count
@@ -210,7 +227,9 @@ class OptimizedEngine:
         writes = write_set.writes_of(
             event, self._requests, saved, preempted, self._round.num_steps, self._memory, overlap=self._options.overlap
         )
-        found = changes(self._round.strategy.may, writes) | changes(write_set.SLOT_TABLE, writes)
+        trees = self._capacity.num_draft_tokens is not None
+        lines = write_set.SLOT_TABLE_OF_TREES if trees else write_set.SLOT_TABLE
+        found = changes(self._round.strategy.may, writes) | changes(lines, writes)
         return {name: units for name, units in found.items() if self._memory.layers(name)}
 
     def slots(self) -> dict[str, int]:
@@ -235,14 +254,29 @@ class OptimizedEngine:
     ) -> Any:
         """Run the body of one event on the inputs that come from the host: eagerly, or as a captured graph."""
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
-        inputs = inputs_of(slots, range(len(slots)) if rows is None else rows, body.width, forced, self._device)
+        counts = [1 + request.drafts for request in requests] if body.width == self._round.width else None
+        trees = [request.parents for request in requests]
+        inputs = inputs_of(
+            slots, range(len(slots)) if rows is None else rows, body.width, forced, self._device, counts,
+            tree_inputs(trees, self._round.width) if body.tree else (),
+        )
         if self._graphs is None:
             return body.run(self._ops, inputs)
         # Inside a graph no row can be cut: what a replay shows is noted, and cut when the answer says which rows count.
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen))
-        show(self._see, seen, answer.accept_lens if kind == "commit" else None, body.width)
+        ragged = kind == "verify" and self._capacity.num_draft_tokens is not None
+        lens = answer.accept_lens if kind == "commit" else counts if ragged else None
+        covered = None if lens is None else first_of(lens, body.width)
+        show(self._see, seen, lambda place: node_runs(place, trees) if body.tree else covered)
         return answer
+
+    def _cut(self, said: torch.Tensor, trees: Sequence[Sequence[int]]) -> torch.Tensor:
+        """The tables of a draft, side by side, as wide as the largest tree; -1 behind the drafts of each."""
+        most, counts = max(map(len, trees)), ints([len(tree) for tree in trees], self._device)
+        behind = torch.arange(most, device=self._device) >= counts[:, None]
+        begins = range(0, said.shape[1], self._round.width - 1)  # without a draft head there is one table
+        return torch.cat([said[:, begin : begin + most].masked_fill(behind, -1) for begin in begins], dim=1)
 
     def _named(self, names: Sequence[str]) -> list[Request]:
         """The requests in batch order. Unless rounds overlap, their lengths are made exact first."""

@@ -110,6 +110,10 @@ class Part:
     per_row where the memory after every row t goes (column t); None: nowhere
     ring    only for "window" parts of the delta rule: the kept tokens to run again first, and where the rows are kept
     settled where the memory goes after the kept tokens were run again, before row 0; None: nowhere
+    parents [N] int64, for windows that are trees: of each packed row the node whose memory it continues, as a number
+            within its request's window; -1: the memory before the window. A parent comes before its children. Rows
+            that no request covers may hold anything. None: every row continues the row before it. In a tree
+            `store` is None: the memory after the last row is nobody's
 
     A request with pending tokens but no rows is a fold: its pending tokens run again, and the result is stored. A
     request with neither does nothing.
@@ -125,9 +129,11 @@ class Part:
     per_row: Address | None = None
     ring: Ring | None = None
     settled: Address | None = None
+    parents: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         assert self.form == "window" or (self.ring is None and self.settled is None), "a prefill chunk has no ring"
+        assert self.parents is None or (self.form == "window" and self.store is None), "a tree has no store"
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,13 @@ class Pages:
     before        [B] int64: positions in memory before the first of these rows;
                   row j of request b sees positions 0 .. before[b] + j
     most          the largest count, on the host
+    ancestors     [N] int64, for windows that are trees: what each packed row sees behind `before`. Bit n stands for
+                  position before[b] + n, which holds node n; so a row sees positions 0 .. before[b] - 1 and those of
+                  its bits, itself included. The value at a position that a row does not see is not used, not even
+                  times zero: it may be NaN. The most nodes is 63. A row with no bit at all is a row of a chain (or
+                  of a prefill beside trees), and all rows of its request are: it sees what is said under `before`.
+                  None: all rows are such
+    nodes         the most nodes of a window, on the host: no bit from there on is set. 0 without `ancestors`
     """
 
     keys: torch.Tensor
@@ -151,3 +164,5 @@ class Pages:
     count: torch.Tensor
     before: torch.Tensor
     most: int
+    ancestors: torch.Tensor | None = None
+    nodes: int = 0

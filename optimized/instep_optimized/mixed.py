@@ -108,14 +108,21 @@ def _keep(
     ops: Ops, memory: Memory, plan: Sequence[Planned], begins: Sequence[int], said: dict[int, int], own: torch.Tensor,
     final: torch.Tensor,
 ) -> None:
-    """Keep the verified windows in the slot table. They are equally wide, for the step count changes between rounds."""
+    """Keep the verified windows in the slot table.
+
+    Chains are equally wide, for the step count changes between rounds. Trees are kept to the last column of the table.
+    """
     verified = [(p, begin) for p, begin in zip(plan, begins, strict=True) if p.span.kind == "verify"]
     if not verified:
         return
-    rows = [row for p, begin in verified for row in range(begin, begin + p.span.count)]
+    table = memory.slot_table
+    width = verified[0][0].span.count if table.parents is None else table.parents.shape[1]
+    rows = [
+        begin + node if node < p.span.count else -1 for p, begin in verified for node in range(width)
+    ]
     keep_window(
-        ops, memory.slot_table, _slots(memory, (p for p, _ in verified)),
-        _select(ops, own, [said[row] for row in rows]), _select(ops, final, rows), verified[0][0].span.count,
+        ops, table, _slots(memory, (p for p, _ in verified)), _select(ops, own, [said.get(row, -1) for row in rows]),
+        _select(ops, final, rows), width,
     )
 
 

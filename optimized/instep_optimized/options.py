@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.errors import BadInput, Unsupported
 
 from .commit import known
 from .draft import DRAFTERS
 from .layout import StateLayout
 from .memory.budget import Component
 from .ops.base import Ops
+from .ops.placing import MOST_NODES
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -78,13 +79,31 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
+TreeRule = Callable[[Options, ModelConfig, Ops], bool]
+
+# The same where windows may be trees. s: the op set.
+NO_TREES: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
+    (lambda o, c, s: not s.trees,
+     "windows that are trees: this op set serves chains alone, or does not say that it serves trees (`Ops.trees`)", ()),
+    (lambda o, c, s: o.conv == "widened",
+     "windows that are trees: in a widened line of inputs the conv windows of siblings would overlap", ("conv",)),
+    (lambda o, c, s: not {o.strategy, o.conv}.isdisjoint(s.keepers),
+     "windows that are trees: a strategy that comes with an op set is told of chains alone", ("strategy", "conv")),
+    (lambda o, c, s: o.drafter == "vanilla" and c.mtp_layers > 0,
+     "windows that are trees: vanilla drafting has no layer of its own per branch", ("drafter",)),
+)  # fmt: skip
+
+
 NAMED: tuple[tuple[str, Component, str], ...] = (
     ("strategy", "state", "commit strategy"), ("conv", "conv", "form of conv window"),
 )
 
 
-def check(options: Options, config: ModelConfig, steps: int, ops: Ops) -> None:
-    """Refuse what this side does not serve, before anything is allocated. steps: the most drafts of a round."""
+def check(options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: int | None = None) -> None:
+    """Refuse what this side does not serve, before anything is allocated.
+
+    steps: the most drafts of a round;  nodes: `Capacity.num_draft_tokens`
+    """
     for field, component, what in NAMED:
         names = known(component, ops)
         if getattr(options, field) not in names:
@@ -95,4 +114,13 @@ def check(options: Options, config: ModelConfig, steps: int, ops: Ops) -> None:
             if fields == ("drafter",):
                 layers = f"{config.mtp_layers} MTP layer{'s' * (config.mtp_layers != 1)}"
                 said += [f"model type {config.model_type}", layers, f"up to {steps} drafts"]
+            raise Unsupported(f"{why} ({', '.join(said)})")
+    if nodes is None:
+        return
+    if not steps < nodes <= MOST_NODES:
+        expected = f"from {steps + 1}, the root and {steps} drafts, to {MOST_NODES}: ancestors are bits of an int64"
+        raise BadInput("capacity.num_draft_tokens", found=nodes, expected=expected)
+    for serves_none, why, fields in NO_TREES:
+        if serves_none(options, config, ops):
+            said = [f"op set {ops.name}", *(f"{name} {getattr(options, name)}" for name in fields)]
             raise Unsupported(f"{why} ({', '.join(said)})")

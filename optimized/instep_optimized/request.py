@@ -21,7 +21,7 @@ class Request:
 
     tokens  [P] int64, the prompt on the device
     rooted  whether its slot's window begins with a root
-    drafts  how many drafts stand behind the root; 0 between rounds
+    parents of every draft behind the root, the node that it continues; empty between rounds
     row     its batch row in the verify that is not committed yet
     """
 
@@ -30,8 +30,13 @@ class Request:
     tokens: torch.Tensor
     length: Length = field(default_factory=Length)
     rooted: bool = False
-    drafts: int = 0
+    parents: tuple[int, ...] = ()
     row: int | None = None
+
+    @property
+    def drafts(self) -> int:
+        """How many drafts stand behind the root."""
+        return len(self.parents)
 
     def between_rounds(self) -> Request:
         """A copy without the round in flight, and with its exact length: waits for the accepted counts."""

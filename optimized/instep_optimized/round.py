@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-from .batch import Batch, Who, windows
-from .commit.accepted import keep_window
+from .batch import Batch, Who, nodes_of, plan_of, windows
+from .commit.accepted import gather_path, keep_window
 from .commit.base import AcceptedWindows
 from .commit.pair import CommitPair
-from .draft.base import Asked
+from .draft.base import Asked, column
 from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Ops
@@ -29,7 +29,9 @@ class Inputs(NamedTuple):
 
     slots, rows, begin [B]  as in `Who`;  width [B]: packed rows of each request
     forced [B, k]           choices that the caller makes for the engine; -1: the engine chooses. For a draft: every
-                            draft token; decode: the root; commit: number of accepted drafts, bonus; verify: none
+                            draft token; decode: the root; commit: last accepted node, bonus; verify: none
+    tree [B, k]             for a draft where windows may be trees: the number of nodes; the parent of each of T nodes;
+                            where this parent stands among T nodes of each request, counted through all requests
     """
 
     slots: torch.Tensor
@@ -37,25 +39,42 @@ class Inputs(NamedTuple):
     begin: torch.Tensor
     width: torch.Tensor
     forced: torch.Tensor
+    tree: torch.Tensor
 
     def who(self) -> Who:
         return Who(self.slots, self.rows, self.begin, self.width)
 
 
 def inputs_of(
-    slots: Sequence[int], rows: Iterable[int | None], width: int, forced: Sequence[Sequence[int]], device: torch.device
+    slots: Sequence[int], rows: Iterable[int | None], width: int, forced: Sequence[Sequence[int]], device: torch.device,
+    counts: Sequence[int] | None = None, tree: Sequence[Sequence[int]] = (),
 ) -> Inputs:
-    """The inputs, sent to the device in one transfer. The packed rows of request n begin at n * width."""
+    """The inputs, sent to the device in one transfer. The packed rows of request n begin at n * width.
+
+    counts: how many of them each request uses; None: all
+    """
     number = range(len(slots))
-    flat = [choice for choices in forced for choice in choices]
-    at, row, begin, widths, choices = sent([
+    flat, shapes = ([choice for choices in lines for choice in choices] for lines in (forced, tree))
+    at, row, begin, widths, choices, trees = sent([
         list(slots), [-1 if row is None else row for row in rows], [n * width for n in number],
-        [width] * len(slots), flat,
+        [width] * len(slots) if counts is None else counts, flat, shapes,
     ], device)
-    return Inputs(at, row, begin, widths, choices.view(len(slots), len(flat) // max(1, len(slots))))
+    return Inputs(at, row, begin, widths, *(
+        x.view(len(slots), len(x) // max(1, len(slots))) for x in (choices, trees)
+    ))
 
 
-IDLE = Inputs(-1, -1, 0, 0, -1)  # type: ignore[arg-type]  # the value of each input in rows that pad a bucket
+def tree_inputs(trees: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+    """`Inputs.tree` for the parents of every request's drafts, in windows of at most `width` nodes."""
+    lines = []
+    for number, parents in enumerate(trees):
+        rest = [-1] * (width - 1 - len(parents))
+        behind = [number * width + parent for parent in parents]
+        lines.append([1 + len(parents), -1, *parents, *rest, -1, *behind, *rest])
+    return lines
+
+
+IDLE = Inputs(-1, -1, 0, 0, -1, -1)  # type: ignore[arg-type]  # the value of each input in rows that pad a bucket
 
 
 class Verified(NamedTuple):
@@ -72,24 +91,32 @@ class Decoded(NamedTuple):
 
 
 class Body(NamedTuple):
-    """One kind of event, of ops and views only. width: packed rows per request;  choices: how many may be forced."""
+    """One kind of event, of ops and views only.
+
+    width: packed rows per request;  choices: how many may be forced;  tree: how many numbers say a tree's shape
+    """
 
     run: Callable[[Ops, Inputs], tuple[torch.Tensor, ...]]
     width: int
     choices: int
+    tree: int = 0
 
 
 @dataclass(frozen=True)
 class Round:
-    """One candidate: `num_steps` drafts a round, and the commit strategy for its window."""
+    """One candidate: `num_steps` drafts a round, and the commit strategy for its window.
+
+    nodes: where windows may be trees, the most nodes of one. Then every window has so many packed rows, also a chain
+    """
 
     num_steps: int
     strategy: CommitPair
     model: Model
+    nodes: int | None = None
 
     @property
     def width(self) -> int:
-        return self.num_steps + 1
+        return self.nodes or self.num_steps + 1
 
     @property
     def bodies(self) -> dict[str, Body]:
@@ -98,7 +125,7 @@ class Round:
         if not self.num_steps:
             return decode
         return decode | {
-            "draft": Body(self.draft, width=1, choices=self.num_steps),
+            "draft": Body(self.draft, 1, self.width - 1, 1 + 2 * self.width if self.nodes else 0),
             "verify": Body(self.verify, width=self.width, choices=0),
             "commit": Body(self.commit, width=self.width, choices=2),
         }
@@ -107,9 +134,12 @@ class Round:
 
     def draft(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """-> the drafts in use, one [B] per step; then the head's own drafts, one [B] per step, if there is a head."""
-        drafter = self.model.drafter
+        memory, drafter, table = self.model.memory, self.model.drafter, self.model.memory.slot_table
+        if table.parents is not None:
+            parents = inputs.tree[:, 1 : 1 + self.width]
+            ops.store_rows(rows=parents, pool=table.parents[:, None], locations=inputs.slots)
         if drafter is None:
-            drafts = tuple(inputs.forced[:, step] for step in range(self.num_steps))
+            drafts = tuple(inputs.forced[:, step] for step in range(self.width - 1))
             for step, draft in enumerate(drafts):
                 self._note(ops, draft, inputs.slots, step + 1)
             return drafts
@@ -119,13 +149,17 @@ class Round:
             self._note(ops, draft, inputs.slots, step + 1)
             return draft
 
-        return drafter.draft(ops, self.model.memory, inputs.who(), use, self.num_steps)
+        if table.parents is not None:
+            plan = plan_of(ops, memory, inputs.slots, column(ops, inputs.tree, 0))
+            return drafter.draft_tree(ops, memory, inputs.who(), use, plan, inputs.tree[:, 1 + self.width :])
+        return drafter.draft(ops, memory, inputs.who(), use, self.num_steps)
 
     def verify(self, ops: Ops, inputs: Inputs) -> Verified:
         """Run the window of every request. Its picks and final rows wait in the slot table for the commit."""
         slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
         tokens = ops.select(x=slot_table.window[:, :width], index=inputs.slots).view(count * width)
-        batch = windows(ops, self.model.memory, inputs.who(), tokens, "verify", width)
+        nodes = nodes_of(ops, self.model.memory, inputs.slots, inputs.width)
+        batch = windows(ops, self.model.memory, inputs.who(), tokens, "verify", width, nodes=nodes)
         final = self._forward(ops, batch)
         picks = self.model.trunk.head.pick(ops, final, STAGE)
         keep_window(ops, slot_table, inputs.slots, picks, final, width)
@@ -148,15 +182,20 @@ class Round:
     def commit(self, ops: Ops, inputs: Inputs) -> Acceptance:
         """Accept drafts, make the accepted node's memory the request's own, extend the draft head, grow the length."""
         slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
+        parents = slot_table.parents
         acceptance = ops.accept(
             window=ops.select(x=slot_table.window[:, :width], index=inputs.slots),
             picks=ops.select(x=slot_table.picks[:, :width], index=inputs.slots),
-            count=inputs.width, forced_correct=inputs.forced[:, 0], forced_bonus=inputs.forced[:, 1],
+            count=inputs.width, forced_last=inputs.forced[:, 0], forced_bonus=inputs.forced[:, 1],
+            **({} if parents is None else {"parents": ops.select(x=parents, index=inputs.slots)}),
         )
+        before, path = ops.select(x=slot_table.length, index=inputs.slots), acceptance.accept_index
         self.strategy.commit(ops, AcceptedWindows(
-            inputs.rows, inputs.slots, acceptance.last_correct_step_indices, acceptance.accept_lens,
-            ops.select(x=slot_table.length, index=inputs.slots),
+            inputs.rows, inputs.slots, acceptance.last_correct_step_indices, acceptance.accept_lens, before,
+            None if parents is None else path,
         ))
+        if parents is not None:
+            gather_path(ops, self.model.memory, inputs.slots, path, before, inputs.begin)
         self._note(ops, acceptance.bonus, inputs.slots, 0)
         if self.model.drafter is not None:
             final = ops.select(x=slot_table.final[:, :width], index=inputs.slots).flatten(0, 1)

@@ -50,6 +50,16 @@ def test_the_figure_is_what_the_engine_allocates_to_the_byte(strategy, conv, gua
     assert told.allocation(3) - told.allocation(2) == told.total
 
 
+@pytest.mark.parametrize(("nodes", "strategy"), [(4, "snapshot"), (9, "columns"), (9, "rerun"), (9, "lazy_rerun")])
+def test_the_figure_of_trees_is_what_the_engine_allocates_to_the_byte(nodes, strategy):
+    config, options = narrow("qwen3.5-4b"), Options(activation=torch.bfloat16, strategy=strategy)
+    told = need(config, options, 4, TOKENS, nodes=nodes)
+    pages = tuple(range(1, 2 * -(-TOKENS // PAGE_SIZE) + 1))
+    room = Capacity((2, 1), pages, PAGE_SIZE, max_tokens=32, max_positions=TOKENS, num_draft_tokens=nodes)
+    served = OptimizedEngine(random_checkpoint(config), load("plain"), options, room, num_steps=3)
+    assert told.allocation(2) == allocated(served) != need(config, options, 4, TOKENS).allocation(2)
+
+
 def test_a_longer_request_has_a_longer_line_in_the_page_table():
     short, long = (need(shape("qwen3.5-9b"), Options(), 4, tokens) for tokens in (PAGE_SIZE, 4096))
     assert long.board - short.board == 8 * ((4096 // PAGE_SIZE + 16) - 32)  # pitches: a red zone of at least 16 numbers
@@ -75,6 +85,12 @@ def test_the_command_prints_a_line_for_each_and_writes_them(instep, tmp_path, go
     result = json.loads((tmp_path / "m.json").read_text())
     assert result["widest"] == 8 and len(result["strategies"]) == len(STRATEGIES) * len(CONV_FORMS)
     assert instep("memory", "fixtures/tiny").code == 0
+    trees = instep("memory", "fixtures/tiny", "--num-draft-tokens", "9", "--json", tmp_path / "t.json")
+    told = json.loads((tmp_path / "t.json").read_text())
+    assert trees.code == 0 and "windows of 9" in trees.out and told["widest"] == 9
+    assert {(one["strategy"], one["conv"]) for one in told["strategies"]} == {(one, "windows") for one in STRATEGIES}
+    few = complaint(instep("memory", "fixtures/tiny", "--num-draft-tokens", "3"))
+    assert "capacity.num_draft_tokens" in few and "from 4, the root and 3 drafts, to 63" in few
     assert instep("memory", "fixtures/tiny/config.json", "--num-steps", "0").code == 0
 
 

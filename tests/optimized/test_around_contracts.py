@@ -36,6 +36,8 @@ PAGES = Pages(
     slots=torch.tensor([1, 2]), begin=torch.tensor([0, 2]), count=torch.tensor([2, 1]), before=torch.tensor([2, 0]),
     most=2,
 )
+TREE = replace(PART, store=None, parents=torch.tensor([-1, 0, -1]))
+NODES = replace(PAGES, ancestors=torch.tensor([1, 3, 0]), nodes=2)
 
 
 def broken(op: str, **given: Any) -> list[str]:
@@ -85,11 +87,15 @@ def test_an_engine_keeps_every_contract(
         (replace(PART, most=1), "most is 1, the largest count is 2"),
         (replace(PART, read=Address(POOL, torch.tensor([1, 3]), torch.tensor([-1, 0]))), "columns run from -1 to 0"),
         (replace(PART, per_row=Address(torch.zeros(2, 1, 6, 3), torch.tensor([0, 1]))), "2 positions do not fit in 1"),
+        (replace(TREE, parents=torch.tensor([-1, 1, -1])), "parents: row 1 of a window continues row 1"),
+        (replace(TREE, parents=torch.tensor([-2, 0, -1])), "parents: row 0 of a window continues row -2"),
+        (replace(TREE, parents=torch.tensor([-1, 0, -1]).int()), "parents are torch.int32, not int64"),
+        (replace(TREE, parents=torch.tensor([-1, 0])), "parents is (2,), (3,) fits"),
     ],
 )
 def test_a_part_that_breaks_a_clause_is_named(part: Part, sentence: str) -> None:
     given = {"x": torch.zeros(3, 6), "weight": torch.zeros(6, 4), "to": HERE}
-    assert broken("conv", parts=(PART,), **given) == []
+    assert broken("conv", parts=(PART,), **given) == broken("conv", parts=(TREE,), **given) == []
     found = broken("conv", parts=(part,), **given)
     assert any(sentence in line and line.startswith("conv (trunk layer 0 mixed)") for line in found), found
 
@@ -104,10 +110,18 @@ def test_a_part_that_breaks_a_clause_is_named(part: Part, sentence: str) -> None
         (replace(PAGES, slots=torch.tensor([1, 1])), "slots: two requests would write the same place"),
         (replace(PAGES, slots=torch.tensor([1, 3])), "slots run from 1 to 3, there are 3"),
         (replace(PAGES, slots=torch.tensor([1, 2], dtype=torch.int32)), "slots are torch.int32, not int64"),
+        (replace(NODES, ancestors=torch.tensor([1, 2, 0])), "a node does not see the root"),
+        (replace(NODES, ancestors=torch.tensor([1, 0, 0])), "a node does not see the root"),
+        (replace(NODES, ancestors=torch.tensor([1, 5, 0])), "a row sees node 2 of 2 nodes"),
+        (replace(NODES, ancestors=torch.tensor([1, 5, 0]), nodes=3), "sees a position that no page holds"),
+        (replace(NODES, nodes=64), "windows of 64 nodes; from 1 to 63 have a bit"),
+        (replace(NODES, ancestors=torch.tensor([1, 3])), "ancestors is (2,), (3,) fits"),
+        (replace(NODES, ancestors=torch.tensor([1, 3, 0]).int()), "ancestors are torch.int32, not int64"),
     ],
 )
 def test_a_page_table_that_breaks_a_clause_is_named(pages: Pages, sentence: str) -> None:
-    assert broken("attend", query=torch.zeros(3, 2, 4), pages=PAGES, to=HERE) == []
+    for sound in (PAGES, NODES):
+        assert broken("attend", query=torch.zeros(3, 2, 4), pages=sound, to=HERE) == []
     assert any(sentence in line for line in broken("attend", query=torch.zeros(3, 2, 4), pages=pages, to=HERE))
 
 

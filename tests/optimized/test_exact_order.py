@@ -103,11 +103,14 @@ def test_a_ring_with_room_for_one_window_only_is_caught_by_the_order() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
-@pytest.mark.parametrize(("heads", "requests", "launches"), [
-    pytest.param(Heads(16, 32, 128, 128), 32, 20, id="real-size"),
-    pytest.param(Heads(1, 2, 128, 128), 2, 2, id="few-programs"),  # what racecheck can look at within a minute
+@pytest.mark.parametrize(("heads", "requests", "launches", "tree"), [
+    pytest.param(Heads(16, 32, 128, 128), 32, 20, (), id="real-size"),
+    pytest.param(Heads(16, 32, 128, 128), 32, 20, (-1, 0, 0, 1), id="real-size-tree"),
+    # What racecheck can look at within a minute:
+    pytest.param(Heads(1, 2, 128, 128), 2, 2, (), id="few-programs"),
+    pytest.param(Heads(1, 2, 128, 128), 2, 2, (-1, 0, 0, 1), id="few-programs-tree"),
 ])  # fmt: skip
-def test_launches_repeat_bit_by_bit(heads: Heads, requests: int, launches: int) -> None:
+def test_launches_repeat_bit_by_bit(heads: Heads, requests: int, launches: int, tree: tuple[int, ...]) -> None:
     window, size = 4, 8
     rows = stream(heads, requests * 2 * window, 33, "cuda")
     outcomes = []
@@ -119,7 +122,7 @@ def test_launches_repeat_bit_by_bit(heads: Heads, requests: int, launches: int) 
             first = 2 * window * (slot - 1)
             world.fill(slot, slot, cut(rows, first, window))
             turns.append(Turn(slot, cut(rows, first + window, window), slot + window, window))
-        core = world.run(turns)
+        core = world.run(turns, trees=requests * [tree] if tree else ())
         outcomes.append((core, *(pool.raw.clone() for pool in world.pools)))
     for other in outcomes[1:]:
         assert all(same_bits(x, y) for x, y in zip(outcomes[0], other, strict=True))

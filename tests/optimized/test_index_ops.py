@@ -19,8 +19,10 @@ from instep_optimized.ops.contracts import contracts
 from instep_optimized.ops.ledger import LEDGER
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
+from instep_reference.acceptance import greedy
 from instep_reference.contract.place import unseen
 from support.ops_cases import INDEX, serve
+from support.trees import chain, drawn, path
 
 SETS = pytest.mark.parametrize("ops", [PLAIN, TRITON, LEDGER], ids=lambda ops: ops.name)
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -89,7 +91,7 @@ def test_forced_paths_are_in_force_and_our_own_is_still_said(ops: Ops) -> None:
     forced = ints(*(number for pair in expected for number in pair)).view(-1, 2)
     found = ops.accept(
         window=window.expand(requests, 4), picks=picks.expand(requests, 4), count=ints(*[4] * requests),
-        forced_correct=forced[:, 0], forced_bonus=forced[:, 1],
+        forced_last=forced[:, 0], forced_bonus=forced[:, 1],
     )
     assert found.num_correct_drafts.tolist() == [correct for correct, _, _ in expected.values()]
     assert found.last_correct_step_indices.tolist() == found.num_correct_drafts.tolist()
@@ -105,7 +107,7 @@ def test_forced_paths_are_in_force_and_our_own_is_still_said(ops: Ops) -> None:
 @SETS
 def test_an_idle_window_accepts_nothing_whatever_is_forced(ops: Ops) -> None:
     found = ops.accept(window=ints(1, 2).view(1, 2), picks=ints(2, 3).view(1, 2), count=ints(0),
-                       forced_correct=ints(1), forced_bonus=ints(6))
+                       forced_last=ints(1), forced_bonus=ints(6))
     assert lists(found) == [[0], [0], [[-1, -1]], [0], [0], [0], [0], [[0, 0]]]
 
 
@@ -132,6 +134,96 @@ def test_tokens_move_one_place_on_and_what_stands_behind_comes_last(ops: Ops) ->
         assert found.tolist() == wanted and found.dtype == torch.int64
 
 
+@SETS
+def test_the_plan_of_a_tree_is_that_of_a_walk_to_the_root(ops: Ops) -> None:
+    draw = Random(9)
+    for width in (1, 2, 6, 63):
+        trees = [drawn(draw, draw.randint(1, width)) for _ in range(5)] + [chain(width), chain(width)]
+        slots = [*range(7, 1, -1), -1]  # the last request is idle
+        table = [[*tree, *[55] * (width - len(tree))] for tree in trees]
+        parents, count = torch.tensor(table, device=HERE), ints(*map(len, trees))
+        found = ops.plan_tree(parents=parents, slots=ints(*slots), count=count)
+        wanted: dict[str, list[list[int]]] = {"ancestors": [], "depth": [], "inner": [], "before": []}
+        for tree, slot in zip(trees, slots, strict=True):
+            there = range(len(tree) if slot >= 0 else 0)
+            pad = [-1] * (width - len(there))
+            paths = [path(tree, node) for node in there]
+            wanted["ancestors"].append([sum(1 << n for n in nodes) for nodes in paths] + [0] * len(pad))
+            wanted["depth"].append([len(nodes) - 1 for nodes in paths] + [0] * len(pad))
+            wanted["inner"].append([slot if node in tree else -1 for node in there] + pad)
+            wanted["before"].append([tree[node] for node in there] + pad)
+        assert {name: tensor.tolist() for name, tensor in found._asdict().items()} == wanted
+        assert all(tensor.dtype == torch.int64 for tensor in found)
+
+
+@SETS
+def test_a_node_stands_at_a_place_of_its_own_and_has_the_position_of_its_depth(ops: Ops) -> None:
+    """Window of slot 2 at length 6: nodes at 6, 7, 8 of depths 0, 1, 1; then the head's row of node 2, at 6 + 1."""
+    table = torch.arange(1, 13, device=HERE).view(3, 4)
+    given: dict[str, Any] = {"length": ints(0, 0, 6), "table": table, "page_size": 2}
+    target = ops.place_rows(slots=ints(2, -1), begin=ints(1, 5), count=ints(3, 1), rows=6, shift=0, lead=0,
+                            depth=ints(9, 0, 1, 1, 9, 9), **given)
+    assert lists(target) == [[0, 6, 7, 7, 0, 0], [-1, 24, 25, -1, -1, -1], [6, 0], [3, 0], [3, -1]]
+    head = ops.place_rows(slots=ints(2), begin=ints(0), count=ints(1), rows=1, shift=1, lead=1, depth=ints(1), **given)
+    assert lists(head) == [[6], [25], [5], [1], [0]]
+
+
+@SETS
+def test_a_tree_is_walked_to_the_lowest_child_with_the_pick(ops: Ops) -> None:
+    draw = Random(10)
+    for _ in range(20):
+        width = draw.randint(1, 8)
+        trees = [drawn(draw, draw.randint(1, width)) for _ in range(6)]
+        window, picks = ([[draw.randint(0, 2) for _ in range(width)] for _ in trees] for _ in range(2))
+        count = [*(len(tree) for tree in trees[:-1]), 0]
+        last = [draw.choice((-1, draw.randrange(max(1, many)))) for many in count]
+        bonus = [draw.choice((-1, 9)) for _ in count]
+        found = ops.accept(
+            window=torch.tensor(window, device=HERE), picks=torch.tensor(picks, device=HERE), count=ints(*count),
+            forced_last=ints(*last), forced_bonus=ints(*bonus),
+            parents=torch.tensor([[*tree, *[44] * (width - len(tree))] for tree in trees], device=HERE),
+        )
+        for b, (tree, tokens, said) in enumerate(zip(trees, window, picks, strict=True)):
+            answer = [tensor[b].tolist() for tensor in found]
+            if not count[b]:
+                assert answer == [0, 0, [-1] * width, 0, 0, 0, 0, [0] * width]
+                continue
+            own = greedy(tokens[: len(tree)], tree, said)
+            nodes = path(tree, last[b] if last[b] >= 0 else (0, *own.nodes)[-1])
+            after = said[nodes[-1]] if bonus[b] < 0 else bonus[b]
+            pad = width - len(nodes)
+            assert answer == [
+                len(nodes) - 1, len(nodes), nodes + [-1] * pad, nodes[-1], after, len(own.nodes), own.bonus,
+                [*(tokens[node] for node in nodes[1:]), after, *[0] * pad],
+            ]
+
+
+@SETS
+def test_the_entries_of_a_path_come_to_stand_side_by_side(ops: Ops) -> None:
+    draw = Random(11)
+    for paged in (True, False):
+        trees = [drawn(draw, 6), drawn(draw, 4), chain(6), drawn(draw, 6)]
+        slots, before, size = [3, 1, 2, -1], [5, 9, 3, 0], 4 if paged else 7
+        nodes = [path(tree, draw.randrange(len(tree))) for tree in trees]
+        table = torch.tensor([[99] * 4, [2, 7, 12, 1], [4, 9, 3, 8], [11, 5, 6, 10]], device=HERE) if paged else None
+        plan = ops.plan_path(
+            accept_index=torch.tensor([[*path_, *[-1] * (6 - len(path_))] for path_ in nodes], device=HERE),
+            slots=ints(*slots), before=ints(*before), size=size, table=table,
+        )
+        pool = torch.arange(13 * size * 2, device=HERE).view(13, size, 2)
+        wanted = pool.clone()
+
+        def spot(slot: int, place: int, table: torch.Tensor | None = table, size: int = size) -> tuple[int, int]:
+            return (slot if table is None else int(table[slot, place // size])), place % size
+
+        for slot, length, taken in list(zip(slots, before, nodes, strict=True))[:3]:
+            for j, node in enumerate(taken):
+                wanted[spot(slot, length + j)] = pool[spot(slot, length + node)]
+        assert bool((plan.source[2:] == -1).all()), "a chain moves nothing"
+        ops.move_rows(pool=pool, source=plan.source, target=plan.target)
+        assert torch.equal(pool, wanted)
+
+
 class NoHostRead(TorchDispatchMode):
     """Fails on every ATen call whose answer the host must wait for."""
 
@@ -149,10 +241,14 @@ def test_the_plain_ops_on_whole_numbers_do_not_wait_for_the_host() -> None:
         call = case.build(HERE)
         with NoHostRead():
             getattr(PLAIN, case.op)(**call.inputs)
-    window, count = ints(9, 1, 2, 3).view(2, 2), ints(2, 0)
+    window, count, tree = ints(9, 1, 2, 3).view(2, 2), ints(2, 0), ints(-1, 0, -1, 0).view(2, 2)
     with NoHostRead():
-        PLAIN.accept(window=window, picks=window, count=count, forced_correct=count, forced_bonus=count)
+        PLAIN.accept(window=window, picks=window, count=count, forced_last=count, forced_bonus=count)
         PLAIN.select(x=window, index=count - 1)
+        PLAIN.accept(window=window, picks=window, count=count, forced_last=count, forced_bonus=count, parents=tree)
+        plan = PLAIN.plan_tree(parents=tree, slots=count, count=count)
+        PLAIN.plan_path(accept_index=window, slots=count, before=count, size=2)
+        PLAIN.place_rows(**GIVEN["place_rows"], depth=plan.depth.flatten()[:3])
     with pytest.raises(AssertionError, match="a mask is read"), NoHostRead():
         window[window > 1]
 
@@ -171,8 +267,14 @@ GIVEN: dict[str, dict[str, Any]] = {
     "choose": {"own": ints(1, 2), "forced": ints(-1, 2)},
     "shift": {"tokens": ints(4, 5, 6), "begin": ints(0, 2), "count": ints(2, 1), "behind": ints(7, 8)},
     "accept": {"window": ints(1, 2, 3, 4).view(2, 2), "picks": ints(1, 2, 3, 4).view(2, 2), "count": ints(2, 0),
-               "forced_correct": ints(1, -1), "forced_bonus": ints(5, -1)},
+               "forced_last": ints(1, -1), "forced_bonus": ints(5, -1), "parents": ints(-1, 0, 7, 8).view(2, 2)},
+    "plan_tree": {"parents": ints(-1, 0, 0, -1, 7, 7).view(2, 3), "slots": ints(3, 1), "count": ints(3, 1)},
+    "plan_path": {"accept_index": ints(0, 2, 3, 0, -1, -1).view(2, 3), "slots": ints(3, 1), "before": ints(5, 6),
+                  "size": 4},
+    "move_rows": {"pool": ints(*range(20)).view(5, 4), "source": ints(9, 10, 13, -1).view(2, 2),
+                  "target": ints(8, 9, 12, -1).view(2, 2)},
 }
+NODES = {"depth": ints(0, 1, 0), "lead": 1, "shift": 0}
 
 
 @pytest.mark.parametrize("op", sorted(GIVEN))
@@ -190,6 +292,9 @@ def test_what_keeps_the_contract_is_not_reported(op: str) -> None:
         ("place_rows", {"rows": 2}, "rows 0 to 2 of 2 are named"),
         ("place_rows", {"shift": -5}, "a row would stand at position -3"),
         ("place_rows", {"begin": ints(0, 2).int()}, "begin are torch.int32, not int64"),
+        ("place_rows", NODES | {"length": ints(0, 0, 0, 2)}, "a row would stand at position -1"),
+        ("place_rows", NODES | {"depth": ints(0, 1)}, "depth is (2,), (3,) fits"),
+        ("place_rows", NODES | {"depth": ints(0, -1, 0)}, "depth run from -1 to 0"),
         ("advance", {"by": ints(-2, 1)}, "a length would shrink by 2"),
         ("advance", {"slots": ints(1, 1)}, "slots: two requests would write the same place"),
         ("choose", {"forced": ints(1)}, "own is (2,), forced is (1,)"),
@@ -199,8 +304,25 @@ def test_what_keeps_the_contract_is_not_reported(op: str) -> None:
         ("shift", {"behind": ints(7)}, "1 tokens stand behind 2 requests"),
         ("shift", {"tokens": ints(4, 5, 6).int()}, "tokens are torch.int32, not int64"),
         ("accept", {"count": ints(3, 0)}, "count run from 0 to 3, there are 3"),
-        ("accept", {"forced_correct": ints(2, -1)}, "more drafts are forced than the window has"),
+        ("accept", {"forced_last": ints(2, -1)}, "more drafts are forced than the window has"),
         ("accept", {"forced_bonus": ints(2, -1).int()}, "forced_bonus are torch.int32, not int64"),
+        ("accept", {"parents": ints(-1, 1, 0, 0).view(2, 2)}, "node 1 continues 1, which is no node before it"),
+        ("accept", {"parents": ints(-1, 0).view(2, 1)}, "parents is (2, 1), (2, 2) fits"),
+        ("plan_tree", {"parents": ints(-1, 0, -1, -1, 7, 7).view(2, 3)}, "node 2 continues -1"),
+        ("plan_tree", {"parents": ints(*range(-1, 127)).view(2, 64)}, "a window has 64 nodes, at most 63 have a bit"),
+        ("plan_tree", {"parents": ints(-1, 0, 0, -1, 7, 7).int().view(2, 3)}, "parents are torch.int32, not int64"),
+        ("plan_tree", {"count": ints(4, 1)}, "count run from 1 to 4, there are 4"),
+        ("plan_tree", {"slots": ints(3, 3)}, "slots: two requests would write the same place"),
+        ("plan_path", {"accept_index": ints(0, 2, 1, 0, -1, -1).view(2, 3)}, "a path does not rise from the root"),
+        ("plan_path", {"accept_index": ints(1, 2, 3, 0, -1, -1).view(2, 3)}, "a path does not rise from the root"),
+        ("plan_path", {"before": ints(5, 6).int()}, "before are torch.int32, not int64"),
+        ("plan_path", {"slots": ints(0, 1)}, "slots name slot 0, which is reserved"),
+        ("move_rows", {"target": ints(10, 9, 12, -1).view(2, 2)}, "an entry is written over before it is read"),
+        ("move_rows", {"target": ints(8, 12, 12, -1).view(2, 2)}, "target: two requests would write the same place"),
+        ("move_rows", {"target": ints(8, 9, 3, -1).view(2, 2)}, "a target lies in unit 0, which is reserved"),
+        ("move_rows", {"target": ints(8, 9, 12, 14).view(2, 2)}, "an entry has one end alone"),
+        ("move_rows", {"source": ints(9, 10, 20, -1).view(2, 2)}, "source run from -1 to 20, there are 20"),
+        ("move_rows", {"target": ints(8, 9).view(2, 1)}, "target is (2, 1), (2, 2) fits"),
     ],
 )
 def test_what_breaks_the_contract_is_named(op: str, change: dict[str, Any], sentence: str) -> None:

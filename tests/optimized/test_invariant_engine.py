@@ -44,16 +44,18 @@ class Told:
     """An engine, and all that it said: per request the tokens, the state at every length, the hidden row of every
     position."""
 
-    def __init__(self, checkpoint: Checkpoint, ops: Ops = INVARIANT, **options: Any) -> None:
-        chosen = Options(device=HERE, **options)
-        self.engine = OptimizedEngine(checkpoint, ops, chosen, CAPACITY, num_steps=0, adaptive=FILE)
+    def __init__(
+        self, checkpoint: Checkpoint, ops: Ops = INVARIANT, nodes: int | None = None, **options: Any
+    ) -> None:
+        chosen, room = Options(device=HERE, **options), replace(CAPACITY, num_draft_tokens=nodes)
+        steps, adaptive = (0, FILE) if nodes is None else (3, None)  # windows are trees: step counts stay
+        self.engine = OptimizedEngine(checkpoint, ops, chosen, room, num_steps=steps, adaptive=adaptive)
         self.engine.watch(self._see)
         self.tokens: dict[str, list[int]] = {}
         self.states: dict[str, dict[int, RequestState]] = {}
         self.rows: dict[str, dict[int, torch.Tensor]] = {}
         self.accepted = 0
         self._final: list[torch.Tensor] = []
-        self._steps = 0
 
     def __call__(self, event: Event) -> Any:
         before = {name: max(states, default=0) for name, states in self.states.items()}
@@ -61,29 +63,32 @@ class Told:
         if isinstance(event, Admit):
             self.tokens[event.request], self.states[event.request] = list(event.prompt), {}
             self.rows[event.request] = {}
-        elif isinstance(event, SetNumSteps):
-            self._steps = event.num_steps
         elif isinstance(event, Forward):
             self._keep_rows(event.rows, before)
             self._keep_states([row.request for row in event.rows if row.kind != "verify"])
             for name, root in answer.roots.items():
                 self.tokens[name].append(root)
         elif isinstance(event, Commit):
-            for name, count, bonus in zip(
-                event.requests, answer.num_correct_drafts.tolist(), answer.bonus.tolist(), strict=True
+            for name, index, bonus in zip(
+                event.requests, answer.accept_index.tolist(), answer.bonus.tolist(), strict=True
             ):
-                self.accepted += count
-                self.tokens[name] += [*self.window[name][:count], bonus]
-                for rejected in range(before[name] + count + 1, before[name] + 1 + self._steps):
-                    del self.rows[name][rejected]
+                path, first, rows = [node for node in index if node >= 0], before[name], self.rows[name]
+                self.accepted += len(path) - 1
+                self.tokens[name] += [*(self.window[name][node - 1] for node in path[1:]), bonus]
+                nodes = [rows.pop(first + node) for node in range(len(self.window[name]) + 1)]
+                rows.update((first + j, nodes[node]) for j, node in enumerate(path))
             self._keep_states(event.requests)
         return answer
 
-    def round_of(self, names: Sequence[str], steps: int, picks: tuple[tuple[int, ...], ...] | None, *also: Row) -> None:
+    def round_of(
+        self, names: Sequence[str], steps: int, picks: tuple[tuple[int, ...], ...] | None, *also: Row,
+        parents: tuple[tuple[int, ...], ...] | None = None,
+    ) -> None:
         """Set the step count, draft, verify with other rows behind, accept what is right."""
         self(SetNumSteps(steps))
-        drafted = self(Draft(tuple(names), picks))
-        self.window = dict(zip(names, drafted.drafts.tolist(), strict=True))
+        drafted = self(Draft(tuple(names), picks, parents))
+        drafts = drafted.drafts.tolist() if parents is None else picks or ()
+        self.window = dict(zip(names, drafts, strict=True))
         self(Forward((*(Row(name, "verify") for name in names), *also)))
         self(Commit(tuple(names)))
 
@@ -95,7 +100,7 @@ class Told:
     def _keep_rows(self, rows: Sequence[Row], before: dict[str, int]) -> None:
         (final,), self._final, begin = self._final, [], 0
         for row in rows:
-            count = self._steps + 1 if row.kind == "verify" else row.tokens
+            count = len(self.window[row.request]) + 1 if row.kind == "verify" else row.tokens
             for t in range(count):
                 self.rows[row.request][before[row.request] + t] = final[begin + t]
             begin += count
@@ -249,6 +254,35 @@ def test_a_batch_is_its_requests_alone(given: Given) -> None:
     told.round_of(("y", "x"), 2, both)
     assert differences(told, plain, "x") == differences(told, plain, "y") == []
     assert told.accepted >= 5
+
+
+TREES = {  # parents of the drafts, and which of them are right, in their order
+    "x": [((0, 0, 1, 2, 4), (2, 4, 5)), ((0, 0, 1), ())],
+    "y": [((0,), (1,)), ((0, 1, 0, 3, 3), (3, 4)), ((0, 0, 2, 2), (2,))],
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES if NATIVE else ["columns", "lazy_rerun"])
+@pytest.mark.parametrize("graphs", [False, True] if NATIVE else [False])
+def test_speculation_over_trees_is_plain_decoding_bit_for_bit(strategy: str, graphs: bool, given: Given) -> None:
+    """Other tokens stand beside the right path. Trees differ in a batch; one round is beside a decode."""
+    checkpoint, plain = given("dense", FP32)
+    told = Told(checkpoint, strategy=strategy, graphs=graphs, nodes=6)
+    for name in ("x", "y"):
+        begin(told, name)
+    for number in range(3):
+        names = ("x", "y") if number < 2 else ("y",)
+        picks = []
+        for name in names:
+            tree, right = TREES[name][number]
+            at = max(told.states[name]) + 1
+            next_ = {node: plain.tokens[name][at + j] for j, node in enumerate(right)}
+            wrong = (plain.tokens[name][at] + 1) % 64
+            picks.append(tuple(next_.get(node, wrong) for node in range(1, len(tree) + 1)))
+        beside = () if number < 2 else (Row("x", "decode"),)
+        told.round_of(names, 3, tuple(picks), *beside, parents=tuple(TREES[name][number][0] for name in names))
+    assert differences(told, plain, "x") == differences(told, plain, "y") == []
+    assert told.accepted >= 7
 
 
 def split_when_few(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor:

@@ -195,7 +195,7 @@ def test_accept_is_the_loop_over_every_small_window() -> None:
     own = torch.full((len(window),), -1)
     for count in range(width + 1):
         answer = PLAIN.accept(
-            window=window, picks=picks, count=torch.full((len(window),), count), forced_correct=own, forced_bonus=own
+            window=window, picks=picks, count=torch.full((len(window),), count), forced_last=own, forced_bonus=own
         )
         assert all(field.dtype == torch.int64 for field in answer)
         for b, (nodes, said) in enumerate(zip(window.tolist(), picks.tolist(), strict=True)):

@@ -135,18 +135,18 @@ def accept(draw: Draw, dtype: torch.dtype) -> Inputs:
     count = (4, 4, 4, 1, 0, 2)
     flat = [draw.ints([x for row in rows for x in row]).view(-1, 4) for rows in (window, picks)]
     own = draw.ints([-1] * len(count))
-    return {"window": flat[0], "picks": flat[1], "count": draw.ints(count), "forced_correct": own, "forced_bonus": own}
+    return {"window": flat[0], "picks": flat[1], "count": draw.ints(count), "forced_last": own, "forced_bonus": own}
 
 
 def accept_forced(draw: Draw, dtype: torch.dtype) -> Inputs:
     """Shorter and longer than our own, beyond the window, an idle request, a bonus alone, and nothing."""
     correct, bonus = draw.ints((0, 3, 1, 5, 2, -1)), draw.ints((-1, 77, 0, 8, 5, 6))
-    return {**accept(draw, dtype), "forced_correct": correct, "forced_bonus": bonus}
+    return {**accept(draw, dtype), "forced_last": correct, "forced_bonus": bonus}
 
 
 def accept_none(draw: Draw, dtype: torch.dtype) -> Inputs:
     empty, none = draw.ints(()).view(0, 4), draw.ints(())
-    return {"window": empty, "picks": empty, "count": none, "forced_correct": none, "forced_bonus": none}
+    return {"window": empty, "picks": empty, "count": none, "forced_last": none, "forced_bonus": none}
 
 
 def empty_rows(make: Make, *names: str) -> Make:

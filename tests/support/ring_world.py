@@ -81,8 +81,9 @@ class World:
     def pools(self) -> tuple[Pool, ...]:
         return self.state, self.scratch, self.snapshots, *self.rings
 
-    def part(self, turns: Sequence[Turn], *, columns: bool = False) -> Part:
-        """The turns as a part, packed in their order; `columns`: the state after each row goes to snapshots."""
+    def part(self, turns: Sequence[Turn], *, columns: bool = False, trees: Sequence[Sequence[int]] = ()) -> Part:
+        """The turns as a part, packed in their order; `columns`: the state after each row goes to snapshots; `trees`:
+        the parents of every turn's rows."""
         draw = Draw(0, str(self.state.raw.device))
         count = [len(turn.rows.v) for turn in turns]
         slots = draw.ints([turn.slot for turn in turns])
@@ -100,7 +101,7 @@ class World:
             most=max(count),
             read=Address(self.state.view, slots),
             fresh=draw.ints([turn.fresh for turn in turns]).bool(),
-            store=Address(goals[goal].view, units([turn.goal == goal for turn in turns])),
+            store=None if trees else Address(goals[goal].view, units([turn.goal == goal for turn in turns])),
             per_row=Address(self.snapshots.view, slots) if columns else None,
             ring=Ring(
                 KEPT[self.ops.keeps](*(pool.view for pool in self.rings)),
@@ -110,15 +111,17 @@ class World:
                 keep=draw.ints([turn.before % self.size if turn.kept else -1 for turn in turns]),
             ),
             settled=Address(self.state.view, units([turn.settled for turn in turns])),
+            parents=draw.ints([parent for tree in trees for parent in tree]) if trees else None,
         )
 
-    def run(self, turns: Sequence[Turn], *, columns: bool = False) -> Tensor:
+    def run(self, turns: Sequence[Turn], *, columns: bool = False, trees: Sequence[Sequence[int]] = ()) -> Tensor:
         """One launch; core [N, HV, V]."""
         self.allow(turns, columns)
         was = [bits(pool).clone() for pool in self.pools]
         inputs = joined([turn.rows for turn in turns])
         dtype = inputs.v.dtype
-        core = self.ops.gdn(inputs=inputs, parts=(self.part(turns, columns=columns),), dtype=dtype, to=at("core"))
+        part = self.part(turns, columns=columns, trees=trees)
+        core = self.ops.gdn(inputs=inputs, parts=(part,), dtype=dtype, to=at("core"))
         for pool, old in zip(self.pools, was, strict=True):
             strays = (bits(pool) != old) & ~pool.writable
             assert not bool(strays.any()), f"{int(strays.sum())} elements were written that nobody may write"

@@ -82,7 +82,7 @@ class World:
         picks = ops.pick(logits=ops.lm_head(x=hidden, weight=self.head, to=LOGITS), to=PICK)
         accepted = ops.accept(
             window=inputs.window, picks=picks.view(requests, width), count=inputs.count,
-            forced_correct=inputs.forced, forced_bonus=inputs.forced,
+            forced_last=inputs.forced, forced_bonus=inputs.forced,
         )
         ops.advance(length=self.length, slots=inputs.slots, by=accepted.accept_lens)
         return Outputs(hidden, accepted.tokens, placed.before, accepted.bonus)

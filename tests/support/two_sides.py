@@ -71,7 +71,7 @@ class TwoSides:
         ours, theirs = event.on(self.subject), event.on(self.truth)
         self._answers(ours, theirs)
         if isinstance(event, Draft) and isinstance(ours, Drafted):
-            self.widths.update(dict.fromkeys(event.requests, 1 + ours.drafts.shape[1]))
+            self.widths.update(zip(event.requests, (1 + (ours.drafts >= 0).sum(dim=1)).tolist(), strict=True))
         self._places(self._kept(event))
         self.compared += untouched(self.subject, before, may)
         if isinstance(event, Admit):

@@ -67,5 +67,5 @@ CHUNKED = kernel(FLA.chunk_gated_delta_rule)
 CHUNK = {"gdn.chunk": Product("tf32", block=64)}
 OPS = replace(
     BASE, name="fla", types=types, gdn=dense(window=RECURRENT, chunk=RECURRENT if INTERPRETED else CHUNKED),
-    keeps="inputs", products={} if INTERPRETED else CHUNK, captures=False,
+    keeps="inputs", products={} if INTERPRETED else CHUNK, captures=False, trees=False,
 )

@@ -123,7 +123,9 @@ def pooled(
 
     served: dict[str, Any] = {"fused_gdn": fused} if raw else {"gdn": gdn, "fused_gdn": None}
     products = {form: product for form, product in base.products.items() if not form.startswith("gdn.")}
-    return replace(base, name=name, keeps="inputs", captures=False, packed=packed, products=products, **served)
+    return replace(
+        base, name=name, keeps="inputs", captures=False, packed=packed, trees=False, products=products, **served
+    )
 
 
 Lend = Callable[[torch.Tensor], AbstractContextManager[torch.Tensor]]  # a pool -> around a call: what the kernel gets

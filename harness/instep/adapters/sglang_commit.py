@@ -111,9 +111,9 @@ def fold(
     return v, pool.mT
 
 
-CONV = replace(BASE, name="sglang conv", conv=conv)
+CONV = replace(BASE, name="sglang conv", conv=conv, trees=False)
 SCATTER = replace(BASE, name="sglang scatter", move=scatter)
-FOLD = replace(BASE, name="sglang fold", gdn=dense(window=fold, chunk=fold), keeps="inputs")
+FOLD = replace(BASE, name="sglang fold", gdn=dense(window=fold, chunk=fold), keeps="inputs", trees=False)
 KERNELS = {  # what a test of SGLang's tree runs: op set -> the strategy that serves it
     "sglang:SIGMOID": "snapshot", "sglang:RECURRENT": "snapshot", "sglang:DECODE": "snapshot",
     "sglang_commit:CONV": "snapshot", "sglang_commit:SCATTER": "snapshot",

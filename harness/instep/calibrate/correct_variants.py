@@ -104,7 +104,7 @@ def _pairwise(parts: list[torch.Tensor]) -> torch.Tensor:
 
 def correct(form: str, seed: int) -> Ops:
     """`plain` with the sums in that order."""
-    return replace(PLAIN, name=f"{form}_{seed}", **FORMS[form](Order(form, seed)))
+    return replace(PLAIN, name=f"{form}_{seed}", trees=False, **FORMS[form](Order(form, seed)))
 
 
 def narrow(ops: Ops) -> Ops:

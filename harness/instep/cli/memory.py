@@ -34,6 +34,8 @@ def memory(
     num_steps: Annotated[int | None, typer.Option(help="Drafts a round; the window is one wider.", min=0)] = None,
     candidates: Annotated[str | None, typer.Option(help="Step counts that may be in force, as 1,3,7: the largest "
                                                        "counts. Left out, with --num-steps too: 3.")] = None,
+    num_draft_tokens: Annotated[int | None, typer.Option(help="Where windows may be trees: the most nodes of one, its "
+                                                            "root included. Left out: chains.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of a request, prompt and text.", min=1, max=2**62)] = 4096,
     gib: Annotated[float, typer.Option(help="Memory for pools, in GiB, weights not counted.", min=0.0)] = 64.0,
     json: Annotated[Path | None, typer.Option(help="Write the figures there, too.")] = None,
@@ -57,9 +59,12 @@ def memory(
     config, widest = sized_like(where), _widest(num_steps, candidates)
     setting = given.setting(dtype="bfloat16", drafter="eagle" if config.mtp_layers < 2 else "vanilla")
     options, ops = setting.options(), setting.op_set()
-    check(options, config, widest - 1, ops)
+    check(options, config, widest - 1, ops, num_draft_tokens)
     typed = [(getattr(setting, option),) if option in given.named else () for option in OPTIONS]
-    found, room = list(needs(config, options, widest, tokens, ops, *typed)), int(gib * 2**30)
+    strategies, forms = typed
+    found = list(needs(config, options, widest, tokens, ops, strategies, forms, num_draft_tokens))
+    room = int(gib * 2**30)
+    widest = max(widest, num_draft_tokens or 0)
     title = f"{where}: windows of {widest}, {setting.dtype}, requests of {tokens} tokens"
     weights = spelled(weights_bytes(config, setting.activation))
     data = {

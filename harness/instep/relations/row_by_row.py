@@ -59,9 +59,11 @@ def _attended(op: Op) -> Op:
 
 
 def _alone(pages: Pages, request: int, row: int) -> Pages:
-    one = slice(request, request + 1)
+    one, at = slice(request, request + 1), int(pages.begin[request]) + row
     count = pages.count[one]
+    sees = None if pages.ancestors is None else pages.ancestors[at : at + 1]
+    in_tree = sees is not None and bool(sees.any())  # its bits count from where the window begins
     return replace(
         pages, slots=pages.slots[one], begin=torch.zeros_like(count), count=torch.ones_like(count),
-        before=pages.before[one] + row, most=1,
+        before=pages.before[one] + (0 if in_tree else row), most=1, ancestors=sees,
     )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from instep_optimized.ops.around import OPS, with_ops
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.base import ALONG_TREES, Ops
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import AFTER_LAYERS, COMPONENTS, STAGE_LEVEL, STAGES, Place
 
@@ -67,8 +67,11 @@ AS_IS = Variant()
 
 
 def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
-    """`ops` with some of its ops from other sets; what it declares about itself stays, but for how these multiply."""
-    others, products = dict[str, Any](), dict(ops.products)
+    """`ops` with some of its ops from other sets; what it declares about itself stays.
+
+    Two things do not: how these ops multiply, and whether all of them serve trees.
+    """
+    others, products, trees = dict[str, Any](), dict(ops.products), ops.trees
     for name, source in swap.items():
         if name not in (*OPS, *ops.own):
             raise BadInput("--swap", found=name, expected=f"one of the ops {', '.join((*OPS, *ops.own))}")
@@ -86,9 +89,10 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
         others[name], form_of = own[name] if name in own else getattr(found, name), name.removeprefix("fused_")
         if name in ("gdn", "gdn_inputs"):
             others.setdefault("fused_gdn", None)  # which would go on serving in their place
+        trees = trees and (found.trees or name not in ALONG_TREES)
         products = {form: product for form, product in products.items() if form.partition(".")[0] != form_of}
         products |= {form: product for form, product in found.products.items() if form.partition(".")[0] == form_of}
-    return replace(with_ops(ops, others), products=products)
+    return replace(with_ops(ops, others), products=products, trees=trees)
 
 
 def _labels(ops: Ops) -> bool:

@@ -59,7 +59,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`Capacity` on the wire. An unknown field is an error.
 
-    Old traces have no max_positions: there a request may have as many positions as all pages hold.
+    Old traces have no max_positions: there a request may have as many positions as all pages hold. Only traces whose
+    windows may be trees have num_draft_tokens.
     """
 
     slots: tuple[int, ...]
@@ -67,9 +68,10 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     page_size: int
     max_tokens: int
     max_positions: int | None = None
+    num_draft_tokens: int | None = None
 
     def capacity(self) -> Capacity:
-        return Capacity(self.slots, self.pages, self.page_size, self.max_tokens, self.max_positions)
+        return Capacity(**msgspec.structs.asdict(self))
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

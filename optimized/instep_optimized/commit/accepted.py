@@ -1,6 +1,6 @@
 """Verified windows: what the slot table keeps of them until their commit, and what the commit answers.
 
-Leaves out: which units of state memory move (the strategies beside this file). Chains only.
+Leaves out: which units of state memory move (the strategies beside this file).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from instep_reference.contract.engine import Committed, Path
 from instep_reference.contract.errors import Unsupported
 
+from ..memory import Memory
 from ..memory.slot_table import SlotTable
 from ..ops.base import Ops
 from ..ops.placing import Acceptance
@@ -27,19 +28,39 @@ def keep_window(
     ops.store_rows(rows=final.view(count, width, -1), pool=slot_table.final[:, None, :width], locations=slots)
 
 
-def forced_paths(accepted: Sequence[Path] | None, requests: int) -> list[list[int]]:
-    """[accepted drafts, bonus] of every request; [-1, -1] where the engine does its own greedy acceptance."""
+def gather_path(
+    ops: Ops, memory: Memory, slots: torch.Tensor, accept_index: torch.Tensor, before: torch.Tensor, begin: torch.Tensor
+) -> None:
+    """Bring what was kept of the accepted nodes of trees side by side: their KV, and their final rows. Ops and views.
+
+    before  [B]: committed tokens before the window;  begin [B]: the first packed row, a multiple of the widest window
+    """
+    table, final = memory.slot_table.table, memory.slot_table.final
+    stood = ops.plan_path(accept_index=accept_index, slots=slots, before=before, size=memory.pages.size, table=table)
+    for name in ("keys", "values"):
+        for layer in memory.layers(name):
+            ops.move_rows(pool=memory[name].units(layer), source=stood.source, target=stood.target)
+    # A line of final rows is a ring that begins anew with each window: position `begin` stands in its entry 0.
+    rows = ops.plan_path(accept_index=accept_index, slots=slots, before=begin, size=final.shape[1])
+    ops.move_rows(pool=final, source=rows.source, target=rows.target)
+
+
+def forced_paths(accepted: Sequence[Path] | None, requests: int, *, trees: bool = False) -> list[list[int]]:
+    """[last accepted node, bonus] of every request; [-1, -1] where the engine does its own greedy acceptance."""
     if accepted is None:
         return [[-1, -1]] * requests
-    for path in accepted:
+    for path in () if trees else accepted:
         if path.nodes != tuple(range(1, len(path.nodes) + 1)):
             raise Unsupported(f"accepted nodes {path.nodes}: this engine verifies chains, whose paths are 1, 2, ...")
-    return [[len(path.nodes), path.bonus] for path in accepted]
+    return [[path.nodes[-1] if path.nodes else 0, path.bonus] for path in accepted]
 
 
-def answered(acceptance: Acceptance) -> Committed:
-    """The answer of a commit. The caller may keep its tensors: they are new results of an op, or copies out of a graph.
+def answered(acceptance: Acceptance, widest: int) -> Committed:
+    """The answer of a commit, its paths cut to the longest window.
+
+    The caller may keep its tensors: they are new results of an op, or copies out of a graph.
 
     `tokens` is not part of the answer. It is what the draft extend runs on.
     """
-    return Committed(**{name: x for name, x in acceptance._asdict().items() if name != "tokens"})
+    told = acceptance._asdict() | {"accept_index": acceptance.accept_index[:, :widest]}
+    return Committed(**{name: x for name, x in told.items() if name != "tokens"})

@@ -35,12 +35,14 @@ Table = Mapping[Action, Mapping[str, Which]]  # action -> region -> which units;
 _KV: Mapping[str, Which] = {"keys": "written", "values": "written"}
 _DRAFT_KV: Mapping[str, Which] = {"draft_keys": "written", "draft_values": "written"}
 # The KV pages, which are the same for every strategy. Attention needs no rollback: a rejected entry lies behind the
-# request's length, where nobody reads it, and the next window overwrites it.
+# request's length, where nobody reads it, and the next window overwrites it. Of a tree the commit brings the accepted
+# entries side by side.
 PAGES: Table = {
     "prefill": {**_KV, **_DRAFT_KV}, "verify": _KV, "decode": {**_KV, **_DRAFT_KV}, "draft": _DRAFT_KV,
     "commit": _DRAFT_KV, "restore": {**_KV, **_DRAFT_KV},
     "release": {"keys": "owned", "values": "owned", "draft_keys": "owned", "draft_values": "owned"},
 }
+PAGES_OF_TREES: Table = {**PAGES, "commit": {**_KV, **_DRAFT_KV}}
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class AcceptedWindows:
 
     rows   their snapshot rows;  slots: their slots;  nodes: the last accepted node, whose state becomes the request's
     lens   how many tokens become committed;  before: how many were committed before the window
+    path   [B, T], where windows may be trees: the accepted nodes, root first, -1 padded. None: chains, of which the
+           accepted nodes are 0, 1, ..
     """
 
     rows: torch.Tensor
@@ -76,6 +80,7 @@ class AcceptedWindows:
     nodes: torch.Tensor
     lens: torch.Tensor
     before: torch.Tensor
+    path: torch.Tensor | None = None
 
 
 def _nothing(ops: Ops) -> None:

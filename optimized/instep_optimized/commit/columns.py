@@ -1,7 +1,7 @@
 """The `columns` strategy: a slot has one column per window position; a mark says which one holds the request's state.
 
 A verify writes the state after row t into column t. A commit moves only the mark. Traffic per layer and request:
-(T + 1) states. Mirrors vLLM, where a request owns T slots; here one slot has T columns. Leaves out: tree windows.
+(T + 1) states. Mirrors vLLM, where a request owns T slots; here one slot has T columns.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 from ..batch import Batch
 from ..layout import Part
 from ..ops.base import Ops
-from .base import PAGES, AcceptedWindows, BoundStrategy, CommitStrategy, Table, merged
+from .base import PAGES, PAGES_OF_TREES, AcceptedWindows, BoundStrategy, CommitStrategy, Table, merged
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,20 @@ class Asked:
 
 @dataclass(frozen=True)
 class CommitPair:
-    """Both strategies, for one window width. asked: to what one that was brought is held; None: both are ours."""
+    """Both strategies, for one window width.
+
+    asked  to what one that was brought is held; None: both are ours;  trees: whether windows may be trees
+    """
 
     of_conv: CommitStrategy
     of_state: CommitStrategy
     asked: Asked | None = None
+    trees: bool = False
 
     @property
     def may(self) -> Table:
         """What an event may change: the tables of both strategies, and the KV pages, the same for all of them."""
-        return merged(PAGES, self.of_conv.may, self.of_state.may)
+        return merged(PAGES_OF_TREES if self.trees else PAGES, self.of_conv.may, self.of_state.may)
 
     def bind(self, ops: Ops, batch: Batch) -> BoundPair:
         """Once per forward, before the layers."""

@@ -3,8 +3,8 @@
 For each token a verify keeps, in a ring, what the token adds to the state (its update), or what the delta rule consumed
 (its inputs): the op set declares which (`Ops.keeps`). The next step first runs the accepted tokens again, then its own
 rows. Leaves out: the arithmetic of it, which is the per-token body of decode and stands behind the `gdn` op. Traffic
-per layer and request: 2 states, whatever the window. A commit writes nothing: the request's length says how many tokens
-were accepted.
+per layer and request: 2 states, whatever the window. A commit of chains writes nothing: the request's length says how
+many tokens were accepted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..memory.budget import Sizes, mark, ring_pools, rings, units
 from ..memory.pool import Demand
 from ..ops.base import GdnInputs, Ops
 from ..ops.placing import RingPlan
-from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
+from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, Which, printed
 from .marks import Marks
 from .snapshot import taken
 
@@ -32,10 +32,12 @@ SETTLED = "settled"
 _SETTLES: Table = {action: {"state": "slot", SETTLED: "slot"} for action in ("prefill", "decode", "restore")}
 
 
-def may_change(keeps: Keeps) -> Table:
+def may_change(keeps: Keeps, *, trees: bool = False) -> Table:
     """What each event may write: the slot's state, its mark, and the pools of its ring."""
-    everything: Table = {"release": {"state": "slot", SETTLED: "slot", **dict.fromkeys(ring_pools(keeps), "slot")}}
-    return {"claim": {SETTLED: "slot"}, **_SETTLES, "verify": everything["release"], "commit": {}, **everything}
+    ring: Mapping[str, Which] = dict.fromkeys(ring_pools(keeps), "slot")
+    everything: Table = {"release": {"state": "slot", SETTLED: "slot", **ring}}
+    commit: Table = {"commit": ring if trees else {}}
+    return {"claim": {SETTLED: "slot"}, **_SETTLES, "verify": everything["release"], **commit, **everything}
 
 
 MAY_CHANGE = may_change("update")
@@ -57,12 +59,16 @@ class Rerun:
     The ring has room for two of the widest windows: a program of another head may still read pending entries while new
     entries are written. (The updates have room for one window: a program reads only updates that it wrote itself.)
     For the same reason a window may be narrower or wider than the one before it.
+
+    A node of a tree is kept in the entry of a place of its own, (length + node) % size. A commit brings the entries of
+    the accepted path side by side, where the tokens that they become belong. Only there a commit writes the ring.
     What an event may change (units in brackets), where updates are kept; inputs have pools of their own names:
 {printed(MAY_CHANGE)}
     """
 
     def __init__(self, config: ModelConfig, sizes: Sizes, memory: Memory, width: int) -> None:
-        self.may, names = may_change(sizes.keeps), ring_pools(sizes.keeps)
+        trees = sizes.capacity.num_draft_tokens is not None
+        self.may, names = may_change(sizes.keeps, trees=trees), ring_pools(sizes.keeps)
         self._marks, self._size = Marks(memory[SETTLED].units(0)), self.ring_size(sizes.widest)
         self._spare = self.spare(self._size, width, sizes.widest)
         self._states = {layer: memory["state"].units(layer) for layer in memory.layers("state")}
@@ -101,7 +107,19 @@ class Rerun:
         return BoundStrategy(lambda layer: tuple(self._part(layer, group, plan) for group, plan in plans), ran)
 
     def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
-        """Nothing moves. The length grows by the accepted tokens, so these are pending now; rejected ones are not."""
+        """Of chains nothing moves. The length grows by the accepted tokens, so these are pending; rejected ones not.
+
+        The two sizes of pools that a ring has need a plan each: an entry is taken modulo the number of entries.
+        """
+        if accepted.path is None:
+            return
+        pools = [pool for ring in self._rings.values() for pool in ring]
+        plans = {
+            size: ops.plan_path(accept_index=accepted.path, slots=accepted.slots, before=accepted.before, size=size)
+            for size in sorted({pool.shape[1] for pool in pools})
+        }
+        for pool in pools:
+            ops.move_rows(pool=pool, source=plans[pool.shape[1]].source, target=plans[pool.shape[1]].target)
 
     def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
         if not length or self._marks.of(slot) == length:  # nothing is pending: the slot holds the state itself

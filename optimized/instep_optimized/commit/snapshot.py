@@ -1,6 +1,6 @@
 """The `snapshot` strategy: a verify keeps the state after every window position; a commit copies the accepted one back.
 
-Leaves out: tree windows. Traffic per layer and request: (T + 3) states; the other strategies need fewer.
+Traffic per layer and request: (T + 3) states; the other strategies need fewer.
 """
 
 from __future__ import annotations

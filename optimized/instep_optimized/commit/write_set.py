@@ -25,7 +25,7 @@ from instep_reference.contract.engine import (
 from instep_reference.contract.errors import OutOfCapacity
 
 from ..memory import Memory
-from ..memory.slot_table import NAMES
+from ..memory.slot_table import NAMES, PARENTS
 from ..request import Request
 from .base import Action, RequestWrites, Table
 
@@ -41,7 +41,15 @@ _LINE: dict[Action, tuple[str, ...]] = {
     "release": NAMES,
     "restore": ("length", "table", "window", "proposals", "proposed"),
 }
+# Beside it, where windows may be trees.
+_OF_TREES: dict[Action, tuple[str, ...]] = {
+    "draft": (PARENTS, "picks", "final"), "commit": ("final",), "release": (PARENTS,),
+}
 SLOT_TABLE: Table = {action: dict.fromkeys(names, "slot") for action, names in _LINE.items()}
+SLOT_TABLE_OF_TREES: Table = {
+    **SLOT_TABLE,
+    **{action: dict.fromkeys((*_LINE[action], *names), "slot") for action, names in _OF_TREES.items()},
+}
 Wants = list[tuple[str, int]]
 
 
@@ -64,9 +72,15 @@ def forward_wants(rows: Sequence[Row], requests: Requests, *, exact: bool = Fals
     return [(row.request, _length(requests[row.request], exact) + width_of(row, requests[row.request])) for row in rows]
 
 
-def draft_wants(names: Sequence[str], requests: Requests, num_steps: int, *, exact: bool = False) -> Wants:
-    """(request, positions) for which a draft needs pages."""
-    return [(name, _length(requests[name], exact) + num_steps) for name in names]
+def draft_wants(drafts: Mapping[str, int], requests: Requests, *, exact: bool = False) -> Wants:
+    """(request, positions) for which a draft of so many tokens each needs pages."""
+    return [(name, _length(requests[name], exact) + count) for name, count in drafts.items()]
+
+
+def drafts_of(event: Draft, num_steps: int) -> dict[str, int]:
+    """How many drafts each request of a draft gets."""
+    trees = event.parents or [range(num_steps)] * len(event.requests)
+    return {name: len(tree) for name, tree in zip(event.requests, trees, strict=True)}
 
 
 def _length(request: Request, exact: bool) -> int:
@@ -110,10 +124,11 @@ def writes_of(
                 for number, row in enumerate(event.rows)
             ]
         case Draft():
-            worst, exact = (draft_wants(event.requests, live, num_steps, exact=known) for known in (not overlap, True))
+            drafts = drafts_of(event, num_steps)
+            worst, exact = (draft_wants(drafts, live, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
-            # Draft 1 is known from the last extend: the chain writes KV for the num_steps - 1 tokens that it runs.
-            return [of("draft", name, lists, max(0, num_steps - 1)) for name in event.requests]
+            # Draft 1 is known from the last extend, and nothing follows the last draft: the others are run.
+            return [of("draft", name, lists, max(0, count - 1)) for name, count in drafts.items()]
         case Commit():
             lists = pages.owned()  # the verify has reserved pages for the whole window
             return [of("commit", name, lists, 1 + live[name].drafts, live[name].row) for name in event.requests]

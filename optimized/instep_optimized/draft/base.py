@@ -18,6 +18,7 @@ from ..batch import Batch, Who
 from ..memory import Memory
 from ..model.trunk import Head
 from ..ops.base import Ops
+from ..ops.placing import TreePlan
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,22 @@ class Drafter(Protocol):
     def draft(self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int) -> tuple[torch.Tensor, ...]:
         """The drafts in use, one [B] per step, then the drafter's own, one [B] per step; at least one step."""
         ...
+
+    def draft_tree(
+        self, ops: Ops, memory: Memory, who: Who, use: Use, plan: TreePlan, behind: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """As `draft`, one [B] per node behind the root.
+
+        plan    the shapes of the windows [B, T]
+        behind  [B, T]: of every node but the root where its parent stands in a table [B, T], counted through all of it;
+                -1 behind a window's end
+        """
+        ...
+
+
+def column(ops: Ops, table: torch.Tensor, number: int) -> torch.Tensor:
+    """One column of whole numbers [B, T], side by side: so ops want slots and indices [B]."""
+    return ops.choose(own=table[:, number], forced=table[:, number])
 
 
 # From the stored weights, the target's configuration (which stays as it is), the target's head, and the pools.

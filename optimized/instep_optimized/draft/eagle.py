@@ -6,18 +6,19 @@ Leaves out: which rows were committed (`round.py`, `mixed.py`). Ops only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from instep_reference.contract.config import ModelConfig
 
 from .. import weights as w
-from ..batch import Batch, Who, windows
+from ..batch import Batch, Nodes, Who, windows
 from ..memory import Memory
 from ..model.trunk import Head
 from ..ops.base import Ops
-from .base import Asked, Use
+from ..ops.placing import TreePlan
+from .base import Asked, Use, column
 from .extend import propose, stage_of
 from .mtp import MtpLayer
 
@@ -58,4 +59,33 @@ class Eagle:
             hidden = self.mtp.rows(ops, hidden, batch, stage)
             own.append(self.mtp.pick(ops, hidden, stage))
             drafts.append(use(own[-1], step))
+        return (*drafts, *own)
+
+    def draft_tree(
+        self, ops: Ops, memory: Memory, who: Who, use: Use, plan: TreePlan, behind: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Node by node: each draft is a pick at its parent; then the head runs on it, with its parent's y.
+
+        Only where a node has children it runs. What it says stays in the slot table, by node: a child may come much
+        later. The row of node n stands at place L - 1 + n, and has the position of its depth.
+        """
+        table, width = memory.slot_table, plan.depth.shape[1]
+        pick = ops.select(x=table.proposals[:, 0], index=who.slots)
+        y, at = ops.select(x=table.proposed, index=who.slots), who.slots
+        own, drafts = [], []
+        for node in range(1, width):
+            ops.store_rows(rows=pick, pool=table.picks[:, node - 1 : node], locations=at)
+            ops.store_rows(rows=y, pool=table.final[:, node - 1 : node], locations=at)
+            parent = column(ops, behind, node)
+            # [B * T]: what the head said at all nodes, behind each other.
+            picks, rows = (ops.select(x=x, index=who.slots).flatten(0, 1) for x in (table.picks, table.final))
+            own.append(ops.select(x=picks, index=parent))
+            drafts.append(use(own[-1], node - 1))
+            if node < width - 1:
+                stage, at = f"chain.{node}", column(ops, plan.inner, node)
+                nodes = Nodes(None, plan.depth[:, node], plan.ancestors[:, node], width, lead=1)
+                step = replace(who, slots=at)
+                batch = windows(ops, memory, step, drafts[-1], "draft", 1, shift=node - 1, nodes=nodes)
+                y = self.mtp.rows(ops, ops.select(x=rows, index=parent), batch, stage)
+                pick = self.mtp.pick(ops, y, stage)
         return (*drafts, *own)

@@ -11,15 +11,19 @@ from dataclasses import dataclass, replace
 import torch
 
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.errors import Unsupported
 
 from .. import weights as w
 from ..batch import Batch, Who
 from ..memory import Memory
 from ..model.trunk import Head
 from ..ops.base import Ops
+from ..ops.placing import TreePlan
 from .base import Asked, Use
 from .extend import propose, stage_of
 from .mtp import MtpLayer
+
+NO_TREES = "vanilla drafting proposes chains only: a tree has no layer of its own per branch"
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,11 @@ class Vanilla:
         """The proposals of the last extend. A forced draft changes no later draft: all of them were made before."""
         own = [ops.select(x=memory.slot_table.proposals[:, step], index=who.slots) for step in range(num_steps)]
         return (*(use(draft, step) for step, draft in enumerate(own)), *own)
+
+    def draft_tree(
+        self, ops: Ops, memory: Memory, who: Who, use: Use, plan: TreePlan, behind: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        raise Unsupported(NO_TREES)
 
 
 def _behind(ops: Ops, picks: torch.Tensor, whom: Asked) -> torch.Tensor:

@@ -27,7 +27,7 @@ def prepared(
     for at in rounds:
         for kind, body in at.bodies.items():
             # Idle inputs: the warm-up runs the body for real, and with slot -1 it changes no byte.
-            nobody = inputs_of([-1], [-1], body.width, [[-1] * body.choices], device)
+            nobody = inputs_of([-1], [-1], body.width, [[-1] * body.choices], device, tree=[[-1] * body.tree])
             runner.prepare((kind, at.num_steps), ops, body.run, nobody, IDLE)
     return runner
 

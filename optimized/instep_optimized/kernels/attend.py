@@ -25,14 +25,14 @@ WARPS, STAGES = 8, 2
 
 
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
-    """`Attend` of the seam: row j of request b sees positions 0 .. before[b] + j of its mapped pages.
+    """`Attend` of the seam: row j of request b sees positions 0 .. before[b] + j of its mapped pages, or its ancestors.
 
     Scores and sums are fp32. The products of fp32 inputs are fp32 too (`ieee`). Probabilities are cast to the dtype of
     the values.
     """
     group, size = query.shape[1] // pages.keys.shape[2], query.element_size()
     most = tile(QUERIES.get(size, 32), 128)
-    queries = max(SMALLEST_DOT, min(power_of_2(pages.most * group), most))
+    queries = max(SMALLEST_DOT, min(power_of_2((pages.most if pages.ancestors is None else 1) * group), most))
     return read(query, pages, queries, tile(POSITIONS.get(size, 32), 128), WARPS, STAGES, alone=False)
 
 
@@ -42,19 +42,25 @@ def read(
     """Attention in tiles of `queries` rows (tokens times grouped heads) and steps of `positions` positions, from 0.
 
     alone: the bits of a row do not depend on the other rows of its tile (`invariant/attend.py`).
+
+    A tile of a tree has one token. It takes its ancestors in their order, as if they stood one behind the other: node
+    a_j of its path (a_0 the root) as position before + j. So it computes what that chain computes, in the same steps,
+    and what it does not see is not loaded. A row of a chain beside trees has a tile of its own too.
     """
     assert query.stride(2) == pages.keys.stride(3) == pages.values.stride(3) == 1, "heads are contiguous"
     heads, width = query.shape[1:]
     kv_heads, page_size = pages.keys.shape[2], pages.keys.shape[1]
     group = heads // kv_heads
     queries = max(queries, power_of_2(group))
+    tokens = queries // group if pages.ancestors is None else 1
+    seen = (None,) * 3 if pages.ancestors is None else (pages.ancestors, pages.ancestors.stride(0), pages.nodes)
     attended = torch.zeros_like(query, memory_format=torch.contiguous_format)
     launch(
-        _attend, (ceil_div(pages.most, queries // group), kv_heads, pages.begin.numel()),
+        _attend, (ceil_div(pages.most, tokens), kv_heads, pages.begin.numel()),
         query, query.stride(0), query.stride(1), attended, attended.stride(0), attended.stride(1),
         pages.keys, *pages.keys.stride()[:3], pages.values, *pages.values.stride()[:3],
         pages.table, *pages.table.stride(), pages.table.shape[1] * page_size,
-        pages.slots, pages.begin, pages.count, pages.before, page_size, group, queries // group, width, width**-0.5,
+        pages.slots, pages.begin, pages.count, pages.before, *seen, page_size, group, tokens, width, width**-0.5,
         MT=queries, NT=positions, DT=max(power_of_2(width), SMALLEST_DOT), WIDEN=INTERPRETED,
         ALONE=alone, ORDERED=alone and INTERPRETED, warps=warps, stages=stages,
     )  # fmt: skip
@@ -65,7 +71,8 @@ def read(
 def _attend(
     query, query_row, query_head, attended, attended_row, attended_head,
     keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
-    table, table_row, table_column, held, slots, begin, count, before, page_size, group, tokens, width, scale,
+    table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes,
+    page_size, group, tokens, width, scale,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
     ALONE: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
@@ -74,6 +81,8 @@ def _attend(
     held: how many positions a line of the table has entries for; nothing behind them is read.
     WIDEN, ORDERED: see `dot`. ALONE: a row is not changed by a step that lies behind its last position. Such a step
     serves later rows of the tile, and its positions may hold anything.
+
+    ancestors: bits per packed row, for trees, whose tiles have one token. Where it is None, Triton leaves it out.
 
     best, total, mean are the running maximum, sum of weights and weighted sum of values of the online softmax.
     """
@@ -92,16 +101,29 @@ def _attend(
     )
     known = tl.load(before + request)
     # last [MT]: the last position that each row sees; reach: one past the last position that any row of the tile sees
-    last, reach = known + token, tl.minimum(known + tl.minimum(first + tokens, rows), held)
+    if ancestors is None:
+        last, reach = known + token, tl.minimum(known + tl.minimum(first + tokens, rows), held)
+    else:
+        path = tl.load(ancestors + (tl.load(begin + request) + first) * ancestors_step)
+        seen = known
+        for node in range(nodes):
+            seen += (path >> node) & 1
+        reach = tl.where(path == 0, known + first + 1, seen)  # without bits it is a chain's
+        last = reach - 1 + token * 0
 
     best = tl.full((MT,), float("-inf"), tl.float32)
     total = tl.zeros((MT,), tl.float32)
     mean = tl.zeros((MT, DT), tl.float32)
     for start in range(0, reach.to(tl.int32), NT):  # positions are 32 bits wide: 64-bit division is slow
         at = start + tl.arange(0, NT)
+        if ancestors is None:
+            place, listed = at, at < reach
+        else:
+            place = stands(at, known.to(tl.int32), path, tl.where(start + NT > known, nodes, 0))
+            listed = (at < reach) & (place < held)
         # One page lookup per position: a step of positions need not begin at a page, nor end at one.
-        page = tl.load(line + at // page_size * table_column, mask=at < reach, other=-1)
-        mapped, entry = page >= 0, at % page_size  # [NT]
+        page = tl.load(line + place // page_size * table_column, mask=listed, other=-1)
+        mapped, entry = page >= 0, place % page_size  # [NT]
         there = mapped[:, None] & (d < width)[None, :]
         key = tl.load(
             keys + (page * keys_page + entry * keys_entry + kv_head * keys_head)[:, None] + d[None, :],
@@ -132,3 +154,14 @@ def _attend(
         attended + (row * attended_row + head * attended_head)[:, None] + d[None, :],
         mean.to(attended.dtype.element_ty), mask=inside,
     )  # fmt: skip
+
+
+@triton.jit
+def stands(at, known, path, nodes):
+    """Where position known + j of a path stands: its node a_j at known + a_j. Positions before `known` stay."""
+    place, order = at, known  # the position of the next node of the path
+    for node in range(nodes):
+        on = ((path >> node) & 1).to(tl.int32)
+        place = tl.where((on != 0) & (at == order), known + node, place)
+        order += on
+    return place

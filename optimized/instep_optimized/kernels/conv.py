@@ -20,7 +20,8 @@ from .runtime import ceil_div, launch, power_of_2, tile
 
 ROWS = 16  # rows per block on a GPU, fewer in a shorter window; no bit depends on it: every result is its own sum
 CHANNELS = 128  # channels per program on a GPU: 256 bytes of bf16
-COLUMN_ROWS = tl.constexpr(4)  # windows that one step stores, where a window is kept per row
+COLUMN_ROWS = 4  # windows that one step stores, where a window is kept per row
+TREE_ELEMENTS = 8192  # of a tree all windows are stored in one step: this many elements per program
 
 
 def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
@@ -28,19 +29,32 @@ def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: 
     assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
     channels, width = weight.shape
     mixed = torch.zeros_like(x)
-    assert width - 1 <= COLUMN_ROWS.value, "the history reaches further than one step of kept windows"
-    columns = min(power_of_2(channels), tile(CHANNELS, 512))
+    assert width - 1 <= COLUMN_ROWS, "the history reaches further than one step of kept windows"
     for part in parts:
-        rows = min(power_of_2(part.most), tile(ROWS, 64))
+        rows, step, columns = _tiles(part, width, channels)
         each, each_units, _, *each_steps = flat(part.per_row, 2, part.read)  # row t is its column
         launch(
             _conv, (ceil_div(part.most, rows), ceil_div(channels, columns), part.begin.numel()),
             x, x.stride(0), mixed, mixed.stride(0), weight, weight.stride(0), part.begin, part.count, part.fresh,
             *flat(part.read, 2, part.read), *flat(part.store, 2, part.read), given(part.store),
-            each, each_units, *each_steps, given(part.per_row), channels,
-            W=width, WT=power_of_2(width), RT=rows, CT=columns,
+            each, each_units, *each_steps, given(part.per_row), part.parents, channels,
+            W=width, WT=power_of_2(width), RT=rows, ST=step, CT=columns,
         )  # fmt: skip
     return mixed
+
+
+def _tiles(part: Part, width: int, channels: int) -> tuple[int, int, int]:
+    """Rows per block, kept windows per step, channels per program.
+
+    Any row of a tree may reach the history, and a window may be kept over it. So one program has all rows of a tree and
+    stores their windows in one step: whatever it reads, it reads before that.
+    """
+    columns = min(power_of_2(channels), tile(CHANNELS, 512))
+    if part.parents is None:
+        return min(power_of_2(part.most), tile(ROWS, 64)), COLUMN_ROWS, columns
+    assert part.parents.is_contiguous(), "the parents of packed rows are contiguous"
+    rows = power_of_2(part.most)
+    return rows, rows, min(columns, tile(max(TREE_ELEMENTS // (rows * power_of_2(width)), 16), 512))
 
 
 @triton.jit(do_not_specialize=["has_store", "has_each"])
@@ -49,12 +63,13 @@ def _conv(
     read, read_units, read_columns, read_unit, read_column, read_c, read_w,
     store, store_units, store_columns, store_unit, store_column, store_c, store_w, has_store,
     each, each_units, each_unit, each_column, each_c, each_w, has_each,
-    channels,
-    W: tl.constexpr, WT: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
+    parents, channels,
+    W: tl.constexpr, WT: tl.constexpr, RT: tl.constexpr, ST: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
     """RT rows of one request, CT channels. Grid (row blocks, channel tiles, B).
 
-    Row t takes the inputs t - (W-1) .. t. The window after row t is the last W-1 of them.
+    Row t takes the inputs t - (W-1) .. t. The window after row t is the last W-1 of them. With `parents` (of packed
+    rows, for trees) a row takes its own input, its parent's, and so on. Where `parents` is None, Triton leaves it out.
 
     Only the program of the first row block reads the history, and only it writes windows, after it has read. So no
     program can read a window too late, when another one has overwritten it.
@@ -72,7 +87,7 @@ def _conv(
     # An input before row 0 (back < 0) is entry back + W-1 of the history.
     total = tl.zeros((RT, CT), tl.float32)  # [RT, CT]
     for tap in tl.static_range(W):
-        back = row - (W - 1 - tap)
+        back = climb(row, row * 0 + tap - (W - 1), parents, start, rows, W)
         new = tl.load(
             x + ((start + back) * x_row)[:, None] + c[None, :],
             mask=((back >= 0) & (row < rows))[:, None] & in_c[None, :], other=0.0,
@@ -105,10 +120,11 @@ def _conv(
 
     kept_unit = tl.load(each_units + request)
     kept = each + kept_unit * each_unit + c[None, None, :] * each_c + (w * each_w)[None, :, None]
-    # The window after every row, COLUMN_ROWS of them in a step. Without such an address the loop has no steps.
-    for t in range(0, tl.where((has_each != 0) & (kept_unit >= 0), rows, 0), COLUMN_ROWS):
-        token = t + tl.arange(0, COLUMN_ROWS)
-        reach = token[:, None] + (w - (W - 2))[None, :]  # [COLUMN_ROWS, WT], the row of each entry; negative: history
+    # The window after every row, ST of them in a step. Without such an address the loop has no steps.
+    for t in range(0, tl.where((has_each != 0) & (kept_unit >= 0), rows, 0), ST):
+        token = t + tl.arange(0, ST)
+        # [ST, WT], the row of each entry; negative: history
+        reach = climb(token[:, None], (w - (W - 2))[None, :], parents, start, rows, W)
         live = (token < rows)[:, None] & (w < W - 1)[None, :]
         later = tl.load(
             x + ((start + reach) * x_row)[:, :, None] + c[None, None, :],
@@ -118,7 +134,7 @@ def _conv(
             history[None, None, :] + ((reach + W - 1) * read_w)[:, :, None],
             mask=(live & (reach < 0))[:, :, None] & remembered[None, None, :], other=0.0,
         )  # fmt: skip
-        tl.debug_barrier()  # all of the history is read (W-1 <= COLUMN_ROWS) before a column is written over it
+        tl.debug_barrier()  # all of the history is read (W-1 <= ST, or a tree) before a column is written over it
         columns = tl.where((reach >= 0)[:, :, None], later.to(each.dtype.element_ty), earlier.to(each.dtype.element_ty))
         tl.store(
             kept + (token * each_column)[:, None, None], columns, mask=live[:, :, None] & in_c[None, None, :]
@@ -130,3 +146,17 @@ def _conv(
     window = tl.where((behind >= 0)[:, None], last_new.to(store.dtype.element_ty), last_old.to(store.dtype.element_ty))
     stays = (w < tl.where((has_store != 0) & (goal >= 0), W - 1, 0))[:, None] & in_c[None, :]
     tl.store(target[None, :] + (w * store_w)[:, None], window, mask=stays)
+
+
+@triton.jit
+def climb(row, by, parents, start, rows, W: tl.constexpr):
+    """The row whose input lies -`by` inputs before that of `row` (0 to W-1); -1 is the last input of the history, -2
+    the one before it. Rows from `rows` on are nobody's."""
+    if parents is None:
+        return row + by
+    else:
+        at = row + by * 0
+        for step in tl.static_range(W - 1):
+            parent = tl.load(parents + start + at, mask=(at >= 0) & (at < rows), other=-1)
+            at = tl.where(step < -by, tl.where(at < 0, at - 1, parent), at)
+        return at

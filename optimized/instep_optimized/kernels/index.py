@@ -20,17 +20,18 @@ REQUESTS = 64  # requests that every row compares itself with in one step
 
 def place_rows(
     *, slots: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, rows: int, length: torch.Tensor,
-    table: torch.Tensor, page_size: int, shift: int,
+    table: torch.Tensor, page_size: int, shift: int, depth: torch.Tensor | None = None, lead: int = 0,
 ) -> RowPlacement:
     """`PlaceRows` of the seam: lane i of the grid computes the results of packed row i and those of request i."""
     assert all(x.is_contiguous() for x in (slots, begin, count)), "vectors are contiguous"
     requests = slots.numel()
+    nodes = (None,) * 3 if depth is None else (depth, depth.stride(0), lead)
     positions, locations = (slots.new_empty(rows) for _ in range(2))
     before, kept, last = (slots.new_empty(requests) for _ in range(3))
     tall = tile(32, 128)
     launch(
         _place, (ceil_div(max(rows, requests), tall),), slots, begin, count, length, length.stride(0),
-        table, *table.stride(), table.shape[1], page_size, shift, positions, locations, before, kept, last,
+        table, *table.stride(), table.shape[1], page_size, shift, *nodes, positions, locations, before, kept, last,
         rows, requests, RT=tall, CT=min(power_of_2(requests), REQUESTS),
     )  # fmt: skip
     return RowPlacement(positions, locations, before, kept, last)
@@ -71,16 +72,17 @@ def shift(*, tokens: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, beh
 @triton.jit
 def _place(
     slots, begin, count, length, length_step, table, table_row, table_column, width, page_size, shift,
-    positions, locations, before, kept, last, rows, requests,
+    depth, depth_step, lead, positions, locations, before, kept, last, rows, requests,
     RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """RT packed rows, and as many requests. Grid (tiles)."""
+    """RT packed rows, and as many requests. depth: for nodes of trees; None: Triton leaves it out. Grid (tiles)."""
     lane = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     # As request `lane`.
     asked = lane < requests
     slot = tl.load(slots + lane, mask=asked, other=-1)
     busy = slot >= 0
-    reach = tl.load(length + slot * length_step, mask=busy, other=0) + shift
+    ahead = shift if depth is None else -lead
+    reach = tl.load(length + slot * length_step, mask=busy, other=0) + ahead
     tl.store(before + lane, tl.where(busy, reach, 0), mask=asked)
     mine = tl.load(count + lane, mask=busy, other=0)
     tl.store(kept + lane, mine, mask=asked)
@@ -102,12 +104,14 @@ def _place(
         owner = tl.maximum(owner, tl.max(tl.where(covers, theirs[None, :], -1), axis=1))
         inside = inside + tl.sum(tl.where(covers, past, 0), axis=1)
     covered = owner >= 0
-    position = tl.load(length + owner * length_step, mask=covered, other=0) + shift + inside
-    position = tl.where(covered, position, 0)
+    reached = tl.load(length + owner * length_step, mask=covered, other=0)
+    position = tl.where(covered, reached + shift + inside, 0)  # of the place, a node's own
     page = position // page_size
     mapped = covered & (position >= 0) & (page < width)
     number = tl.load(table + owner * table_row + page * table_column, mask=mapped, other=-1)
     spot = tl.where(number >= 0, number * page_size + position % page_size, -1)
+    if depth is not None:  # siblings have one position: that of their depth
+        position = tl.where(covered, reached - lead + tl.load(depth + lane * depth_step, mask=covered, other=0), 0)
     tl.store(positions + lane, position, mask=lane < rows)
     tl.store(locations + lane, spot, mask=lane < rows)
 

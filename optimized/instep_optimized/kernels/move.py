@@ -1,4 +1,4 @@
-"""Copies units of memory bit by bit: the commit of the snapshot strategies.
+"""Copies units of memory bit by bit, and entries within a pool: the commits of snapshots and of trees.
 
 Leaves out: the choice of units.
 """
@@ -42,6 +42,19 @@ def move(*, source: Address, target: Address) -> None:
     )  # fmt: skip
 
 
+def move_rows(*, pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+    """`MoveRows` of the seam. An entry has at most AXES axes, and moves as whole numbers."""
+    bits = pool.view(BITS[pool.element_size()])
+    shape, steps = pool.shape[2:], pool.stride()[2:]
+    sizes, steps = ((AXES - len(x)) * (fill,) + tuple(x) for x, fill in ((shape, 1), (steps, 0)))
+    elements = math.prod(shape)
+    block = min(power_of_2(elements), tile(ELEMENTS, 1 << 16))
+    launch(
+        _move_rows, (ceil_div(elements, block), source.shape[0]), bits, *bits.stride()[:2], *steps, bits.shape[1],
+        source, *source.stride(), target, *target.stride(), source.shape[1], elements, sizes[1], sizes[2], BLOCK=block,
+    )  # fmt: skip
+
+
 def _leading(address: Address) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
     """(pool as whole numbers, units, columns, unit step, column step); absent columns: the units, with step 0."""
     pool = address.pool.view(BITS[address.pool.element_size()])
@@ -68,3 +81,24 @@ def _move(
     far = target + there * target_unit + tl.load(target_columns + request) * target_column
     bits = tl.load(near + i * source_0 + j * source_1 + k * source_2, mask=at < elements)
     tl.store(far + i * target_0 + j * target_1 + k * target_2, bits, mask=at < elements)
+
+
+@triton.jit
+def _move_rows(
+    pool, pool_unit, pool_entry, pool_0, pool_1, pool_2, entries,
+    source, source_row, source_column, target, target_row, target_column, width, elements, size_1, size_2,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """BLOCK elements of the entries of one request, one entry after the other. Grid (blocks, B)."""
+    request = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inner = at // size_2 // size_1 * pool_0 + at // size_2 % size_1 * pool_1 + at % size_2 * pool_2
+    for j in range(width):
+        here = tl.load(source + request * source_row + j * source_column)
+        there = tl.load(target + request * target_row + j * target_column)
+        if (here >= 0) & (there >= 0):
+            near = pool + here // entries * pool_unit + here % entries * pool_entry
+            far = pool + there // entries * pool_unit + there % entries * pool_entry
+            bits = tl.load(near + inner, mask=at < elements)
+            tl.debug_barrier()  # a later entry of the path may be written over this one: all threads have read it
+            tl.store(far + inner, bits, mask=at < elements)

@@ -1,6 +1,6 @@
-"""Decisions: the argmax of each row of logits, and greedy acceptance of drafted chains.
+"""Decisions: the argmax of each row of logits, and greedy acceptance of drafted chains and trees.
 
-Leaves out: sampling.
+Leaves out: sampling, and the kernel for trees (`tree.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -16,6 +16,7 @@ from instep_reference.contract.place import Place
 
 from ..ops.placing import Acceptance
 from .runtime import ceil_div, launch, power_of_2, tile
+from .tree import accept_tree
 
 COLUMNS = 4096  # tokens of the vocabulary per step
 
@@ -31,8 +32,8 @@ def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:
 
 
 def accept(
-    *, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor, forced_correct: torch.Tensor,
-    forced_bonus: torch.Tensor,
+    *, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor, forced_last: torch.Tensor,
+    forced_bonus: torch.Tensor, parents: torch.Tensor | None = None,
 ) -> Acceptance:
     """`Accept` of the seam: a draft is right if it, and each one before it, equals the pick one node before."""
     assert count.is_contiguous(), "the windows' lengths are contiguous"
@@ -40,10 +41,12 @@ def accept(
     correct, lens, last, bonus, own, own_bonus = (window.new_empty(requests) for _ in range(6))
     index, tokens = (window.new_empty(requests, width) for _ in range(2))
     tall = tile(16, 16)
+    kernel, shape = (_accept, ()) if parents is None else (accept_tree, (parents, *parents.stride()))
     launch(
-        _accept, (ceil_div(requests, tall),), window, *window.stride(), picks, *picks.stride(), count,
-        forced_correct, forced_correct.stride(0), forced_bonus, forced_bonus.stride(0),
-        correct, lens, index, last, bonus, own, own_bonus, tokens, requests, width, RT=tall, CT=power_of_2(width),
+        kernel, (ceil_div(requests, tall),), window, *window.stride(), picks, *picks.stride(), count,
+        forced_last, forced_last.stride(0), forced_bonus, forced_bonus.stride(0),
+        correct, lens, index, last, bonus, own, own_bonus, tokens, requests, width, *shape,
+        RT=tall, CT=power_of_2(width),
     )  # fmt: skip
     return Acceptance(correct, lens, index, last, bonus, own, own_bonus, tokens)
 
@@ -71,7 +74,7 @@ def _pick(logits, logits_row, picked, rows, width, RT: tl.constexpr, CT: tl.cons
 @triton.jit
 def _accept(
     window, window_row, window_column, picks, picks_row, picks_column, count,
-    forced_correct, correct_step, forced_bonus, bonus_step,
+    forced_last, correct_step, forced_bonus, bonus_step,
     correct, lens, index, last, bonus, own, own_bonus, tokens, requests, width,
     RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
@@ -92,7 +95,7 @@ def _accept(
     tl.store(own + request, ours, mask=live)
     tl.store(own_bonus + request, tl.load(said + ours * picks_column, mask=busy, other=0), mask=live)
     # In force: the forced count where it is not -1, but never more than the window has drafts.
-    forced = tl.load(forced_correct + request * correct_step, mask=live, other=-1)
+    forced = tl.load(forced_last + request * correct_step, mask=live, other=-1)
     in_force = tl.where(forced >= 0, tl.minimum(forced, most), ours)
     tl.store(correct + request, in_force, mask=live)
     tl.store(last + request, in_force, mask=live)

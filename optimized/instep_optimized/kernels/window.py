@@ -1,5 +1,7 @@
 """The gated delta rule token by token: kept tokens run again, then decode or verify rows, one kernel for all.
 
+A window may be a tree: then the kernel is compiled once more, with the same body per token and a way back.
+
 Leaves out: prefill chunks (`chunk.py`), and the choice of addresses (the commit strategy makes it).
 """
 
@@ -18,6 +20,7 @@ from instep_reference.contract.errors import Unsupported
 
 from ..layout import Part, Updates
 from ..ops.base import GdnInputs
+from ..ops.placing import MOST_NODES
 from .address import flat, given
 from .body import again, step
 from .runtime import ceil_div, launch, power_of_2, tile
@@ -36,10 +39,18 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     values. So a window of T tokens gives the bits of T one-token decodes, and so do T tokens that are run again.
     This holds for a state in fp32. A narrower state is rounded where it is stored, and also once between the tokens
     that are run again and row 0.
+
+    A part whose windows are trees runs a second compiled form of the kernel, in the same tiles. Per token it has the
+    same operations, so the rows of a path have the bits of that chain. It holds two states, so it has no bound of
+    registers.
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     rows, padded = min(power_of_2(values), tile(VALUE_ROWS, 64)), power_of_2(keys)
     each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column
+    tree = part.parents is not None
+    assert part.parents is None or (part.most <= MOST_NODES and part.parents.is_contiguous()), "trees of few nodes"
+    # Of a tree the update of every row is kept until the launch ends: rows that go back run it again.
+    did = core.new_empty(core.shape, dtype=torch.float32) if tree else None
     launch(
         _window,
         (ceil_div(values, rows), heads, part.begin.numel()),
@@ -50,9 +61,10 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         *flat(part.settled, 3, part.read), given(part.settled),
         each, each_units, *each_steps, given(part.per_row),
         *_ring(inputs, part),
+        part.parents, did, *(did.stride()[:2] if did is not None else (None, None)),
         values, keys, heads // inputs.k.shape[1],
         VT=rows, KT=padded, KI=min(KEY_PIECE, padded), WHOLE=values % rows == 0 and padded == keys,
-        warps=WARPS, registers=REGISTERS,
+        TREE=tree, warps=WARPS, registers=None if tree else REGISTERS,
     )  # fmt: skip
 
 
@@ -96,8 +108,9 @@ def _window(
     ring_k, ring_k_unit, ring_k_entry, ring_k_head, ring_decay, ring_decay_unit, ring_decay_entry, ring_decay_head,
     ring_u, ring_u_unit, ring_u_entry, ring_u_head,
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size, has_ring,
+    parents, did, did_row, did_head,
     V, K, group,
-    VT: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr,
+    VT: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VT rows of V. Grid (V tiles, HV, B).
 
@@ -107,6 +120,9 @@ def _window(
     Several programs read the same keys and decays of the ring, and none waits for another. That is safe: one program
     writes an entry, and by contract never while the entry is pending. An update u is read only by the program that
     wrote it.
+
+    TREE: row t continues row parents[begin + t], and `did` [N, HV, V] is scratch for the rows' updates. Otherwise all
+    four arguments are None, which Triton leaves out of the compiled kernel.
     """
     request, stripe, head = tl.program_id(2), tl.program_id(0), tl.program_id(1).to(tl.int64)
     unit, rows = tl.load(read_units + request), tl.load(count + request)
@@ -165,13 +181,34 @@ def _window(
     k, q = k + row * k_row + key_head * k_head, q + row * q_row + key_head * q_head
     v, core = v + row * v_row + head * v_head, core + row * core_row + head * core_head
     log_decay, beta = log_decay + row * log_decay_row + head * log_decay_head, beta + row * beta_row + head * beta_head
+    base = state  # [VT, P, KI], before row 0; only a tree needs it again
+    if TREE:
+        parents, did = parents + row, did + row * did_row + head * did_head + at_v
     for t in range(rows):
+        if TREE:
+            parent = tl.load(parents + t)
+            if parent != t - 1:  # the same in all threads of the program, as the barrier asks
+                # One lane stores an update, and all lanes of that row of V load it: wait until it is written.
+                tl.debug_barrier()
+                path = ancestry(parents, parent, t)
+                state = base
+                for node in range(t):
+                    if (path >> node) & 1 != 0:
+                        back = node - t  # the pointers stand at row t
+                        state = again(
+                            state,
+                            fetch(k + back * k_row + every_k, in_k, WHOLE),
+                            tl.exp(tl.load(log_decay + back * log_decay_row)),
+                            fetch(did + node * did_row, in_v, WHOLE),
+                        )
         key = fetch(k + every_k, in_k, WHOLE)  # [VT, P, KI]
         value = fetch(v + at_v, in_v, WHOLE)  # [VT]
         decay, write = tl.exp(tl.load(log_decay)), tl.load(beta)  # scalars
         query = fetch(q + every_k, in_k, WHOLE)  # [VT, P, KI]
         state, out, update = step(state, query, key, value, decay, write)  # [VT, P, KI], [VT], [VT]
         put(core + at_v, out, in_v, WHOLE)
+        if TREE:
+            put(did + t * did_row, update, in_v, WHOLE)
         if aside:
             put(column + t * each_column + (tile_v * each_v + tile_k * each_k), state, inside, WHOLE)
         if keeps:
@@ -189,6 +226,17 @@ def _window(
     if (has_store != 0) & (goal >= 0):
         target = store + goal * store_unit + tl.load(store_columns + request) * store_column + head * store_h
         put(target + (tile_v * store_v + tile_k * store_k), state, inside, WHOLE)
+
+
+@triton.jit
+def ancestry(parents, node, t):
+    """The nodes from the root to `node`, as bits; 0 for the node -1. Row t comes after all of them."""
+    path = node * 0  # int64
+    at = tl.minimum(node, t - 1)
+    while at >= 0:
+        path = path | ((path * 0 + 1) << at)
+        at = tl.minimum(tl.load(parents + at), at - 1)  # falls, so the loop ends whatever the numbers are
+    return path
 
 
 @triton.jit

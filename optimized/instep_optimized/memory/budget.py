@@ -20,7 +20,7 @@ from instep_reference.contract.meaning import Meaning, Positions
 from ..layout import KEPT, OWN, Keeps, StateLayout
 from ..ops.base import Types
 from .pool import Demand
-from .slot_table import LAYER, NAMES
+from .slot_table import LAYER, NAMES, PARENTS
 from .slots import check_order
 
 Component = Literal["conv", "state"]  # what a GDN layer keeps of a request
@@ -30,6 +30,7 @@ FRESH = torch.bool.itemsize  # of every slot that is handed out, beside the pool
 BOARD_POSITIONS = {
     "table": Positions("page"), "window": Positions("choice"), "picks": Positions("node"), "final": Positions("node"),
 }
+PER_NODE = ("window", "picks", "final")  # of them, those with a column per node
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Sizes:
     types     storage dtypes
     layout    physical order of a state block
     capacity  slots, pages, page size
-    widest    tokens of the widest window: the largest step count + 1
+    widest    tokens of the widest window: the largest step count + 1, or the most nodes of a tree
     keeps     what a ring keeps of a token
     """
 
@@ -93,11 +94,14 @@ def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
     lines: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict(
         length=((1,), whole), table=((sizes.capacity.request_pages,), whole), window=((widest,), whole),
         picks=((widest,), whole), final=((widest, config.hidden), hidden), proposals=((drafts,), whole),
-        proposed=((config.hidden,), hidden),
+        proposed=((config.hidden,), hidden), parents=((widest,), whole),
     )
-    for name in NAMES:
+    trees = sizes.capacity.num_draft_tokens is not None
+    for name in (*NAMES, PARENTS) if trees else NAMES:
         shape, dtype = lines[name]
-        means = Meaning("length", positions=BOARD_POSITIONS.get(name))
+        # Where windows may be trees, every one is written to its last column, whatever its own number of nodes.
+        positions = None if trees and name in PER_NODE else BOARD_POSITIONS.get(name)
+        means = Meaning("length", positions=positions)
         yield Demand(name, "slot", (LAYER,), max(sizes.capacity.slots) + 1, shape, dtype, means=means)
 
 

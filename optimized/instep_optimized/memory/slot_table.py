@@ -31,6 +31,8 @@ class SlotTable:
     final [slots, T, D]       of a verified window: the target's final hidden rows
     proposals [slots, n]      what draft extend proposes: draft 1, and further ones of a drafter that has several layers
     proposed [slots, D]       the head's y behind draft 1
+    parents [slots, T]        where windows may be trees: the parent of every node of this round's window, -1 for the
+                              root. There a draft keeps in `picks` and `final` what its head said at every node
     """
 
     length: torch.Tensor
@@ -40,10 +42,11 @@ class SlotTable:
     final: torch.Tensor
     proposals: torch.Tensor
     proposed: torch.Tensor
+    parents: torch.Tensor | None = None
 
     @classmethod
     def of(cls, pools: Mapping[str, Pool]) -> SlotTable:
-        units = {name: pools[name].units(LAYER) for name in NAMES}
+        units = {name: pools[name].units(LAYER) for name in (*NAMES, PARENTS) if name in pools}
         return cls(**{**units, "length": units["length"][:, 0]})
 
     def enter(self, slot: int, length: int, pages: list[int]) -> None:
@@ -59,4 +62,5 @@ class SlotTable:
             self.table.index_put_((slot, number), page)
 
 
-NAMES = tuple(field.name for field in fields(SlotTable))
+PARENTS = "parents"
+NAMES = tuple(field.name for field in fields(SlotTable) if field.name != PARENTS)  # those that are always there

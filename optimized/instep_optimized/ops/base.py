@@ -24,7 +24,7 @@ from instep_reference.contract.rounding import Product
 
 from ..layout import Keeps, Pages, Part
 from .fused import FusedGdn
-from .placing import Accept, Advance, Choose, Move, PlaceRows, PlanRing, Shift
+from .placing import Accept, Advance, Choose, Move, MoveRows, PlaceRows, PlanPath, PlanRing, PlanTree, Shift
 
 
 class Types(NamedTuple):
@@ -109,6 +109,7 @@ class Conv(Protocol):
 
     x [N, C]; weight [C, W]; addresses point at windows [C, W-1], oldest first -> mixed [N, C]. Inputs before row 0 come
     from `read`, or are zeros. The bits of a row depend on these inputs alone, not on the window or on other requests.
+    In a tree the inputs before a row are those of its ancestors, then `read`; `per_row` gets the last W-1 of them.
     """
 
     def __call__(
@@ -138,7 +139,8 @@ class Gdn(Protocol):
       4. row by row: compute core, keep the token in the ring, store to `per_row`; 5. store to `store`
     To run tokens again gives the bits that their rows gave. With updates this is S <- decay S + k update^T; with inputs
     it is the whole rule. No bit of a request depends on another request. In windows the bits of a row, and of the state
-    after it, depend on its inputs and the state before it alone, whatever the width. A fold (count 0, pending tokens)
+    after it, depend on its inputs and the state before it alone, whatever the width. In a tree a row continues the
+    unrounded state of its parent, so the rows of a path have the bits of that chain. A fold (count 0, pending tokens)
     does steps 1 to 3 and 5. Without rows and pending tokens nothing is read or written. Chunks have no ring.
     """
 
@@ -228,6 +230,9 @@ class Pick(Protocol):
     def __call__(self, *, logits: torch.Tensor, to: Place) -> torch.Tensor: ...
 
 
+ALONG_TREES = ("conv", "gdn", "fused_gdn", "attend")  # the ops that are told the shapes of trees: see `Ops.trees`
+
+
 @dataclass(frozen=True)
 class Ops:
     """An op set: its ops, and fields that describe it.
@@ -240,6 +245,7 @@ class Ops:
     packed         its kernels take no strides: pools have neither red zones nor padding
     row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
+    trees          the ops of `ALONG_TREES` serve windows that are trees (`Part.parents`, `Pages.ancestors`)
     keepers, own   by name: commit strategies that it brings, and the ops that only these call (`StrategySpec.ops`)
     """
 
@@ -271,13 +277,17 @@ class Ops:
     advance: Advance
     shift: Shift
     plan_ring: PlanRing
+    plan_tree: PlanTree
+    plan_path: PlanPath
     move: Move
+    move_rows: MoveRows
     keeps: Keeps
     captures: bool = False
     products: Mapping[str, Product] = field(default_factory=dict, hash=False)
     row_invariant: frozenset[str] = frozenset()
     fused_gdn: FusedGdn | None = None
     packed: bool = False
+    trees: bool = False
     keepers: Mapping[str, Any] = field(default_factory=dict, hash=False)
     own: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
 

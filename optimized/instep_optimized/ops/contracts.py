@@ -16,6 +16,8 @@ from instep_reference.contract.place import Place
 
 from ..layout import Address, Pages, Part, Ring
 from .around import OPS, Op, Wrapper, memory_of, tensors_of
+from .index_contracts import RULES, distinct, owned, spans, within
+from .placing import MOST_NODES
 from .shapes import misfits, shapes
 
 Report = Callable[[str], None]
@@ -69,7 +71,7 @@ def _own(given: dict[str, Any]) -> Iterator[str]:
             yield from _address(name, value)
     pool, slots = given.get("pool"), given.get("slots")
     if isinstance(pool, torch.Tensor) and isinstance(slots, torch.Tensor):
-        yield from _owned("slots", slots, pool.shape[0])
+        yield from owned("slots", slots, pool.shape[0])
 
 
 def _before(given: dict[str, Any]) -> Iterator[str]:
@@ -82,19 +84,19 @@ def _before(given: dict[str, Any]) -> Iterator[str]:
     if "locations" in given:
         pool, locations = given["pool"], given["locations"]
         size = pool.shape[1]
-        yield from _within("locations", locations, pool.shape[0] * size)
+        yield from within("locations", locations, pool.shape[0] * size)
         if bool(((locations >= 0) & (locations < size)).any()):
             yield "a location lies on page 0, which is reserved"
-        yield from _distinct("locations", locations)
+        yield from distinct("locations", locations)
         if len(locations) != rows:
             yield f"{len(locations)} locations for {rows} rows"
-    if "source" in given:
+    if isinstance(given.get("source"), Address):
         yield from _address("source", given["source"])
         yield from _address("target", given["target"], reserved=True)
     if "index" in given:
-        yield from _within("index", given["index"], rows)
+        yield from within("index", given["index"], rows)
     if "tokens" in given and "table" in given:
-        yield from _within("tokens", given["tokens"], given["table"].shape[0], lowest=0)
+        yield from within("tokens", given["tokens"], given["table"].shape[0], lowest=0)
 
 
 def _after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
@@ -123,90 +125,6 @@ def _none(given: dict[str, Any]) -> Iterator[str]:
     return iter(())
 
 
-def _place_rows(given: dict[str, Any]) -> Iterator[str]:
-    """Slots have one owner each, rows of requests do not overlap, and no row stands before position 0."""
-    slots, length, table = given["slots"], given["length"], given["table"]
-    yield from _owned("slots", slots, min(length.shape[0], table.shape[0]))
-    yield from _whole(given, "begin", "count", "length", "table")
-    busy = slots >= 0
-    begin, count = given["begin"][busy], given["count"][busy]
-    yield from _spans(begin, count, int(count.max()) if len(count) else 0, given["rows"])
-    at = length[slots[busy].clamp(0, length.shape[0] - 1)] + given["shift"]
-    if bool(((at < 0) & (count > 0)).any()):
-        yield f"a row would stand at position {int(at.min())}"
-
-
-def _advance(given: dict[str, Any]) -> Iterator[str]:
-    """Slots have one owner each, and no length shrinks."""
-    yield from _owned("slots", given["slots"], given["length"].shape[0])
-    yield from _whole(given, "length", "by")
-    if bool(((given["by"] < 0) & (given["slots"] >= 0)).any()):
-        yield f"a length would shrink by {-int(given['by'].min())}"
-
-
-def _accept(given: dict[str, Any]) -> Iterator[str]:
-    """No window is wider than the tensor, and no forced path longer than its window."""
-    width, count, forced = given["window"].shape[1], given["count"], given["forced_correct"]
-    yield from _within("count", count, width + 1, lowest=0)
-    yield from _whole(given, "window", "picks", "forced_correct", "forced_bonus")
-    if bool((forced >= count.clamp(min=1)).any()):
-        yield "more drafts are forced than the window has"
-
-
-def _plan_ring(given: dict[str, Any]) -> Iterator[str]:
-    """The ring has room for the pending tokens and the rows of the launch; slots have one owner each."""
-    yield from _owned("slots", given["slots"], given["settled"].shape[0])
-    size, most = given["size"], given["most"]
-    if most > size:
-        yield f"{most} rows do not fit in {size} entries"
-        return
-    busy = given["slots"] >= 0
-    settled = given["settled"][given["slots"][busy].clamp(0, given["settled"].shape[0] - 1)]
-    pending = given["before"][busy] - settled
-    room = size - most
-    if bool((pending > room).any()):
-        yield f"{int(pending.max())} tokens are pending; beside {most} rows the ring of {size} entries holds {room}"
-    if bool((pending < 0).any()):
-        yield f"{-int(pending.min())} tokens more are in the state than the request has"
-
-
-def _choose(given: dict[str, Any]) -> Iterator[str]:
-    own, forced = given["own"], given["forced"]
-    if own.shape != forced.shape:
-        yield f"own is {tuple(own.shape)}, forced is {tuple(forced.shape)}"
-    yield from _whole(given, "own", "forced")
-
-
-def _shift(given: dict[str, Any]) -> Iterator[str]:
-    """Rows of requests do not overlap, and there is one token behind the rows of each request."""
-    begin, count, behind = given["begin"], given["count"], given["behind"]
-    yield from _spans(begin, count, int(count.max()) if len(count) else 0, len(given["tokens"]))
-    yield from _whole(given, "tokens", "begin", "count", "behind")
-    if behind.shape != begin.shape:
-        yield f"{behind.numel()} tokens stand behind {len(begin)} requests"
-
-
-def _whole(given: dict[str, Any], *names: str) -> Iterator[str]:
-    for name in names:
-        if given[name].dtype is not torch.int64:
-            yield f"{name} are {given[name].dtype}, not int64"
-
-
-def _owned(name: str, index: torch.Tensor, size: int) -> Iterator[str]:
-    """Slots are in range, none stands twice, and none is the reserved slot 0."""
-    yield from _within(name, index, size)
-    yield from _distinct(name, index)
-    if bool((index == 0).any()):
-        yield f"{name} name slot 0, which is reserved"
-
-
-# Ops on whole numbers have rules by name; the other ops are judged by the kinds of their arguments.
-RULES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
-    "place_rows": _place_rows, "advance": _advance, "accept": _accept, "choose": _choose,
-    "plan_ring": _plan_ring, "shift": _shift,
-}
-
-
 def _rows(given: dict[str, Any]) -> int:
     """How many rows the call is about: the length of its first argument that has rows."""
     if "inputs" in given:
@@ -222,19 +140,32 @@ def _rows(given: dict[str, Any]) -> int:
 
 
 def _part(part: Part, rows: int) -> Iterator[str]:
-    yield from _spans(part.begin, part.count, part.most, rows)
+    yield from spans(part.begin, part.count, part.most, rows)
     yield from _address("read", part.read)
     for name, address in (("store", part.store), ("settled", part.settled)):
         if address is not None:  # a scratch pool has no unit that is reserved
             yield from _address(name, address, reserved=memory_of(address.pool) == memory_of(part.read.pool))
-            yield from _distinct(name, address.units)
+            yield from distinct(name, address.units)
     if part.per_row is not None:
         yield from _address("per_row", part.per_row)
-        yield from _distinct("per_row", part.per_row.units)
+        yield from distinct("per_row", part.per_row.units)
         if part.most > part.per_row.pool.shape[1]:
             yield f"per_row: {part.most} positions do not fit in {part.per_row.pool.shape[1]} columns"
     if part.ring is not None:
         yield from _ring(part, part.ring)
+    if part.parents is not None and len(part.parents) == rows:
+        yield from _continued(part, part.parents)
+
+
+def _continued(part: Part, parents: torch.Tensor) -> Iterator[str]:
+    """A row of a tree continues a row of its window that comes before it, or the memory before the window."""
+    if parents.dtype is not torch.int64:
+        yield f"parents are {parents.dtype}, not int64"
+    for begin, count in zip(part.begin.tolist(), part.count.tolist(), strict=True):
+        for row, parent in enumerate(parents[begin : begin + count].tolist()):
+            if not -1 <= parent < row:
+                yield f"parents: row {row} of a window continues row {parent}"
+                return
 
 
 def _ring(part: Part, ring: Ring) -> Iterator[str]:
@@ -243,15 +174,15 @@ def _ring(part: Part, ring: Ring) -> Iterator[str]:
     shared = {pool.shape[:2] for pool in pools if pool is not ring.own}
     if len(shared) > 1 or len(ring.own) != len(pools.k) or ring.size % own:
         yield f"ring: pools of {', '.join(str(tuple(pool.shape[:2])) for pool in pools)} units and entries"
-    yield from _within("ring units", ring.units, pools.k.shape[0])
+    yield from within("ring units", ring.units, pools.k.shape[0])
     used = (ring.units >= 0) & (part.read.units >= 0)
     kept, again = used & (ring.keep >= 0), used & ~part.fresh
-    yield from _distinct("ring", ring.units[kept])
+    yield from distinct("ring", ring.units[kept])
     if bool((ring.units[kept] == 0).any()):
         yield "ring is unit 0, which is reserved"
-    yield from _within("ring begin", ring.begin[again & (ring.pending > 0)], ring.size, lowest=0)
-    yield from _within("ring pending", ring.pending[again], ring.size + 1, lowest=0)
-    yield from _within("ring keep", ring.keep[used], ring.size)
+    yield from within("ring begin", ring.begin[again & (ring.pending > 0)], ring.size, lowest=0)
+    yield from within("ring pending", ring.pending[again], ring.size + 1, lowest=0)
+    yield from within("ring keep", ring.keep[used], ring.size)
     pending = ring.pending.where(again, 0)
     ahead = (ring.keep - ring.begin) % ring.size
     over = kept & (part.count > 0) & (pending > 0)
@@ -265,50 +196,44 @@ def _ring(part: Part, ring: Ring) -> Iterator[str]:
 
 
 def _pages(pages: Pages, rows: int) -> Iterator[str]:
-    yield from _spans(pages.begin, pages.count, pages.most, rows)
+    yield from spans(pages.begin, pages.count, pages.most, rows)
     # Only the lines of requests that have rows are looked at: a line that no request owns may hold anything.
-    yield from _owned("slots", pages.slots, pages.table.shape[0])
+    yield from owned("slots", pages.slots, pages.table.shape[0])
     busy = (pages.slots >= 0) & (pages.count > 0)
     lines = pages.table[pages.slots[busy].clamp(max=pages.table.shape[0] - 1)]
-    yield from _within("table", lines, pages.keys.shape[0])
+    yield from within("table", lines, pages.keys.shape[0])
     if bool((lines == 0).any()):
         yield "the page table names page 0, which is reserved"
     held = (lines >= 0).sum(dim=1) * pages.keys.shape[1]
     if bool(((pages.before + pages.count)[busy] > held).any()):
         yield "a request has more positions than its pages hold"
+    if pages.ancestors is not None and len(pages.ancestors) == rows:
+        yield from _ancestors(pages, pages.ancestors, busy, held.tolist())
 
 
-def _spans(begin: torch.Tensor, count: torch.Tensor, most: int, rows: int) -> Iterator[str]:
-    """Rows of requests lie within the batch and do not overlap."""
-    if not len(begin):
-        return
-    if int(count.max()) > most:
-        yield f"most is {most}, the largest count is {int(count.max())}"
-    covered = [row for b, c in zip(begin.tolist(), count.tolist(), strict=True) for row in range(b, b + c)]
-    if covered and (min(covered) < 0 or max(covered) >= rows):
-        yield f"rows {min(covered)} to {max(covered)} of {rows} are named"
-    if len(set(covered)) < len(covered):
-        yield "two requests share a row"
+def _ancestors(pages: Pages, ancestors: torch.Tensor, busy: torch.Tensor, held: list[int]) -> Iterator[str]:
+    """All rows of a request are nodes or none is; a row sees the root, and nothing without a page."""
+    if ancestors.dtype is not torch.int64:
+        yield f"ancestors are {ancestors.dtype}, not int64"
+    if not 0 < pages.nodes <= MOST_NODES:
+        yield f"windows of {pages.nodes} nodes; from 1 to {MOST_NODES} have a bit"
+    told = (x[busy].tolist() for x in (pages.begin, pages.count, pages.before))
+    for begin, count, before, room in zip(*told, held, strict=True):
+        bits = ancestors[begin : begin + count].tolist()
+        if not any(bits):
+            continue  # a chain beside trees
+        if not all(bit > 0 and bit & 1 for bit in bits):
+            yield "ancestors: a node does not see the root"
+        if max(bits).bit_length() > pages.nodes:
+            yield f"ancestors: a row sees node {max(bits).bit_length() - 1} of {pages.nodes} nodes"
+        if before + max(bits).bit_length() > room:
+            yield "ancestors: a row sees a position that no page holds"
 
 
 def _address(name: str, address: Address, *, reserved: bool = False) -> Iterator[str]:
-    yield from _within(f"{name} units", address.units, address.pool.shape[0])
+    yield from within(f"{name} units", address.units, address.pool.shape[0])
     if reserved and bool((address.units == 0).any()):
         yield f"{name} is unit 0, which is reserved"
     if address.column is not None:
         used = address.column[address.units >= 0] if address.units.shape == address.column.shape else address.column
-        yield from _within(f"{name} columns", used, address.pool.shape[1], lowest=0)
-
-
-def _within(name: str, index: torch.Tensor, size: int, lowest: int = -1) -> Iterator[str]:
-    """The index is int64 and lies between `lowest` (-1 means none) and size - 1."""
-    if index.dtype is not torch.int64:
-        yield f"{name} are {index.dtype}, not int64"
-    if index.numel() and not (int(index.min()) >= lowest and int(index.max()) < size):
-        yield f"{name} run from {int(index.min())} to {int(index.max())}, there are {size}"
-
-
-def _distinct(name: str, index: torch.Tensor) -> Iterator[str]:
-    used = [number for number in index.tolist() if number >= 0]
-    if len(set(used)) < len(used):
-        yield f"{name}: two requests would write the same place"
+        yield from within(f"{name} columns", used, address.pool.shape[1], lowest=0)

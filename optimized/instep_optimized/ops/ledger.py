@@ -17,10 +17,12 @@ from instep_reference.contract.place import COMPONENTS, Place
 from ..layout import Inputs, Pages, Part, Updates
 from .base import AttentionInputs, ExpertWeights, GdnInputs, Ops, Types
 from .labels import code, expand, mix, read, shift_right
-from .plain.attend import entries, extents
-from .plain.index import advance, choose, place_rows, shift
-from .plain.lanes import Lanes, after, along, before, lanes, scatter
-from .plain.move import move, store_rows
+from .plain.attend import entries, extents, nodes_seen
+from .plain.conv import taps_of
+from .plain.gdn import Trail
+from .plain.index import advance, choose, place_rows, plan_path, plan_tree, shift
+from .plain.lanes import Lanes, after, along, ancestry, before, lanes, scatter
+from .plain.move import move, move_rows, store_rows
 from .plain.pick import accept, pick
 from .plain.plan import plan_ring
 from .plain.ring import keep, kept_updates, recalled
@@ -120,14 +122,20 @@ def _conv_part(labels: torch.Tensor, width: int, part: Part, who: Lanes, out: to
     history, channels = width - 1, out.shape[1]
     window = read(before(part, who, torch.int64).transpose(1, 2), keep=2)  # [n, W-1]
     line = torch.cat([window, labels[who.rows]], dim=1)  # [n, W-1 + most]
+    parents = ancestry(part, who)
+    taps = line.unfold(1, width, 1) if parents is None else _gathered(line, taps_of(parents, width))  # [n, most, W]
     mixed = torch.full_like(who.rows, stamp)
     for tap in range(width):
-        mixed = mix(mixed, line[:, tap : tap + part.most])
+        mixed = mix(mixed, taps[:, :, tap])
     scatter(out, who, expand(mixed, channels))
     for token, alive in enumerate(who.alive):
-        along(part.per_row, who, token, _columns(line[:alive, token + 1 : token + 1 + history], channels))
+        along(part.per_row, who, token, _columns(taps[:alive, token, 1:], channels))
     ends = who.length[:, None] + torch.arange(history, device=out.device)
     after(part.store, who, _columns(line.gather(1, ends), channels))
+
+
+def _gathered(line: torch.Tensor, spots: torch.Tensor) -> torch.Tensor:
+    return line.gather(1, spots.flatten(1)).view_as(spots)
 
 
 def _columns(labels: torch.Tensor, channels: int) -> torch.Tensor:
@@ -172,14 +180,15 @@ def _gdn_part(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, to: 
             kept = _update(chain[owing], kept, own)
         chain[owing] = _absorbed(chain[owing], kept)
     after(part.settled, who, expand(chain, *block))
-    chains = torch.zeros_like(who.rows)
+    chains, trail = torch.zeros_like(who.rows), Trail(chain, ancestry(part, who))
     for row, alive in enumerate(who.alive):
+        now = trail.at(row, alive)
         token = Inputs(*(x[who.rows[:alive, row]] for x in inputs[1:]))
-        did = _update(chain[:alive], token, own)
-        chain[:alive] = _absorbed(chain[:alive], did)
-        chains[:, row] = chain
+        did = _update(now, token, own)
+        now[:] = _absorbed(now, did)
+        chains[:alive, row] = now
         keep(part.ring, who.which[:alive], row, token, did)
-        along(part.per_row, who, row, expand(chain[:alive], *block))
+        along(part.per_row, who, row, expand(now, *block))
     scatter(out, who, expand(mix(mix(chains, read(inputs.q)[who.rows]), code(to)), *out.shape[1:]))
     after(part.store, who, expand(chain, *block))
 
@@ -212,19 +221,28 @@ def attention_inputs(
 
 
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
-    """total = sum of mix(mix(key_p, value_p), p) over the positions that a row sees; mix(mix(total, query), code)."""
+    """total = sum of mix(mix(key_p, value_p), p) over the positions that a row sees; mix(mix(total, query), code).
+
+    For a node of a tree p is the position that the token has if the node's path is accepted.
+    """
     out, labels = torch.zeros_like(query), read(query)
     for request, (begin, count, before_) in enumerate(extents(pages)):
         if not count:
             continue
-        keys, values, mapped = entries(pages, request, before_ + count)
-        position = torch.arange(before_ + count, device=query.device)
-        each = mix(mix(read(keys), read(values)), position) * mapped
-        total = each.cumsum(dim=0)[before_:]
-        seen = mapped.cumsum(dim=0)[before_:] > 0
+        nodes = nodes_seen(pages, begin, count)
+        reach = before_ + (count if nodes is None else nodes.shape[1])
+        keys, values, mapped = entries(pages, request, reach)
+        position, both = torch.arange(reach, device=query.device), mix(read(keys), read(values))
+        each = mix(both, position) * mapped
+        if nodes is None:
+            total, sees = each.cumsum(dim=0)[before_:], mapped.cumsum(dim=0)[before_:] > 0
+        else:
+            depth, sees = nodes.long().cumsum(dim=1) - 1, nodes & mapped[before_:]
+            total = each[:before_].sum() + (mix(both[before_:], before_ + depth) * sees).sum(dim=1)
+            sees = sees.any(dim=1) | mapped[:before_].any()
         rows = slice(begin, begin + count)
         answer = expand(mix(mix(total, labels[rows]), code(to)), *query.shape[1:])
-        out[rows] = answer * seen[:, None, None]
+        out[rows] = answer * sees[:, None, None]
     return out
 
 
@@ -257,6 +275,10 @@ LEDGER = Ops(
     advance=advance,
     shift=shift,
     plan_ring=plan_ring,
+    plan_tree=plan_tree,
+    plan_path=plan_path,
     move=move,
+    move_rows=move_rows,
     keeps="update",
+    trees=True,
 )

@@ -5,7 +5,7 @@ It reads the device, so only watched runs use it. Leaves out: what the watcher d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,14 +34,26 @@ def noting(see: See, seen: list[tuple[Place, torch.Tensor]]) -> See:
     return unseen if see is unseen else note
 
 
-def show(see: See, seen: Sequence[tuple[Place, torch.Tensor]], lens: torch.Tensor | None, width: int) -> None:
-    """Pass on what a replay showed. lens [B]: how many of its `width` rows each request covers; None: all of them."""
-    if not seen:
-        return
-    covered = None if lens is None else (torch.arange(width, device=lens.device) < lens[:, None]).flatten()
+def show(see: See, seen: Sequence[tuple[Place, torch.Tensor]], covers: Callable[[Place], torch.Tensor | None]) -> None:
+    """Pass on what a replay showed. covers: at a place, whether a request covers each row [N]; None: all of them."""
     for place, tensor in seen:
-        padded = covered is not None and len(tensor) == len(covered)
-        see(place, tensor[covered] if padded else tensor)
+        covered = covers(place)
+        if covered is None or len(tensor) != len(covered):
+            see(place, tensor)
+        elif bool(covered.any()):
+            see(place, tensor[covered])
+
+
+def first_of(lens: torch.Tensor | Sequence[int], width: int) -> torch.Tensor:
+    """[B * width]: requests with `width` packed rows each cover the first `lens` of them."""
+    counts = torch.as_tensor(lens)
+    return (torch.arange(width, device=counts.device) < counts[:, None]).flatten()
+
+
+def node_runs(place: Place, trees: Sequence[Sequence[int]]) -> torch.Tensor:
+    """[B]: for which requests the draft head runs in the stage chain.n: where its node n has a child."""
+    node = int(place.stage.removeprefix("chain."))
+    return torch.tensor([node in parents for parents in trees])
 
 
 class _Covered:
@@ -66,6 +78,8 @@ class _Covered:
     def see(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
         if len(tensor) != len(self._rows) or bool(self._rows.all()):
             return self._see(place, tensor)
+        if not bool(self._rows.any()):  # in a draft of trees: no request has a child behind this node
+            return tensor
         # What `see` gives goes back among the padding rows, because the next op expects all rows of the launch.
         shown = self._see(place, tensor[self._rows])
         whole = tensor.clone()

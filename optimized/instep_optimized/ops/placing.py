@@ -11,6 +11,8 @@ import torch
 
 from ..layout import Address
 
+MOST_NODES = 63  # of a window that is a tree: the ancestors of a node are bits of an int64, whose sign stays clear
+
 
 class RowPlacement(NamedTuple):
     """All int64: positions, locations [N] of packed rows; before, count [B] of requests; last [B]: their last rows."""
@@ -52,17 +54,70 @@ class Acceptance(NamedTuple):
 
 
 class Accept(Protocol):
-    """Greedy acceptance of chains: drafts are right while each equals the target's pick one place before.
+    """Greedy acceptance: from the root on, to the child whose token equals the target's pick at its parent.
 
     window [B, T] int64: root, then drafts (columns from count on are padding); picks [B, T]: the target's argmax at
-    each node; count [B]: the window's length (0: idle; every result is 0, and accept_index is -1). Used instead of the
-    own result where not -1: forced_correct [B], accepted drafts, at most count - 1; forced_bonus [B].
+    each node; count [B]: the window's length (0: idle; every result is 0, and accept_index is -1). parents [B, T]: the
+    parent of each node, -1 for the root; None: chains. Of several children with the pick the lowest is taken. Used
+    instead of the own result where not -1: forced_last [B], the last accepted node, at most count - 1 (of a chain: the
+    number of accepted drafts); forced_bonus [B].
     """
 
     def __call__(
         self, *, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor,
-        forced_correct: torch.Tensor, forced_bonus: torch.Tensor,
+        forced_last: torch.Tensor, forced_bonus: torch.Tensor, parents: torch.Tensor | None = None,
     ) -> Acceptance: ...
+
+
+class TreePlan(NamedTuple):
+    """All int64, [B, T]. ancestors: bit n of a node is set if node n is on the path from the root to it, itself
+    included; 0 behind a window's end. depth: of each node, 0 for the root and behind the end. inner: the request's slot
+    at nodes that have a child, else -1. before: the parent of each node, for a launch of packed rows; -1 for the root
+    and behind the end."""
+
+    ancestors: torch.Tensor
+    depth: torch.Tensor
+    inner: torch.Tensor
+    before: torch.Tensor
+
+
+class PlanTree(Protocol):
+    """What follows from the shapes of windows. parents [B, T]: of each node, -1 for the root, a lower number than the
+    node's; slots, count [B]: slot -1 or count 0: idle, everything is 0 or -1. All int64; T is at most 63."""
+
+    def __call__(self, *, parents: torch.Tensor, slots: torch.Tensor, count: torch.Tensor) -> TreePlan: ...
+
+
+class PathPlan(NamedTuple):
+    """Locations [B, T] int64 of accepted nodes, unit * size + entry: source, where a node stands; target, where the
+    token belongs that it becomes. Both are -1 where nothing has to move."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+class PlanPath(Protocol):
+    """Where the accepted nodes of windows stand, and where their tokens belong.
+
+    A window begins at position before[b]. Its node accept_index[b, j] becomes the token at position before[b] + j.
+
+    accept_index [B, T], root first, -1 padded; slots, before [B]; all int64; slot -1: idle. On the host: size.
+    table  pool view [slots, width] int64: positions stand on pages of `size` entries, as in `PlaceRows`
+    None   positions stand in a ring of `size` entries of the slot, at position % size
+    """
+
+    def __call__(
+        self, *, accept_index: torch.Tensor, slots: torch.Tensor, before: torch.Tensor, size: int,
+        table: torch.Tensor | None = None,
+    ) -> PathPlan: ...
+
+
+class MoveRows(Protocol):
+    """pool [units, entries, ...]: copy the entry at source[b, j] to target[b, j] (unit * entries + entry), bit by bit,
+    in rising order of j; -1 skips. Requests share no entry. Node numbers on a path rise, so an entry is read before
+    another one of the path is written over it."""
+
+    def __call__(self, *, pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None: ...
 
 
 class PlaceRows(Protocol):
@@ -72,11 +127,16 @@ class PlaceRows(Protocol):
     table: pool view [slots, width] int64, page ids in order, -1 padded.
     locations: page * page_size + offset; -1 where the table has -1 or ends. A row that no request covers: position 0,
     location -1. before = length + shift; idle: before and count 0. last = begin + count - 1, or -1 without rows.
+
+    depth [N] int64, for nodes of trees: a row still stands at location length + shift + t (a place per node), but its
+    position is length - lead + depth, and before = length - lead, where node 0 stands. On the host: lead, 0 for the
+    target and 1 for the draft head, whose row of a token stands one place earlier. None: chains.
     """
 
     def __call__(
         self, *, slots: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, rows: int,
         length: torch.Tensor, table: torch.Tensor, page_size: int, shift: int,
+        depth: torch.Tensor | None = None, lead: int = 0,
     ) -> RowPlacement: ...
 
 

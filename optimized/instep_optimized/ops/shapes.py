@@ -56,6 +56,13 @@ def _conv(given: Given) -> Iterator[Fit]:
         for name, address in (("read", part.read), ("store", part.store), ("per_row", part.per_row)):
             if address is not None:
                 yield f"a window of {name}", tuple(address.pool.shape[-2:]), (channels, width - 1)
+    yield from _parents(given, given["x"].shape[0])
+
+
+def _parents(given: Given, rows: int) -> Iterator[Fit]:
+    for part in given["parts"]:
+        if part.parents is not None:
+            yield "parents", tuple(part.parents.shape), (rows,)
 
 
 def _gdn_inputs(given: Given) -> Iterator[Fit]:
@@ -73,6 +80,7 @@ def _gdn(given: Given) -> Iterator[Fit]:
     for name, gate in (("log_decay", log_decay), ("beta", beta)):
         yield name, tuple(gate.shape), tuple(v.shape[:-1])
     yield from _states(given, state)
+    yield from _parents(given, len(q))
     for part in given["parts"]:
         if part.ring is not None:
             like = {"k": k, "v": v, "update": v, "decay": log_decay, "log_decay": log_decay, "beta": beta}
@@ -88,6 +96,7 @@ def _fused_gdn(given: Given) -> Iterator[Fit]:
     yield from _gdn_inputs(given)
     heads, width = _heads(given)[2][1:]
     yield from _states(given, (heads, given["key_dim"], width))
+    yield from _parents(given, given["mixed"].shape[0])
 
 
 def _states(given: Given, state: Shape) -> Iterator[Fit]:
@@ -121,6 +130,8 @@ def _attend(given: Given) -> Iterator[Fit]:
     yield "values", tuple(pages.values.shape), tuple(pages.keys.shape)
     yield "head_dim", given["query"].shape[2], pages.keys.shape[3]
     yield "query heads, by KV heads,", heads % pages.keys.shape[2], 0
+    if pages.ancestors is not None:
+        yield "ancestors", tuple(pages.ancestors.shape), (given["query"].shape[0],)
 
 
 def _output_gate(given: Given) -> Iterator[Fit]:
@@ -141,7 +152,32 @@ def _move(given: Given) -> Iterator[Fit]:
         tuple(target.pool.shape[1 + positions[1] :]), target.pool.dtype)  # fmt: skip
 
 
+def _move_rows(given: Given) -> Iterator[Fit]:
+    yield "target", tuple(given["target"].shape), tuple(given["source"].shape)
+
+
+def _of_trees(*names: str) -> Callable[[Given], Iterator[Fit]]:
+    """Tables [B, T] of one shape: `names`, of which the first is always given."""
+    first = names[0]
+
+    def fits(given: Given) -> Iterator[Fit]:
+        for name in names[1:]:
+            if given.get(name) is not None:
+                yield name, tuple(given[name].shape), tuple(given[first].shape)
+        requests = "slots" if "slots" in given else "count"
+        yield requests, len(given[requests]), len(given[first])
+
+    return fits
+
+
+def _place_rows(given: Given) -> Iterator[Fit]:
+    if given.get("depth") is not None:
+        yield "depth", tuple(given["depth"].shape), (given["rows"],)
+
+
 FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
+    "accept": _of_trees("window", "picks", "parents"), "plan_tree": _of_trees("parents"), "move_rows": _move_rows,
+    "plan_path": _of_trees("accept_index"), "place_rows": _place_rows,
     "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs, "gdn": _gdn,
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
@@ -170,5 +206,7 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "attention_inputs": lambda g: (
         (g["projected"].shape[0], g["projected"].shape[1], g["projected"].shape[3]), tuple(g["key_raw"].shape)),
     "attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),
+    "plan_tree": lambda g: (tuple(g["parents"].shape),) * 4,
+    "plan_path": lambda g: (tuple(g["accept_index"].shape),) * 2,
     "lm_head": lambda g: ((g["x"].shape[0], g["weight"].shape[0]),), "pick": lambda g: ((g["logits"].shape[0],),),
 }  # fmt: skip

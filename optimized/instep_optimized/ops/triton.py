@@ -17,7 +17,7 @@ from ..kernels.gdn import gdn
 from ..kernels.index import advance, choose, place_rows, shift
 from ..kernels.inputs import gdn_inputs
 from ..kernels.moe import moe
-from ..kernels.move import move
+from ..kernels.move import move, move_rows
 from ..kernels.norms import gated_norm, norm
 from ..kernels.pick import accept, pick
 from ..kernels.plan import plan_ring
@@ -26,6 +26,7 @@ from ..kernels.products import linear, lm_head, mlp
 from ..kernels.rotary import attention_inputs
 from ..kernels.rows import concat, embed, select, store_rows
 from ..kernels.runtime import must_round
+from ..kernels.tree import plan_path, plan_tree
 from .base import Ops, Types
 from .by_row import BY_ROW
 from .plain.ring import kept_updates
@@ -81,8 +82,12 @@ TRITON = Ops(
     advance=advance,
     shift=shift,
     plan_ring=plan_ring,
+    plan_tree=plan_tree,
+    plan_path=plan_path,
     move=move,
+    move_rows=move_rows,
     keeps="update",
     captures=True,
+    trees=True,
     row_invariant=frozenset(BY_ROW) - {"linear", "mlp", "moe", "lm_head", "attend"},
 )

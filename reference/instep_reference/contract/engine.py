@@ -291,6 +291,8 @@ class Capacity:
     page_size      tokens per KV page
     max_tokens     the most tokens one forward may carry, over all rows
     max_positions  the most positions one request may have, drafts in flight included; None: as many as all pages hold
+    num_draft_tokens  where windows may be trees: the most nodes of a window, its root included. Pools, budget and
+                   pages count nodes. None: every window is a chain of the step count in force
     """
 
     slots: tuple[int, ...]
@@ -298,6 +300,7 @@ class Capacity:
     page_size: int
     max_tokens: int
     max_positions: int | None = None
+    num_draft_tokens: int | None = None
 
     @property
     def total_positions(self) -> int:

@@ -11,6 +11,7 @@ from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 ROUND, GDN = "instep_optimized/round.py", "instep_optimized/ops/plain/gdn.py"
+VERIFY = "        batch = windows(ops, self.model.memory, inputs.who(), tokens, \"verify\", width, nodes=nodes)\n"
 CORE, STATE = (Place("trunk", 0, component) for component in ("core", "state"))
 NARROW = Setting(dtype="bfloat16")
 
@@ -66,9 +67,7 @@ FAULTS: tuple[Fault, ...] = (
         "position-in-windows", "path-position",
         "Rows of a window turn by the position behind their own; they are stored and seen where they belong.",
         "",
-        (Edit(ROUND, "        batch = windows(ops, self.model.memory, inputs.who(), tokens, \"verify\", width)\n",
-              "        batch = windows(ops, self.model.memory, inputs.who(), tokens, \"verify\", width)\n"
-              "        batch = replace(batch, positions=batch.positions + 1)\n"),),
+        (Edit(ROUND, VERIFY, VERIFY + "        batch = replace(batch, positions=batch.positions + 1)\n"),),
         "accepted", Setting(), 4, Place("trunk", 3, "query"),
         "stands 1 position too late", ("derived",), ("identity", "bytes"),
     ),

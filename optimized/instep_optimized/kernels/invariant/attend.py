@@ -23,6 +23,8 @@ WARPS, STAGES = 8, 2
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     """`Attend` of the seam. A row's bits depend only on its query, its position, and the keys and values up to there.
 
+    Of a tree this is the path up to the row: the bits are those of that path served as a chain.
+
     They do not depend on `most`, on other rows, on the width of the table or on the size of a page. A row always takes
     positions in the same steps from 0, in a tile of the same height. Steps behind its last position do not change it.
     In the step that contains its last position, later positions have the weight 0 exactly. (Their values must be

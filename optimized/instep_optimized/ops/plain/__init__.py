@@ -17,9 +17,9 @@ from ..base import Ops, Types
 from .attend import attend, attention_inputs, output_gate
 from .conv import conv
 from .gdn import gated_norm, gdn, gdn_inputs
-from .index import advance, choose, place_rows, shift
+from .index import advance, choose, place_rows, plan_path, plan_tree, shift
 from .mlp import mlp, moe
-from .move import move, store_rows
+from .move import move, move_rows, store_rows
 from .pick import accept, pick
 from .plan import plan_ring
 from .ring import kept_updates
@@ -73,8 +73,12 @@ PLAIN = Ops(
     advance=advance,
     shift=shift,
     plan_ring=plan_ring,
+    plan_tree=plan_tree,
+    plan_path=plan_path,
     move=move,
+    move_rows=move_rows,
     keeps="update",
+    trees=True,
 )
 
 __all__ = ["PLAIN", "rounds", "types"]

@@ -37,7 +37,9 @@ def attention_inputs(
 
 
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
-    """softmax(q K^T / sqrt(head_dim)) V over positions 0 .. before + j for row j, in at least fp32, one cast.
+    """softmax(q K^T / sqrt(head_dim)) V over the positions that a row sees, in at least fp32, one cast.
+
+    Row j of a chain sees positions 0 .. before + j, a node of a tree those of its ancestors.
 
     Shapes:  query (N, heads, head_dim)   keys, values (pages, page_size, kv_heads, head_dim)  ->  as query
     How we differ: probabilities are not rounded to the value dtype. A row that sees no page gives zeros.
@@ -46,7 +48,8 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     for request, (begin, count, before) in enumerate(extents(pages)):
         if count:
             rows = slice(begin, begin + count)
-            out[rows] = _softmax_read(query[rows], pages, request, before).to(query.dtype)
+            seen = visible(pages, begin, count, before)
+            out[rows] = _softmax_read(query[rows], pages, request, seen).to(query.dtype)
     return out
 
 
@@ -72,21 +75,43 @@ def entries(pages: Pages, request: int, reach: int) -> tuple[torch.Tensor, torch
     return pages.keys[spot], pages.values[spot], page >= 0
 
 
-def _softmax_read(query: torch.Tensor, pages: Pages, request: int, before: int) -> torch.Tensor:
-    """[T, heads, head_dim] of one request."""
-    count, heads, head_dim = query.shape
-    keys, values, mapped = entries(pages, request, before + count)
+def visible(pages: Pages, begin: int, count: int, before: int) -> torch.Tensor:
+    """[count, reach] bool: which of its request's first positions each row sees; some row sees the last of them."""
+    nodes = nodes_seen(pages, begin, count)
+    if nodes is None:
+        row = torch.arange(count, device=pages.table.device)
+        return torch.arange(before + count, device=row.device) <= before + row[:, None]
+    return torch.cat([nodes.new_ones(count, before), nodes], dim=1)
+
+
+def nodes_seen(pages: Pages, begin: int, count: int) -> torch.Tensor | None:
+    """[count, nodes] bool: which nodes of its tree each row sees; None: the request's rows are a chain."""
+    bits = None if pages.ancestors is None else pages.ancestors[begin : begin + count]
+    if bits is None or not bool(bits.any()):
+        return None
+    # No more nodes than are seen: a tree that is a chain then has the products of a chain, and so its bits.
+    node = torch.arange(int(bits.max()).bit_length(), device=bits.device)
+    return (bits[:, None] >> node) & 1 > 0
+
+
+def _softmax_read(query: torch.Tensor, pages: Pages, request: int, seen: torch.Tensor) -> torch.Tensor:
+    """[T, heads, head_dim] of one request. seen [T, reach]: the positions that each row sees, if they have a page."""
+    _, heads, head_dim = query.shape
+    keys, values, mapped = entries(pages, request, seen.shape[1])
     work = width(query.dtype, keys.dtype)
     group = heads // keys.shape[1]
-    last = before + torch.arange(count, device=query.device)
-    seen = mapped & (torch.arange(len(keys), device=query.device) <= last[:, None])  # [T, reach]
+    seen = mapped & seen
     keys, values = (x.to(work).repeat_interleave(group, dim=1) for x in (keys, values))
-    # An unmapped position reads page 0, which may be NaN; and 0 * NaN is NaN, so a weight of 0 would not hide it.
-    values = values.masked_fill(~mapped[:, None, None], 0)
+    # A position that no row sees may be NaN; and 0 * NaN is NaN, so a weight of 0 would not hide it.
+    values = values.masked_fill(~seen.any(dim=0)[:, None, None], 0)
     scores = torch.einsum("thd,phd->htp", query.to(work), keys) * head_dim**-0.5  # [heads, T, reach]
     # The second mask is for rows that see no position: their softmax is NaN, and they must give zeros.
     chances = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1).masked_fill(~seen, 0)
-    return torch.einsum("htp,phd->thd", chances, values)
+    if pages.ancestors is None or bool(values.isfinite().all()):
+        return torch.einsum("htp,phd->thd", chances, values)
+    # A node that only some rows see is NaN: the other rows must not meet it.
+    each = [(chances[:, row, None], values.masked_fill(~sees[:, None, None], 0)) for row, sees in enumerate(seen)]
+    return torch.cat([torch.einsum("htp,phd->thd", chance, value) for chance, value in each])
 
 
 def _turn(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:

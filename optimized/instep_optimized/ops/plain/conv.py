@@ -12,7 +12,7 @@ import torch
 from instep_reference.contract.place import Place
 
 from ...layout import Part
-from .lanes import Lanes, after, along, before, lanes, scatter
+from .lanes import Lanes, after, along, ancestry, before, lanes, scatter
 from .wide import wide
 
 
@@ -35,13 +35,37 @@ def _run(x: torch.Tensor, weight: torch.Tensor, part: Part, who: Lanes, out: tor
     history = weight.shape[1] - 1
     line = torch.cat([before(part, who, x.dtype), x[who.rows].transpose(1, 2)], dim=2)  # [n, C, W-1 + most]
     # One line per request holds its history and its rows; every result and every window is a piece of the line.
-    taps = zip(wide(line).unfold(2, weight.shape[1], 1).unbind(-1), wide(weight).unbind(-1), strict=True)
+    pieces = _pieces(line, part, who, weight.shape[1])  # [n, C, most, W]
+    taps = zip(wide(pieces).unbind(-1), wide(weight).unbind(-1), strict=True)
     # Neither a device's own sum nor its own silu: both are split by the shape of the whole call.
     total = reduce(torch.add, (tap * by[:, None] for tap, by in taps))
     mixed = total / (1 + (-total).exp())
     scatter(out, who, mixed.transpose(1, 2))
     for token, alive in enumerate(who.alive):
-        along(part.per_row, who, token, line[:alive, :, token + 1 : token + 1 + history])
+        along(part.per_row, who, token, pieces[:alive, :, token, 1:])
     # The last W-1 inputs of each request, which has its own length: inputs length .. length + W-2 of its line.
     ends = who.length[:, None] + torch.arange(history, device=x.device)
     after(part.store, who, line.gather(2, ends[:, None, :].expand(-1, x.shape[1], -1)))
+
+
+def _pieces(line: torch.Tensor, part: Part, who: Lanes, width: int) -> torch.Tensor:
+    """[n, C, most, W]: the inputs that every row reads, its own last. In a chain these are neighbours on the line."""
+    parents = ancestry(part, who)
+    if parents is None:
+        return line.unfold(2, width, 1)
+    spots = taps_of(parents, width)
+    rows = line.gather(2, spots.flatten(1)[:, None].expand(-1, line.shape[1], -1))
+    return rows.view(*line.shape[:2], *spots.shape[1:])
+
+
+def taps_of(parents: torch.Tensor, width: int) -> torch.Tensor:
+    """parents [n, most] -> [n, most, W]: where a row's inputs stand on its request's line, oldest first.
+
+    Row t stands at W-1 + t, behind the history. Before a row comes its parent, and before the root the history.
+    """
+    history = torch.arange(-1, width - 2, device=parents.device).clamp(min=0).expand(len(parents), -1)
+    behind = torch.cat([history, parents + width - 1], dim=1)  # of every place on the line the one before it
+    taps = [torch.arange(width - 1, behind.shape[1], device=parents.device).expand(len(parents), -1)]
+    for _ in range(width - 1):
+        taps.insert(0, behind.gather(1, taps[0]))
+    return torch.stack(taps, dim=-1)

@@ -15,7 +15,7 @@ from instep_reference.contract.place import Place
 
 from ...layout import Inputs, Part, Updates
 from ..base import GdnInputs
-from .lanes import Lanes, after, along, before, lanes, scatter
+from .lanes import Lanes, after, along, ancestry, before, lanes, scatter
 from .ring import keep, recalled
 from .wide import wide, width
 
@@ -49,8 +49,9 @@ def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
     rows = Inputs(*(x[who.rows] for x in inputs[1:]))
     writes = _writes(rows, work, heads)
     core = torch.zeros_like(rows.v, dtype=work)
+    trail = Trail(state, ancestry(part, who))
     for row, alive in enumerate(who.alive):  # requests are sorted by length: the first `alive` have this row
-        S = state[:alive]  # a view: `_absorb` works in place
+        S = trail.at(row, alive)  # `_absorb` works in place
         token, write = Inputs(*(x[:alive, row] for x in rows)), Write(*(x[:alive, row] for x in writes))
         update = _absorb(S, write)
         core[:alive, row] = _sum_by_halves(S * q[:alive, row])  # [alive, HV, V]
@@ -58,6 +59,26 @@ def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
         along(part.per_row, who, row, S)
     scatter(out, who, core)
     after(part.store, who, state)
+
+
+class Trail:
+    """The running memories [n, ...] of a launch: in a chain one, in place; in a tree a copy for every row.
+
+    parents  [n, most]; -1: the memory before the window. None: chains
+    """
+
+    def __init__(self, memory: torch.Tensor, parents: torch.Tensor | None) -> None:
+        self._memory, self._parents = memory, parents
+        self._after = [memory]  # of a tree: the memory before the window, then the one after every row
+
+    def at(self, row: int, alive: int) -> torch.Tensor:
+        """The memory that row `row` of the first `alive` requests continues. The caller updates it in place."""
+        if self._parents is None:
+            return self._memory[:alive]
+        parents = self._parents[:alive, row].tolist()
+        memories = [self._after[parent + 1][request] for request, parent in enumerate(parents)]
+        self._after.append(torch.stack(memories) if memories else self._memory[:0])
+        return self._after[-1]
 
 
 def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from ..placing import RowPlacement
+from ..placing import PathPlan, RowPlacement, TreePlan
 
 
 def place_rows(
     *, slots: torch.Tensor, begin: torch.Tensor, count: torch.Tensor, rows: int, length: torch.Tensor,
-    table: torch.Tensor, page_size: int, shift: int,
+    table: torch.Tensor, page_size: int, shift: int, depth: torch.Tensor | None = None, lead: int = 0,
 ) -> RowPlacement:
     """`PlaceRows` of the seam: every row finds the request that covers it, then its position, then its page.
 
@@ -26,13 +26,60 @@ def place_rows(
         none = slots.new_zeros(rows)
         return RowPlacement(none, none - 1, before, count, last)
     covered, owner, inside = _owners(begin, count, rows)
-    positions = torch.where(covered, before[owner] + inside, 0)
-    # A position may lie behind the last page of the table, or on an entry of -1: such a row has no location.
-    page = positions // page_size
-    mapped = covered & (page >= 0) & (page < table.shape[1])
-    number = table[slot[owner], page.clamp(0, table.shape[1] - 1)]
-    spot = number * page_size + positions % page_size
-    return RowPlacement(positions, torch.where(mapped & (number >= 0), spot, -1), before, count, last)
+    places = torch.where(covered, before[owner] + inside, 0)
+    locations = torch.where(covered, _locations(table, slot[owner], places, page_size), -1)
+    if depth is None:
+        return RowPlacement(places, locations, before, count, last)
+    # A node stands at a place of its own, but siblings have one position: that of their depth.
+    before = torch.where(busy, length[slot] - lead, 0)
+    return RowPlacement(torch.where(covered, before[owner] + depth, 0), locations, before, count, last)
+
+
+def plan_tree(*, parents: torch.Tensor, slots: torch.Tensor, count: torch.Tensor) -> TreePlan:
+    """`PlanTree` of the seam: node by node, because a parent comes before its children.
+
+    Shapes:  parents (B, T)   slots, count (B)  ->  (B, T) each
+    """
+    requests, width = parents.shape
+    node = torch.arange(width, device=parents.device)
+    there = (node < count[:, None]) & (slots >= 0)[:, None]
+    before = torch.where(there & (node > 0), parents, -1)
+    ancestors, depth = torch.zeros_like(parents), torch.zeros_like(parents)
+    for number in range(width):
+        parent, has = before[:, number, None].clamp(min=0), before[:, number] >= 0
+        ancestors[:, number] = torch.where(has, ancestors.gather(1, parent)[:, 0], 0) + (1 << number)
+        depth[:, number] = torch.where(has, depth.gather(1, parent)[:, 0] + 1, 0)
+    children = torch.zeros(requests, width + 1, dtype=torch.int64, device=parents.device)
+    children.scatter_(1, before + 1, 1)  # column 0 takes the parent of the roots, which is nobody
+    inner = torch.where(children[:, 1:] > 0, slots[:, None], -1)
+    return TreePlan(torch.where(there, ancestors, 0), depth, inner, before)
+
+
+def plan_path(
+    *, accept_index: torch.Tensor, slots: torch.Tensor, before: torch.Tensor, size: int,
+    table: torch.Tensor | None = None,
+) -> PathPlan:
+    """`PlanPath` of the seam. A token that stands where it belongs does not move; of a chain none moves.
+
+    Shapes:  accept_index (B, T)   slots, before (B)   table (slots, width)  ->  (B, T) each
+    """
+    order = torch.arange(accept_index.shape[1], device=slots.device)
+    slot = slots.clamp(min=0)[:, None].expand_as(accept_index)
+
+    def at(node: torch.Tensor) -> torch.Tensor:
+        place = before[:, None] + node
+        return slot * size + place % size if table is None else _locations(table, slot, place, size)
+
+    moves = (slots >= 0)[:, None] & (accept_index > order)
+    return PathPlan(*(torch.where(moves, at(node), -1) for node in (accept_index, order.expand_as(accept_index))))
+
+
+def _locations(table: torch.Tensor, slot: torch.Tensor, place: torch.Tensor, page_size: int) -> torch.Tensor:
+    """page * page_size + offset of every place; -1 behind the last page of the table, and on an entry of -1."""
+    page = place // page_size
+    number = table[slot, page.clamp(0, table.shape[1] - 1)]
+    mapped = (page >= 0) & (page < table.shape[1]) & (number >= 0)
+    return torch.where(mapped, number * page_size + place % page_size, -1)
 
 
 def choose(*, own: torch.Tensor, forced: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,14 @@ def lanes(part: Part) -> Lanes:
     return Lanes(which, length, rows, inside, inside.sum(dim=0).tolist(), again[which])
 
 
+def ancestry(part: Part, who: Lanes) -> torch.Tensor | None:
+    """[n, most]: of every row the row that it continues, -1: the memory before the window. None: the part is no tree.
+
+    Rows behind a request's end continue nothing: what stands there in `parents` may be anything.
+    """
+    return None if part.parents is None else part.parents[who.rows].masked_fill(~who.inside, -1)
+
+
 def before(part: Part, who: Lanes, dtype: torch.dtype) -> torch.Tensor:
     """The memory [n, *block] before the first row, in `dtype`. For a fresh request zeros: its unit is not read."""
     pool, known = part.read.pool, ~part.fresh[who.which]

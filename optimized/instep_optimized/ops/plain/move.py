@@ -1,4 +1,4 @@
-"""Ops that only copy bits: KV rows into their pages, units of memory from pool to pool.
+"""Ops that only copy bits: KV rows into their pages, units of memory from pool to pool, entries within a pool.
 
 The `ledger` op set uses these ops too. Leaves out: arithmetic.
 """
@@ -21,6 +21,15 @@ def move(*, source: Address, target: Address) -> None:
     """Units from source to target, request by request; everything is read before anything is written."""
     wanted = (source.units >= 0) & (target.units >= 0)
     target.pool[_spots(target, wanted)] = source.pool[_spots(source, wanted)]
+
+
+def move_rows(*, pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Entries of a pool, one column of the plan after the other: requests share no entry."""
+    size = pool.shape[1]
+    for at, to in zip(source.T, target.T, strict=True):
+        wanted = (at >= 0) & (to >= 0)
+        at, to = at[wanted], to[wanted]
+        pool[to // size, to % size] = pool[at // size, at % size]
 
 
 def _spots(address: Address, wanted: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,183 @@
+"""What a call of an op on whole numbers must keep: one rule per op, and the clauses that all rules are made of.
+
+Leaves out: ops that compute numbers, and who is told (`contracts.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .placing import MOST_NODES
+
+
+def _place_rows(given: dict[str, Any]) -> Iterator[str]:
+    """Slots have one owner each, rows of requests do not overlap, and no row stands before position 0."""
+    slots, length, table = given["slots"], given["length"], given["table"]
+    yield from owned("slots", slots, min(length.shape[0], table.shape[0]))
+    yield from whole(given, "begin", "count", "length", "table")
+    busy = slots >= 0
+    begin, count = given["begin"][busy], given["count"][busy]
+    yield from spans(begin, count, int(count.max()) if len(count) else 0, given["rows"])
+    depth, at = given.get("depth"), length[slots[busy].clamp(0, length.shape[0] - 1)]
+    at = at + given["shift"] if depth is None else at + min(given["shift"], -given["lead"])
+    if bool(((at < 0) & (count > 0)).any()):
+        yield f"a row would stand at position {int(at.min())}"
+    if depth is not None:
+        yield from within("depth", depth, MOST_NODES, lowest=0)
+
+
+def _advance(given: dict[str, Any]) -> Iterator[str]:
+    """Slots have one owner each, and no length shrinks."""
+    yield from owned("slots", given["slots"], given["length"].shape[0])
+    yield from whole(given, "length", "by")
+    if bool(((given["by"] < 0) & (given["slots"] >= 0)).any()):
+        yield f"a length would shrink by {-int(given['by'].min())}"
+
+
+def _accept(given: dict[str, Any]) -> Iterator[str]:
+    """No window is wider than the tensor, and no forced path longer than its window."""
+    width, count, forced = given["window"].shape[1], given["count"], given["forced_last"]
+    yield from within("count", count, width + 1, lowest=0)
+    yield from whole(given, "window", "picks", "forced_last", "forced_bonus")
+    if bool((forced >= count.clamp(min=1)).any()):
+        yield "more drafts are forced than the window has"
+    if given.get("parents") is not None:
+        yield from _parents(given["parents"], count)
+
+
+def _parents(parents: torch.Tensor, count: torch.Tensor) -> Iterator[str]:
+    """parents [B, T]: int64; behind the root every node continues a node that comes before it."""
+    node = torch.arange(parents.shape[1], device=parents.device)
+    if parents.dtype is not torch.int64:
+        yield f"parents are {parents.dtype}, not int64"
+    if len(node) > MOST_NODES:
+        yield f"a window has {len(node)} nodes, at most {MOST_NODES} have a bit"
+    wrong = (node > 0) & (node < count[:, None]) & ((parents < 0) | (parents >= node))
+    if bool(wrong.any()):
+        at = int(wrong.any(dim=0).nonzero()[0])
+        yield f"node {at} continues {int(parents[wrong[:, at], at][0])}, which is no node before it"
+
+
+def _behind(slots: torch.Tensor) -> int:
+    """The first number behind the slots: where no pool says how many slots there are."""
+    return 1 + max(slots.tolist(), default=0)
+
+
+def _plan_tree(given: dict[str, Any]) -> Iterator[str]:
+    yield from owned("slots", given["slots"], _behind(given["slots"]))
+    yield from within("count", given["count"], given["parents"].shape[1] + 1, lowest=0)
+    yield from _parents(given["parents"], given["count"].where(given["slots"] >= 0, 0))
+
+
+def _plan_path(given: dict[str, Any]) -> Iterator[str]:
+    """Slots have one owner each; a path begins at the root, and its numbers rise."""
+    index, slots = given["accept_index"], given["slots"]
+    table = given.get("table")
+    yield from owned("slots", slots, _behind(slots) if table is None else table.shape[0])
+    yield from whole(given, "accept_index", "before")
+    busy = slots >= 0
+    path, first = index[busy], index[busy, :1]
+    falls = (path[:, 1:] >= 0) & (path[:, 1:] <= path[:, :-1])
+    if bool((first != 0).any()) or bool(falls.any()):
+        yield "a path does not rise from the root"
+
+
+def _move_rows(given: dict[str, Any]) -> Iterator[str]:
+    """Every entry is read before it is written over, no entry of unit 0 is written, and no two are one."""
+    pool, source, target = given["pool"], given["source"], given["target"]
+    for name in ("source", "target"):
+        yield from within(name, given[name], pool.shape[0] * pool.shape[1])
+        yield from distinct(name, given[name].flatten())
+    if bool(((target >= 0) & (target < pool.shape[1])).any()):
+        yield "a target lies in unit 0, which is reserved"
+    if bool(((source < 0) != (target < 0)).any()):
+        yield "an entry has one end alone"
+    for step in range(1, target.shape[1] if len(target) else 0):
+        if bool(((target[:, :step, None] == source[:, None, step:]) & (target[:, :step, None] >= 0)).any()):
+            yield "an entry is written over before it is read"
+            break
+
+
+def _plan_ring(given: dict[str, Any]) -> Iterator[str]:
+    """The ring has room for the pending tokens and the rows of the launch; slots have one owner each."""
+    yield from owned("slots", given["slots"], given["settled"].shape[0])
+    size, most = given["size"], given["most"]
+    if most > size:
+        yield f"{most} rows do not fit in {size} entries"
+        return
+    busy = given["slots"] >= 0
+    settled = given["settled"][given["slots"][busy].clamp(0, given["settled"].shape[0] - 1)]
+    pending = given["before"][busy] - settled
+    room = size - most
+    if bool((pending > room).any()):
+        yield f"{int(pending.max())} tokens are pending; beside {most} rows the ring of {size} entries holds {room}"
+    if bool((pending < 0).any()):
+        yield f"{-int(pending.min())} tokens more are in the state than the request has"
+
+
+def _choose(given: dict[str, Any]) -> Iterator[str]:
+    own, forced = given["own"], given["forced"]
+    if own.shape != forced.shape:
+        yield f"own is {tuple(own.shape)}, forced is {tuple(forced.shape)}"
+    yield from whole(given, "own", "forced")
+
+
+def _shift(given: dict[str, Any]) -> Iterator[str]:
+    """Rows of requests do not overlap, and there is one token behind the rows of each request."""
+    begin, count, behind = given["begin"], given["count"], given["behind"]
+    yield from spans(begin, count, int(count.max()) if len(count) else 0, len(given["tokens"]))
+    yield from whole(given, "tokens", "begin", "count", "behind")
+    if behind.shape != begin.shape:
+        yield f"{behind.numel()} tokens stand behind {len(begin)} requests"
+
+
+def whole(given: dict[str, Any], *names: str) -> Iterator[str]:
+    for name in names:
+        if given[name].dtype is not torch.int64:
+            yield f"{name} are {given[name].dtype}, not int64"
+
+
+def owned(name: str, index: torch.Tensor, size: int) -> Iterator[str]:
+    """Slots are in range, none stands twice, and none is the reserved slot 0."""
+    yield from within(name, index, size)
+    yield from distinct(name, index)
+    if bool((index == 0).any()):
+        yield f"{name} name slot 0, which is reserved"
+
+
+# Ops on whole numbers have rules by name; the other ops are judged by the kinds of their arguments.
+RULES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
+    "place_rows": _place_rows, "advance": _advance, "accept": _accept, "choose": _choose,
+    "plan_ring": _plan_ring, "shift": _shift,
+    "plan_tree": _plan_tree, "plan_path": _plan_path, "move_rows": _move_rows,
+}
+
+
+def spans(begin: torch.Tensor, count: torch.Tensor, most: int, rows: int) -> Iterator[str]:
+    """Rows of requests lie within the batch and do not overlap."""
+    if not len(begin):
+        return
+    if int(count.max()) > most:
+        yield f"most is {most}, the largest count is {int(count.max())}"
+    covered = [row for b, c in zip(begin.tolist(), count.tolist(), strict=True) for row in range(b, b + c)]
+    if covered and (min(covered) < 0 or max(covered) >= rows):
+        yield f"rows {min(covered)} to {max(covered)} of {rows} are named"
+    if len(set(covered)) < len(covered):
+        yield "two requests share a row"
+
+
+def within(name: str, index: torch.Tensor, size: int, lowest: int = -1) -> Iterator[str]:
+    """The index is int64 and lies between `lowest` (-1 means none) and size - 1."""
+    if index.dtype is not torch.int64:
+        yield f"{name} are {index.dtype}, not int64"
+    if index.numel() and not (int(index.min()) >= lowest and int(index.max()) < size):
+        yield f"{name} run from {int(index.min())} to {int(index.max())}, there are {size}"
+
+
+def distinct(name: str, index: torch.Tensor) -> Iterator[str]:
+    used = [number for number in index.tolist() if number >= 0]
+    if len(set(used)) < len(used):
+        yield f"{name}: two requests would write the same place"

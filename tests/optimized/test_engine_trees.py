@@ -1,0 +1,154 @@
+"""Rounds over trees: against the reference, between strategies, and against plain decoding.
+
+Leaves out: the ops (`test_ops_trees.py`), room and refusals (`test_trees_room.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.layout import Keeps
+from instep_optimized.ops.around import around
+from instep_optimized.ops.contracts import contracts
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Committed, Draft, Path
+from instep_reference.contract.place import unseen
+from instep_reference.engine import ReferenceEngine, Weights
+from instep_reference.ledger import LedgerEngine
+from support.checkpoints import write
+from support.rounds import CLOSE, begin, decode, disagreement, play
+from support.tree_story import NODES, ROOM, STEPS, VOCAB, Story, ahead, assert_same, played
+from support.trees import chain, drawn, path
+from support.two_sides import TwoSides
+
+FP64 = torch.float64
+STRATEGIES = ("snapshot", "columns", "rerun", "lazy_rerun")
+SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **SMALL))
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint.open(write(tmp_path_factory.mktemp("headless"), "dense", **SMALL, mtp_num_hidden_layers=0))
+
+
+def engine(checkpoint: Checkpoint, ops: Any = "plain", **options: Any) -> OptimizedEngine:
+    served = load(ops) if isinstance(ops, str) else ops
+    return OptimizedEngine(checkpoint, served, Options(**options), ROOM, num_steps=STEPS)
+
+
+COVERED = [("snapshot", False), ("columns", True), ("rerun", False), ("rerun", True), ("lazy_rerun", False)]
+
+
+@pytest.mark.parametrize(("strategy", "graphs"), COVERED)
+def test_every_label_of_a_tree_is_where_a_right_engine_has_it(
+    checkpoint: Checkpoint, strategy: str, graphs: bool
+) -> None:
+    truth = LedgerEngine(checkpoint.config, num_steps=STEPS)
+    both = TwoSides(engine(checkpoint, "ledger", strategy=strategy, graphs=graphs), truth)
+    for event in Story(1):
+        both(event)
+    assert both.compared > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "keeps", "graphs"), [
+    ("snapshot", "update", True), ("columns", "update", False), ("rerun", "inputs", False), ("rerun", "inputs", True),
+    ("lazy_rerun", "inputs", False), ("lazy_rerun", "update", True),
+])  # fmt: skip
+def test_so_it_is_with_every_strategy_and_with_paths_of_the_engine_s_own(
+    checkpoint: Checkpoint, strategy: str, keeps: Keeps, graphs: bool
+) -> None:
+    truth = LedgerEngine(checkpoint.config, num_steps=STEPS)
+    subject = engine(checkpoint, replace(load("ledger"), keeps=keeps), strategy=strategy, graphs=graphs, layout="KV")
+    both, accepted = TwoSides(subject, truth), []
+    for event in Story(2, ahead=partial(ahead, truth)):
+        answer = both(event)
+        accepted += answer.num_correct_drafts.tolist() if isinstance(answer, Committed) else []
+    assert set(accepted) == set(range(STEPS + 1)), "every length of a path"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "graphs", "head"), [*((*pair, 1) for pair in COVERED), ("rerun", True, 0)])
+def test_every_number_of_a_tree_is_the_reference_s(
+    checkpoint: Checkpoint, headless: Checkpoint, strategy: str, graphs: bool, head: int
+) -> None:
+    model = checkpoint if head else headless
+    subject = engine(model, "plain", strategy=strategy, graphs=graphs, activation=FP64, state=FP64)
+    truth = ReferenceEngine(Weights.of(model, FP64), num_steps=STEPS)
+    both = TwoSides(subject, truth)
+    for event in Story(3, ahead=partial(ahead, truth), head=bool(head)):
+        both(event)
+    assert both.compared > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("types", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
+def test_strategies_layouts_and_graphs_give_the_same_bits(
+    checkpoint: Checkpoint, types: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """With a state as wide as the arithmetic: then it matters to no bit where it is stored."""
+    given: dict[str, Any] = {"activation": types[0], "state": types[1]}
+    wanted = played(engine(checkpoint, strategy="snapshot", layout="KV", **given), Story(4))
+    for strategy, graphs, overlap in (
+        ("columns", True, False), ("rerun", False, True), ("rerun", True, False), ("lazy_rerun", True, True),
+    ):  # fmt: skip
+        served = engine(checkpoint, strategy=strategy, graphs=graphs, overlap=overlap, **given)
+        assert_same(played(served, Story(4)), wanted)
+
+
+@pytest.mark.parametrize("ops", ["plain", "ledger"])
+def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(checkpoint: Checkpoint, ops: str) -> None:
+    """Beside a tree, so that the launch is the same."""
+    story, as_tree = [*Story(5)], chain(STEPS + 1)[1:]
+    said = [
+        replace(event, parents=None) if isinstance(event, Draft) and set(event.parents or ()) == {as_tree} else event
+        for event in story
+    ]
+    told = [
+        Draft(event.requests, event.picks, (as_tree,) * len(event.requests))
+        if isinstance(event, Draft) and event.picks and event.parents is None else event
+        for event in story
+    ]  # fmt: skip
+    assert said != told
+    assert_same(*(played(engine(checkpoint, ops, strategy="rerun"), events) for events in (said, told)))
+
+
+@pytest.mark.parametrize(("ops", "strategy"), [("ledger", "rerun"), ("ledger", "columns"), ("plain", "lazy_rerun")])
+def test_a_round_over_a_tree_is_the_decoding_of_what_it_accepts(
+    checkpoint: Checkpoint, ops: str, strategy: str
+) -> None:
+    """Exact for labels. Numbers are summed in another order: a window has more rows than a step of decoding."""
+    wide: dict[str, Any] = {} if ops == "ledger" else {"activation": FP64, "state": FP64}
+    draw = Random(6)
+    for number in range(3):
+        round_, steps = (engine(checkpoint, ops, strategy=strategy, **wide) for _ in range(2))
+        for subject in (round_, steps):
+            begin(subject, (7, 3, 9, 2, 4), root=5)
+        for _ in range(3):
+            tree = drawn(draw, draw.randint(2, NODES), STEPS)
+            picks = tuple(draw.randrange(VOCAB) for _ in tree[1:])
+            nodes, bonus = path(tree, draw.randrange(len(tree)))[1:], draw.randrange(VOCAB)
+            play(round_, picks, Path(tuple(nodes), bonus), parents=tree[1:])
+            decode(steps, (*(picks[node - 1] for node in nodes), bonus))
+            assert disagreement(round_.state("a"), steps.state("a")) <= (0.0 if ops == "ledger" else CLOSE), number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ops", ["plain", "ledger"])
+def test_rounds_over_trees_keep_every_contract(checkpoint: Checkpoint, ops: str) -> None:
+    found: list[str] = []
+    for strategy in STRATEGIES:
+        played(engine(checkpoint, around(load(ops), unseen, contracts(found.append)), strategy=strategy), Story(7))
+    assert found == []
