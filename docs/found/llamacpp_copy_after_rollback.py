@@ -6,6 +6,7 @@ Run: 20 tokens, then 8, then `llama_memory_seq_rm` takes back 3, then `llama_mem
 Expected: both have the state after 25 tokens. Came: sequence 0 has; sequence 1 has the state after 28 tokens with the
 KV of 25, off by 1.37 of its largest number.
 """
+# Longer than 30 lines: Python reaches these calls by ctypes alone, so structs, a decode and the state are spelled out.
 
 import ctypes as c
 import sys

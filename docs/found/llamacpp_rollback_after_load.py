@@ -6,6 +6,7 @@ Run: 20 tokens, then 8; what `llama_state_seq_get_data` gives of sequence 0 goes
 `llama_state_seq_set_data`; then `llama_memory_seq_rm` takes back 3 of sequence 1. Expected: the state after 25 tokens,
 or false, for snapshots are not in the data. Came: true, and a state that is off by 1.00 of its largest number.
 """
+# Longer than 30 lines: Python reaches these calls by ctypes alone, so structs, a decode and the state are spelled out.
 
 import ctypes as c
 import sys

@@ -6,6 +6,7 @@ Run: 20 tokens, then T in one batch, then `llama_memory_seq_rm` takes back r; n_
 20 + T - r tokens, or false. Came: true for every r up to 7; where r >= T the state is off by 0.8 to 1.9 of its largest
 number.
 """
+# Longer than 30 lines: Python reaches these calls by ctypes alone, so structs, a decode and the state are spelled out.
 
 import ctypes as c
 import sys

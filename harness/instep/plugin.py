@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TRACE = ".jsonl"
 ONE_VALUE = {name: option for name, option in OPTIONS.items() if name != "ops"}  # what all items of a session share
+SERVES = ("instep_engine", "instep_ops")  # one of them is given, by the command line or else by the ini file
 PLAN = "plan"  # name of the item that runs what the trace's own header plans
 SERVED = pytest.StashKey[list[str]]()  # what engines led by verbs served and show, a line for each item
 OPENING = {"schema", "checkpoint", "capacity"}  # fields of every trace's first line
@@ -65,6 +66,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """A session that leaves tiers out, or runs an engine led by verbs, says so behind everything else."""
+    for one, other in (SERVES, SERVES[::-1]):
+        if SERVED in config.stash and config.getoption(one) and config.getini(other):
+            terminalreporter.write_line(f"instep: --{one.replace('_', '-')} outranks {other} of the ini file")
     for said in config.stash.get(SERVED, []):
         terminalreporter.write_line(f"instep: {said}")
     if words := _given(config, "tiers"):
@@ -75,8 +79,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Take the folders into the paths that pytest collects."""
     if words := _given(config, "tiers"):
         _must_be_tiers(words)
-    if config.getoption("instep_engine") and config.getoption("instep_ops"):
-        raise pytest.UsageError("--instep-engine: found --instep-ops beside it, expected one of the two: who serves")
+    for ask, engine, ops in ((config.getoption, "--instep-engine", "--instep-ops"), (config.getini, *SERVES)):
+        if all(map(ask, SERVES)):
+            raise pytest.UsageError(f"{engine}: found {ops} beside it, expected one of the two: who serves")
     folders = _folders(config)
     for folder in folders:
         if not folder.exists():
@@ -131,7 +136,8 @@ class TraceFile(pytest.File):
     """A trace: one item per op set."""
 
     def collect(self) -> Iterator[TraceItem]:
-        engine = _given(self.config, "engine")
+        self.config.stash.setdefault(SERVED, [])
+        engine = _engine(self.config)
         given = [engine] if engine else _given(self.config, "ops") or [PLAN]
         # The id of an item may be typed without the options of the run that printed it.
         typed = [rest for word, _, rest in (arg.partition("::") for arg in self.config.args) if rest and self._is(word)]
@@ -147,7 +153,7 @@ class TraceItem(pytest.Item):
 
     @property
     def led(self) -> bool:
-        return bool(self.name == _given(self.config, "engine"))
+        return bool(self.name == _engine(self.config))
 
     def setup(self) -> None:
         if missing := _missing(_given(self.config, "device") or "cpu"):
@@ -229,6 +235,12 @@ def _given(config: pytest.Config, name: str) -> Any:
     """What the command line says, else the ini file."""
     typed = config.getoption(f"instep_{name}")
     return config.getini(f"instep_{name}") if typed is None or typed == [] else typed
+
+
+def _engine(config: pytest.Config) -> str | None:
+    """The engine led by verbs that serves; one that an ini file names yields to op sets of the command line."""
+    typed = config.getoption(SERVES[1]) and not config.getoption(SERVES[0])
+    return None if typed else _given(config, "engine")
 
 
 def _must_be_tiers(words: list[str]) -> None:

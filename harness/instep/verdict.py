@@ -149,11 +149,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something that was not compared, and why."""
+    """Something that was not compared, and why; where: the place and the request, if it is about one."""
 
     check: str
     event: int
     reason: str
+    where: str = ""
 
 
 Cause = Literal["graph", "op", "place", "memory", "unconfirmed"]

@@ -90,7 +90,8 @@ class Group:
         """This group's part of an op call, with the addresses that a strategy chose."""
         form: Literal["chunk", "window"] = "chunk" if self.kind == "prefill" else "window"
         return Part(
-            form, self.begin, self.count, self.most, read, self.fresh, store, per_row, ring, settled, self.parents
+            form, self.begin, self.count, self.most, read, self.fresh, store, per_row, ring, settled,
+            parents=self.parents,
         )
 
 
@@ -117,8 +118,11 @@ class Batch:
 
     def pages(self, keys: torch.Tensor, values: torch.Tensor) -> Pages:
         """The paged KV of one layer for these rows."""
-        seen = (None, 0) if self.nodes is None else (self.nodes.ancestors, self.nodes.most)
-        return Pages(keys, values, self.table, self.slots, self.begin, self.count, self.before, self.most, *seen)
+        ancestors, nodes = (None, 0) if self.nodes is None else (self.nodes.ancestors, self.nodes.most)
+        return Pages(
+            keys, values, self.table, self.slots, self.begin, self.count, self.before, most=self.most,
+            ancestors=ancestors, nodes=nodes,
+        )
 
 
 def windows(

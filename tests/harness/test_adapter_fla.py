@@ -42,7 +42,7 @@ PLAIN = load("plain")
 HERE = importlib.util.find_spec("fla") is not None and importlib.util.find_spec("einops") is not None
 needs_fla = pytest.mark.skipif(not HERE, reason="fla-core or einops is not installed")
 
-WAYS = {"dense": 0, "pooled": 1}  # which file of the page
+WAYS = {"dense": 0, "pooled": 1, "conv": 2}  # which file of the page
 FILES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 RUNS = re.findall(r"^PYTHONPATH=. instep (replay .*)$", PAGE, re.MULTILINE)
 # What the page says to break: (old, new, what is said of it), by file.
@@ -76,14 +76,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "lines"), [("dense", 30), ("pooled", 40)])
+@pytest.mark.parametrize(("way", "lines"), [("dense", 30), ("pooled", 40), ("conv", 45)])
 def test_the_files_of_the_page_agree_and_are_short(
     way: str, lines: int, mine: Callable[..., Path], instep: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(mine(way=way).read_text().splitlines()) < lines
     monkeypatch.chdir(TOP)
     ran = instep(*RUNS[WAYS[way]].split())
-    assert ran.code == 0 and "mine:OPS agrees" in ran.out and "mine:OPS: gdn.window: " in ran.out, ran
+    op = "conv" if way == "conv" else "gdn"
+    assert ran.code == 0 and "mine:OPS agrees" in ran.out and f"mine:OPS: {op}.window: " in ran.out, ran
 
 
 @pytest.mark.slow
@@ -101,7 +102,7 @@ def test_what_the_page_breaks_is_found_where_it_says(
 
 
 def test_the_page_breaks_three_things_in_each_file() -> None:
-    assert [len(edits) for edits in BROKEN] == [3, 3] and any("2 were accepted" in part for part in BROKEN[0][-1])
+    assert [len(edits) for edits in BROKEN] == [3, 3, 3] and any("2 were accepted" in part for part in BROKEN[0][-1])
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from support.traces import recorded
 
 TOP = Path(__file__).resolve().parents[2]
 TRACES = TOP / "fixtures" / "traces"
-DENSE, POOLED = re.findall(r"```python\n(.*?)```", (TOP / "docs" / "adapters.md").read_text(), re.DOTALL)
+DENSE, POOLED, _CONV = re.findall(r"```python\n(.*?)```", (TOP / "docs" / "adapters.md").read_text(), re.DOTALL)
 KEPT = ("buffer[call.rows[i] * steps + t - begin] = S", "call.snapshots[call.rows[i], t - begin] = S")
 OWN = ("raw=True)", "raw=True, strided=True)")
 PACKED = ("raw=True)", "raw=True, packed=True)")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 
 from instep.audit.audit import Audit, audit, opened
 from instep.audit.tokens import AtToken
+from instep.checks import directed
 from instep.generate.decode import Ask, decode
 from instep.generate.words import Bytes, prompts_from
 from instep.replay.replay import Replay
@@ -328,11 +330,33 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path, instep, content, says):
     assert says in complaint(instep("audit", file, "--model", TINY))
 
 
+def test_a_model_too_large_for_a_whole_reference_is_refused_before_anything_is_read(copy, monkeypatch, instep):
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 4096}
+    monkeypatch.setattr("os.sysconf", pages.__getitem__)
+    with monkeypatch.context() as nothing:
+        for read in ("read", "rows", "digest"):
+            nothing.setattr(OnDisk, read, lambda *given: pytest.fail("it was read"))
+        said = complaint(instep("audit", copy, "--model", TINY))
+    assert "--level: found a model of" in said and "expected at most 0.75 of the 16.00 MiB of memory" in said
+    assert "--level 1 judges tokens, windows and counts layer by layer" in said
+    assert instep("audit", copy, "--model", TINY, "--level", 1).code == 0
+
+
+def test_what_compared_nothing_is_a_line_for_each_reason_and_the_file_has_them_all(
+    copy, instep, tmp_path, monkeypatch
+):
+    look, file = directed.look, tmp_path / "r.json"
+    monkeypatch.setattr(directed, "look", lambda *given, **named: replace(look(*given, **named), blocks=0, undecided=0))
+    out = " ".join(instep("audit", copy, "--model", TINY, "--json", file).out.split())
+    found = [one for one in json.loads(file.read_text())["not_compared"] if one["check"] == "directed"]
+    assert len({one["where"] for one in found}) > 3 and len(found) > 20
+    first = f"first at event {found[0]['event']}, {found[0]['where']}"
+    assert f"directed did not compare {len(found)} times: no wrong state can be told from the right one, {first}" in out
+    assert out.count("directed did not compare") == 1
+
+
 def test_what_cannot_be_replayed_is_refused_before_the_walk(copy, monkeypatch):
     monkeypatch.setattr("instep.audit.audit.judged", lambda *given: pytest.fail("the layers were walked"))
-    monkeypatch.setattr("instep.audit.audit.weights_bytes", lambda *given: 1 << 60)
-    with pytest.raises(BadInput, match="--level: found a model of"):
-        audit(copy, TINY)
     written = lines(copy / "events.jsonl")
     end = next(number for number, event in enumerate(written) if event["event"] == "commit") + 1
     said(copy / "events.jsonl", [*written[:end], {"event": "save", "request": "a", "name": "k"}])

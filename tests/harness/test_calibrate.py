@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -27,6 +28,7 @@ from instep.observe.oracle import Oracle
 from instep.replay.lockstep import Lockstep, run
 from instep.replay.setting import Setting
 from instep.verdict import Comparison, Tier
+from instep_optimized.ops.base import ExpertWeights
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
@@ -43,6 +45,32 @@ WEIGHT = torch.randn(11, 48, generator=torch.Generator().manual_seed(1))
 @pytest.fixture(scope="module")
 def stage():
     return Stage()
+
+
+def test_experts_are_summed_in_other_orders_too_and_every_fourth_scene_has_some():
+    assert [bool(scene(number).checkpoint.config.experts) for number in range(4)] == [False, False, False, True]
+    drawn = torch.Generator().manual_seed(3)
+    sizes = (6, 48), (6, 32, 48), (6, 48, 16), (20, 48), (48, 10), (1, 48)
+    weights = ExpertWeights(*(torch.randn(size, generator=drawn) / 7 for size in sizes))
+    given = {"x": X[:, 0], "weights": weights, "top_k": 2, "norm_topk": True, "to": Place("trunk", 0, "mlp")}
+    plain = correct_variants.PLAIN.moe(**given)
+    for form in correct_variants.FORMS:
+        found = correct_variants.correct(form, 4).moe(**given)
+        assert torch.allclose(found, plain, rtol=1e-4, atol=1e-5)
+        assert form == "chunked" or not torch.equal(found, plain), form
+
+
+@pytest.mark.parametrize("activations", ["float32", "bfloat16"])
+def test_an_expert_whose_share_is_not_normed_is_found(activations, stage, monkeypatch):
+    ops = replace(correct_variants.correct("blocked", 1), moe=partial(spoiled, correct_variants.PLAIN.moe))
+    monkeypatch.setattr(correct_variants, "SPOILED", ops, raising=False)
+    name = f"{correct_variants.__name__}:SPOILED"
+    found = stage.run(Variant(3, name, (activations, "float32"), "rerun", "windows", "VK", 3)).findings
+    assert found and found[0].place.component == "mlp", found[:1]
+
+
+def spoiled(moe, **given):
+    return moe(**given | {"norm_topk": False})
 
 
 def test_every_form_sums_the_same_terms_in_its_own_order():

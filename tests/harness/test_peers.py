@@ -227,3 +227,10 @@ def test_the_table_has_a_line_per_row() -> None:
     lines = peers_table.table({"rows": [one, {**one, "verdict": "agree", "finding": "", "met": False}]}).splitlines()
     assert len(lines) == 4 and all(line.count(" | ") == lines[0].count(" | ") for line in lines[2:])
     assert "event 4 \\| lost (since 0.9)" in lines[2] and "not as expected" in lines[3]
+
+
+@pytest.mark.parametrize("file", sorted((TOP / "docs" / "found").glob("*.py")), ids=lambda file: file.stem)
+def test_a_script_for_others_has_thirty_lines_or_says_why(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    first = next((line for line in lines if line.startswith("#")), "")
+    assert len(lines) <= 30 or first.startswith("# Longer than 30 lines: "), len(lines)

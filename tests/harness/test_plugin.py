@@ -257,6 +257,22 @@ def test_an_engine_that_is_led_by_verbs_is_an_item_of_its_own(home: Path) -> Non
     assert absent.code == 4 and "--instep-engine" in absent.out + absent.err
 
 
+@pytest.mark.parametrize(("ini", "typed", "served", "said"), [
+    ("instep_ops = ledger", "--instep-engine=support.by_verbs:right", "support.by_verbs:right",
+     "--instep-engine outranks instep_ops of the ini file"),
+    ("instep_engine = support.by_verbs:right", "--instep-ops=ledger", "ledger",
+     "--instep-ops outranks instep_engine of the ini file"),
+])  # fmt: skip
+def test_who_serves_is_what_was_typed_and_the_ini_file_yields_aloud(home, ini, typed, served, said):
+    (home / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
+    done = session(home, "--instep-traces=traces", typed, "-v")
+    assert done.code == 0 and f"short.jsonl::{served} PASSED" in done.out and "1 passed" in done.out, done.out
+    assert f"instep: {said}" in done.out
+    (home / "pytest.ini").write_text("[pytest]\ninstep_ops = ledger\ninstep_engine = support.by_verbs:right\n")
+    both = session(home, "--instep-traces=traces")
+    assert both.code == 4 and "instep_engine: found instep_ops beside it" in both.out + both.err
+
+
 def test_an_op_set_beside_an_engine_is_a_usage_error(home: Path) -> None:
     both = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:right", "--instep-ops=plain")
     assert both.code == 4 and "--instep-engine: found --instep-ops beside it" in both.out + both.err

@@ -14,9 +14,10 @@ from instep.replay.participants import participants_of
 from instep.replay.patching import Patching
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
-from instep.replay.variant import AS_IS, Patch, Variant, patch_of, place_of, spelled, swaps_of
+from instep.replay.variant import AS_IS, Patch, Variant, patch_of, place_of, spelled, swapped, swaps_of
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit, Tier
+from instep_optimized import load
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
@@ -178,6 +179,17 @@ def test_a_finding_is_dropped_only_where_its_memory_is_patched():
     assert not patching.replaces(found, ["b"]), "within a round, or preempted"
     assert not patching.replaces(replace(found, request=None), ["a"]), "memory of nobody"
     assert not patching.replaces(replace(found, event=6), ["a"])
+
+
+@pytest.mark.parametrize(("swap", "trees"), [
+    ({"gdn": "ledger"}, True), ({"gdn": "chains"}, False), ({"attend": "chains", "gdn": "plain"}, False),
+    ({"norm": "chains"}, True),
+])  # fmt: skip
+def test_a_set_serves_trees_as_long_as_each_op_that_is_told_of_them_does(swap, trees, monkeypatch):
+    sets = {"plain": load("plain"), "ledger": load("plain"), "chains": replace(load("plain"), trees=False)}
+    monkeypatch.setattr("instep.replay.variant.find", sets.__getitem__)
+    assert swapped(load("plain"), swap).trees is trees
+    assert not swapped(replace(load("plain"), trees=False), {"gdn": "plain"}).trees
 
 
 def test_an_op_is_swapped_once():

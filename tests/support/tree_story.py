@@ -25,6 +25,7 @@ from instep_reference.contract.engine import (
     Forward,
     Forwarded,
     Idle,
+    Load,
     Path,
     Preempt,
     Resume,
@@ -96,7 +97,8 @@ class Story:
 
     def __iter__(self) -> Iterator[Event]:
         prompt = self.tokens(9)
-        yield Admit("a", self.tokens(11))
+        first = self.tokens(11)
+        yield Admit("a", first)
         yield Admit("b", self.tokens(2))
         yield Forward((Row("a", "prefill", 11), Row("b", "prefill", 2)))
         yield Admit("c", prompt)
@@ -114,6 +116,10 @@ class Story:
         yield Resume("a")
         yield from self.round(("a",))
         yield Finish("b")
+        yield Admit("e", first)
+        yield Load("e", "kept")
+        yield from self.round(("e", "a"))
+        yield Finish("e")
         yield self.draft(("a",))
         yield Abort("a")  # drafted
         yield Admit("d", self.tokens(3))

@@ -65,7 +65,7 @@ def _run(kernel: Kernel, inputs: GdnInputs, part: Part, who: Lanes, core: torch.
         for row, alive in enumerate(who.alive):
             keep(part.ring, who.which[:alive], row, Inputs(*(x[who.rows[:alive, row]] for x in inputs[1:])))
     after(part.settled, who, state)
-    for row, taken in _launches(part, who):
+    for row, taken in launches(part, who):
         rows, lengths = who.rows[taken], taken.sum(dim=1)
         called(f"gdn.{part.form}", [length for length in lengths.tolist() if length])
         given = {**GdnInputs(*(x[rows] for x in inputs))._asdict(), "lengths": lengths}
@@ -76,7 +76,7 @@ def _run(kernel: Kernel, inputs: GdnInputs, part: Part, who: Lanes, core: torch.
     after(part.store, who, state)
 
 
-def _launches(part: Part, who: Lanes) -> Iterator[tuple[int, torch.Tensor]]:
+def launches(part: Part, who: Lanes) -> Iterator[tuple[int, torch.Tensor]]:
     """The rows of each launch, as [n, most] bool: all rows in one launch. If the state after every row is needed, each
     launch has one row of every request. Without rows there is no launch."""
     rows = sum(alive > 0 for alive in who.alive)

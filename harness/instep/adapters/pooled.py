@@ -83,7 +83,7 @@ def pooled(
     """
     if order not in get_args(StateLayout):
         raise BadInput("pooled: order", found=repr(order), expected=" or ".join(get_args(StateLayout)))
-    lend = _lent(order) if strided or packed else _mirrored(order)
+    lend = lent_own(order) if strided or packed else mirrored(order)
     kernels = {"window": window, "chunk": chunk}
 
     def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
@@ -139,7 +139,7 @@ def _run(kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor)
         return
     units, column, fresh = part.read.units[which], part.read.column, part.fresh[which]
     ends, taken = packed_rows(part, which)
-    if not _stored_where_read(part, which) or (part.store is None and fresh.any()):
+    if not stored_where_read(part, which) or (part.store is None and fresh.any()):
         raise Unsupported("a kernel over pools stores a state where it has read it")
     with ExitStack() as lent:
         pool, index, where = lent.enter_context(lend(part.read.pool)), units, dict[str, Any]()
@@ -151,7 +151,7 @@ def _run(kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor)
         if part.per_row is None:
             where = {}
         elif memory_of(part.per_row.pool) != memory_of(part.read.pool):
-            snapshots = lent.enter_context(lend(_allocated(part.per_row.pool)))
+            snapshots = lent.enter_context(lend(allocated(part.per_row.pool)))
             where = {"snapshots": snapshots, "rows": part.per_row.units[which]}
         pool[index[fresh]] = 0  # as an engine clears a slot for a request that begins
         called(f"gdn.{part.form}", part.count[which].tolist())
@@ -169,7 +169,7 @@ def packed_rows(part: Part, which: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return ends, rows
 
 
-def _stored_where_read(part: Part, which: torch.Tensor) -> bool:
+def stored_where_read(part: Part, which: torch.Tensor) -> bool:
     if part.store is None:
         return True
     pairs = (part.store.units, part.read.units), (part.store.column, part.read.column)
@@ -184,14 +184,14 @@ def _flat(pool: torch.Tensor) -> torch.Tensor:
     return pool.flatten(0, 1)
 
 
-def _allocated(snapshots: torch.Tensor) -> torch.Tensor:
+def allocated(snapshots: torch.Tensor) -> torch.Tensor:
     """All columns that lie between one unit and the next, where only those of the window in force were given."""
     units, _, *block = snapshots.shape
     unit, column, *inner = snapshots.stride()
     return snapshots.as_strided((units, unit // column, *block), (unit, column, *inner))
 
 
-def _mirrored(order: StateLayout) -> Lend:
+def mirrored(order: StateLayout) -> Lend:
     @contextmanager
     def mirror(pool: torch.Tensor) -> Iterator[torch.Tensor]:
         pool = _ordered(pool, order)
@@ -206,7 +206,7 @@ def _mirrored(order: StateLayout) -> Lend:
     return mirror
 
 
-def _lent(order: StateLayout) -> Lend:
+def lent_own(order: StateLayout) -> Lend:
     @contextmanager
     def own(pool: torch.Tensor) -> Iterator[torch.Tensor]:
         pool = _ordered(pool, order)

@@ -14,51 +14,37 @@ from typing import Any
 
 import torch
 
-from instep_optimized.layout import Address, Part
+from instep_optimized.layout import Address
 from instep_optimized.ops.plain.move import move as plain_move
-from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import Place
 
+from .conv import ConvLaunch, pooled_conv
 from .dense import dense
-from .pooled import packed_rows
 from .sglang import BASE, NOW, THEN, UPDATE, take
 
 MAMBA = (f"{NOW}.mamba", f"{THEN}.mamba")
 
 
-def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
-    """Windows [slots, C, W-1] in the engine's own pools. A verify shifts the live window, which its commit repairs;
-    here a verify must leave it alone, so it gets a copy. What it writes to other slots of the copy goes back."""
-    update, prefill = (take(name, *(f"{place}.causal_conv1d_triton" for place in MAMBA))
-                       for name in ("causal_conv1d_update", "causal_conv1d_fn"))  # fmt: skip
-    out = torch.zeros_like(x)
-    for part in parts:
-        if part.read.column is not None:
-            raise Unsupported("these kernels keep windows of W-1 inputs: --conv windows")
-        pool, kept, alive = part.read.pool, part.per_row, torch.nonzero((part.count > 0) & (part.read.units >= 0))[:, 0]
-        counts = part.count[alive]
-        # `update` takes rows of one length, [n, C, length]; prefill takes all lengths in one launch.
-        groups = [alive[counts == count] for count in set(counts.tolist())] if part.form == "window" else [alive]
-        for which in groups if len(alive) else ():
-            (ends, rows), units = packed_rows(part, which), part.read.units[which]
-            pool[units[part.fresh[which]]] = 0
-            if part.form == "window":
-                live = pool if part.store else pool.clone()
-                out[rows] = update(
-                    x[rows].view(len(which), -1, x.shape[1]).mT, live, weight, None, "silu",
-                    conv_state_indices=units.int(), intermediate_conv_window=None if kept is None else kept.pool,
-                    intermediate_state_indices=None if kept is None else kept.units[which].int(),
-                ).mT.flatten(0, 1)  # fmt: skip
-                if live is not pool:
-                    others = torch.ones(len(pool), dtype=torch.bool, device=x.device).index_fill(0, units, False)
-                    pool[others] = live[others]
-            else:
-                out[rows] = prefill(
-                    x[rows].T.contiguous(), weight, None, conv_states=pool, cache_indices=units.int(),
-                    activation="silu", query_start_loc=ends.int(), seq_lens_cpu=counts.tolist(),
-                    has_initial_state=~part.fresh[which],
-                ).T  # fmt: skip
-    return out
+def _conv(name: str) -> Any:
+    return take(name, *(f"{place}.causal_conv1d_triton" for place in MAMBA))
+
+
+def update(call: ConvLaunch) -> torch.Tensor:
+    """Sequences of one length, [n, C, length]. A verify shifts the live window, which SGLang's commit repairs."""
+    given: torch.Tensor = _conv("causal_conv1d_update")(
+        call.even, call.pool, call.weight, None, "silu", conv_state_indices=call.index.int(),
+        intermediate_conv_window=call.snapshots,
+        intermediate_state_indices=None if call.rows is None else call.rows.int(),
+    )
+    return given.mT.flatten(0, 1)
+
+
+def prefill(call: ConvLaunch) -> torch.Tensor:
+    given: torch.Tensor = _conv("causal_conv1d_fn")(
+        call.x.T.contiguous(), call.weight, None, conv_states=call.pool, cache_indices=call.index.int(),
+        activation="silu", query_start_loc=call.cu_seqlens.int(), seq_lens_cpu=call.cu_seqlens.diff().tolist(),
+        has_initial_state=~call.fresh,
+    )
+    return given.T
 
 
 class OnCard(torch.Tensor):
@@ -111,7 +97,7 @@ def fold(
     return v, pool.mT
 
 
-CONV = replace(BASE, name="sglang conv", conv=conv, trees=False)
+CONV = pooled_conv(BASE, name="sglang conv", window=update, chunk=prefill, even=True, shifts=True, strided=True)
 SCATTER = replace(BASE, name="sglang scatter", move=scatter)
 FOLD = replace(BASE, name="sglang fold", gdn=dense(window=fold, chunk=fold), keeps="inputs", trees=False)
 KERNELS = {  # what a test of SGLang's tree runs: op set -> the strategy that serves it

@@ -32,6 +32,7 @@ from .texts import Told, told
 from .tokens import Judged, judged
 from .walk import NORM, Advance, Precision, silent
 
+OF_MEMORY = 0.75  # that a model and its reference may take; the rest is for states and activations
 TOKENS, ROWS, STATES = 1, 2, 3  # levels: tokens and counts; logits and final rows; states
 
 
@@ -77,6 +78,9 @@ def audit(
     """level: the highest that is judged.
     dtype: in which the engine computes, where the recording does not say; tokens: the most of a request judged."""
     begun, found, disk = time.perf_counter(), opened(path), OnDisk.open(model)
+    shows = [key for key in found.shows if level > ROWS or (key != "states" and level > TOKENS)]
+    if shows:
+        _must_fit(disk)
     digest = None if found.digest is None else disk.digest()
     if digest != found.digest:
         raise BadInput("--model", found=f"{str(digest)[:12]}.. in {model}",
@@ -85,11 +89,9 @@ def audit(
     precision, assumed = _precision(found, disk, dtype)
     header = found.header(Model("", digest or "", config_digest(model), disk.config.vocab, disk.config.mtp_layers))
     words = found.told or told(EventRules(header), found.events, recording.EVENTS)
-    shows = [key for key in found.shows if level > ROWS or (key != "states" and level > TOKENS)]
     complete(found, disk.config, found.shows)
     if shows:
         without_copies(found)
-        _must_fit(disk)
     what = judged(disk, precision, [text.up_to(tokens) for text in words.texts], progress)
     verdict = Verdict(events=len(found.events))
     verdict.add([*words.counts, *what.verdict.compared])
@@ -114,10 +116,11 @@ def _precision(found: Recorded, disk: OnDisk, dtype: str | None) -> tuple[Precis
 
 
 def _must_fit(disk: OnDisk) -> None:
-    """Rows and states are judged by a whole reference, in two widths."""
-    needed = weights_bytes(disk.config, torch.float64) + weights_bytes(disk.config, torch.float32)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise BadInput("--level", found=f"a model of {spelled(needed)} in the reference's widths",
-                       expected=f"one that fits into {spelled(there)}",
-                       hint="--level 1 judges tokens and counts layer by layer")
+    """Rows and states are judged by a whole reference, in two widths beside the checkpoint as it is stored."""
+    stored = sum(file.stat().st_size for file in disk.files)
+    whole = stored + weights_bytes(disk.config, torch.float64) + weights_bytes(disk.config, torch.float32)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if whole > memory * OF_MEMORY:
+        raise BadInput("--level", found=f"a model of {spelled(stored)}, with its reference {spelled(whole)}",
+                       expected=f"at most {OF_MEMORY} of the {spelled(memory)} of memory for levels 2 and 3",
+                       hint="--level 1 judges tokens, windows and counts layer by layer, however large the model is")

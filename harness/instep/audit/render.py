@@ -5,6 +5,7 @@ Leaves out: the judgement (`audit.py`).
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -86,6 +87,7 @@ def of(audit: Audit) -> Result:
         found["not_judged"] = [{"shows_no": "", "what": NOT_JUDGED}]
     else:
         found |= data.of([audit.replay]).found
+        found["not_compared"] = [asdict(skip) for skip in audit.replay.verdict.skipped]
     return Result(audit.exit, "cpu", found)
 
 

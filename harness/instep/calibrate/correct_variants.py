@@ -20,7 +20,7 @@ from torch.nn.functional import sigmoid, silu, softplus
 
 from instep_optimized import load
 from instep_optimized.layout import Inputs, Pages, Part, Updates
-from instep_optimized.ops.base import GdnInputs, Ops, Types
+from instep_optimized.ops.base import ExpertWeights, GdnInputs, Ops, Types
 from instep_optimized.ops.plain.attend import entries, extents
 from instep_optimized.ops.plain.gdn import gdn as plain_gdn
 from instep_optimized.ops.plain.lanes import Lanes, after, along, before, lanes, scatter
@@ -129,6 +129,27 @@ def _lm_head(order: Order, *, x: torch.Tensor, weight: torch.Tensor, to: Any) ->
 def _mlp(order: Order, *, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Any) -> torch.Tensor:
     gate, up = order.product(wide(x), wide(gate_up)).chunk(2, dim=-1)
     return order.product(silu(gate) * up, wide(down)).to(x.dtype)
+
+
+def _moe(
+    order: Order, *, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Any
+) -> torch.Tensor:
+    """Every expert on all rows; a share of 0 leaves it out. Of equal experts the lower number wins."""
+    rows = wide(x)
+    scores = order.product(rows, wide(weights.router))
+    chances = (scores - scores.amax(-1, True)).exp()
+    chances = chances / order.total(chances)[:, None]
+    ranked = chances.sort(dim=-1, descending=True, stable=True)
+    share = torch.zeros_like(chances).scatter(1, ranked.indices[:, :top_k], ranked.values[:, :top_k])
+    if norm_topk:
+        share = share / order.total(ranked.values[:, :top_k])[:, None]
+    experts = zip(weights.gate_up, weights.down, strict=True)
+    answers = torch.stack([_mlp(order, x=rows, gate_up=up, down=down, to=to) for up, down in experts], -1)
+    out = order.total(answers * share[:, None])
+    up, down, gate = weights.shared_gate_up, weights.shared_down, weights.shared_gate
+    if up is not None and down is not None and gate is not None:
+        out = out + sigmoid(order.product(rows, wide(gate))) * _mlp(order, x=rows, gate_up=up, down=down, to=to)
+    return out.to(x.dtype)
 
 
 def _mean_square(order: Order, x: torch.Tensor) -> torch.Tensor:
@@ -262,7 +283,7 @@ def _attend(order: Order, *, query: torch.Tensor, pages: Pages, to: Any) -> torc
 
 def _every_sum(order: Order) -> dict[str, Any]:
     own: dict[str, Callable[..., Any]] = {
-        "linear": _linear, "lm_head": _lm_head, "mlp": _mlp, "norm": _norm, "gated_norm": _gated_norm,
+        "linear": _linear, "lm_head": _lm_head, "mlp": _mlp, "moe": _moe, "norm": _norm, "gated_norm": _gated_norm,
         "gdn_inputs": _gdn_inputs, "gdn": _gdn, "attend": _attend,
     }  # fmt: skip
     return {name: partial(op, order) for name, op in own.items()}

@@ -36,6 +36,11 @@ GDN = (
     {"key_heads": 2, "value_heads": 2, "key_dim": 32, "value_dim": 16},
     {"key_heads": 1, "value_heads": 3, "key_dim": 16, "value_dim": 20},
 )
+# Every fourth model has experts in the place of its dense MLP.
+EXPERTS = {
+    "experts": 6, "experts_per_token": 2, "expert_intermediate": 24, "shared_intermediate": 16, "norm_topk": True,
+    "intermediate": 0,
+}
 ROOM = Room((5, 1, 3), tuple(range(60, 0, -1)), PAGE_SIZE, 64)
 PROMPTS = (11, 3, 5)  # tokens of each request
 CHUNKS: tuple[tuple[int, ...], ...] = ((), (1, 10), (5, 6), (4, 3, 4), (9, 2), (2, 2, 7), (10, 1), (3,))
@@ -73,7 +78,8 @@ def scene(number: int) -> Scene:
 
 
 def config(number: int) -> ModelConfig:
-    return replace(shape("qwen3.5-9b", layers=3), **{**COMMON, **GDN[number % len(GDN)]})  # type: ignore[arg-type]
+    mlp = EXPERTS if number % 4 == 3 else {}
+    return replace(shape("qwen3.5-9b", layers=3), **{**COMMON, **GDN[number % len(GDN)], **mlp})  # type: ignore[arg-type]
 
 
 def _policy(name: str, chunks: tuple[int, ...], accept: tuple[int, ...]) -> Policy:

@@ -48,7 +48,7 @@ class Decisions:
             if span.request in context.shown.gone:
                 continue
             if span.logit_rows and parted(context, place.stage, span):
-                yield Skipped(self.name, context.index, f"{place} of {span.request}: the drafts differ")
+                yield Skipped(self.name, context.index, "the drafts differ", f"{place} of {span.request}")
             elif span.logit_rows:
                 yield self._chosen(context, place, span)
 
@@ -108,7 +108,8 @@ class Decisions:
             if name in context.shown.gone:
                 continue
             if name in self.tied:
-                yield Skipped(self.name, context.index, f'own acceptance of "{name}": a choice in its window was a tie')
+                why = "of an own acceptance a choice in the window was a tie"
+                yield Skipped(self.name, context.index, why, f"{place} of {name}")
                 continue
             found, expected = (
                 (int(side.own_num_correct_drafts[row]), int(side.own_bonus[row])) for side in (ours, right)

@@ -52,7 +52,7 @@ class Directed:
                 yield self._comparison(context, piece, found, looked)
             else:
                 where = f"{piece.place('state')} of {piece.request}"
-                yield Skipped(self.name, context.index, f"{where}: no wrong state can be told from the right one")
+                yield Skipped(self.name, context.index, "no wrong state can be told from the right one", where)
         if undecided > UNDECIDED_CAP * pairs:
             yield Comparison(
                 "undecidable", self.tier, context.index, context.kind, pieces[-1].place("state"), elements=pairs,

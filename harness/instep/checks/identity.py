@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded, Load, Resume
 from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
 from ..observe.context import EventContext, LastForward
@@ -29,6 +29,9 @@ class Identity:
     name = "identity"
     tier = Tier.IDENTITY
 
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[int, ...]] = {}  # pages by request, of an engine that orders them itself
+
     def __call__(self, context: EventContext) -> Iterator[Comparison]:
         yield from self._rooms(context)
         yield from self._row_counts(context)
@@ -47,18 +50,34 @@ class Identity:
             yield from self._committed(context, context.event)
 
     def _rooms(self, context: EventContext) -> Iterator[Comparison]:
-        expected = context.expected
+        expected, hidden = context.expected, context.shown.hidden
         slots, predicted = dict(context.subject_slots), dict(expected.slots_after)
         owned: Pages = context.subject_pages
         owns: Pages = expected.pages_after
+        predicted = {name: slot for name, slot in predicted.items() if name in slots or _in_it(context, name)}
+        owns = {name: mine for name, mine in owns.items() if name in owned or _in_it(context, name)}
         if not context.shown.exact:
-            slots, predicted = _renamed(context, slots, predicted)
-            owned, owns = _shared(context, owned, owns)
+            yield from self._moved(context)
+            slots, predicted = _renamed(slots, predicted)
+            owned = {name: mine for name, mine in owned.items() if name not in hidden or _in_it(context, name)}
+            owned, owns = _shared(owned, owns)
         if context.shown.has("slots"):
             yield exact(self, context, NOWHERE, slots, predicted, "slots are {}")
         for name in sorted(owned.keys() | owns.keys()) if context.shown.has("pages") else ():
             pages, right = tuple(owned.get(name, ())), tuple(owns.get(name, ()))
             yield exact(self, context, NOWHERE, pages, right, "pages are {}", name)
+
+    def _moved(self, context: EventContext) -> Iterator[Comparison]:
+        """Of an engine that orders pages itself: a live request has the pages that it had, and further ones."""
+        known, self.known = self.known, {}
+        for name, pages in context.subject_pages.items():
+            if _in_it(context, name):
+                self.known[name] = tuple(pages)
+            before, anew = known.get(name), isinstance(context.event, Load | Resume) and context.event.request == name
+            if before and not anew:
+                shared = min(len(before), len(pages))
+                yield exact(self, context, NOWHERE, tuple(pages[:shared]), before[:shared],
+                            "pages are {}: a page moved in the table of a live request", name)  # fmt: skip
 
     def _standings(self, context: EventContext) -> Iterator[Comparison]:
         expected, after = context.expected, context.subject.after
@@ -139,25 +158,25 @@ class Identity:
         yield from in_batch(self, context, PICK, own, due, "own (accepted drafts, bonus) are {}")
 
 
-def _renamed(
-    context: EventContext, slots: Mapping[str, int], predicted: Mapping[str, int]
-) -> tuple[dict[str, int], dict[str, int]]:
+def _in_it(context: EventContext, name: str) -> bool:
+    """Whether the engine itself must have the request: it heard of it, and still serves it."""
+    shown = context.shown
+    return shown.memory(name) or (name in context.expected.flying and name not in shown.gone)
+
+
+def _renamed(slots: Mapping[str, int], predicted: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     """Both up to a one-to-one map: each owner by the first request, in order of names, that has the same slot."""
-    there = {name for name in predicted if name in slots or name not in context.shown.hidden}
     first: dict[int, int] = {}
     found = {name: first.setdefault(slots[name], number) for number, name in enumerate(sorted(slots))}
-    return found, {name: number for number, name in enumerate(sorted(there))}
+    return found, {name: number for number, name in enumerate(sorted(predicted))}
 
 
-def _shared(
-    context: EventContext, pages: Pages, predicted: Pages
-) -> tuple[Pages, Pages]:
+def _shared(pages: Pages, predicted: Pages) -> tuple[Pages, Pages]:
     """Pages that more than one request has, or one request twice; by the trace there are none."""
     owners = Counter(page for mine in pages.values() for page in mine)
-    there = {name: mine for name, mine in pages.items() if name not in context.shown.hidden}
     shared: Pages = {name: [page for page in mine if owners[page] > 1 or name not in predicted]
-                     for name, mine in there.items()}  # fmt: skip
-    none = {name: mine for name, mine in predicted.items() if mine and name not in {*pages, *context.shown.hidden}}
+                     for name, mine in pages.items()}  # fmt: skip
+    none = {name: mine for name, mine in predicted.items() if mine and name not in pages}
     return shared, {**{name: [] for name in shared}, **none}
 
 

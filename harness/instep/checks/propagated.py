@@ -57,7 +57,7 @@ class Propagated:
             if not context.shown.place(place) or span.request in context.shown.gone:
                 continue
             if parted(context, place.stage, span):
-                yield Skipped(self.name, context.index, f"{place} of {span.request}: the drafts differ")
+                yield Skipped(self.name, context.index, "the drafts differ", f"{place} of {span.request}")
             else:
                 yield self._rows(context, place, span)
         for name in () if context.shown.whole else wrote(context):

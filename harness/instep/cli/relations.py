@@ -14,7 +14,7 @@ from .finish import finish
 from .setting import Given, takes_setting
 
 
-@takes_setting()
+@takes_setting(also=("engine",))
 def relations(
     given: Given,
     trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file.")],
@@ -39,6 +39,7 @@ def relations(
     wanted = table.relations(name or ())
     if json is not None:
         writable(json, trace)
+    given.subjects()  # an op set beside an engine is refused
     replay = Replay(read(trace), given.setting(), checkpoint=checkpoint)
     case = Case.of(replay.trace, replay.plan, until=until, bitwise=bitwise, tokens=tokens)
     with progress("relations") as said:

@@ -47,7 +47,7 @@ class Arm:
             self.player = Participant(self.name, self.engine, asked=False)
         elif self.player is None:
             self.player = Player(self.name, self.engine, [OnHost()])
-        self.server = Server(self.trace.header, self.player)
+        self.server = Server(self.trace.header, self.player, self.engine)
 
     @property
     def last(self) -> Place | None:
@@ -87,9 +87,10 @@ class ABRun:
                 yield unserved(self.relation, stop, arm.name)
                 return
         one, other = contexts
+        yield from (Skipped("played", origin, said) for said in one.shown.said)
         yield from self._places(one, other)
         yield from self._answers(one, other)
-        yield from self._states(one)
+        yield from self._states(one, other)
         if self.pools:
             yield from self._pools(one)
 
@@ -117,6 +118,8 @@ class ABRun:
         return None, "parts in rows of nobody"
 
     def _answers(self, one: EventContext, other: EventContext) -> Iterator[Comparison]:
+        if not one.shown.has("draft" if isinstance(one.event, Draft) else "logits"):
+            return  # the harness answered
         mine, theirs = (own_say(context.event, context.subject.answer) for context in (one, other))
         if mine is not None or theirs is not None:
             stage = "chain.1" if isinstance(one.event, Draft) else "trunk"
@@ -124,12 +127,12 @@ class ABRun:
             place = Place(stage, AFTER_LAYERS, "pick")
             yield self._comparison(one, place, elements, wrong, None, "its own choices part")
 
-    def _states(self, one: EventContext) -> Iterator[Comparison]:
+    def _states(self, one: EventContext, other: EventContext) -> Iterator[Comparison]:
         for name, standing in self.one.server.rules.table.live.items():
-            if not _touched(one, name):
+            if not (_touched(one, name) and one.shown.memory(name) and other.shown.memory(name)):
                 continue
             mine, theirs = (state_of(arm.engine, name) for arm in (self.one, self.other))
-            for place, left, right in parts(mine, theirs):
+            for place, left, right in parts(mine, theirs, one.shown.whole):
                 if standing.phase is Phase.VERIFIED and place.component in ("conv", "state"):
                     continue  # nobody's until the commit
                 elements, wrong = different(left, right)

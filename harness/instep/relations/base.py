@@ -14,7 +14,7 @@ from instep_reference.contract.engine import Draft
 from ..verdict import Comparison, Skipped, Tier
 from .case import Case
 
-__all__ = ["Case", "Relation", "Results", "no_trees", "our_own"]
+__all__ = ["Case", "Relation", "Results", "no_trees", "not_by_verbs", "our_own"]
 
 Results = Iterator[Comparison | Skipped]
 
@@ -42,6 +42,11 @@ class Relation:
 def our_own(what: str) -> Callable[[Case], str | None]:
     """Has a meaning only for an engine of ours; `what`: why an engine of somebody else cannot be asked."""
     return lambda case: what if case.ops is None else None
+
+
+def not_by_verbs(what: str) -> Callable[[Case], str | None]:
+    """Has no meaning for an engine that is led by verbs; `what`: which of them would have to be there."""
+    return lambda case: what if case.led is not None else None
 
 
 def no_trees(case: Case) -> str | None:

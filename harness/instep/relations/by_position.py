@@ -19,13 +19,16 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
+from ..engines.derived import DerivedEngine
 from ..observe.context import EventContext
 from ..observe.memory import UNWATCHED
 from ..observe.observers import on_host
 from ..observe.rows import RowSpan, row_spans
+from ..observe.shown import WHOLE, Shown
 from ..observe.updates import UPDATE
 from ..player import Player
-from ..replay.guard import calling
+from ..replay.failures import VERBS
+from ..replay.guard import SubjectFailed, calling
 from ..replay.lockstep import expect
 from ..replay.participant import Participant
 from ..trace.event_rules import EventRules
@@ -49,12 +52,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Standing:
-    """A request's logical state between rounds, after an event."""
+    """A request's logical state between rounds, after an event.
+
+    rebuilt: its tokens were stepped over again, so that it is as near as a run of its own, not the same bits
+    """
 
     event: int
     kind: str
     request: str
     state: e.RequestState
+    rebuilt: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,8 @@ class PositionRecord:
     rows: dict[tuple[str, Place, Key], torch.Tensor] = field(default_factory=dict)
     states: dict[tuple[str, int], e.RequestState] = field(default_factory=dict)
     stopped: Stopped | None = None
+    whole: bool = True  # whether lengths and roots are the engine's own words
+    said: list[tuple[int, str]] = field(default_factory=list)  # event -> how it was served otherwise than it stands
     errors: dict[tuple[str, bool], dict[Key, float]] = field(default_factory=dict)  # of a yardstick (`compare.py`)
 
     def add(self, block: Block) -> None:
@@ -94,7 +103,7 @@ class PositionRecorder:
 
     def __init__(self, name: str, participant: Participant, trace: RewrittenTrace) -> None:
         self.record, self.participant, self.trace = PositionRecord(name), participant, trace
-        self.server = Server(trace.header, participant)
+        self.server = Server(trace.header, participant, participant.engine)
         self.admitted = Counter[str]()
         self.flying: dict[str, list[Block]] = {}  # verified windows until it is known what is accepted
 
@@ -111,6 +120,8 @@ class PositionRecorder:
                 return self.record
             if isinstance(event, e.Admit):
                 self.admitted[event.request] += 1
+            self.record.whole = context.shown.whole
+            self.record.said += [(origin, said) for said in context.shown.said]
             self._rows(context)
             self._states(context)
         return self.record
@@ -133,20 +144,23 @@ class PositionRecorder:
                 self.record.add(made)
 
     def _blocks(self, context: EventContext) -> Iterator[tuple[Block, RowSpan]]:
+        shown = context.shown
         for place, tensor in context.subject.places.items():
-            for span in row_spans(context, place.stage):
-                if place.component == UPDATE and span.kind != "verify":
-                    continue  # of no other rows it is kept
+            for span in row_spans(context, place.stage) if shown.place(place) else ():
+                if span.request in shown.gone or (place.component == UPDATE and span.kind != "verify"):
+                    continue  # an update is kept of no other rows
                 begin, count = span.at(place)
                 rows = tensor[begin : begin + count]
                 if count and len(rows) == count:
-                    keys = _keys(context, place.stage, span)[span.count - count :]
-                    yield Block(context.index, context.kind, self.named(span.request), place, keys, rows), span
+                    keys, name = _keys(context, place.stage, span)[span.count - count :], self.named(span.request)
+                    which = shown.rows(place, span.request)
+                    yield Block(context.index, context.kind, name, place, keys[which], rows[which]), span
 
     def _states(self, context: EventContext) -> None:
-        for name in committed(context):
+        for name in filter(context.shown.memory, committed(context)):
             state = state_of(self.participant.engine, name)
-            self.record.stand(Standing(context.index, context.kind, self.named(name), state))
+            again = name in context.shown.rebuilt
+            self.record.stand(Standing(context.index, context.kind, self.named(name), state, again))
 
 
 def state_of(engine: Any, name: str) -> e.RequestState:
@@ -159,8 +173,8 @@ def state_of(engine: Any, name: str) -> e.RequestState:
 class Server:
     """One event after the other by one player, with what the rules say about it."""
 
-    def __init__(self, header: Header, player: Player) -> None:
-        self.rules, self.player = EventRules(header), player
+    def __init__(self, header: Header, player: Player, engine: object) -> None:
+        self.rules, self.player, self.engine = EventRules(header), player, engine
         heads = {layer: torch.empty(0) for layer in range(header.checkpoint.mtp_layers)}
         # Of a state only the number of MTP layers is looked at, to know whose rows are whose.
         self.unasked = e.RequestState(0, None, None, None, {}, {}, {}, {}, heads, heads)
@@ -171,7 +185,8 @@ class Server:
         before = replace(table, live=dict(table.live))
         self.rules.apply(event, f"event {origin}")
         side = replace(self.player.serve(event), after=dict.fromkeys(table.live, self.unasked))
-        return EventContext(origin, event, expect(before, table), side, side, None, UNWATCHED, {}, {})
+        shown: Shown = self.engine.shown() if isinstance(self.engine, DerivedEngine) else WHOLE
+        return EventContext(origin, event, expect(before, table), side, side, None, UNWATCHED, {}, {}, shown=shown)
 
 
 def stopped(origin: int, event: e.Event, error: Exception, last: Place | None) -> Stopped:
@@ -180,8 +195,10 @@ def stopped(origin: int, event: e.Event, error: Exception, last: Place | None) -
     return Stopped(origin, kind_of(event), place, raised(error))
 
 
-def raised(error: Exception) -> str:
-    """What it was, in a line."""
+def raised(error: BaseException) -> str:
+    """What it was, in a line; of a verb, which one."""
+    if isinstance(error, SubjectFailed):
+        return f"{error.question} " * (error.question in VERBS) + raised(error.error)
     said = str(error).splitlines()[0] if str(error) else "no message"
     return f"raised {type(error).__name__} ({said})"
 

@@ -18,10 +18,11 @@ from instep_optimized.ops.by_row import BY_ROW
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject
+from ..engines.derived import DerivedEngine
 from ..engines.verbs import ByVerbs
-from ..replay.guard import MAKES, calling, make_subject
+from ..replay.guard import MAKES, calling
 from ..replay.participant import Participant
-from ..replay.participants import Plan, enough_memory, reference, rounded_participant
+from ..replay.participants import Plan, bare, enough_memory, reference, rounded_participant
 from ..replay.setting import moves_labels
 from ..trace.file import Trace
 from ..trace.header import Header
@@ -43,7 +44,7 @@ class Case:
 
     trace: Trace
     plan: Plan
-    found: Ops | Maker
+    found: Ops | Maker | ByVerbs
     bitwise: bool = False
     tokens: int = 2048
     by_rows: bool = False
@@ -55,14 +56,18 @@ class Case:
     ) -> Case:
         """From a plan; `until`: the trace up to this event."""
         cut = trace if until is None else replace(trace, events=trace.events[: until + 1])
-        found = plan.setting.subject()
-        assert not isinstance(found, ByVerbs), "relations have no --engine"
-        return cls(cut, plan, found, bitwise, tokens)
+        return cls(cut, plan, plan.setting.subject(), bitwise, tokens)
 
     @property
     def ops(self) -> Ops | None:
         """The op set under test; None: an engine of somebody else."""
         return self.found if isinstance(self.found, Ops) else None
+
+    @cached_property
+    def led(self) -> DerivedEngine | None:
+        """An engine that is led by verbs, for what it declares: nothing is known of it before it was made."""
+        made = bare(self.plan) if isinstance(self.found, ByVerbs) else None
+        return made if isinstance(made, DerivedEngine) else None
 
     @property
     def labels(self) -> bool:
@@ -93,10 +98,8 @@ class Case:
         if not isinstance(found, Ops):
             if options.keys() - {"layout"}:
                 raise Unsupported("an engine of somebody else has no such options")
-            return make_subject(
-                found, plan.checkpoint, room, num_steps=header.num_steps, adaptive=adaptive, device=setting.device,
-                dtype=setting.activation, layout=options.get("layout", setting.layout),
-            )
+            setting, steps = replace(setting, **options), header.num_steps
+            return bare(replace(plan, setting=setting, capacity=room, num_steps=steps, adaptive=adaptive))
         with calling(MAKES), enough_memory(room):
             return OptimizedEngine(
                 plan.checkpoint, found, setting.options(**options), room, num_steps=header.num_steps, adaptive=adaptive
@@ -129,7 +132,7 @@ class Case:
         """A draw of the reference in the declared width (`replay/participants.py`)."""
         name = f"rounded {draw}"
         if name not in self._records:
-            sampled = rounded_participant(self.plan, self.found, draw, asked=False)
+            sampled = rounded_participant(self.plan, self.led or self.found, draw, asked=False)
             self._records[name] = PositionRecorder(name, sampled, as_traced(self.trace)).run()
         return self._records[name]
 

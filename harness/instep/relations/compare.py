@@ -36,15 +36,18 @@ def same(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comp
             yield in_bytes(name, block, _mine(block, matched), theirs, matched, one, other)
     for standing in one.standings:
         state = other.states.get((standing.request, standing.state.length))
-        if state is not None:
-            for place, mine, right in parts(standing.state, state):
+        if state is not None and not standing.rebuilt:
+            for place, mine, right in parts(standing.state, state, one.whole):
                 at = Block(standing.event, standing.kind, standing.request, place, (), torch.empty(0))
                 yield in_bytes(name, at, mine, right, (standing.state.length,), one, other)
 
 
-def parts(one: RequestState, other: RequestState) -> Iterator[tuple[Place, Any, Any]]:
-    """The components of two states by their places, as far as there are any; what one of them lacks is None."""
-    for name, place in SINGLE.items():
+def parts(one: RequestState, other: RequestState, whole: bool = True) -> Iterator[tuple[Place, Any, Any]]:
+    """The components of two states by their places, as far as there are any; what one of them lacks is None.
+
+    whole: whether what belongs to no layer is the engine's own word.
+    """
+    for name, place in SINGLE.items() if whole else ():
         if getattr(one, name) is not None or getattr(other, name) is not None:
             yield place, getattr(one, name), getattr(other, name)
     mine, theirs = dict(one.parts()), dict(other.parts())
@@ -118,9 +121,10 @@ def _spelled(value: Any) -> str:
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
 
 
-def stops(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comparison]:
-    """Whichever of the two did not come to its end."""
+def stops(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comparison | Skipped]:
+    """Whichever of the two did not come to its end; and what of it was served otherwise than it stands."""
     for record in (one, other):
+        yield from (Skipped("played", event, said) for event, said in record.said)
         if record.stopped is not None:
             yield unserved(name, record.stopped, record.name)
 

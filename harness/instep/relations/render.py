@@ -5,7 +5,8 @@ Leaves out: holding them. The file has the fields of a replay's (`report/data.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ class Run:
 def show(run: Run, console: Console) -> None:
     """A line for every relation; then what does not hold, and why something was not compared."""
     how = run.case.plan.setting
-    setting = ", ".join([how.ops, how.dtype, how.layout, how.strategy, how.conv, *(["graphs"] * how.graphs)])
+    ours = [how.layout, how.strategy, how.conv, *(["graphs"] * how.graphs)]
+    setting = ", ".join([how.name, how.dtype, *(ours if not how.led else [])])
     made = tables.table(f"{run.case.trace.header.name} [{setting}]", {
         "relation": "word", "verdict": "word", "tiers": "text", "elements": "number", "headroom": "number",
         "seconds": "number",
@@ -54,8 +56,11 @@ def show(run: Run, console: Console) -> None:
     tables.show(made, console)
     for held in run.held:
         why = "has no meaning here" if held.lacks is not None else "did not compare"
-        for reason in sorted({f"{skip.check} {why}: {skip.reason}" for skip in held.verdict.skipped}):
+        reasons = {f"{skip.check} {why}: {skip.reason}" for skip in held.verdict.skipped if skip.check != "played"}
+        for reason in sorted(reasons):
             tables.say(console, reason, style="dim")
+    for line in _of_an_engine(run) if how.led else ():
+        tables.say(console, line, style="dim")
     for held in run.held:
         if held.verdict.findings:
             tables.say(console, divergence(run, held))
@@ -64,14 +69,31 @@ def show(run: Run, console: Console) -> None:
 def divergence(run: Run, held: Held) -> str:
     """All that is known about the first finding of one relation."""
     findings = held.verdict.findings
-    title = f"{run.case.trace.header.name}, optimized[{run.case.plan.setting.ops}]: {held.relation.says}"
+    setting = run.case.plan.setting
+    served = f"{'engine' if setting.led else 'optimized'}[{setting.name}]"
+    title = f"{run.case.trace.header.name}, {served}: {held.relation.says}"
     return message(title, findings, numbers(findings[0], MEASURES), [command(run, held)])
+
+
+def _of_an_engine(run: Run) -> Iterator[str]:
+    """Of one that is led by verbs: how often it was served otherwise than it stands, and what of it was compared."""
+    skipped = (skip.reason for held in run.held for skip in held.verdict.skipped if skip.check == "played")
+    for reason, count in Counter(skipped).items():
+        yield f"{count} times {reason}"
+    if seen := _components(run.held):
+        yield f"compared of it: {', '.join(seen)}; what it does not show was not compared"
+    else:
+        yield f"nothing was compared: {run.case.plan.setting.name} shows nothing of what it computed"
+
+
+def _components(several: Sequence[Held]) -> list[str]:
+    return sorted({compared.place.component for held in several for compared in held.verdict.compared})
 
 
 def command(run: Run, held: Held) -> str:
     """What to type to see it again: this relation alone, and of the trace no more than is needed."""
     setting, first = run.case.plan.setting, held.verdict.findings[0]
-    words: list[object] = ["instep", "relations", near(run.trace), held.relation.name, "--ops", setting.ops]
+    words: list[object] = ["instep", "relations", near(run.trace), held.relation.name, *setting.words()[:2]]
     last = len(run.case.trace.events) - 1
     if held.relation.of_the_trace and first.event < last:
         words += ["--until", first.event]
@@ -95,6 +117,7 @@ def _run(run: Run, held: Held) -> dict[str, Any]:
         "model": plan.checkpoint.digest, "served": served(), "seconds": round(held.seconds, 3),
         "tiers": [tier.value for tier in _tiers(held)], "headroom": number(headroom(verdict.compared)),
         "skipped": [skip.reason for skip in verdict.skipped],
+        "components": _components([held]),
         "findings": [finding(found) for found in verdict.findings[:FINDINGS]],
         "message": divergence(run, held) if verdict.findings else None,
     }

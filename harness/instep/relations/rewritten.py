@@ -14,7 +14,7 @@ from instep_optimized.layout import StateLayout
 
 from ..adapters import Subject
 from ..verdict import Tier
-from .base import Case, Relation, Results, no_trees
+from .base import Case, Relation, Results, no_trees, not_by_verbs
 from .by_position import PositionRecord
 from .compare import same
 from .engine_changes import WindowsOfOne
@@ -82,7 +82,7 @@ def nobody_decodes(case: Case) -> str | None:
 def nobody_drafts(case: Case) -> str | None:
     return nobody_decodes(case) or (
         None if case.trace.header.checkpoint.mtp_layers else "this model has no draft head"
-    )
+    ) or not_by_verbs("no verb shows what a draft head computes")(case)
 
 
 def nothing_rejected(case: Case) -> str | None:
@@ -121,11 +121,11 @@ def _other_drafts(case: Case) -> Pairs:
 def _with_and_without(case: Case) -> Pairs:
     """Without speculation the pools are as narrow as can be, and no controller is there; in both layouts of a state."""
     prompts = alone(case.trace, prompt_only)
-    for layout in LAYOUTS:
-        options = {"layout": layout}
+    for layout in LAYOUTS if case.led is None else ("",):  # nobody tells a layout to an engine that is led by verbs
+        options, which = ({"layout": layout}, f", {layout}") if layout else ({}, "")
         yield (
-            case.recorded(f"speculation, {layout}", lambda: prompts, options=options),
-            case.recorded(f"no speculation, {layout}", lambda: without_speculation(prompts), options=options),
+            case.recorded(f"speculation{which}", lambda: prompts, options=options),
+            case.recorded(f"no speculation{which}", lambda: without_speculation(prompts), options=options),
         )
 
 

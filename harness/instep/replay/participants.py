@@ -26,7 +26,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.adaptive import resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Capacity, Engine
+from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import See, unseen
 from instep_reference.engine import ReferenceEngine
@@ -191,7 +191,7 @@ def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
             raise BadInput(f"--{named}", found=setting.name, expected=expected)
 
 
-def bare(plan: Plan) -> Engine:
+def bare(plan: Plan) -> Subject:
     """The subject as production runs it: nothing watches it, and nothing stands around its ops."""
     found, setting = plan.setting.subject(), plan.setting
     with calling(MAKES), enough_memory(plan.capacity):

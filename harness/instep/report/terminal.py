@@ -6,7 +6,6 @@ Leaves out: the words of a divergence (`words.py`) and the machine-readable form
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -17,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..checks.base import listed
-from ..verdict import Comparison, Exit, Tier
+from ..verdict import Comparison, Exit, Skipped, Tier
 from . import tables
 from .tables import say, table
 from .words import declared, divergence, exercised, named, otherwise
@@ -148,9 +147,14 @@ def short(count: int) -> str:
 
 
 def _skips(outcome: Outcome, console: Console) -> None:
-    for (check, reason), count in Counter((skip.check, skip.reason) for skip in outcome.verdict.skipped).items():
-        said = f"{count} times" if check == "played" else f"{check} did not compare {count} times:"
-        say(console, f"{outcome.plan.setting.name}: {said} {reason}", style="dim")
+    """A line for every reason; a result file of an audit has them all."""
+    alike: dict[tuple[str, str], list[Skipped]] = {}
+    for skip in outcome.verdict.skipped:
+        alike.setdefault((skip.check, skip.reason), []).append(skip)
+    for (check, reason), skips in alike.items():
+        said = f"{len(skips)} times" if check == "played" else f"{check} did not compare {len(skips)} times:"
+        first = f", first at event {skips[0].event}, {skips[0].where}" * bool(skips[0].where)
+        say(console, f"{outcome.plan.setting.name}: {said} {reason}{first}", style="dim")
 
 
 def _scratch(outcome: Outcome, console: Console) -> None:

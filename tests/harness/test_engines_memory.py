@@ -1,0 +1,49 @@
+"""Engines led by verbs that show slots, pages and pools: right ones agree, and each planted fault is found and named.
+
+Leaves out: engines that show no memory (`test_engines.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from instep.replay.replay import Outcome, Replay
+from instep.replay.setting import Setting
+from instep.trace.file import read
+from instep.verdict import Exit
+
+TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
+
+
+def replayed(name: str, trace: str = "kept") -> Outcome:
+    return Replay(read(TRACES / f"{trace}.jsonl"), Setting(engine=f"support.by_memory:{name}")).run()
+
+
+@pytest.mark.parametrize(("name", "checks"), [
+    ("slotted", {"identity", "bytes", "bounds", "aliasing", "capacity"}), ("numbered", {"identity"}),
+    ("paged", {"identity"}),
+])  # fmt: skip
+@pytest.mark.parametrize("trace", ["kept", "arriving"])
+def test_a_right_engine_that_shows_its_memory_agrees(name, checks, trace):
+    found = replayed(name, trace)
+    assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]
+    assert checks <= {one.check for one in found.verdict.compared} and found.served_events == found.of
+    assert found.shown.has("regions") is (name == "slotted")
+
+
+@pytest.mark.parametrize(("name", "check", "says"), [
+    ("stray", "bytes", "changed in state slot"), ("neighbour", "bytes", "changed in state slot"),
+    ("silent", "bytes", "changed in conv slot"), ("swapped", "identity", "slots are"),
+    ("wide", "bounds", "the engine's table lets this forward write conv slot"),
+    ("unnamed", "interface", "may_change names units of states; `regions` shows no such region"),
+    ("shared_pool", "aliasing", "units of state (layer 0) share memory"),
+    ("one_slot", "identity", "slots are {'a': 0, 'b': 0}"), ("no_slot", "identity", "slots are"),
+    ("dead_slot", "identity", "slots are {'nobody': 0}"),
+    ("shared_page", "identity", "pages are (5,)"), ("twice", "identity", "pages are ("),
+    ("no_table", "identity", "pages are ()"), ("moved_pages", "identity", "a page moved in the table"),
+])  # fmt: skip
+def test_what_is_wrong_with_its_memory_is_found(name, check, says):
+    findings = replayed(name).verdict.findings
+    assert findings and any(one.check == check and says in one.diagnosis for one in findings), findings[:3]

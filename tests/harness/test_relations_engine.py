@@ -1,0 +1,95 @@
+"""Relations of an engine that is led by verbs: what has a meaning for it holds, and finds what two runs show.
+
+Leaves out: relations of our own engine (`test_relations.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from instep.relations import held, relations
+from instep.relations.case import Case
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.trace.file import read
+from instep.verdict import Exit
+from support.command import complaint
+
+KEPT = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "kept.jsonl"
+
+
+def case(name: str) -> Case:
+    trace = read(KEPT)
+    return Case.of(trace, Replay(trace, Setting(engine=f"support.{name}")).plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["by_verbs:right", "by_verbs:keeping", "by_verbs:watching"])
+def test_a_right_engine_agrees_in_every_relation_that_has_a_meaning(name):
+    found = {one.relation.name: one for one in held(case(name), relations())}
+    meant = {relation: one.verdict for relation, one in found.items() if one.lacks is None}
+    assert set(meant) == {
+        "unseen", "later_rows", "speculation_off", "alone", "schedule", "rejected_is_plain", "split"
+    }
+    assert {"draft_layout", "slots"} <= {relation for relation, one in found.items() if one.lacks}
+    for relation, verdict in meant.items():
+        assert verdict.exit is Exit.AGREED, (relation, verdict.findings[:1])
+        assert {"conv", "state"} <= {one.place.component for one in verdict.compared}, relation
+        assert not {"length", "root"} & {one.place.component for one in verdict.compared}, "the harness's own words"
+
+
+@pytest.mark.parametrize(("relation", "name", "component"), [
+    ("unseen", "by_two_runs:disturbed", "conv"), ("slots", "by_two_runs:by_slots", "final"),
+    ("later_rows", "by_two_runs:looks_ahead", "final"), ("speculation_off", "by_two_runs:by_speculation", "final"),
+    ("alone", "by_two_runs:in_a_batch", "final"), ("schedule", "by_verbs:one_more", "conv"),
+    ("rejected_is_plain", "by_verbs:no_rollback", "conv"), ("split", "by_two_runs:chunks_alone", "conv"),
+])  # fmt: skip
+def test_each_finds_the_engine_that_is_wrong_in_it(relation, name, component):
+    found, = held(case(name), relations([relation]))
+    assert found.verdict.exit is Exit.DIVERGED
+    assert component in {one.place.component for one in found.verdict.findings}, found.verdict.findings[:2]
+
+
+def test_an_engine_that_shows_nothing_is_inconclusive(instep):
+    ran = instep("relations", KEPT, "later-rows", "unseen", "--engine", "support.by_verbs:mute")
+    assert ran.code == 3 and "shows nothing of what it computed" in ran.out
+
+
+def test_the_table_says_what_was_compared_and_what_was_played_otherwise(instep, tmp_path):
+    file = tmp_path / "r.json"
+    ran = instep("relations", KEPT, "slots", "later-rows", "--engine", "support.by_verbs:no_rollback",
+                 "--json", file)  # fmt: skip
+    out = " ".join(ran.out.split())
+    assert ran.code == 1 and "kept [support.by_verbs:no_rollback, float32]" in out
+    assert "slots has no meaning here: this engine chooses slots and pages itself" in out
+    assert "2 times without save and load: drop, then a step over the tokens again" in out
+    assert "compared of it: conv, final, logits, pick, state; what it does not show was not compared" in out
+    assert "DIVERGED kept, engine[support.by_verbs:no_rollback]: row i of a verify is the same" in out
+    runs = json.loads(file.read_text())["runs"]
+    assert [run["engine"] for run in runs] == ["support.by_verbs:no_rollback"] * 2
+    assert [run["components"] for run in runs] == [[], ["conv", "final", "logits", "pick", "state"]]
+    again = instep(*ran.out.splitlines()[-1].split()[1:])
+    assert again.code == 1 and "DIVERGED" in again.out
+
+
+@pytest.mark.parametrize(("name", "code", "says"), [
+    ("raising", 1, "the engine, while it was made, raised LookupError (nobody is at home)"),
+    ("raises_step", 1, "the trace: step raised LookupError (nobody is at home); the event is legal"),
+    ("raises_state", 1, "asked for state, the engine raised LookupError"),
+])  # fmt: skip
+def test_what_a_verb_raises_is_the_engines_finding(name, code, says, instep):
+    ran = instep("relations", KEPT, "later-rows", "--engine", f"support.by_verbs:{name}")
+    assert ran.code == code and says in " ".join(ran.out.split()), ran
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--engine", "support.by_verbs:no_keep"), "which has no keep"),
+    (("--engine", "support.by_verbs:right", "--ops", "plain"), "--engine: found --ops beside it"),
+    (("--engine", "support.by_verbs:right", "--graphs"), "--graphs: found"),
+    (("--engine", "support.by_verbs:right", "--strategy", "mine:it"), "--strategy: found"),
+])
+def test_what_is_no_engine_is_one_line(words, says, instep):
+    assert says in complaint(instep("relations", KEPT, "alone", *words))
