@@ -42,6 +42,7 @@ from .mixed import planned
 from .ops.base import Ops
 from .ops.padding_aware import first_of, node_runs, noting, show, watched
 from .options import Options, check
+from .refusals import Refusals
 from .request import Request, logical
 from .round import IDLE, inputs_of, tree_inputs
 from .transfer.to_device import ints
@@ -58,6 +59,8 @@ class OptimizedEngine:
     reserves pages, so it reads the lengths of its requests first. When rounds overlap, it does not wait: it reserves
     pages for the longest lengths that are possible.
     """
+
+    refuses = True  # an illegal event raises `BadInput`, and nothing has changed (`refusals.py`)
 
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, *, num_steps: int,
@@ -80,16 +83,14 @@ class OptimizedEngine:
         # Requests without a slot, and saved states by name: what the host knows, and copies of their memory.
         self._preempted: dict[str, tuple[Request, Kept]] = {}
         self._saved: dict[str, tuple[Request, Kept]] = {}
+        self._refusals = Refusals(self._requests, self._preempted, self._saved, self._vocab)
         self._graphs = prepared(ops, self._rounds.values(), self._device) if options.graphs else None
         self._untold: list[HostCopy] = []  # accepted counts that the controller was not told yet
 
     # Events
 
     def admit(self, request: str, prompt: tuple[int, ...]) -> None:
-        wrong = [token for token in prompt if not 0 <= token < self._vocab]
-        if wrong or not prompt:
-            found = f"token {wrong[0]}" if wrong else "no token"
-            raise BadInput(f"prompt of {request!r}", found=found, expected=f"tokens from 0 to {self._vocab - 1}")
+        self._refusals.admit(request, prompt)
         self._claim(request, 0)
         self._requests[request] = Request(request, prompt, ints(prompt, self._device))
 
@@ -107,12 +108,13 @@ class OptimizedEngine:
             raise Unsupported("a tree without its drafts: the drafter has no trees of its own")
         if self._model.drafter is None and picks is None:
             raise Unsupported("this model has no draft head: drafts must be given")
+        self._refusals.draft(requests, picks, trees, steps)
         drafted = self._named(requests)
-        if not drafted or not steps:
+        if not drafted:
             empty = torch.zeros(len(drafted), steps, dtype=torch.int64, device=self._device)
             return Drafted(empty, empty.clone())
         wanted = {name: len(tree) for name, tree in zip(requests, trees, strict=True)}
-        self._grow(drafted, lambda: write_set.draft_wants(wanted, self._requests))
+        self._grow(drafted, lambda exact: write_set.draft_wants(wanted, self._requests, exact=exact))
         forced: Sequence[Sequence[int]] = [[-1] * steps] * len(drafted) if picks is None else picks
         for request, tree in zip(drafted, trees, strict=True):
             request.parents = tuple(tree)
@@ -127,9 +129,10 @@ class OptimizedEngine:
     def forward(self, rows: tuple[Row, ...]) -> Forwarded:
         if not rows:
             return Forwarded({}, {})
+        self._refusals.forward(rows)
         requests = self._named([row.request for row in rows])
         write_set.check_tokens(rows, self._requests, self._capacity)
-        self._grow(requests, lambda: write_set.forward_wants(rows, self._requests))
+        self._grow(requests, lambda exact: write_set.forward_wants(rows, self._requests, exact=exact))
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
         kinds, at, roots = {row.kind for row in rows}, self._round, None
         if kinds == {"verify"}:
@@ -149,11 +152,12 @@ class OptimizedEngine:
         return Forwarded(Roots(rooted, roots), {p.request.name: picks for p, picks in said if p.asked})
 
     def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
+        self._refusals.commit(requests, accepted)
+        forced = forced_paths(accepted, len(requests), trees=self._capacity.num_draft_tokens is not None)
         verified = self._named(requests)
         if not verified:
             return _nothing(self._device)
         self._catch_up()
-        forced = forced_paths(accepted, len(verified), trees=self._capacity.num_draft_tokens is not None)
         answer = self._run("commit", verified, forced, [request.row for request in verified])
         counts = HostCopy(answer.accept_lens)
         for number, request in enumerate(verified):
@@ -166,6 +170,7 @@ class OptimizedEngine:
         return answered(answer, widest)
 
     def set_num_steps(self, num_steps: int) -> None:
+        self._refusals.set_num_steps(num_steps, self._controller.candidates)
         self._catch_up()  # commits before the switch count under the old step count
         self._controller.set(num_steps)
         self._round = self._rounds[num_steps]
@@ -175,34 +180,40 @@ class OptimizedEngine:
         return self._controller.wish()
 
     def save(self, request: str, name: str) -> None:
+        self._refusals.save(request, name)
         self._requests[request].length.settle()
         self._saved[name] = self._kept(request)
 
     def load(self, request: str, name: str) -> None:
+        self._refusals.load(request, name)
         kept, memory = self._saved[name]
         if kept.prompt != self._requests[request].prompt:
             raise BadInput(f"load of {name!r}", found=f"another prompt in {request!r}", expected="the prompt it has")
         self._restore(replace(kept, name=request), memory)
 
     def preempt(self, request: str) -> None:
+        self._refusals.preempt(request)
         self._preempted[request] = self._kept(request)  # first the copies: `_end` poisons what it frees
         self._end(request)
 
     def resume(self, request: str) -> None:
+        self._refusals.resume(request)
         kept, memory = self._preempted[request]
         self._claim(request, kept.length.exact)  # raises without room; then the request stays preempted
         self._restore(kept, memory)
         del self._preempted[request]
 
     def finish(self, request: str) -> None:
+        self._refusals.finish(request)
         self._end(request)
 
     def abort(self, request: str) -> None:
+        self._refusals.abort(request)
         if self._preempted.pop(request, None) is None:
             self._end(request)
 
     def idle(self) -> None:
-        return None
+        self._refusals.idle()
 
     # What the engine shows; to ask changes nothing
 
@@ -285,14 +296,14 @@ class OptimizedEngine:
             request.length.settle()
         return requests
 
-    def _grow(self, requests: Sequence[Request], wants: Callable[[], write_set.Wants]) -> None:
+    def _grow(self, requests: Sequence[Request], wants: Callable[[bool], write_set.Wants]) -> None:
         """Reserve pages for the longest possible lengths. Without room for them, wait for the exact lengths."""
         try:
-            self._memory.grow(wants())
+            self._memory.grow(wants(False))
         except OutOfCapacity:
+            self._memory.grow(wants(True))  # if it raises, the event is refused, and nothing has changed
             for request in requests:
                 request.length.settle()
-            self._memory.grow(wants())
 
     def _catch_up(self) -> None:
         """Tell the controller the accepted counts of the rounds before."""

@@ -186,3 +186,30 @@ def test_a_folder_where_nothing_can_be_kept_is_refused_before_anything_runs(
     for out, said in (("file", "no folder"), (Path("file") / "below", "no folder"), ("", "not of a trace")):
         words = ("--ops", "ledger", "--seed", SEED, "--out", tmp_path / out)
         assert said in complaint(instep("fuzz", "--checkpoint", model, *words))
+
+
+PAGE_KEPT = Edit(  # pages are handed out request by request, so that a refused forward has taken the first one's
+    "instep_optimized/memory/__init__.py", "self.pages.grow(wants)",
+    "[new for want in wants for new in self.pages.grow([want])]",
+)
+CLAIM = "        self._claim(request, 0)\n"
+ENTER = "        self._requests[request] = Request(request, prompt, ints(prompt, self._device))\n"
+NAME_KEPT = Edit("instep_optimized/engine.py", CLAIM + ENTER, ENTER + CLAIM)  # entered before the slot is claimed
+LATE_CHECK = Edit("instep_optimized/engine.py", "self._refusals.forward(rows)", "None")
+REFUSED = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "lifecycle" / "refused.jsonl"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("edit", "shows"), [(PAGE_KEPT, "pages are"), (NAME_KEPT, ""), (LATE_CHECK, "refused")])
+def test_a_refused_event_that_left_something_is_found(edit: Edit, shows: str, model: Path, tmp_path: Path) -> None:
+    folder = planted(tmp_path / "planted", edit)
+    found = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--examples", "400", "--seed", SEED,
+                "--shrink", "1", "--out", str(tmp_path / "found"))  # fmt: skip
+    assert found.returncode == Exit.DIVERGED, found.stdout + found.stderr
+    trace = tmp_path / "found" / f"fuzz-ledger-{SEED}.jsonl"
+    assert shows in found.stdout and '"event":"refused"' in trace.read_text()
+
+
+def test_the_committed_trace_shows_it(tmp_path: Path) -> None:
+    found = run(planted(tmp_path / "planted", LATE_CHECK), "replay", str(REFUSED), "--ops", "ledger", "--no-ladder")
+    assert found.returncode == Exit.DIVERGED and " refused, " in found.stdout, found.stdout + found.stderr

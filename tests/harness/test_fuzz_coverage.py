@@ -6,9 +6,13 @@ Leaves out: whether a campaign meets them.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from instep.fuzz.coverage import Coverage
 from instep.trace.event_rules import EventRules
+from instep.trace.file import read
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
 from instep_reference.contract import engine as e
 
@@ -18,6 +22,10 @@ HEADER = Header(
     seed=0, stop=None, replay=(Part("ledger"),), created={},
 )
 ALWAYS = {"slots in no order"}  # of this room
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+
+
+OTHER = "other tokens accepted in one batch"
 
 
 def met(*events: e.AnyEvent) -> set[str]:
@@ -29,6 +37,20 @@ def met(*events: e.AnyEvent) -> set[str]:
         known = dict(coverage.counts())
         coverage.note(before, event, rules.table)
     return {name for name, count in coverage.counts().items() if count > known[name]} - ALWAYS
+
+
+def test_every_condition_is_met_by_a_committed_trace() -> None:
+    """Those of `fixtures/long` are too long to be replayed by a test: `fixtures/results/long-cpu.json` is their run."""
+    coverage = Coverage()
+    for file in sorted(FIXTURES.rglob("*.jsonl")):
+        trace = read(file)
+        rules = EventRules(trace.header)
+        coverage.begin(overlap=trace.header.recording.overlap)
+        for event in trace.events:
+            before = replace(rules.table, live=dict(rules.table.live))
+            rules.apply(event)
+            coverage.note(before, event, rules.table)
+    assert [name for name, count in coverage.counts().items() if not count] == []
 
 
 def path(count: int) -> e.Path:
@@ -55,8 +77,8 @@ def test_a_forward_is_seen_with_its_chunks_and_order() -> None:
 def test_accepted_counts_are_told_apart() -> None:
     requests = ("a", "b")
     assert met(*VERIFIED, e.Commit(requests, (path(0), path(0)))) == {"accepted: none"}
-    assert met(*VERIFIED, e.Commit(requests, (path(2), path(2)))) == {"accepted: all"}
-    assert met(*VERIFIED, e.Commit(requests, (path(2), path(1)))) == {"accepted: ragged"}
+    assert met(*VERIFIED, e.Commit(requests, (path(2), path(2)))) == {"accepted: all", OTHER}
+    assert met(*VERIFIED, e.Commit(requests, (path(2), path(1)))) == {"accepted: ragged", OTHER}
     plain = e.Forward((e.Row("a", "decode", root=3),))
     assert met(*VERIFIED, e.Commit(requests, (path(2), path(0))), plain) == {"a plain step after several accepted"}
     assert met(*VERIFIED, e.Commit(requests, (path(0), path(2))), plain) == set()
@@ -70,21 +92,65 @@ def test_step_counts_and_what_comes_after_them() -> None:
     assert met(*ENTERED, none, back) == {"steps back from 0"}
     behind = (none, e.Forward((e.Row("a", "decode", root=3),)), back, e.Draft(("a",), ((1, 1),)))
     assert met(*ENTERED, *behind) == {"drafts after plain steps at 0"}
-    assert met(*ENTERED, *behind, e.Forward((e.Row("a", "verify"),))) == {"a verify after a switch"}
+    verify = e.Forward((e.Row("a", "verify"),))
+    assert met(*ENTERED, *behind, verify) == {"a verify after a switch", "a window that begins a page"}
 
 
 def test_coming_and_going() -> None:
-    assert met(*ENTERED, e.Preempt("a")) == {"preempted"}
+    assert met(*ENTERED, e.Preempt("a")) == {"preempted", "preempted behind a root"}
     assert met(*ENTERED, e.Preempt("a"), e.Resume("a")) == set()
     taken = (e.Preempt("a"), e.Admit("c", (1,)), e.Resume("a"))
     assert met(*ENTERED, *taken) == {"resumed in another slot", "every slot taken"}
-    assert met(*ENTERED, e.Save("a", "kept")) == {"saved"}
+    assert met(*ENTERED, e.Save("a", "kept")) == {"saved", "saved behind a root"}
     assert met(*ENTERED, e.Save("a", "kept"), e.Admit("c", (1, 2, 3)), e.Load("c", "kept")) >= {"loaded"}
     assert met(*ENTERED, e.Finish("b")) == {"finished"}
     assert met(*ENTERED, e.Finish("b"), e.Admit("c", (1,))) == {"a slot used again"}
-    assert met(e.Admit("a", (1,)), e.Abort("a")) == {"aborted in its prompt"}
+    assert met(e.Admit("a", (1,)), e.Abort("a")) == {"aborted in its prompt", "aborted before its prompt"}
     assert met(*VERIFIED[:-1], e.Abort("a")) == {"aborted after a draft"}
     assert met(*VERIFIED, e.Abort("a")) == {"aborted after a verify"}
     assert met(e.Idle()) == {"idle"}
 
 
+
+
+SAVED = (*ENTERED, e.Save("a", "kept"), e.Admit("c", (1, 2, 3)), e.Load("c", "kept"))
+OF_A = (e.Draft(("a",), ((7, 7),)), e.Forward((e.Row("a", "verify"),)), e.Commit(("a",), (path(2),)))
+OF_B = (e.Draft(("b",), ((7, 7),)), e.Forward((e.Row("b", "verify"),)), e.Commit(("b",), (path(1),)))
+AGAIN = e.Draft(("a",), ((7, 7),))
+UNREAD = (e.Admit("a", (1, 2, 3, 4, 5, 6)), e.Admit("b", (4,)))
+BOTH = e.Commit(("a", "b"), (path(2), path(0)))
+
+
+def chunk(tokens: int) -> e.Forward:
+    return e.Forward((e.Row("a", "prefill", tokens),))
+
+
+@pytest.mark.parametrize(("events", "condition", "holds"), [
+    ((*ENTERED, *OF_A, *OF_B, AGAIN), "absent from a round, tokens pending", True),
+    ((*ENTERED, *OF_A, AGAIN), "absent from a round, tokens pending", False),
+    ((*ENTERED, *OF_A, *OF_B, AGAIN), "absent from several rounds, tokens pending", False),
+    ((*ENTERED, *OF_A, *OF_B, *OF_B, AGAIN), "absent from several rounds, tokens pending", True),
+    ((*ENTERED, *OF_A, e.SetNumSteps(1)), "steps below what is pending", True),
+    ((*ENTERED, *OF_B, e.SetNumSteps(1)), "steps below what is pending", False),
+    ((*VERIFIED, BOTH), "all, none and some accepted in one batch", False),
+    ((*VERIFIED, BOTH, *OF_A), "a smaller batch", True),
+    (SAVED, "loaded into another slot", True),
+    (SAVED, "loaded twice", False),
+    ((*SAVED[:-1], e.SetNumSteps(1), SAVED[-1]), "loaded under another step count", True),
+    ((*SAVED, e.Finish("b"), e.Admit("d", (1, 2, 3)), e.Load("d", "kept")), "loaded twice", True),
+    ((*UNREAD, e.Preempt("a")), "preempted before its prompt", True),
+    ((*UNREAD, chunk(3), e.Preempt("a")), "preempted in its prompt", True),
+    ((*UNREAD, chunk(3), e.Save("a", "kept")), "saved in its prompt", True),
+    ((*UNREAD, chunk(3)), "a chunk that ends in a page", True),
+    ((*UNREAD, chunk(4)), "a chunk that ends in a page", False),
+    ((*UNREAD, chunk(4)), "a chunk that ends with a page", True),
+    ((*ENTERED, e.Abort("a")), "aborted between rounds", True),
+    ((*ENTERED, e.Preempt("a"), e.Abort("a")), "aborted while preempted", True),
+    ((*UNREAD, e.Refused(e.Admit("a", (1,)))), "refused: a name, a phase or a number", True),
+    ((*UNREAD, e.Refused(e.Admit("a", (1,)))), "refused: no slot is free", False),
+    ((*UNREAD, e.Admit("c", (1,)), e.Refused(e.Admit("d", (1,)))), "refused: no slot is free", True),
+    ((*ENTERED, e.Refused(e.Draft(("a", "d"), ((7, 7), (7, 7))))), "refused: after a request that may be named", True),
+    ((*ENTERED, e.Refused(e.Draft(("d", "a"), ((7, 7), (7, 7))))), "refused: after a request that may be named", False),
+])  # fmt: skip
+def test_a_condition_is_met_by_what_it_says(events: tuple[e.AnyEvent, ...], condition: str, holds: bool) -> None:
+    assert (condition in met(*events)) is holds

@@ -84,3 +84,17 @@ def misdeclared(checkpoint: Checkpoint, capacity: Capacity, **told: Any):
 misdeclared.rounds = lambda activation, state: {"everything": activation}
 
 NOT_AN_ENGINE = "nothing that could be run"
+
+
+class _Late:
+    """Wrong from a call on, as an engine is that wears out."""
+
+    def __init__(self, begin: int) -> None:
+        self.begin, self.calls = begin, 0
+
+    def __call__(self, **given: Any) -> torch.Tensor:
+        self.calls += 1
+        return PLAIN.gated_norm(**given) * (1.01 if self.calls > self.begin else 1.0)
+
+
+LATE = replace(PLAIN, name="late", gated_norm=_Late(25))

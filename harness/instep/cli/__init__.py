@@ -29,6 +29,7 @@ COMMANDS: tuple[str, ...] = (
     "relations",
     "replay",
     "shapes",
+    "soak",
     "streams",
 )
 

@@ -28,7 +28,7 @@ from ..replay.setting import Setting
 from ..replay.single import header_of
 from ..report.machine import installed
 from ..trace.file import read, replaceable
-from ..trace.header import Model, Part, Recording
+from ..trace.header import Header, Model, Part, Recording
 from ..trace.policy import Policy
 from ..verdict import Exit
 from . import draw
@@ -61,6 +61,7 @@ class Settings:
     seconds: float | None = None
     shrink_s: float = SHRINK_S
     sampled: Collection[str] = draw.SAMPLED
+    command: str = "fuzz"  # the one that draws: names the trace of a finding
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Over(BaseException):
 
 def campaign(settings: Settings, progress: Progress | None = None) -> Result:
     """Draw runs until one fails, or all were drawn, or the time is over."""
-    _must_be_free(settings)
+    must_be_free(settings)
     host = _Host(settings, progress or (lambda examples: None))
     for number in range(-(-settings.examples // BATCH)):
         _batch(host, min(BATCH, settings.examples - number * BATCH), settings.seed * SEEDS_APART + number)
@@ -108,7 +109,7 @@ def campaign(settings: Settings, progress: Progress | None = None) -> Result:
             break
     host.result.seconds = time.monotonic() - host.begun
     if host.smallest is not None:
-        host.result.found, host.result.again = _again(host.smallest, settings)
+        host.result.found, host.result.again = again(host.smallest, settings)
     return host.result
 
 
@@ -138,8 +139,7 @@ class _Host:
         self.settings, self.progress = settings, progress
         self.opened = Checkpoint.open(settings.checkpoint)
         self.model = Model.of(self.opened, settings.checkpoint, ".")
-        width = self.opened.config.conv_width
-        self.edges = tuple(sorted({1, 2, width - 1, width} - {0}))
+        self.edges = edges_of(self.opened)
         self.result = Result(settings)
         self.smallest: Example | None = None
         self.broken: Exception | None = None  # the harness, a side or a check failed: no divergence, and the end
@@ -153,31 +153,14 @@ class _Host:
 
     def begin(self, choose: draw.Draw) -> Example:
         """Make both sides anew, with a drawn capacity."""
-        setting = self.settings.setting
-        layers = self.opened.config.mtp_layers if setting.mode == "vanilla" else None
-        room, steps = draw.room(choose), draw.candidates(choose, layers)
-        setting = draw.strategies(choose, setting, self.settings.sampled)
         self._go_on()
-        adaptive = {"candidate_steps": sorted(steps), **HASTY}
-        file = AdaptiveFile.of(adaptive, "fuzz")
-        ops, seed = setting.ops, self.settings.seed
-        policy = Policy(
-            _name(self.settings),
-            f"`instep fuzz {' '.join(setting.words()[:2])} --seed {seed}`: no sequence of legal events makes the "
-            "sides part.",
-            room, (), steps[0], adaptive=adaptive, seed=seed,
-            replay=(Part(ops, strategy=setting.strategy, conv=setting.conv),),
-        )
-        header, _ = header_of(
-            policy, self.opened, model=self.model, recording=Recording(setting.mode), field="fuzz",
-            created={name: installed(name) or "from source" for name in ("instep", "torch", "hypothesis")},
-        )
+        plan, header = drawn_plan(choose, self.settings, self.opened, self.model)
         if self.smallest is None:
             self.result.examples += 1
             self.progress(self.result.examples)
             self.result.coverage.begin()
         try:
-            return Example(Plan(self.opened, header.room(), steps[0], file, setting, self.settings.checkpoint), header)
+            return Example(plan, header)
         except Exception as error:
             self.failed(error)
 
@@ -210,7 +193,7 @@ class _Host:
 
     def _keep(self, example: Example) -> None:
         try:
-            _write(example, self.settings)
+            write(example, self.settings)
         except Exception as error:
             self.failed(error)
 
@@ -240,12 +223,40 @@ class _Host:
             raise Over
 
 
+def edges_of(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Chunk sizes at which conv windows go wrong."""
+    width = checkpoint.config.conv_width
+    return tuple(sorted({1, 2, width - 1, width} - {0}))
+
+
+def drawn_plan(choose: draw.Draw, settings: Settings, opened: Checkpoint, model: Model) -> tuple[Plan, Header]:
+    """What is run, with a drawn capacity, step counts and strategies; and the header of a trace of it."""
+    setting = settings.setting
+    layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
+    room, steps = draw.room(choose), draw.candidates(choose, layers)
+    setting = draw.strategies(choose, setting, settings.sampled)
+    adaptive = {"candidate_steps": sorted(steps), **HASTY}
+    policy = Policy(
+        _name(settings),
+        f"`instep {settings.command} {' '.join(setting.words()[:2])} --seed {settings.seed}`: no sequence of legal "
+        "events makes the sides part.",
+        room, (), steps[0], adaptive=adaptive, seed=settings.seed,
+        replay=(Part(setting.ops, strategy=setting.strategy, conv=setting.conv),),
+    )
+    header, _ = header_of(
+        policy, opened, model=model, recording=Recording(setting.mode), field=settings.command,
+        created={name: installed(name) or "from source" for name in ("instep", "torch", "hypothesis")},
+    )
+    file = AdaptiveFile.of(adaptive, settings.command)
+    return Plan(opened, header.room(), steps[0], file, setting, settings.checkpoint), header
+
+
 def place(settings: Settings) -> Path:
     """The path of the trace that a campaign writes for a finding."""
     return settings.out / f"{_name(settings)}.jsonl"
 
 
-def _must_be_free(settings: Settings) -> None:
+def must_be_free(settings: Settings) -> None:
     """Refuse a folder in which nothing could be kept, before anything runs. It is made when something is found."""
     there = next(folder for folder in (settings.out, *settings.out.absolute().parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
@@ -255,18 +266,18 @@ def _must_be_free(settings: Settings) -> None:
 
 
 def _name(settings: Settings) -> str:
-    return f"fuzz-{settings.setting.name}-{settings.seed}"
+    return f"{settings.command}-{settings.setting.name}-{settings.seed}"
 
 
-def _write(example: Example, settings: Settings) -> None:
-    """Write the example as a trace. It replaces a larger one that was found before."""
+def write(example: Example, settings: Settings, begin: int = 0) -> None:
+    """Write the example as a trace, from event `begin` on. It replaces a larger one that was found before."""
     settings.out.mkdir(parents=True, exist_ok=True)
     near = os.path.relpath(settings.checkpoint.resolve(), settings.out.resolve())
     model = with_fields(example.header.checkpoint, near=near)
-    example.write(place(settings), with_fields(example.header, checkpoint=model))
+    example.write(place(settings), with_fields(example.header, checkpoint=model), begin)
 
 
-def _again(example: Example, settings: Settings) -> tuple[Outcome, bool]:
+def again(example: Example, settings: Settings) -> tuple[Outcome, bool]:
     """Replay the trace from its file -> the outcome to show, and whether the sides differ again.
 
     If they agree this time, they still differed once: then the outcome is the one that was found first.

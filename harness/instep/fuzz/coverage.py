@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import Phase, kind_of
+from instep_reference.contract.event_facts import ROW_FACTS, Phase, facts, kind_of, named
 
 from ..trace.request_table import RequestTable
 
@@ -21,6 +22,9 @@ class Past:
 
     accepted  drafts accepted last; owned: slots that had an owner; lost: slots that a preemption took
     behind    requests that decoded while there were no steps; switched: the step count changed
+    missed    how many commits of others there were since a request was last in a batch, while its accepted drafts may
+              still be folded in; batch: requests of the last two commits
+    kept      name of a save -> slot and step count that it was made in; loads: how often it was loaded
     """
 
     accepted: dict[str, int] = field(default_factory=dict)
@@ -28,6 +32,10 @@ class Past:
     lost: dict[str, int | None] = field(default_factory=dict)
     behind: set[str] = field(default_factory=set)
     switched: bool = False
+    missed: dict[str, int] = field(default_factory=dict)
+    batch: tuple[int, int] = (0, 0)
+    kept: dict[str, tuple[int | None, int]] = field(default_factory=dict)
+    loads: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,7 @@ class Turn:
     event: e.AnyEvent
     after: RequestTable
     past: Past
+    overlap: bool = False  # whether rounds overlap
 
 
 Condition = Callable[[Turn], bool]
@@ -52,11 +61,11 @@ class Coverage:
         self.events: Counter[str] = Counter()
         self.begin()
 
-    def begin(self) -> None:
-        self._past, self._last = Past(), "start"
+    def begin(self, *, overlap: bool = False) -> None:
+        self._past, self._last, self._overlap = Past(), "start", overlap
 
     def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
-        turn, kind = Turn(before, event, after, self._past), kind_of(event)
+        turn, kind = Turn(before, event, after, self._past, self._overlap), kind_of(event)
         self.met.update(name for name, holds in CONDITIONS.items() if holds(turn))
         self.events[kind] += 1
         self.pairs[self._last, kind] += 1
@@ -136,13 +145,102 @@ def _reused(turn: Turn) -> bool:
     return isinstance(turn.event, e.Admit) and turn.after.live[turn.event.request].slot in turn.past.owned
 
 
-def _pages_out(turn: Turn) -> bool:
-    return sum(len(standing.pages) for standing in turn.after.live.values()) == len(turn.after.capacity.pages)
+def _pages_out(table: RequestTable) -> bool:
+    return sum(len(standing.pages) for standing in table.live.values()) == len(table.capacity.pages)
 
 
 def _caught_up(turn: Turn) -> bool:
     """Drafted by a request that decoded while there were no steps."""
     return isinstance(turn.event, e.Draft) and bool(turn.past.behind & {*turn.event.requests})
+
+
+def _every_share(turn: Turn) -> bool:
+    """All, none and some of the drafts, in one batch."""
+    return {(count > 0) + (count == offered) for count, offered in _accepted(turn) if offered} == {0, 1, 2}
+
+
+def _other_tokens(turn: Turn) -> bool:
+    """Requests of one batch that accepted other tokens at the same node."""
+    if not isinstance(turn.event, e.Commit) or turn.event.accepted is None:
+        return False
+    taken = [
+        tuple(turn.before.live[name].window[node] for node in path.nodes[:1])
+        for name, path in zip(turn.event.requests, turn.event.accepted, strict=True)
+    ]
+    return len({tokens for tokens in taken if tokens}) > 1
+
+
+def _away(least: int) -> Condition:
+    """In a batch again, after others were committed without it and while its accepted drafts were pending."""
+    return lambda turn: any(turn.past.missed.get(name, 0) >= least for name in _batch(turn))
+
+
+def _batch(turn: Turn) -> tuple[str, ...]:
+    return named(turn.event) if isinstance(turn.event, e.Forward | e.Draft) else ()
+
+
+def _below_pending(turn: Turn) -> bool:
+    """A step count below what some request accepted last, and has not run on from."""
+    return isinstance(turn.event, e.SetNumSteps) and any(
+        count > turn.event.num_steps for name, count in turn.past.accepted.items() if name in turn.before.live
+    )
+
+
+def _of(kind: type[e.Event], *phases: Phase) -> Condition:
+    """An event of one request that stands in one of the phases."""
+
+    def condition(turn: Turn) -> bool:
+        event: Any = turn.event
+        return isinstance(turn.event, kind) and turn.before.live[event.request].phase in phases
+
+    return condition
+
+
+def _loaded(holds: Callable[[Turn, e.Load], bool]) -> Condition:
+    return lambda turn: isinstance(turn.event, e.Load) and holds(turn, turn.event)
+
+
+def _ends(turn: Turn) -> list[int]:
+    """Where the chunks of prompts end that go on, as an offset into a page."""
+    return [
+        (turn.before.live[row.request].length + row.tokens) % turn.before.capacity.page_size
+        for row in _rows(turn, "prefill") if row.tokens < turn.before.live[row.request].unread
+    ]
+
+
+def _begins_a_page(turn: Turn) -> bool:
+    rows, size = _rows(turn, "verify"), turn.before.capacity.page_size
+    return any(turn.before.live[row.request].length % size == 0 for row in rows)
+
+
+def _past_position(least: int) -> Condition:
+    return lambda turn: any(turn.before.live[name].length >= least for name in _batch(turn))
+
+
+def _sizes(holds: Callable[[int, int, int], bool]) -> Condition:
+    """Of this commit and the two before it."""
+    return lambda turn: isinstance(turn.event, e.Commit) and holds(*turn.past.batch, len(turn.event.requests))
+
+
+def _refused(holds: Callable[[Turn, e.AnyEvent], bool]) -> Condition:
+    return lambda turn: isinstance(turn.event, e.Refused) and holds(turn, turn.event.of)
+
+
+def _no_page(turn: Turn, event: e.AnyEvent) -> bool:
+    """A forward of rows that are all legal but for the room."""
+    if not isinstance(event, e.Forward) or any(row.request not in turn.before.live for row in event.rows):
+        return False
+    width = {row.request: len(turn.before.live[row.request].window) or row.tokens for row in event.rows}
+    return turn.before.pages_missing(turn.before.positions(width)) > 0
+
+
+def _in_part(turn: Turn, event: e.AnyEvent) -> bool:
+    """Several requests, of which the first may be named."""
+    names, phases = named(event), facts(event).phases
+    if isinstance(event, e.Forward):
+        phases = ROW_FACTS[event.rows[0].kind].phases
+    standing = turn.before.live.get(names[0]) if len(names) > 1 else None
+    return standing is not None and standing.phase in phases
 
 
 CONDITIONS: dict[str, Condition] = {
@@ -176,8 +274,37 @@ CONDITIONS: dict[str, Condition] = {
     "idle": lambda t: isinstance(t.event, e.Idle),
     "a slot used again": _reused,
     "every slot taken": lambda t: t.after.free_slot() is None,
-    "every page taken": _pages_out,
+    "every page taken": lambda t: _pages_out(t.after),
     "slots in no order": lambda t: list(t.after.capacity.slots) != sorted(t.after.capacity.slots),
+    "all, none and some accepted in one batch": _every_share,
+    "other tokens accepted in one batch": _other_tokens,
+    "absent from a round, tokens pending": _away(1),
+    "absent from several rounds, tokens pending": _away(2),
+    "steps below what is pending": _below_pending,
+    "a smaller batch": _sizes(lambda older, last, now: now < last),
+    "a smaller batch, then a larger": _sizes(lambda older, last, now: last < min(older, now)),
+    "saved in its prompt": _of(e.Save, Phase.PREFILLING),
+    "saved behind a root": _of(e.Save, Phase.READY),
+    "loaded twice": _loaded(lambda t, event: t.past.loads[event.name] > 0),
+    "loaded into another slot": _loaded(lambda t, load: t.past.kept[load.name][0] != t.before.live[load.request].slot),
+    "loaded under another step count": _loaded(lambda t, event: t.past.kept[event.name][1] != t.before.num_steps),
+    "preempted before its prompt": _of(e.Preempt, Phase.WAITING),
+    "preempted in its prompt": _of(e.Preempt, Phase.PREFILLING),
+    "preempted behind a root": _of(e.Preempt, Phase.READY),
+    "preempted when no page is free": lambda t: isinstance(t.event, e.Preempt) and _pages_out(t.before),
+    "aborted before its prompt": _aborted(Phase.WAITING),
+    "aborted between rounds": _aborted(Phase.READY),
+    "aborted while preempted": _aborted(Phase.PREEMPTED),
+    "finished while rounds overlap": lambda t: isinstance(t.event, e.Finish) and t.overlap,
+    "a chunk that ends in a page": lambda t: any(_ends(t)),
+    "a chunk that ends with a page": lambda t: 0 in _ends(t),
+    "a window that begins a page": _begins_a_page,
+    "a position past 512": _past_position(512),
+    "a position past 4,096": _past_position(4096),
+    "refused: a name, a phase or a number": lambda t: isinstance(t.event, e.Refused),
+    "refused: after a request that may be named": _refused(_in_part),
+    "refused: no slot is free": _refused(lambda t, event: isinstance(event, e.Admit) and t.before.free_slot() is None),
+    "refused: no page is free": _refused(_no_page),
     "pages in no order": lambda t: list(t.after.capacity.pages) != sorted(t.after.capacity.pages),
 }
 
@@ -190,6 +317,20 @@ def _remember(turn: Turn) -> None:
         past.accepted.pop(row.request, None)
         if turn.before.num_steps == 0:
             past.behind.add(row.request)
+    for name in _batch(turn):
+        past.missed.pop(name, None)
+    if isinstance(event, e.Commit):
+        past.batch = (past.batch[1], len(event.requests))
+        for name, count in past.accepted.items():
+            if count and name in turn.after.live and name not in event.requests:
+                past.missed[name] = past.missed.get(name, 0) + 1
+    if isinstance(event, e.Save):
+        past.kept[event.name] = turn.before.live[event.request].slot, turn.before.num_steps
+    if isinstance(event, e.Load):
+        past.loads[event.name] += 1
+    for name in named(event) if facts(event).ends else ():
+        past.accepted.pop(name, None)
+        past.missed.pop(name, None)
     if isinstance(event, e.Draft):
         past.behind.difference_update(event.requests)
     if isinstance(event, e.SetNumSteps):

@@ -5,11 +5,12 @@ Leaves out: what is drawn (`draw.py`), and who asks for it (`machine.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from instep_reference.contract.engine import Answer, AnyEvent
 
+from ..checks.base import Check
 from ..explain import Older, explained
 from ..observe.context import EventContext
 from ..replay.guard import SubjectFailed
@@ -24,6 +25,8 @@ from ..trace.file import write as write_trace
 from ..trace.header import Header
 from ..verdict import Comparison, Skipped, Tier, Verdict
 
+BY_ROUNDED = {Tier.PROPAGATED, Tier.DECISIONS}  # tiers that measure by the rounded run
+
 
 class Diverged(AssertionError):
     """The sides disagree about the last event."""
@@ -32,10 +35,14 @@ class Diverged(AssertionError):
 class Example:
     """Built per drawn run; `serve` takes one legal event.
 
+    chosen: the checks that run, of all that have a meaning here
+    refuses: whether the subject is offered illegal events
     elements: numbers compared so far; verdict: the verdict of the event on which the sides differed
     """
 
-    def __init__(self, plan: Plan, header: Header) -> None:
+    def __init__(
+        self, plan: Plan, header: Header, chosen: Callable[[Sequence[Check]], Sequence[Check]] = tuple
+    ) -> None:
         self.header, self.setting, self.elements = header, plan.setting, 0
         self.events: tuple[AnyEvent, ...] = ()
         self.verdict = Verdict()
@@ -44,19 +51,26 @@ class Example:
         try:
             participants = participants_of(plan)
         except SubjectFailed as failed:
-            self._lockstep, self.rules = failed, EventRules(header)
+            self._lockstep, self.rules, self.refuses = failed, EventRules(header), False
             return
+        # Where rounds overlap the room hangs on how far the engine has waited, so what is refused is not the trace's.
+        self.refuses = bool(getattr(participants.shown.engine, "refuses", False)) and not participants.overlap
         self._oracle, self._older = oracle_for(plan, participants), Older(plan.adaptive, plan.num_steps)
-        self._checks = (self._answers, *checks_for(self._oracle), self._older)
+        self._checks = (self._answers, *chosen(checks_for(self._oracle)), self._older)
+        if not BY_ROUNDED & {check.tier for check in self._checks}:
+            participants.rounded = participants.rounded_draw = None
         self._lockstep = Lockstep(self._trace(), participants)
         self.rules = self._lockstep.rules
 
-    def serve(self, event: AnyEvent) -> None:
-        """Serve one more event on every side. Raises `Diverged` if they disagree about it."""
+    def serve(self, event: AnyEvent, *, last: bool = True) -> None:
+        """Serve one more event on every side. Raises `Diverged` if they disagree about it.
+
+        last: whether it may be the last one, so that every answer that was ever given is compared again
+        """
         self.events = (*self.events, event)
         if isinstance(self._lockstep, SubjectFailed):  # there is nobody to serve it: a replay says why
             raise Diverged(str(self._lockstep))
-        self._lockstep.trace = self._trace()
+        self._lockstep.trace, self._lockstep.goes_on = self._trace(), not last
         verdict = run(self._lockstep, self._checks)
         self.elements += verdict.elements
         if verdict.findings:
@@ -70,10 +84,10 @@ class Example:
         """A smaller example is better: fewer events first, then a shorter trace."""
         return len(self.events), len(repr(self.events)) + len(repr(self.header.capacity))
 
-    def write(self, path: Path, header: Header) -> None:
-        """Write it as a trace. `header` has the model's place relative to the trace."""
-        steps = [Step(event, self._answers.said.get(index)) for index, event in enumerate(self.events)]
-        write_trace(path, header, self.events, recorded(steps))
+    def write(self, path: Path, header: Header, begin: int = 0) -> None:
+        """Write it from event `begin` on as a trace. `header` has the model's place relative to the trace."""
+        steps = [Step(event, self._answers.said.get(index)) for index, event in enumerate(self.events)][begin:]
+        write_trace(path, header, self.events[begin:], recorded(steps))
 
     def _trace(self) -> Trace:
         return Trace(Path("fuzz.jsonl"), self.header, self.events, {}, "")

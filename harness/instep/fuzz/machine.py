@@ -1,8 +1,8 @@
 """The state machine: Hypothesis rules over the events, each enabled when `trace/event_rules.py` allows it.
 
-A rule draws an event. If the event rules refuse it (for example, no page is free), nothing happens. Some rules are a
-whole round, so that runs get far. Leaves out: the content of events (`draw.py`), and the number of runs
-(`campaign.py`).
+A rule draws an event. If the event rules refuse it (for example, no page is free), an engine that refuses is offered
+it, and nothing may change. Some rules are a whole round, so that runs get far. Leaves out: the content of events
+(`draw.py`, `illegal.py`), and the number of runs (`campaign.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from instep_reference.contract.engine import Refused
 from instep_reference.contract.errors import BadInput
 
 from . import draw
 from .example import Example
+from .illegal import illegal
 
 BETWEEN = 7  # one in BETWEEN + 1 parts of a round is followed by another event
 
@@ -111,22 +113,39 @@ class Machine(RuleBasedStateMachine):
         kinds = [kind for kind in draw.UPKEEP if self._may(kind)]
         self._do(draw.UPKEEP[data.draw(st.sampled_from(kinds))], data)
 
+    @precondition(lambda self: self.example is not None and self.example.refuses)
+    @rule(data=st.data())
+    def refuse(self, data: Any) -> None:
+        """An illegal event, which changes nothing. What is legal after all is left out."""
+        assert self.example is not None
+        event = self._drawn(illegal, data)
+        try:
+            self.example.rules.check(event, choices=False)
+        except BadInput:
+            self.host.serve(self.example, Refused(event))
+
     def _may(self, kind: str) -> bool:
         return self.example is not None and kind in self.example.rules.legal()
 
     def _do(self, drawer: draw.Drawer, data: Any) -> bool:
         """Draw an event and serve it, unless the event rules refuse it -> whether it was served."""
         assert self.example is not None  # `begin` comes first
-        try:
-            event = drawer(data.draw, self.example.rules, self.host.edges)
-        except HypothesisException:  # its own way to end an example
-            raise
-        except Exception as error:  # a fault of the drawer itself: no finding, and nothing to shrink
-            self.host.failed(error)
+        event = self._drawn(drawer, data)
         try:
             self.example.rules.check(event)
         except BadInput:
             self.host.refused(event)
+            if self.example.refuses:  # mostly there is no room for it, which an engine must find out in time
+                self.host.serve(self.example, Refused(event))
             return False
         self.host.serve(self.example, event)
         return True
+
+    def _drawn(self, drawer: draw.Drawer, data: Any) -> Any:
+        assert self.example is not None
+        try:
+            return drawer(data.draw, self.example.rules, self.host.edges)
+        except HypothesisException:  # its own way to end an example
+            raise
+        except Exception as error:  # a fault of the drawer itself: no finding, and nothing to shrink
+            self.host.failed(error)

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
-from instep_reference.contract.engine import Event
+from instep_reference.contract.engine import Event, Refused
 from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place import STAGE_LEVEL, Place
 
@@ -56,6 +56,8 @@ def failure(
     serves = question == SERVES or question in VERBS
     check = SERVES if serves else "interface"
     why = "the event is legal and the reference served it" if serves else "asking is legal at any time"
+    if kind == kind_of(Refused):
+        why = "the event is illegal here, and an engine that `refuses` says BadInput"
     if isinstance(error, WrongType):
         return _finding(check, index, kind, place, f"{error}; {why}" if serves else str(error), None)
     message = said_by(error)

@@ -18,6 +18,7 @@ from instep_reference.contract.engine import (
     AnyEvent,
     Event,
     Forwarded,
+    Refused,
     Region,
     RequestState,
 )
@@ -27,11 +28,12 @@ from instep_reference.contract.meaning import WHATS, Meaning, Positions
 from instep_reference.contract.place import COMPONENTS, Place, See
 
 from ..adapters import Maker, Subject
-from ..player import Observer, Side
+from ..player import Observer, Player, Side
 
 SERVES, MAKES = "serves", "is made"  # two of the questions: all others are a method's name
 METHODS = (
-    *map(kind_of, get_args(AnyEvent)), "next_num_steps", "state", "regions", "may_change", "slots", "pages", "watch",
+    *(kind_of(event) for event in get_args(AnyEvent) if event is not Refused),
+    "next_num_steps", "state", "regions", "may_change", "slots", "pages", "watch",
 )
 COUNTED = ("slot", "row", "page")  # what the first axis of a region counts
 WHOLE = (torch.int32, torch.int64)
@@ -165,6 +167,17 @@ class GuardedEngine:
     def next_num_steps(self) -> int:
         with calling("next_num_steps"):
             return checked_num_steps(self._engine)
+
+    def offered(self, event: Event) -> None:
+        """An illegal event: an engine that says `refuses` must raise, in words that are the contract's."""
+        if not getattr(self._engine, "refuses", False):
+            return
+        with calling(SERVES):
+            try:
+                Player("offered", self._engine).serve(event)
+            except InstepError:
+                return
+            raise WrongType(f"{kind_of(event)} was served, and must be refused with BadInput")
 
     def watch(self, see: See) -> None:
         with calling("watch"):

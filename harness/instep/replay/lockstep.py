@@ -46,6 +46,7 @@ class Lockstep:
         self.seconds = {"reference": 0.0, "subject": 0.0}
         self.next = 0
         self.end: int | None = None  # the last event that is asked for
+        self.goes_on = False  # whether more will be asked for behind it
         self.rows = 0  # of the last forward
         ops = participants.ops
         self.inside = HIDDEN if ops is not None and ops.fused_gdn is not None else frozenset[str]()
@@ -74,7 +75,8 @@ class Lockstep:
         expected = expect(before, self.rules.table)
         resampled = cache(partial(self._resampled, index)) if self.participants.rounded_draw else None
         regions = self.participants.shown.regions
-        instrumentation, last = self.participants.instrumentation, index in (self.end, len(self.trace.events) - 1)
+        instrumentation = self.participants.instrumentation
+        last = index in (self.end, len(self.trace.events) - 1) and not self.goes_on
         log = NOTHING if instrumentation is None else instrumentation.take(last=last)
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,

@@ -87,7 +87,7 @@ class _Driver:
 
     def run(self) -> Iterator[Step]:
         while (self.queue or self.rules.table.live) and self.round < self.policy.rounds:
-            yield from self._contexts("preempt", "save", "abort", "idle")
+            yield from self._contexts("preempt", "save", "refused", "abort", "idle")
             yield from self._contexts("resume")
             yield from self._admissions()
             yield from self._contexts("load")
@@ -149,13 +149,13 @@ class _Driver:
         ready = [name for name in self._turned(Phase.READY) if self._left(name) > table.num_steps]
         if speculate and ready:
             yield self._do(e.Draft(tuple(ready)))
-            yield from self._contexts("abort", when="drafted")
+            yield from self._contexts("abort", "refused", when="drafted")
         rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED, Phase.READY))
         if not rows:
             return
         step = self._do(e.Forward(tuple(rows)))
         yield step
-        yield from self._contexts("abort", when="verified")
+        yield from self._contexts("abort", "refused", when="verified")
         assert isinstance(step.answer, e.Forwarded)
         if flying := [row.request for row in rows if row.request in table.in_phase(Phase.VERIFIED)]:
             yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own)))

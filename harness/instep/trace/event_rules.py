@@ -27,7 +27,7 @@ from .request_table import RequestTable, Standing
 # Every kind of event or row, as a policy chooses among them.
 KINDS = {
     "admit": FACTS[e.Admit], "prefill": ROW_FACTS["prefill"], "draft": FACTS[e.Draft], **ROW_FACTS,
-    **{kind_of(event): FACTS[event] for event in get_args(e.AnyEvent) if event is not e.Forward},
+    **{kind_of(event): FACTS[event] for event in get_args(e.AnyEvent) if event not in (e.Forward, e.Refused)},
 }
 
 
@@ -300,6 +300,18 @@ def _preempted(rules: EventRules, event: e.Preempt) -> None:
     rules.table.change(event.request, before=rules.table.live[event.request].phase, slot=None, pages=(), ahead=0)
 
 
+def _refused(rules: EventRules, event: e.Refused, choices: bool) -> None:
+    where = rules._where
+    try:
+        rules.check(event.of, choices=False)  # to leave a choice to the engine is legal
+    except BadInput:
+        if not isinstance(event.of, e.Refused):
+            return
+    finally:
+        rules._where = where
+    rules._no("of", f"{kind_of(event.of)}, which may come here", "an event that is refused here")
+
+
 def _resume(rules: EventRules, event: e.Resume, choices: bool) -> None:
     rules._free_slot("resume")
     rules._pages("resume", {event.request: rules.table.live[event.request].length})
@@ -315,7 +327,7 @@ def _resumed(rules: EventRules, event: e.Resume) -> None:
 # What hangs on more than phases, which stand in the contract's table.
 _RULES: dict[type[e.Event], Callable[[EventRules, Any, bool], None]] = {
     e.Admit: _admit, e.Draft: _draft, e.Forward: _forward, e.Commit: _commit, e.SetNumSteps: _set_num_steps,
-    e.Save: _save, e.Load: _load, e.Resume: _resume,
+    e.Save: _save, e.Load: _load, e.Resume: _resume, e.Refused: _refused,
 }
 _ADVANCES: dict[type[e.Event], Callable[[EventRules, Any], None]] = {
     e.Admit: _admitted, e.Draft: _drafted, e.Forward: _ran, e.Commit: _committed, e.SetNumSteps: _steps_set,

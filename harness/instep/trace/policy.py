@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from instep_reference.contract.engine import AnyEvent
 from instep_reference.contract.errors import BadInput
 
 from .file import decode
@@ -30,15 +31,18 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ScheduledAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A special action, done in the first round from `round` on in which it is legal.
 
-    when  only for an abort: between rounds, after the draft, or after the verify
+    when  only for an abort and what is refused: between rounds, after the draft, or after the verify
+    of    an event that is refused; it is offered in the first round from `round` on in which it is illegal. `request`:
+          who stands after its draft or verify then
     name  the name under which a save keeps the state and a load finds it
     """
 
     round: int
-    do: Literal["preempt", "resume", "abort", "idle", "save", "load"]
+    do: Literal["preempt", "resume", "abort", "idle", "save", "load", "refused"]
     request: str = ""
     name: str = ""
     when: Literal["between", "drafted", "verified"] = "between"
+    of: AnyEvent | None = None
 
 
 class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

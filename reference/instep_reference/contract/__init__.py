@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Load,
         Path,
         Preempt,
+        Refused,
         Region,
         RequestState,
         Resume,
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Abort", "AdaptiveFile", "Admit", "BadInput", "Bracket", "Capacity", "Checkpoint", "Commit", "Committed", "Draft",
     "Drafted", "Engine", "Event", "Finish", "Forward", "Forwarded", "Idle", "Inspectable", "InstepError", "Load",
-    "Meaning", "ModelConfig", "OutOfCapacity", "Path", "Place", "Positions", "Preempt", "Region", "RequestState",
-    "Resume", "Row", "Save", "SetNumSteps", "ShowsCopies", "Unsupported", "Watched", "unseen",
+    "Meaning", "ModelConfig", "OutOfCapacity", "Path", "Place", "Positions", "Preempt", "Refused", "Region",
+    "RequestState", "Resume", "Row", "Save", "SetNumSteps", "ShowsCopies", "Unsupported", "Watched", "unseen",
 ]
 
 # Those without torch first.

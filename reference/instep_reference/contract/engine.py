@@ -14,7 +14,7 @@ Words (B requests in batch order, n = `num_steps`):
 
 An event must not change the logical state of a request that it does not name. Events are served in the order given.
 The caller must not send illegal events (`instep.trace.event_rules` has the rules). A legal event that an engine does
-not serve raises `Unsupported`; one for which its pools have no room raises `OutOfCapacity`.
+not serve raises `Unsupported`; one for which its pools have no room raises `OutOfCapacity`. Neither changes anything.
 """
 
 from __future__ import annotations
@@ -185,8 +185,15 @@ class Idle(Event, frozen=True):
         engine.idle()
 
 
+class Refused(Event, frozen=True):
+    """`of` is offered where it is illegal; an engine that says `refuses` raises `InstepError` and changes nothing."""
+    of: AnyEvent
+    def on(self, engine: Engine) -> None:
+        getattr(engine, "offered", id)(self.of)  # no method of the protocol: who leads the engines offers it
+
+
 AnyEvent = (
-    Admit | Draft | Forward | Commit | SetNumSteps | Save | Load | Preempt | Resume | Finish | Abort | Idle
+    Admit | Draft | Forward | Commit | SetNumSteps | Save | Load | Preempt | Resume | Finish | Abort | Idle | Refused
 )
 
 
@@ -326,9 +333,7 @@ class Engine(Protocol):
 
     def admit(self, request: str, prompt: tuple[int, ...]) -> None: ...
     def draft(
-        self,
-        requests: tuple[str, ...],
-        picks: tuple[tuple[int, ...], ...] | None = None,
+        self, requests: tuple[str, ...], picks: tuple[tuple[int, ...], ...] | None = None,
         parents: tuple[tuple[int, ...], ...] | None = None,
     ) -> Drafted: ...
     def forward(self, rows: tuple[Row, ...]) -> Forwarded: ...
@@ -395,5 +400,4 @@ class Inspectable(Protocol):
 
 class Watched(Protocol):
     """An engine whose named places can be seen: `watch(see)` installs the hook, `unseen` removes it."""
-
     def watch(self, see: See) -> None: ...

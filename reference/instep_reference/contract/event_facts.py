@@ -25,6 +25,7 @@ from .engine import (
     Idle,
     Load,
     Preempt,
+    Refused,
     Resume,
     Save,
     SetNumSteps,
@@ -83,6 +84,7 @@ FACTS: Mapping[type[Event], EventFacts] = {
     Finish: EventFacts((Phase.READY,), ends=True, pages="all"),
     Abort: EventFacts(ANYWHERE, ends=True, pages="all"),
     Idle: EventFacts(not_while=FLYING),
+    Refused: EventFacts(),
 }
 ROW_FACTS: Mapping[str, EventFacts] = {  # of a forward, by the kind of row
     "prefill": EventFacts((Phase.WAITING, Phase.PREFILLING), not_while=FLYING),

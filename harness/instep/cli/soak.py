@@ -1,0 +1,86 @@
+"""`instep soak`: drawn rounds on engines that stay, for as long as wanted, in as many sessions as wanted.
+
+Leaves out: drawing, serving and counting (`instep.soak`), and shrinking: `instep fuzz` does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .finish import finish
+from .setting import Given, takes_setting
+
+if TYPE_CHECKING:
+    from ..soak.soak import Soak
+
+
+@takes_setting(
+    several=("ops",), also=("engine",), ops="Op set, engine or module:attribute; left out: ledger, then plain.",
+    strategy="How states are committed; left out: drawn with the engines.", conv="The same for conv windows.",
+    drafter="How drafts are made: eagle or vanilla.",
+)
+def soak(
+    given: Given,
+    checkpoint: Annotated[Path | None, typer.Option(help="A Hugging Face checkpoint directory; left out: instep's "
+                                                         "own.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="The most time of this session, shared by the op sets.",
+                                                  min=0.0)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds per op set, those of earlier sessions among them.",
+                                               min=1)] = None,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same rounds.", min=0)] = 0,
+    every: Annotated[int, typer.Option(help="Of so many events one is recomputed (T2); T0, T1 and T2d judge all.",
+                                       min=1)] = 20,
+    stretch: Annotated[int, typer.Option(help="Rounds behind which every request leaves: a trace of a finding begins "
+                                              "there.", min=1)] = 200,
+    out: Annotated[Path, typer.Option(help="Folder for the trace of what is found.")] = Path("soak"),
+    json: Annotated[Path | None, typer.Option(help="The result file; a soak that it holds goes on.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+) -> None:
+    """Serve drawn rounds until a time or a number; exit 0: all agree, 1: divergence, 3: nothing compared."""
+    from instep_reference.contract.checkpoint import Checkpoint
+    from instep_reference.contract.errors import BadInput
+
+    from ..atomic_write import writable
+    from ..carried import model
+    from ..fuzz.campaign import Settings
+    from ..fuzz.draw import SAMPLED
+    from ..soak import kept, render
+    from ..soak.soak import Ask, Soak
+
+    if minutes is None and rounds is None:
+        raise BadInput("--minutes", found="neither a time nor --rounds", expected="how far to go: one of them, or both")
+    if json is not None:
+        writable(json)
+    names, directory, found = given.subjects("ledger", "plain"), checkpoint or model(), None
+    digest, device = Checkpoint.open(directory).digest, given.setting(ops=names[0]).device
+    sampled = [name for name in SAMPLED if name not in given.named and "engine" not in given.named]
+    ask, runs = Ask(rounds, None if minutes is None else 60 * minutes / len(names)), kept.read(json)
+
+    def keep() -> None:
+        if json is not None:
+            kept.result(runs, device, commit).write(json)
+
+    for name in names:
+        settings = Settings(given.setting(ops=name), directory, 0, seed, out, sampled=sampled, command="soak")
+        settled = settings.setting.data() | dict.fromkeys(sampled)
+        run = kept.going_on(runs, kept.Soaked(settled, digest, seed, every, stretch), json)
+        soaking = _session(Soak(settings, run, kept.session(device, commit), ask), keep)
+        found = soaking.found
+        if found is not None or soaking.interrupted:
+            break
+    finish(kept.result(runs, device, commit), json, lambda console: render.show(runs, found, console))
+
+
+def _session(soak: Soak, keep: Callable[[], None]) -> Soak:
+    """Run it. The file is written behind every stretch, so that a session that is killed loses no more than that."""
+    from ..threads import threads_for
+    from .progress import progress
+
+    name = f"rounds of soak [{soak.soaked.name}], seed {soak.soaked.seed}"
+    with progress(name) as advance, threads_for(soak.opened.config.hidden):
+        soak.run(lambda: advance(name, soak.soaked.rounds, soak.ask.rounds), keep)
+    return soak

@@ -1,0 +1,41 @@
+"""What `instep soak` says: the sums of every op set, this session's share, and what was found.
+
+Leaves out: counting (`soak.py`, `kept.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from ..fuzz.coverage import CONDITIONS
+from ..replay.replay import Outcome
+from ..report import tables
+from ..report.words import divergence
+from .kept import Soaked
+
+
+def show(runs: Sequence[Soaked], found: Outcome | None, console: Console) -> None:
+    """A line per op set; then the conditions that were never met, and the finding of this session."""
+    made = tables.table("soak, all sessions", {
+        "ops": "word", "rounds": "number", "events": "number", "elements": "number", "minutes": "number",
+        "rounds a minute": "number", "sessions": "number", "found": "number",
+    }, framed=True)  # fmt: skip
+    for run in runs:
+        minutes = run.seconds / 60
+        made.add_row(run.name, *(f"{count:,}" for count in (run.rounds, run.events, run.elements)), f"{minutes:.1f}",
+                     f"{run.rounds / minutes if minutes else 0:.0f}", str(len(run.sessions)), str(len(run.found)))
+    tables.show(made, console)
+    for run in runs:
+        never = [name for name in CONDITIONS if not run.conditions.get(name)]
+        if never:
+            tables.say(console, f"{run.name}: never met: {', '.join(never)}", style="dim")
+        last = run.sessions[-1]
+        tables.say(console, f"{run.name}, last session: {last.rounds:,} rounds; the process held "
+                            f"{' to '.join(map(str, last.memory_mib))} MiB", style="dim")  # fmt: skip
+        for finding in run.found:
+            note = "" if finding.again else " (once: its trace alone does not show it; what came before it decides)"
+            tables.say(console, f"{run.name}, round {finding.round:,}: {finding.message}{note}", f"  {finding.trace}")
+    if found is not None:
+        tables.say(console, divergence(found))

@@ -1,0 +1,153 @@
+"""What the engine refuses before anything has changed: an event that may not come here. `BadInput` says why.
+
+All of it is known on the host, so nothing waits for the device. Leaves out: room (`memory/`, `OutOfCapacity`) and what
+is not served (`Unsupported`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NoReturn
+
+from instep_reference.contract.engine import Path, Row
+from instep_reference.contract.errors import BadInput
+
+from .request import Request
+
+WAITING, PREFILLING, READY, DRAFTED, VERIFIED = "waiting", "prefilling", "ready", "drafted", "verified"
+MAY_RUN = {"prefill": (WAITING, PREFILLING), "verify": (DRAFTED,), "decode": (READY,)}
+
+
+def phase(request: Request) -> str:
+    """Where a request stands."""
+    if request.row is not None:
+        return VERIFIED
+    if request.drafts:
+        return DRAFTED
+    return READY if request.rooted else PREFILLING if request.length.most else WAITING
+
+
+class Refusals:
+    """One method per kind of event that may be illegal. It reads the engine's own books and never writes them."""
+
+    def __init__(
+        self, live: Mapping[str, Request], preempted: Mapping[str, Any], saved: Mapping[str, Any], vocab: int
+    ) -> None:
+        self._live, self._preempted, self._saved, self._vocab = live, preempted, saved, vocab
+
+    def admit(self, name: str, prompt: Sequence[int]) -> None:
+        if not name or name in self._live or name in self._preempted:
+            _no(f"admit of {name!r}", "a name that is in use" if name else "no name", "a name that no request has")
+        if not prompt:
+            _no(f"prompt of {name!r}", "no token", f"tokens from 0 to {self._vocab - 1}")
+        self._tokens(f"prompt of {name!r}", prompt)
+
+    def draft(
+        self, names: Sequence[str], picks: Sequence[Sequence[int]] | None, trees: Sequence[Sequence[int]],
+        num_steps: int,
+    ) -> None:
+        self._nobody("draft", VERIFIED)
+        self._must_be("draft", names, READY)
+        if names and not num_steps:
+            _no("draft", "num_steps 0", "a step count above 0")
+        if len(trees) != len(names):
+            _no("parents", f"{len(trees)} trees", f"{len(names)}")
+        for tree in trees:
+            wrong = [node for node, parent in enumerate(tree, start=1) if not 0 <= parent < node]
+            if wrong or not tree:
+                _no("parents", list(tree), "for each draft an earlier node; at least one draft")
+        if picks is not None:
+            sizes, due = [len(one) for one in picks], [len(tree) for tree in trees]
+            if sizes != due:
+                _no("picks", f"{sizes} drafts", f"{due}, one list per request")
+            for one in picks:
+                self._tokens("picks", one)
+
+    def forward(self, rows: Sequence[Row]) -> None:
+        self._nobody("forward", VERIFIED)
+        _distinct("forward", [row.request for row in rows])
+        for row in rows:
+            self._must_be("forward", [row.request], *MAY_RUN.get(row.kind, ()))
+            request, prefill = self._live[row.request], row.kind == "prefill"
+            unread = len(request.prompt) - request.length.exact if prefill else 1  # of a prompt no count is owed
+            if not 1 <= row.tokens <= unread:
+                _no(f"forward of {row.request!r}", f"{row.tokens} tokens", f"1 to {unread}")
+            if row.root is not None:
+                if row.kind == "verify" or (prefill and row.tokens < unread):
+                    _no(f"forward of {row.request!r}", "a root", "none: no token is chosen there")
+                self._tokens(f"root of {row.request!r}", [row.root])
+
+    def commit(self, names: Sequence[str], accepted: Sequence[Path] | None) -> None:
+        self._must_be("commit", names, VERIFIED)
+        flying = [name for name, request in self._live.items() if request.row is not None]
+        if names and len(names) != len(flying):
+            _no("commit", f"{len(names)} requests", f"all that were verified: {', '.join(flying)}")
+        if accepted is None:
+            return
+        if len(accepted) != len(names):
+            _no("accepted", f"{len(accepted)} paths", f"{len(names)}")
+        for name, path in zip(names, accepted, strict=True):
+            parents = self._live[name].parents
+            for at, node in zip((0, *path.nodes), path.nodes, strict=False):
+                if not 0 < node <= len(parents) or parents[node - 1] != at:
+                    _no(f"accepted of {name!r}", f"nodes {list(path.nodes)}", f"a path through the window: {node} is "
+                        f"no child of node {at}")  # fmt: skip
+            self._tokens(f"bonus of {name!r}", [path.bonus])
+
+    def set_num_steps(self, num_steps: int, candidates: Collection[int]) -> None:
+        self._nobody("set_num_steps", DRAFTED, VERIFIED)
+        if num_steps not in candidates:
+            _no("set_num_steps", num_steps, f"one of {tuple(candidates)}")
+
+    def save(self, name: str, under: str) -> None:
+        self._must_be("save", [name], PREFILLING, READY)
+        if not under or under in self._saved:
+            _no(f"save of {name!r}", f"the name {under!r}", "a name under which nothing is kept")
+
+    def load(self, name: str, under: str) -> None:
+        self._must_be("load", [name], WAITING)
+        if under not in self._saved:
+            _no(f"load of {under!r}", "nothing of that name", f"one of {', '.join(self._saved) or 'none'}")
+
+    def preempt(self, name: str) -> None:
+        self._must_be("preempt", [name], WAITING, PREFILLING, READY)
+
+    def resume(self, name: str) -> None:
+        if name not in self._preempted:
+            _no(f"resume of {name!r}", "a request that is not preempted", f"one of {', '.join(self._preempted) or '-'}")
+
+    def finish(self, name: str) -> None:
+        self._must_be("finish", [name], READY)
+
+    def abort(self, name: str) -> None:
+        if name not in self._preempted:
+            self._must_be("abort", [name])
+
+    def idle(self) -> None:
+        self._nobody("idle", VERIFIED)
+
+    def _must_be(self, what: str, names: Sequence[str], *phases: str) -> None:
+        _distinct(what, names)
+        for name in names:
+            found = phase(self._live[name]) if name in self._live else "not there"
+            if found not in phases and (phases or name not in self._live):
+                _no(f"{what} of {name!r}", found, " or ".join(phases) or "a request that is there")
+
+    def _nobody(self, what: str, *phases: str) -> None:
+        busy = [name for name, request in self._live.items() if phase(request) in phases]
+        if busy:
+            _no(what, f"{', '.join(busy)} within a round", "the end of the round")
+
+    def _tokens(self, what: str, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if not 0 <= token < self._vocab:
+                _no(what, f"token {token}", f"tokens from 0 to {self._vocab - 1}")
+
+
+def _distinct(what: str, names: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        _no(what, f"{list(names)}", "no request twice")
+
+
+def _no(field: str, found: object, expected: str) -> NoReturn:
+    raise BadInput(field, found=found, expected=expected)

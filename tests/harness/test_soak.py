@@ -1,0 +1,105 @@
+"""A soak goes on where it stood, finds what wears out, and writes a trace of its last stretch.
+
+Leaves out: what is drawn (`test_fuzz.py`) and that memory stays flat, which hours show and not a test.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instep.fuzz.campaign import Settings
+from instep.replay.setting import Setting
+from instep.soak import kept, soak, turns
+from instep.trace.file import read
+from instep.verdict import Exit
+from support import subjects
+from support.checkpoints import write
+from support.command import Runner, complaint
+
+LATE = "support.subjects:LATE"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
+
+
+def soaked(model: Path, folder: Path, rounds: int, ops: str = "ledger", every: int = 20, stretch: int = 4) -> soak.Soak:
+    settings = Settings(Setting(ops), model, 0, 3, folder, command="soak")
+    run = kept.Soaked(Setting(ops).data(), "", 3, every, stretch)
+    soaking = soak.Soak(settings, run, kept.session("cpu", None), soak.Ask(rounds, None))
+    soaking.run()
+    return soaking
+
+
+def test_two_sessions_make_one_sum(instep: Runner, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "soak.json"
+    told = ["soak", "--checkpoint", model, "--ops", "ledger", "--stretch", 3, "--json", file]
+    first = instep(*told, "--rounds", 4)
+    assert first.code == Exit.AGREED, first
+    then: Any = json.loads(file.read_text())
+    assert instep(*told, "--rounds", 9).code == Exit.AGREED
+    (now,), (run,) = (json.loads(file.read_text())[name] for name in ("runs", "soaked"))
+    assert then["runs"][0]["rounds"] == 4 and now["rounds"] == 9
+    assert [session["rounds"] for session in run["sessions"]] == [4, 5] and run["engines"] == 2
+    assert now["events"] == sum(session["events"] for session in run["sessions"]) > then["runs"][0]["events"] > 4
+    assert all(session["memory_mib"] and session["machine"]["torch"] for session in run["sessions"])
+    assert instep(*told, "--rounds", 9).code == Exit.AGREED, "all of them are there"
+    assert json.loads(file.read_text())["runs"][0]["rounds"] == 9
+    assert "expected 3, with which it was begun" in complaint(instep(*told, "--rounds", 12, "--stretch", 5))
+    assert "--minutes" in complaint(instep(*told))
+    file.write_text("{}")
+    assert "a file that `instep soak` wrote" in complaint(instep(*told, "--rounds", 9))
+
+
+def test_no_time_is_inconclusive(instep: Runner, model: Path) -> None:
+    assert instep("soak", "--checkpoint", model, "--minutes", 0).code == Exit.INCONCLUSIVE
+
+
+def test_what_wears_out_is_found_and_its_trace_begins_at_the_last_stretch(
+    instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subjects.LATE.gated_norm, "calls", 0)
+    soaking = soaked(model, tmp_path / "found", 60, LATE, every=1, stretch=2)
+    (found,) = soaking.soaked.found
+    assert soaking.soaked.exit == Exit.DIVERGED and found.again
+    trace = read(Path(found.trace))
+    assert soaking.soaked.stretches > 0 and 0 < len(trace.events) < soaking.soaked.events
+    again = instep("replay", found.trace, "--no-ladder", "--ops", LATE)
+    assert again.code == Exit.DIVERGED and "DIVERGED" in again.out
+    monkeypatch.setattr(subjects.LATE.gated_norm, "begin", 10**9)
+    assert instep("replay", found.trace, "--ops", LATE).code == Exit.AGREED, "without the fault"
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_ops_are_recomputed_at_every_so_many_th_event(model: Path, tmp_path: Path, every: int) -> None:
+    """A gated norm that is louder leaves every state as it must be: T2 alone sees it."""
+    soaking = soaked(model, tmp_path / "found", 60, "support.subjects:LOUDER", every)
+    assert soaking.found is not None
+    (found,) = soaking.soaked.found
+    assert (len(read(Path(found.trace)).events) - 1) % every == 0 and soaking.coverage.events["forward"] < every
+
+
+def test_what_engines_keep_for_good_stays_bounded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are made anew in time; of copies no more are saved; all answers are compared where requests leave alone."""
+    monkeypatch.setattr(soak, "STRETCHES", 2)
+    monkeypatch.setattr(turns, "MOST_SAVED", 1)
+    most, whole = [], []
+    serve = soak.Example.serve
+
+    def watched(example: Any, event: Any, *, last: bool = True) -> None:
+        serve(example, event, last=last)
+        most.append(len(example.rules.table.saved))
+        whole.append(not example.rules.table.live if last else None)
+
+    monkeypatch.setattr(soak.Example, "serve", watched)
+    soaking = soaked(model, tmp_path / "found", 40)
+    assert soaking.soaked.exit == Exit.AGREED and soaking.soaked.engines == 5
+    assert max(most) == 1 and {one for one in whole if one is not None} == {True}
+    assert soaking.soaked.conditions["saved"] <= 5 and sum(soaking.soaked.conditions.values()) > 100
