@@ -149,6 +149,12 @@ def plan_of(ops: Ops, memory: Memory, slots: torch.Tensor, count: torch.Tensor) 
     return ops.plan_tree(parents=ops.select(x=parents, index=slots), slots=slots, count=count)
 
 
+def parents_of(ops: Ops, memory: Memory, slots: torch.Tensor, width: int) -> torch.Tensor | None:
+    """[B, width]: the parent of each node of the windows in the slot table; None: they are chains."""
+    parents = memory.slot_table.parents
+    return None if parents is None or width == 1 else ops.select(x=parents[:, :width], index=slots)
+
+
 def nodes_of(ops: Ops, memory: Memory, slots: torch.Tensor, count: torch.Tensor) -> Nodes | None:
     """The packed rows of windows that all have a row for every column; None: windows are chains."""
     if memory.slot_table.parents is None:

@@ -28,6 +28,7 @@ from instep_reference.contract.engine import (
 )
 from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
 from instep_reference.contract.place import Place, See, unseen
+from instep_reference.contract.sampling import Sampling
 
 from . import mixed
 from .adaptive import Controller
@@ -44,7 +45,8 @@ from .ops.padding_aware import first_of, node_runs, noting, show, watched
 from .options import Options, check
 from .refusals import Refusals
 from .request import Request, logical
-from .round import IDLE, inputs_of, tree_inputs
+from .round import IDLE, inputs_of, kind_of, tree_inputs
+from .sampling import in_units
 from .transfer.to_device import ints
 from .transfer.to_host import HostCopy, Roots
 
@@ -89,10 +91,10 @@ class OptimizedEngine:
 
     # Events
 
-    def admit(self, request: str, prompt: tuple[int, ...]) -> None:
+    def admit(self, request: str, prompt: tuple[int, ...], sampling: Sampling | None = None) -> None:
         self._refusals.admit(request, prompt)
-        self._claim(request, 0)
-        self._requests[request] = Request(request, prompt, ints(prompt, self._device))
+        self._claim(request, 0, sampling)
+        self._requests[request] = Request(request, prompt, ints(prompt, self._device), sampling)
 
     def draft(
         self, requests: tuple[str, ...], picks: tuple[tuple[int, ...], ...] | None = None,
@@ -136,12 +138,12 @@ class OptimizedEngine:
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
         kinds, at, roots = {row.kind for row in rows}, self._round, None
         if kinds == {"verify"}:
-            own = self._run("verify", requests).picks.flatten()
+            own = self._run("verify", requests, uniforms=in_units(rows, at.width)).picks.flatten()
             if self._capacity.num_draft_tokens is not None:  # a row for every column: windows end before
                 spots = [number * at.width + node for number, p in enumerate(plan) for node in range(p.asked)]
                 own = own[ints(spots, self._device)]
         elif kinds == {"decode"}:
-            own, roots = self._run("decode", requests, [[p.forced] for p in plan])
+            own, roots = self._run("decode", requests, [[p.forced] for p in plan], uniforms=in_units(rows, 1))
         else:  # several kinds, or prefill chunks: never captured in a graph
             own, roots = mixed.forward(self._ops, self._model, at.strategy, plan, at.num_steps)
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
@@ -189,7 +191,7 @@ class OptimizedEngine:
         kept, memory = self._saved[name]
         if kept.prompt != self._requests[request].prompt:
             raise BadInput(f"load of {name!r}", found=f"another prompt in {request!r}", expected="the prompt it has")
-        self._restore(replace(kept, name=request), memory)
+        self._restore(replace(kept, name=request, sampling=self._requests[request].sampling), memory)
 
     def preempt(self, request: str) -> None:
         self._refusals.preempt(request)
@@ -199,7 +201,7 @@ class OptimizedEngine:
     def resume(self, request: str) -> None:
         self._refusals.resume(request)
         kept, memory = self._preempted[request]
-        self._claim(request, kept.length.exact)  # raises without room; then the request stays preempted
+        self._claim(request, kept.length.exact, kept.sampling)  # raises without room; then the request stays preempted
         self._restore(kept, memory)
         del self._preempted[request]
 
@@ -261,14 +263,15 @@ class OptimizedEngine:
 
     def _run(
         self, kind: str, requests: Sequence[Request], forced: Sequence[Sequence[int]] = (),
-        rows: Sequence[int | None] | None = None,
+        rows: Sequence[int | None] | None = None, uniforms: Sequence[Sequence[int]] = (),
     ) -> Any:
         """Run the body of one event on the inputs that come from the host: eagerly, or as a captured graph."""
+        kind = kind_of(kind, bool(uniforms))
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
         counts = [1 + request.drafts for request in requests] if body.width == self._round.width else None
         trees = [request.parents for request in requests]
         inputs = inputs_of(
-            slots, range(len(slots)) if rows is None else rows, body.width, forced, self._device, counts,
+            slots, range(len(slots)) if rows is None else rows, body.width, forced, self._device, counts, uniforms,
             tree_inputs(trees, self._round.width) if body.tree else (),
         )
         if self._graphs is None:
@@ -311,8 +314,8 @@ class OptimizedEngine:
             self._controller.committed([count - 1 for count in counts.list()])
         self._untold.clear()
 
-    def _claim(self, name: str, positions: int) -> None:
-        self._memory.claim(name, positions)
+    def _claim(self, name: str, positions: int, sampling: Sampling | None) -> None:
+        self._memory.claim(name, positions, sampling)
         self._round.strategy.claim(self._memory.slots.of(name))
 
     def _kept(self, name: str) -> tuple[Request, Kept]:

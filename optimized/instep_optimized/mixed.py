@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
 from instep_reference.contract.engine import Row
 
-from .batch import Span, begins_of, pack
+from .batch import Span, begins_of, pack, parents_of
 from .commit.accepted import keep_window
 from .commit.pair import CommitPair
 from .commit.write_set import width_of
@@ -23,6 +24,7 @@ from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Ops
 from .request import Request
+from .sampling import Drawing, in_units
 from .transfer.to_device import ints, sent
 
 
@@ -31,13 +33,17 @@ class Planned:
     """A span of a forward and its request.
 
     begin   of a prefill: how many tokens of the prompt came before it
-    forced  the root to use after it; -1: the target's own choice
     """
 
+    row: Row
     span: Span
     request: Request
     begin: int
-    forced: int
+
+    @property
+    def forced(self) -> int:
+        """The root to use after it; -1: the target's own choice."""
+        return -1 if self.row.root is None else self.row.root
 
     @property
     def rooted(self) -> bool:
@@ -69,13 +75,13 @@ def planned(row: Row, number: int, request: Request) -> Planned:
     prefill = row.kind == "prefill"
     begin = request.length.exact if prefill else 0
     span = Span(row.request, row.kind, width_of(row, request), number, fresh=prefill and not begin)
-    return Planned(span, request, begin, -1 if row.root is None else row.root)
+    return Planned(row, span, request, begin)
 
 
 def forward(
     ops: Ops, model: Model, commit: CommitPair, plan: Sequence[Planned], num_steps: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> the target's argmax at every row that needs logits, in batch order; and the roots that are now in force.
+    """-> the target's own choice at every row that needs logits, in batch order; and the roots that are now in force.
 
     num_steps: the step count in force. A draft extend may depend on it (`draft/vanilla.py`).
     """
@@ -88,7 +94,7 @@ def forward(
     asked = [row for p, begin in zip(plan, begins, strict=True) for row in _last(begin, p.span.count, p.asked)]
     # lm_head is wide: it runs only on the rows whose logits are needed.
     picks = _select(ops, final, asked)  # [M, D]
-    own = model.trunk.head.pick(ops, picks, STAGE) if asked else ints((), final.device)
+    own = _own(ops, model, picks, plan) if asked else ints((), final.device)
 
     # Packed row -> its place among the rows that needed logits.
     said = dict(zip(asked, range(len(asked)), strict=True))
@@ -102,6 +108,26 @@ def forward(
             ops, final, [row for p, begin in committed for row in range(begin, begin + p.span.count)]
         ), num_steps)
     return own, roots
+
+
+def _own(ops: Ops, model: Model, final: torch.Tensor, plan: Sequence[Planned]) -> torch.Tensor:
+    """The target's own choice behind every row that needs logits: windows, and single rows as windows of one node."""
+    asking, memory = [p for p in plan if p.asked], model.memory
+    width = max(p.asked for p in asking)
+    units = in_units([p.row for p in asking], width)
+    if not units:
+        return model.trunk.head.pick(ops, final, STAGE)
+    counts = [p.asked for p in asking]
+    slots, begin, count, flat = sent([
+        [memory.slots.of(p.span.request) for p in asking], [0, *accumulate(counts)][:-1], counts,
+        [number for numbers in units for number in numbers],
+    ], memory.device)
+    uniforms = flat.view(len(asking), width + 1)
+    return model.trunk.head.draw(ops, final, Drawing(
+        ops.select(x=memory.slot_table.window[:, :width], index=slots), parents_of(ops, memory, slots, width), begin,
+        count,
+        ops.select(x=memory.slot_table.sampling, index=slots), uniforms[:, :-1], uniforms[:, -1],
+    ), STAGE)
 
 
 def _keep(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from instep_reference.contract.engine import RequestState
+from instep_reference.contract.sampling import Sampling
 
 from .memory.saved import Kept
 from .transfer.to_host import Length
@@ -20,6 +21,7 @@ class Request:
     """One request between its admission and its end.
 
     tokens  [P] int64, the prompt on the device
+    sampling  how its tokens are drawn; its slot's line has the same
     rooted  whether its slot's window begins with a root
     parents of every draft behind the root, the node that it continues; empty between rounds
     row     its batch row in the verify that is not committed yet
@@ -28,6 +30,7 @@ class Request:
     name: str
     prompt: tuple[int, ...]
     tokens: torch.Tensor
+    sampling: Sampling | None = None
     length: Length = field(default_factory=Length)
     rooted: bool = False
     parents: tuple[int, ...] = ()
@@ -40,7 +43,7 @@ class Request:
 
     def between_rounds(self) -> Request:
         """A copy without the round in flight, and with its exact length: waits for the accepted counts."""
-        return Request(self.name, self.prompt, self.tokens, Length(self.length.exact), self.rooted)
+        return Request(self.name, self.prompt, self.tokens, self.sampling, Length(self.length.exact), self.rooted)
 
 
 def logical(request: Request, kept: Kept) -> RequestState:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from .batch import Batch, Who, nodes_of, plan_of, windows
+from .batch import Batch, Who, nodes_of, parents_of, plan_of, windows
 from .commit.accepted import gather_path, keep_window
 from .commit.base import AcceptedWindows
 from .commit.pair import CommitPair
@@ -21,6 +21,7 @@ from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Ops
 from .ops.placing import Acceptance
+from .sampling import Drawing
 from .transfer.to_device import sent
 
 
@@ -30,6 +31,7 @@ class Inputs(NamedTuple):
     slots, rows, begin [B]  as in `Who`;  width [B]: packed rows of each request
     forced [B, k]           choices that the caller makes for the engine; -1: the engine chooses. For a draft: every
                             draft token; decode: the root; commit: last accepted node, bonus; verify: none
+    uniforms [B, k]         in units of UNIFORM: one per node, then the final one; k = 0 where nobody samples
     tree [B, k]             for a draft where windows may be trees: the number of nodes; the parent of each of T nodes;
                             where this parent stands among T nodes of each request, counted through all requests
     """
@@ -39,6 +41,7 @@ class Inputs(NamedTuple):
     begin: torch.Tensor
     width: torch.Tensor
     forced: torch.Tensor
+    uniforms: torch.Tensor
     tree: torch.Tensor
 
     def who(self) -> Who:
@@ -47,20 +50,20 @@ class Inputs(NamedTuple):
 
 def inputs_of(
     slots: Sequence[int], rows: Iterable[int | None], width: int, forced: Sequence[Sequence[int]], device: torch.device,
-    counts: Sequence[int] | None = None, tree: Sequence[Sequence[int]] = (),
+    counts: Sequence[int] | None = None, uniforms: Sequence[Sequence[int]] = (), tree: Sequence[Sequence[int]] = (),
 ) -> Inputs:
     """The inputs, sent to the device in one transfer. The packed rows of request n begin at n * width.
 
     counts: how many of them each request uses; None: all
     """
     number = range(len(slots))
-    flat, shapes = ([choice for choices in lines for choice in choices] for lines in (forced, tree))
-    at, row, begin, widths, choices, trees = sent([
+    flat = [[number for numbers in each for number in numbers] for each in (forced, uniforms, tree)]
+    at, row, begin, widths, *tables = sent([
         list(slots), [-1 if row is None else row for row in rows], [n * width for n in number],
-        [width] * len(slots) if counts is None else counts, flat, shapes,
+        [width] * len(slots) if counts is None else counts, *flat,
     ], device)
     return Inputs(at, row, begin, widths, *(
-        x.view(len(slots), len(x) // max(1, len(slots))) for x in (choices, trees)
+        table.view(len(slots), len(table) // max(1, len(slots))) for table in tables
     ))
 
 
@@ -74,17 +77,17 @@ def tree_inputs(trees: Sequence[Sequence[int]], width: int) -> list[list[int]]:
     return lines
 
 
-IDLE = Inputs(-1, -1, 0, 0, -1, -1)  # type: ignore[arg-type]  # the value of each input in rows that pad a bucket
+IDLE = Inputs(-1, -1, 0, 0, -1, 0, -1)  # type: ignore[arg-type]  # the value of each input in rows that pad a bucket
 
 
 class Verified(NamedTuple):
-    """picks [B, T]: the target's argmax at every node."""
+    """picks [B, T]: the target's own choice at every node."""
 
     picks: torch.Tensor
 
 
 class Decoded(NamedTuple):
-    """own, root [B]: the target's argmax, and the root in force."""
+    """own, root [B]: the target's own choice, and the root in force."""
 
     own: torch.Tensor
     root: torch.Tensor
@@ -94,12 +97,19 @@ class Body(NamedTuple):
     """One kind of event, of ops and views only.
 
     width: packed rows per request;  choices: how many may be forced;  tree: how many numbers say a tree's shape
+    later: its graphs are not captured at the start, but where they are first needed
     """
 
     run: Callable[[Ops, Inputs], tuple[torch.Tensor, ...]]
     width: int
     choices: int
     tree: int = 0
+    later: bool = False
+
+
+def kind_of(kind: str, sampled: bool) -> str:
+    """The kind of body: where somebody samples it is another one, so that all other batches run no op more."""
+    return f"sampled {kind}" if sampled else kind
 
 
 @dataclass(frozen=True)
@@ -121,12 +131,14 @@ class Round:
     @property
     def bodies(self) -> dict[str, Body]:
         """The bodies of this step count, by kind. At 0 steps there are no drafts, so only `decode` is left."""
-        decode = {"decode": Body(self.decode, width=1, choices=1)}
+        forwards = {"decode": Body(self.decode, width=1, choices=1)}
+        if self.num_steps:
+            forwards["verify"] = Body(self.verify, width=self.width, choices=0)
+        sampled = {kind_of(kind, True): body._replace(later=True) for kind, body in forwards.items()}
         if not self.num_steps:
-            return decode
-        return decode | {
+            return forwards | sampled
+        return forwards | sampled | {
             "draft": Body(self.draft, 1, self.width - 1, 1 + 2 * self.width if self.nodes else 0),
-            "verify": Body(self.verify, width=self.width, choices=0),
             "commit": Body(self.commit, width=self.width, choices=2),
         }
 
@@ -161,7 +173,7 @@ class Round:
         nodes = nodes_of(ops, self.model.memory, inputs.slots, inputs.width)
         batch = windows(ops, self.model.memory, inputs.who(), tokens, "verify", width, nodes=nodes)
         final = self._forward(ops, batch)
-        picks = self.model.trunk.head.pick(ops, final, STAGE)
+        picks = self._own(ops, inputs, final, tokens)
         keep_window(ops, slot_table, inputs.slots, picks, final, width)
         return Verified(picks.view(count, width))
 
@@ -171,7 +183,7 @@ class Round:
         root = ops.select(x=memory.slot_table.window[:, 0], index=inputs.slots)
         batch = windows(ops, memory, inputs.who(), root, "decode", 1)
         final = self._forward(ops, batch)
-        own = self.model.trunk.head.pick(ops, final, STAGE)
+        own = self._own(ops, inputs, final, root)
         chosen = ops.choose(own=own, forced=inputs.forced[:, 0])
         self._note(ops, chosen, inputs.slots, 0)
         # The length grows last: until then every op finds the row at position `length`.
@@ -213,6 +225,17 @@ class Round:
         final = self.model.trunk(ops, batch, bound)
         bound.ran(ops)
         return final
+
+    def _own(self, ops: Ops, inputs: Inputs, final: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The target's own choice behind every row of windows with these tokens."""
+        head, (count, drawn) = self.model.trunk.head, inputs.uniforms.shape
+        if not drawn:
+            return head.pick(ops, final, STAGE)
+        memory, slots = self.model.memory, inputs.slots
+        return head.draw(ops, final, Drawing(
+            tokens.view(count, drawn - 1), parents_of(ops, memory, slots, drawn - 1), inputs.begin, inputs.width,
+            ops.select(x=memory.slot_table.sampling, index=slots), inputs.uniforms[:, :-1], inputs.uniforms[:, -1],
+        ), STAGE)
 
     def _extend(self, ops: Ops, who: Who, tokens: torch.Tensor, final: torch.Tensor, width: int) -> None:
         """Extend the draft head, if there is one, over committed rows of requests whose root is known."""

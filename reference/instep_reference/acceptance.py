@@ -57,8 +57,25 @@ def sampled(
         node = child
 
 
+def draws(
+    tokens: Sequence[int], parents: Sequence[int], probs: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor
+) -> list[int]:
+    """One choice per node: the token of the child that the node's uniform selects, or else one drawn with `final`.
+
+    `greedy` with these choices is `sampled`: a selected child has the chosen token, and a token that is drawn from what
+    the children leave is no child's. So the acceptance of an engine stays as it is; only its choice is another.
+
+    Shapes:  as in `sampled`  ->  (T,)
+    """
+    said = []
+    for node in range(len(tokens)):
+        child, left = _child_drawn(node, tokens, parents, probs[node], uniforms[node])
+        said.append(_draw(left, final) if child is None else int(tokens[child]))
+    return said
+
+
 def answer(paths: Sequence[Path], own: Sequence[Path], widths: Sequence[int], device: torch.device) -> Committed:
-    """The answer of a commit: the field's five results for a batch of paths, and this side's own greedy acceptance."""
+    """The answer of a commit: the field's five results for a batch of paths, and this side's own acceptance."""
     width = max(widths, default=0)
 
     def column(values: Sequence[int]) -> torch.Tensor:

@@ -21,6 +21,7 @@ from .draft import Drafter, drafter
 from .gdn import GdnMemory
 from .norms import rms_norm
 from .rounds import Rounds
+from .sampling import Drawing, drawn
 from .weights import DraftWeights, Weights
 
 Memories = tuple[trunk.LayerMemory, ...]
@@ -77,6 +78,10 @@ class TensorModel:
     def pick(self, rows: torch.Tensor, stage: str, see: See) -> list[int]:
         scores = trunk.logits(self.weights, rows, see, stage)
         return [int(token) for token in trunk.pick(scores, see, stage)]
+
+    def draw(self, rows: torch.Tensor, drawing: Drawing, stage: str, see: See) -> list[int]:
+        said = drawn(trunk.logits(self.weights, rows, see, stage), drawing)
+        return [int(token) for token in see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(said, device=self.device))]
 
     def last(self, rows: torch.Tensor) -> torch.Tensor:
         return rows[-1:]

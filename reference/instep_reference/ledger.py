@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
+from struct import pack
 from zlib import crc32
 
 import torch
@@ -18,8 +20,10 @@ from .contract.config import ModelConfig
 from .contract.engine import RequestState
 from .contract.labels import MIX_A, MIX_B, MIX_C, MIX_D, SPREAD
 from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
+from .contract.sampling import UNIFORM
 from .draft import drafter
 from .rounds import Rounds
+from .sampling import Drawing
 
 MASK = (1 << 64) - 1
 SIGN = 1 << 63
@@ -107,13 +111,30 @@ class LabelModel:
         return tell.of(AFTER_LAYERS, "final", x), kept
 
     def pick(self, rows: Labels, stage: str, see: See) -> list[int]:
-        own = code(Place(stage, AFTER_LAYERS, "logits"))
-        picks = [(mix(row, own) >> 1) % self.config.vocab for row in rows]
-        chosen = torch.tensor(picks, dtype=torch.int64)
-        logits = torch.zeros(len(picks), self.config.vocab)
-        see(Place(stage, AFTER_LAYERS, "logits"), logits.scatter(1, chosen[:, None], 1.0))
-        see(Place(stage, AFTER_LAYERS, "pick"), chosen)
+        picks = self._largest(rows, stage, see)
+        see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(picks, dtype=torch.int64))
         return picks
+
+    def draw(self, rows: Labels, drawing: Drawing, stage: str, see: See) -> list[int]:
+        """Labels have no probabilities: a draw is a mixture of everything that it may depend on."""
+        said, sampling = [], drawing.sampling
+        known = (_bits(sampling.temperature), _bits(1.0 if sampling.top_p is None else sampling.top_p),
+                 sampling.top_k or 0)
+        for node, token in enumerate(self._largest(rows, stage, see)):
+            uniforms = (round(uniform / UNIFORM) for uniform in (drawing.at_nodes[node], drawing.final))
+            children = (drawing.tokens[child] for child, parent in enumerate(drawing.parents) if parent == node)
+            said.append((reduce(mix, (*known, *uniforms, *children), token) >> 1) % self.config.vocab)
+        see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(said, dtype=torch.int64))
+        return said
+
+    def _largest(self, rows: Labels, stage: str, see: See) -> list[int]:
+        """The token that each row's logits name."""
+        own = code(Place(stage, AFTER_LAYERS, "logits"))
+        tokens = [(mix(row, own) >> 1) % self.config.vocab for row in rows]
+        logits = torch.zeros(len(tokens), self.config.vocab)
+        at = torch.tensor(tokens, dtype=torch.int64)[:, None]
+        see(Place(stage, AFTER_LAYERS, "logits"), logits.scatter(1, at, 1.0))
+        return tokens
 
     def last(self, rows: Labels) -> Labels:
         return rows[-1:]
@@ -273,6 +294,11 @@ def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:
         "opened": (config.heads, config.head_dim),
     }
     return shapes.get(component, (config.hidden,))
+
+
+def _bits(number: float) -> int:
+    """The bits of a number of fp32."""
+    return int.from_bytes(pack("<f", number), "little")
 
 
 def _signed(label: int) -> int:

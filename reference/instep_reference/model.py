@@ -13,6 +13,7 @@ import torch
 from .contract.config import ModelConfig
 from .contract.engine import RequestState
 from .contract.place import See
+from .sampling import Drawing
 
 Rows = TypeVar("Rows")  # hidden rows of some tokens, in order
 Memory = TypeVar("Memory")  # what the target's layers remember of a request
@@ -48,6 +49,10 @@ class Model(Protocol[Rows, Memory, Cache]):
 
     def pick(self, rows: Rows, stage: str, see: See) -> list[int]:
         """The argmax of the logits of each row. The draft head uses the target's lm_head."""
+        ...
+
+    def draw(self, rows: Rows, drawing: Drawing, stage: str, see: See) -> list[int]:
+        """A token per row of a window, drawn from its logits."""
         ...
 
     def last(self, rows: Rows) -> Rows:

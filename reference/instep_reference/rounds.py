@@ -6,6 +6,7 @@ and slots, pages and batches, which a definition does not need.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -17,8 +18,10 @@ from .contract.adaptive import AdaptiveFile
 from .contract.engine import Committed, Drafted, Forwarded, Path, RequestState, Row
 from .contract.errors import Unsupported
 from .contract.place import See, unseen
+from .contract.sampling import Sampling
 from .draft.base import Asked, Drafter, Proposed
 from .model import Cache, Memory, Model, Rows
+from .sampling import Drawing
 from .verify import Node, verify
 
 
@@ -38,10 +41,16 @@ class Request(Generic[Rows, Memory, Cache]):
 
     prompt: tuple[int, ...]
     standing: Standing[Rows, Memory, Cache]
+    sampling: Sampling | None = None
     drafts: tuple[int, ...] = ()
     parents: tuple[int, ...] = (-1,)
     nodes: tuple[Node[Rows, Memory], ...] = ()
-    picks: tuple[int, ...] = ()  # the target's argmax at each node
+    picks: tuple[int, ...] = ()  # the target's own choice at each node
+
+    def then(self, standing: Standing[Rows, Memory, Cache]) -> Request[Rows, Memory, Cache]:
+        """The request between rounds, in this standing."""
+        return Request(self.prompt, standing, self.sampling)
+
 
 
 class Rounds(Generic[Rows, Memory, Cache]):
@@ -65,9 +74,9 @@ class Rounds(Generic[Rows, Memory, Cache]):
 
     # -- a round ---------------------------------------------------------------------------------
 
-    def admit(self, request: str, prompt: tuple[int, ...]) -> None:
+    def admit(self, request: str, prompt: tuple[int, ...], sampling: Sampling | None = None) -> None:
         standing = Standing((), None, self.model.nothing(), self.drafter.begin(self.model))
-        self.requests[request] = Request(tuple(prompt), standing)
+        self.requests[request] = Request(tuple(prompt), standing, sampling)
 
     def draft(
         self, requests: tuple[str, ...], picks: tuple[tuple[int, ...], ...] | None = None,
@@ -111,17 +120,17 @@ class Rounds(Generic[Rows, Memory, Cache]):
         own = [greedy([node.token for node in one.nodes], one.parents, one.picks) for one in live]
         paths = own if accepted is None else list(accepted)
         for name, one, path in zip(requests, live, paths, strict=True):
-            self.requests[name] = Request(one.prompt, self._taken(one, path))
+            self.requests[name] = one.then(self._taken(one, path))
         self.controller.update(len(paths), [len(path.nodes) for path in paths])
         return answer(paths, own, [len(one.nodes) for one in live], self.model.device)
 
     def _prefill(self, row: Row) -> list[int]:
-        """Run and commit the next tokens of the prompt. The last chunk also chooses the root -> [the target's pick]."""
+        """Run and commit the next tokens of the prompt. The last chunk also chooses the root -> [that choice]."""
         live = self.requests[row.request]
         standing, start = live.standing, len(live.standing.tokens)
         tokens, rest = live.prompt[start : start + row.tokens], live.prompt[start + row.tokens :]
         final, memory = self.model.advance(tokens, standing.memory, start, self.see)
-        picks = [] if rest else self.model.pick(self.model.last(final), "trunk", self.see)
+        picks = [] if rest else self._chosen(live, row, self.model.last(final), tokens[-1:])
         root = None if rest else picks[0] if row.root is None else row.root
         following = live.prompt[start + 1 :]
         self.requests[row.request] = replace(
@@ -129,25 +138,34 @@ class Rounds(Generic[Rows, Memory, Cache]):
         return picks
 
     def _decode(self, row: Row) -> list[int]:
-        """Run the root and commit it at once -> [the target's pick]."""
+        """Run the root and commit it at once -> [the target's choice]."""
         live = self.requests[row.request]
         standing = live.standing
         tokens = (_known(standing.root),)
         final, memory = self.model.advance(tokens, standing.memory, len(standing.tokens), self.see)
-        picks = self.model.pick(final, "trunk", self.see)
+        picks = self._chosen(live, row, final, tokens)
         root = picks[0] if row.root is None else row.root
-        self.requests[row.request] = Request(live.prompt, self._extended(standing, tokens, final, memory, (), root))
+        self.requests[row.request] = live.then(self._extended(standing, tokens, final, memory, (), root))
         return picks
 
     def _verify(self, row: Row) -> list[int]:
-        """Run the window -> the target's pick at every node. Nothing is committed: the standing does not change."""
+        """Run the window -> the target's choice at every node. Nothing is committed: the standing does not change."""
         live = self.requests[row.request]
         standing = live.standing
         window = (_known(standing.root), *live.drafts)
         nodes = verify(self.model, window, live.parents, standing.memory, len(standing.tokens), self.see)
-        picks = self.model.pick(self.model.join([node.final for node in nodes]), "trunk", self.see)
+        picks = self._chosen(live, row, self.model.join([node.final for node in nodes]), window, live.parents)
         self.requests[row.request] = replace(live, nodes=nodes, picks=tuple(picks))
         return picks
+
+    def _chosen(
+        self, live: Request[Rows, Memory, Cache], row: Row, final: Rows, tokens: Sequence[int],
+        parents: Sequence[int] = (-1,),
+    ) -> list[int]:
+        """The target's own choice behind each row of a window, or behind the one row of a window of one node."""
+        if live.sampling is None or not live.sampling.draws:
+            return self.model.pick(final, "trunk", self.see)
+        return self.model.draw(final, Drawing(live.sampling, tokens, parents, row.uniforms), "trunk", self.see)
 
     def _taken(self, live: Request[Rows, Memory, Cache], path: Path) -> Standing[Rows, Memory, Cache]:
         """The standing after a commit: its memory is the memory after the last accepted node."""
@@ -185,7 +203,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         self.saved[name] = self.requests[request].standing
 
     def load(self, request: str, name: str) -> None:
-        self.requests[request] = Request(self.requests[request].prompt, self.saved[name])
+        self.requests[request] = self.requests[request].then(self.saved[name])
 
     def preempt(self, request: str) -> None:
         self.preempted[request] = self.requests.pop(request)

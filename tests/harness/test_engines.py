@@ -192,3 +192,11 @@ def test_a_request_whose_drafts_form_a_tree_leaves_the_run_and_the_others_stay()
     assert not engine.shown().unserved and engine.state("a").state == {} and engine.state("b").length == 4
     Finish("a").on(engine)
     assert engine.shown().unserved and "a" not in asked.made.memory
+
+
+@pytest.mark.slow
+def test_requests_that_sample_are_drawn_from_the_logits_that_an_engine_shows():
+    verdict = replayed("right", "drawn").verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    assert not [c for c in verdict.compared if c.check == "draws"], "the harness drew them itself"
+    assert [c for c in verdict.compared if c.tier is Tier.DECISIONS and c.request == "d"]

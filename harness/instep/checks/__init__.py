@@ -17,6 +17,7 @@ from .copies import Copies
 from .decisions import Decisions
 from .derived import Derived
 from .directed import Directed
+from .draws import Draws
 from .graphs import Graphs
 from .hostreads import HostReads
 from .identity import Identity
@@ -43,11 +44,11 @@ def for_labels() -> tuple[Check, ...]:
 
 def for_numbers(oracle: Oracle) -> tuple[Check, ...]:
     """The subject computes. In this order the directed diagnosis of a state comes before its bare size."""
-    arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Propagated(), Decisions()
+    arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Draws(), Propagated(), Decisions()
     return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic)
 
 
 def for_free_runs(oracle: FreeOracle, *, memory: bool) -> tuple[Check, ...]:
     """The subject computes, and shows no rows between its layers. memory: whether it shows its pools."""
-    arithmetic = Directed(oracle), Propagated(oracle.stored), Decisions()
+    arithmetic = Directed(oracle), Draws(), Propagated(oracle.stored), Decisions()
     return (Played(), Identity(), Bytes(oracle), *(structure() if memory else ()), *arithmetic)

@@ -5,6 +5,8 @@ Leaves out: how errors are measured (`measure.py`, `directed.py`).
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 # T2, T3. An error may be this many times the error that the yardstick makes on the same block. The yardstick's draws
@@ -92,6 +94,21 @@ MARGIN_ERRORS = 2.0
 # the 505 decisions of the recorded trace none was a tie in fp32, and 2 in bf16.
 TIES_CAP = 0.05
 TIES_ALWAYS = 3
+
+
+# T2, T4, of draws. A score x / temperature, less the largest, is the result of a division and a subtraction, in either
+# order, and exp multiplies it by log2(e): three roundings of at most half a unit of the largest score each, and the
+# power is good to two units. Twice that, so that whoever computes it in two steps more is no fault.
+SCORE_ULPS = 4.0
+
+
+def sums_error(count: int, eps: float) -> float:
+    """What the part of a cumulated sum in its total may be off by, relatively; `count` weights, none negative.
+
+    A sum in two levels has no more than 2 sqrt(count) additions on any way, and each errs by half a unit at most; the
+    total errs as much. A sum from left to right errs by chance, and so by less than that, too.
+    """
+    return 2 * math.sqrt(count) * eps
 
 
 def allowed(yardstick: torch.Tensor, stored: torch.dtype) -> torch.Tensor:

@@ -12,13 +12,26 @@ import torch
 
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted
 from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.sampling import Drawing
 
 from ..observe.context import EventContext
 from ..observe.rows import RowSpan, parted, row_spans, rows
 from ..verdict import Comparison, Skipped, Tier
+from .allowance import MARGIN_ERRORS
 from .base import exact, slot_of
-from .judge import Ties, chosen
+from .draws import PICK, against, drawing_of
+from .judge import Chosen, Ties, chosen, granted
 from .propagated import carried, family
+
+
+def drawn_choices(
+    logits: torch.Tensor, right: torch.Tensor, own: torch.Tensor, drawing: Drawing, noise: float, stored: torch.dtype
+) -> Chosen:
+    """T4 of drawn tokens: another one only where logits that are off as T3 grants would draw it (`reach.py`)."""
+    most = granted(logits.abs().amax(-1), torch.tensor(noise), stored)
+    errors = (most / MARGIN_ERRORS).tolist()  # of one logit
+    part = torch.tensor(against(logits, drawing, right.tolist(), own.tolist(), errors, stored))
+    return Chosen(part * most, part, right != own)
 
 
 class Decisions:
@@ -41,7 +54,7 @@ class Decisions:
             yield from self._drafts(context, context.event)
         if isinstance(context.event, Commit) and context.shown.has("logits"):
             yield from self._accepted(context, context.event)
-        yield from self.ties.too_many("ties", context.index, context.kind, Place("trunk", AFTER_LAYERS, "pick"))
+        yield from self.ties.too_many("ties", context.index, context.kind, PICK)
 
     def _picks(self, context: EventContext, place: Place) -> Iterator[Comparison | Skipped]:
         for span in row_spans(context, place.stage):
@@ -60,11 +73,15 @@ class Decisions:
         assert right is not None and logits is not None, "the truth has every place"
         if own is None or own.shape != right.shape or seen is None:
             return exact(self, context, place, 0 if own is None else own.shape[0], right.shape[0], "has {} choices")
-        own, largest = own.to(right.device), seen.to(right.device).argmax(-1)
-        if not torch.equal(own, largest):
+        own, largest, noise = own.to(right.device), seen.to(right.device).argmax(-1), self.noise[family(place, span)]
+        drawing = drawing_of(context, span) if place == PICK else None
+        if drawing is not None:  # whether it follows from its own logits was asked before (`draws.py`)
+            choices = drawn_choices(logits, right, own, drawing, noise, seen.dtype)
+        elif torch.equal(own, largest):
+            choices = chosen(logits, right, own, noise, seen.dtype)
+        else:
             says = "chose {} against its own logits"
             return exact(self, context, place, own.tolist(), largest.tolist(), says, span.request)
-        choices = chosen(logits, right, own, self.noise[family(place, span)], seen.dtype)
         self.ties.add(choices)
         if choices.ties and span.kind == "verify":
             self.tied.add(span.request)
@@ -103,7 +120,7 @@ class Decisions:
     def _accepted(self, context: EventContext, event: Commit) -> Iterator[Comparison | Skipped]:
         ours, right = context.subject.answer, context.truth.answer
         assert isinstance(ours, Committed) and isinstance(right, Committed)
-        place = Place("trunk", AFTER_LAYERS, "pick")
+        place = PICK
         for row, name in enumerate(event.requests):
             if name in context.shown.gone:
                 continue

@@ -66,6 +66,8 @@ def due(event: Event, num_steps: int) -> tuple[tuple[str, int] | None, tuple[str
     kinds = {row.kind for row in event.rows} if isinstance(event, Forward) else {kind_of(event)}
     kind = "prefill" if len(kinds) != 1 else kinds.pop()  # no graph holds a prompt, or rows of several kinds
     held = kind != "prefill" and bool(named(event)) and (num_steps > 0 or kind != "draft")
+    if isinstance(event, Forward) and any(row.uniforms for row in event.rows):
+        kind = f"sampled {kind}"  # a graph of its own: all other batches run no op more
     return (kind, num_steps) if held else None, named(event)
 
 

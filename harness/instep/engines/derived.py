@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from instep_reference.acceptance import answer, greedy
+from instep_reference.acceptance import answer, chain, greedy
 from instep_reference.adaptive import Controller, resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Committed, Drafted, Event, Forwarded, Path, Region, Row
 from instep_reference.contract.engine import RequestState as State
 from instep_reference.contract.place import AFTER_LAYERS, Place, See, unseen
+from instep_reference.contract.sampling import Sampling
+from instep_reference.sampling import Drawing, drawn
 
 from ..observe.shown import Shown
 from .asked import Asked, Said
@@ -47,6 +49,7 @@ class Standing:
     flying: bool = False
     aside: bool = False
     gone: str = ""
+    sampling: Sampling | None = None
 
     def row(self, row: Row) -> Tokens:
         first = len(self.tokens)
@@ -132,8 +135,8 @@ class DerivedEngine:
 
     # -- a round ---------------------------------------------------------------------------------
 
-    def admit(self, request: str, prompt: tuple[int, ...]) -> None:
-        self.requests[request], self.served = Standing(tuple(prompt)), True
+    def admit(self, request: str, prompt: tuple[int, ...], sampling: Sampling | None = None) -> None:
+        self.requests[request], self.served = Standing(tuple(prompt), sampling=sampling), True
 
     def draft(
         self, requests: tuple[str, ...], picks: tuple[tuple[int, ...], ...] | None = None,
@@ -158,6 +161,7 @@ class DerivedEngine:
         staying = [row for row in rows if self._stays(row.request)]
         wanted = {row.request for row in staying if self.requests[row.request].asks(row)}
         said = self._step([self.requests[row.request].row(row) for row in staying], wanted)
+        self._draw(staying, said)
         self._show(rows, said)
         own: dict[str, torch.Tensor] = {}
         roots: dict[str, int] = {}
@@ -176,6 +180,16 @@ class DerivedEngine:
         if self.num_steps == 0:
             self.controller.update(sum(row.kind == "decode" for row in rows))
         return Forwarded(roots, own)
+
+    def _draw(self, rows: Sequence[Row], said: Said) -> None:
+        """The choices of requests that sample, drawn here from the logits that the engine shows."""
+        for row in rows:
+            one = self.requests[row.request]
+            logits = said.logits.get(row.request)
+            if one.sampling is not None and row.uniforms and logits is not None and not logits.isnan().any():
+                tokens = one.row(row).tokens if row.kind == "verify" else (0,)
+                drawing = Drawing(one.sampling, tokens, chain(len(tokens)), row.uniforms)
+                said.picks[row.request] = torch.tensor(drawn(logits.double(), drawing))
 
     def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
         assert accepted is not None, "a trace has the accepted path of every request"

@@ -14,6 +14,7 @@ import torch
 
 from ..checks.base import NOWHERE
 from ..checks.bytes import FORBIDDEN
+from ..checks.draws import Draws
 from ..checks.identity import LENGTH, Identity
 from ..checks.own_inputs import OwnInputs
 from ..checks.poison import Poison
@@ -159,6 +160,8 @@ def _first(findings: Sequence[Comparison]) -> Iterator[Comparison]:
     for finding in sorted(findings, key=Comparison.order):
         at = (finding.place, finding.request)
         if at in named or (finding.tier is Tier.PROPAGATED and at in closer):
+            continue
+        if finding.check == Draws.name:  # has said what mistake draws such tokens, or that none does
             continue
         exact = finding.tier in (Tier.IDENTITY, Tier.DECISIONS) and finding.check != "labels"
         if finding.sides is None and exact and finding.place != LENGTH:

@@ -22,6 +22,7 @@ from .catalogue import (
     paths,
     rings,
     rollback,
+    sampling,
     scheduling,
     slots,
 )
@@ -42,6 +43,7 @@ FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "paths": paths.FAULTS,
     "neighbours": neighbours.FAULTS,
     "answers": answers.FAULTS,
+    "sampling": sampling.FAULTS,
     "others": others.FAULTS,
 }
 

@@ -89,6 +89,11 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "answer-overwritten": "an answer that was given is written again",
         "kept-copy-changed": "what was put aside is changed afterwards",
     },
+    "sampling": {
+        "draw-uniform": "a choice is drawn with another uniform than its own",
+        "draw-rest": "behind a refused draft something else is drawn than what the target leaves",
+        "draw-numbers": "temperature, top-k or top-p are another request's, or are applied otherwise",
+    },
     "others": {
         "empty-batch": "a step without rows is not left alone",
         "hot-sync": "a round waits for the host",

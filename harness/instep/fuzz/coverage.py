@@ -245,6 +245,9 @@ def _in_part(turn: Turn, event: e.AnyEvent) -> bool:
 
 CONDITIONS: dict[str, Condition] = {
     "several requests in one forward": lambda t: isinstance(t.event, e.Forward) and len(t.event.rows) > 1,
+    "a window that is drawn": lambda t: any(row.uniforms for row in _rows(t, "verify")),
+    "drawn beside greedy": lambda t: {bool(row.uniforms) for row in _rows(t, "verify", "decode")} == {True, False},
+    "a sampled request resumed": lambda t: isinstance(t.event, e.Resume) and t.after.live[t.event.request].draws,
     "prefill beside verify": lambda t: bool(_rows(t, "prefill")) and bool(_rows(t, "verify")),
     "decode beside verify": lambda t: bool(_rows(t, "decode")) and bool(_rows(t, "verify")),
     "batch order is not slot order": _out_of_order,

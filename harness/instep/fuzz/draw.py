@@ -12,12 +12,14 @@ from typing import Any, Protocol, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from msgspec.structs import replace as with_fields
 
 from instep_reference.contract import engine as e
+from instep_reference.contract.sampling import Sampling
 
 from ..adapters.keepers import OPTIONS
 from ..replay.setting import Setting
-from ..trace.event_rules import EventRules
+from ..trace.event_rules import EventRules, uniforms_due
 from ..trace.header import Room
 from ..trace.request_table import Standing
 
@@ -31,6 +33,9 @@ PAGE_SIZES = (4, 16, 3)
 TOKENS = 96  # of one forward: above the chunk of 64 of the prefill kernels
 ROOMY, TIGHT = 72, 24  # tokens per slot: enough for every event; so few that pages run out
 LONG = (63, 64, 65)  # around the chunk of the prefill kernels; rare, as they are slow
+# How requests sample; a failing run shrinks to the first ones. Most take the argmax.
+SAMPLINGS = (None, None, None, Sampling(1.0), Sampling(0.6, top_k=20), Sampling(1.5, top_p=0.9), Sampling(2.0, 50, 0.8))
+UNIFORMS = 1 << 12  # so many parts: coarse, for a uniform of nearly 1 hangs on how the last small weights are rounded
 STRIDES = (1, 3, 5)  # difference of neighbouring tokens: so few drawn numbers make a long prompt
 
 
@@ -67,9 +72,10 @@ def admit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     """A new request, or one with the prompt of a saved state. Free names are used again."""
     name = next(name for name in map(_named, range(len(rules.table.live) + 1)) if name not in rules.table.live)
     kept = [standing.prompt for standing in rules.table.saved.values()]
+    sampling = draw(st.sampled_from(SAMPLINGS))
     if bool(kept) and draw(st.booleans()):
-        return e.Admit(name, draw(st.sampled_from(kept)))
-    return e.Admit(name, _tokens(draw, rules, _size(draw, rules, edges)))
+        return e.Admit(name, draw(st.sampled_from(kept)), sampling)
+    return e.Admit(name, _tokens(draw, rules, _size(draw, rules, edges)), sampling)
 
 
 def forward(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
@@ -170,8 +176,12 @@ def _row(draw: Draw, rules: EventRules, edges: Sequence[int], kind: str, name: s
     if kind == "prefill":
         whole = draw(st.booleans())
         tokens = unread if whole else min(_size(draw, rules, edges), unread)
-        return e.Row(name, "prefill", tokens, root if tokens == unread else None)
-    return e.Row(name, "decode", root=root) if kind == "decode" else e.Row(name, "verify")
+        row = e.Row(name, "prefill", tokens, root if tokens == unread else None)
+    else:
+        row = e.Row(name, "decode", root=root) if kind == "decode" else e.Row(name, "verify")
+    due = uniforms_due(rules.table.live[name], row)
+    uniforms = (draw(st.integers(0, UNIFORMS - 1)) / UNIFORMS for _ in range(due))
+    return with_fields(row, uniforms=tuple(uniforms))
 
 
 def _path(draw: Draw, rules: EventRules, standing: Standing, share: str) -> e.Path:

@@ -26,6 +26,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "moe": ("mlp",),
     "lm_head": ("logits",),
     "pick": ("pick",),
+    "draw": ("pick",),
 }
 TOGETHER = ("gdn_inputs", "gdn", "attention_inputs")  # all results of one call
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Event, Region, RequestState
 from instep_reference.contract.event_facts import kind_of
+from instep_reference.contract.sampling import Sampling
 
 from ..player import Side
 from .event_log import NOTHING, EventLog
@@ -46,6 +47,7 @@ class Expected:
     prompts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     parents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of each node of a window, -1 for the root
     copies: frozenset[Copy] = frozenset()  # what is kept of requests after the event
+    sampling: Mapping[str, Sampling] = field(default_factory=dict)  # of the requests that draw
 
     def is_tree(self, request: str) -> bool:
         """Whether its window in flight branches."""

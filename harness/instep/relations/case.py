@@ -15,6 +15,7 @@ import torch
 from instep_optimized import OptimizedEngine
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.by_row import BY_ROW
+from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters import Maker, Subject
@@ -57,6 +58,12 @@ class Case:
         """From a plan; `until`: the trace up to this event."""
         cut = trace if until is None else replace(trace, events=trace.events[: until + 1])
         return cls(cut, plan, plan.setting.subject(), bitwise, tokens)
+
+    @cached_property
+    def drawn(self) -> frozenset[str]:
+        """The requests of the trace that sample."""
+        return frozenset(
+            event.request for event in self.trace.events if isinstance(event, Admit) and event.sampling is not None)
 
     @property
     def ops(self) -> Ops | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace as with_fields
 
-from instep_reference.contract.engine import AnyEvent, Commit, Draft
+from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Forward
 
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
@@ -39,6 +39,19 @@ def in_one_page(trace: Trace) -> RewrittenTrace:
 def without_speculation(rewritten: RewrittenTrace) -> RewrittenTrace:
     """The same events for an engine that will never draft."""
     return replace(rewritten, header=with_fields(rewritten.header, num_steps=0, candidates=(0,), adaptive=None))
+
+
+def undrawn(trace: Trace) -> Trace:
+    """The same tokens for requests that take the argmax: beside other drafts, or none, a draw would be another one."""
+    return replace(trace, events=tuple(_undrawn(event) for event in trace.events))
+
+
+def _undrawn(event: AnyEvent) -> AnyEvent:
+    if isinstance(event, Admit):
+        return with_fields(event, sampling=None)
+    if isinstance(event, Forward):
+        return with_fields(event, rows=tuple(with_fields(row, uniforms=()) for row in event.rows))
+    return event
 
 
 def with_other_drafts(trace: Trace) -> RewrittenTrace:

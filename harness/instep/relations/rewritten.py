@@ -18,10 +18,11 @@ from .base import Case, Relation, Results, no_trees, not_by_verbs
 from .by_position import PositionRecord
 from .compare import same
 from .engine_changes import WindowsOfOne
-from .rewrites import with_other_drafts, without_speculation
+from .rewrites import undrawn, with_other_drafts, without_speculation
 from .timeline import (
     Rewrite,
     alone,
+    as_traced,
     chunked,
     decoded,
     exact_windows,
@@ -63,7 +64,7 @@ def rewritten(
             if exact(case):
                 yield from same(name, one, other)
             else:
-                yield from Yardstick(name, case.truth(), case.rounded, one, other).compare()
+                yield from Yardstick(name, case.truth(), case.rounded, one, other, case.drawn).compare()
         if exact is where_rows_are_invariant and not exact(case) and case.row_by_row is not None:
             for one, other in runs(case.row_by_row):
                 yield from same(name, one, other)
@@ -102,35 +103,38 @@ def no_windows_of_one(case: Case) -> str | None:
 
 def by_itself(case: Case) -> PositionRecord:
     """Every request alone in the engine, in the steps of the trace."""
-    return case.recorded("alone", lambda: alone(case.trace))
+    return case.recorded("alone", lambda: alone(undrawn(case.trace)))
+
+
+def _alone(case: Case) -> Pairs:
+    """The one relation in which requests that sample go on to: with the same drafts they draw the same."""
+    yield case.traced(), case.recorded("alone, as drawn", lambda: alone(case.trace)) if case.drawn else by_itself(case)
 
 
 def token_by_token(case: Case) -> PositionRecord:
     """Every request alone, decoded without drafts."""
-    return case.recorded("plain decoding", lambda: alone(case.trace, decoded))
+    return case.recorded("plain decoding", lambda: alone(undrawn(case.trace), decoded))
 
 
 def _recorded(case: Case, name: str, rewrite: Rewrite) -> PositionRecord:
-    return case.recorded(name, lambda: alone(case.trace, rewrite))
+    return case.recorded(name, lambda: alone(undrawn(case.trace), rewrite))
 
 
 def _other_drafts(case: Case) -> Pairs:
-    yield case.traced(), case.recorded("other rejected drafts", lambda: with_other_drafts(case.trace))
+    trace = undrawn(case.trace)
+    one = case.recorded("the trace, undrawn", lambda: as_traced(trace)) if case.drawn else case.traced()
+    yield one, case.recorded("other rejected drafts", lambda: with_other_drafts(trace))
 
 
 def _with_and_without(case: Case) -> Pairs:
     """Without speculation the pools are as narrow as can be, and no controller is there; in both layouts of a state."""
-    prompts = alone(case.trace, prompt_only)
+    prompts = alone(undrawn(case.trace), prompt_only)
     for layout in LAYOUTS if case.led is None else ("",):  # nobody tells a layout to an engine that is led by verbs
         options, which = ({"layout": layout}, f", {layout}") if layout else ({}, "")
         yield (
             case.recorded(f"speculation{which}", lambda: prompts, options=options),
             case.recorded(f"no speculation{which}", lambda: without_speculation(prompts), options=options),
         )
-
-
-def _alone(case: Case) -> Pairs:
-    yield case.traced(), by_itself(case)
 
 
 def _exact_windows(case: Case) -> Pairs:
@@ -158,7 +162,7 @@ def _windows_of_one(case: Case) -> Pairs:
         return windows
 
     yield token_by_token(case), case.recorded(
-        "windows of one token", lambda: alone(case.trace, decoded), windowed
+        "windows of one token", lambda: alone(undrawn(case.trace), decoded), windowed
     )
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from instep_reference.contract import engine as e
+from instep_reference.contract.sampling import Sampling
 
 from ..trace.file import Trace
 from ..trace.header import Header
@@ -47,6 +48,7 @@ class TimelineStep:
     root: int | None = None
     drafts: tuple[int, ...] = ()
     accepted: int = 0
+    uniforms: tuple[float, ...] = ()
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Timeline:
     prompt: tuple[int, ...]
     admitted: int
     steps: list[TimelineStep] = field(default_factory=list)
+    sampling: Sampling | None = None
 
 
 Rewrite = Callable[[Timeline], Timeline]
@@ -75,27 +78,28 @@ def timelines_of(trace: Trace) -> list[Timeline]:
     live: dict[str, Timeline] = {}
     saved: dict[str, tuple[TimelineStep, ...]] = {}
     drafted: dict[str, tuple[int, tuple[int, ...]]] = {}
-    verified: dict[str, int] = {}
+    verified: dict[str, tuple[int, tuple[float, ...]]] = {}
     found: list[Timeline] = []
     for index, event in enumerate(trace.events):
         match event:
-            case e.Admit(request=name, prompt=prompt):
-                live[name] = Timeline(_new(name, found), prompt, index)
+            case e.Admit(request=name, prompt=prompt, sampling=sampling):
+                live[name] = Timeline(_new(name, found), prompt, index, sampling=sampling)
                 found.append(live[name])
             case e.Draft(requests=names, picks=picks) if picks is not None:
                 drafted |= {name: (index, one) for name, one in zip(names, picks, strict=True)}
             case e.Forward(rows=rows):
                 for row in rows:
                     if row.kind == "verify":
-                        verified[row.request] = index
+                        verified[row.request] = index, row.uniforms
                     else:
                         kind: Literal["chunk", "decode"] = "chunk" if row.kind == "prefill" else "decode"
-                        live[row.request].steps.append(TimelineStep(kind, (index,), row.tokens, row.root))
+                        step = TimelineStep(kind, (index,), row.tokens, row.root, uniforms=row.uniforms)
+                        live[row.request].steps.append(step)
             case e.Commit(requests=names, accepted=paths) if paths is not None:
                 for name, path in zip(names, paths, strict=True):
-                    begun, drafts = drafted[name]
-                    origins = begun, verified[name], index
-                    live[name].steps.append(TimelineStep("round", origins, 0, path.bonus, drafts, len(path.nodes)))
+                    (begun, drafts), (ran, uniforms) = drafted[name], verified[name]
+                    origins, taken = (begun, ran, index), len(path.nodes)
+                    live[name].steps.append(TimelineStep("round", origins, 0, path.bonus, drafts, taken, uniforms))
             case e.Save(request=name, name=kept):
                 saved[kept] = tuple(live[name].steps)
             case e.Load(request=name, name=kept):
@@ -263,7 +267,7 @@ def _header(header: Header, widths: Iterable[int], most: int) -> Header:
 def _events(timelines: Sequence[Timeline], num_steps: int) -> Iterator[tuple[e.AnyEvent, int]]:
     for timeline in timelines:
         last = timeline.admitted
-        yield e.Admit(timeline.request, timeline.prompt), last
+        yield e.Admit(timeline.request, timeline.prompt, timeline.sampling), last
         for step in timeline.steps:
             last = step.origins[-1]
             if step.kind == "round" and len(step.drafts) != num_steps:
@@ -276,12 +280,13 @@ def _events(timelines: Sequence[Timeline], num_steps: int) -> Iterator[tuple[e.A
 def _events_of(name: str, step: TimelineStep) -> tuple[e.AnyEvent, ...]:
     match step.kind:
         case "chunk":
-            return (e.Forward((e.Row(name, "prefill", step.tokens, step.root),)),)
+            return (e.Forward((e.Row(name, "prefill", step.tokens, step.root, step.uniforms),)),)
         case "decode":
-            return (e.Forward((e.Row(name, "decode", 1, step.root),)),)
+            return (e.Forward((e.Row(name, "decode", 1, step.root, step.uniforms),)),)
         case "preempt":
             return (e.Preempt(name),)
         case "resume":
             return (e.Resume(name),)
     path = e.Path(tuple(range(1, step.accepted + 1)), step.root or 0)
-    return e.Draft((name,), (step.drafts,)), e.Forward((e.Row(name, "verify"),)), e.Commit((name,), (path,))
+    verify = e.Row(name, "verify", uniforms=step.uniforms)
+    return e.Draft((name,), (step.drafts,)), e.Forward((verify,)), e.Commit((name,), (path,))

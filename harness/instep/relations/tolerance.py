@@ -39,6 +39,7 @@ class Yardstick:
     rounded: Callable[[int], PositionRecord]
     one: PositionRecord
     other: PositionRecord
+    drawn: frozenset[str] = frozenset()  # whose choices hang on more than a margin (`checks/draws.py` has them)
     ties: Ties = field(default_factory=Ties)
     _noise: dict[tuple[int, str, bool, tuple[Key, ...]], float] = field(default_factory=dict)
 
@@ -46,7 +47,9 @@ class Yardstick:
         """Wherever both runs and the truth are at the same tokens."""
         yield from stops(self.name, self.one, self.other)
         for block in self.one.blocks:
-            if block.place.component in PROPAGATED or block.place.component == "pick":
+            picks = block.place.component == "pick" and not (
+                block.request.partition("/")[0] in self.drawn and block.place.stage == "trunk")
+            if block.place.component in PROPAGATED or picks:
                 yield from self._block(block)
         for standing in self.one.standings:
             yield from self._standing(standing)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import get_args
 
 import torch
@@ -19,9 +20,10 @@ from msgspec.structs import replace
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase, kind_of
+from instep_reference.contract.sampling import UNIFORM
 
 from ..player import Observer, Player
-from .event_rules import EventRules
+from .event_rules import EventRules, uniforms_due
 from .header import Header
 from .policy import Arrival, Policy, ScheduledAction
 from .request_table import Standing
@@ -84,6 +86,7 @@ class _Driver:
         self.forced = 0  # how many forced acceptances were used
         self.ending: set[str] = set()  # the requests that were complete after the round before
         self.round = 0
+        self.dice = Random(policy.seed)
 
     def run(self) -> Iterator[Step]:
         while (self.queue or self.rules.table.live) and self.round < self.policy.rounds:
@@ -130,7 +133,7 @@ class _Driver:
             if len(prompt) > self.most:
                 raise BadInput(f'prompt "{arrival.prompt}"', found=f"{len(prompt)} tokens",
                                expected=f"at most {self.most}, the positions that a request may have")
-            yield self._do(e.Admit(arrival.request, prompt))
+            yield self._do(e.Admit(arrival.request, prompt, arrival.sampling))
 
     def _step_count(self) -> Iterator[Step]:
         wanted_num_steps = self.rules.table.num_steps
@@ -192,11 +195,16 @@ class _Driver:
         rows = []
         for name, standing in live.items():
             if standing.phase in (Phase.DRAFTED, Phase.READY):
-                rows.append(e.Row(name, "verify" if standing.phase is Phase.DRAFTED else "decode"))
+                rows.append(self._drawing(e.Row(name, "verify" if standing.phase is Phase.DRAFTED else "decode")))
             elif tokens := min(self._chunk(standing), room):
                 room -= tokens
-                rows.append(e.Row(name, "prefill", tokens))
+                rows.append(self._drawing(e.Row(name, "prefill", tokens)))
         return rows
+
+    def _drawing(self, row: e.Row) -> e.Row:
+        """The row, with uniforms where its request draws."""
+        due = uniforms_due(self.rules.table.live[row.request], row)
+        return replace(row, uniforms=tuple(self.dice.randrange(round(1 / UNIFORM)) * UNIFORM for _ in range(due)))
 
     def _chunk(self, standing: Standing) -> int:
         """The next chunk size of the request's own list. After its end the list starts again."""

@@ -19,11 +19,13 @@ from typing import Any, NoReturn, get_args
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import ANYWHERE, FACTS, ROW_FACTS, Phase, facts, kind_of, named
+from instep_reference.contract.sampling import UNIFORM, Sampling
 
 from .file import Trace
 from .header import Header
 from .request_table import RequestTable, Standing
 
+TEMPERATURES = (0.001, 1000.0)  # the smallest and the largest with which something is drawn
 # Every kind of event or row, as a policy chooses among them.
 KINDS = {
     "admit": FACTS[e.Admit], "prefill": ROW_FACTS["prefill"], "draft": FACTS[e.Draft], **ROW_FACTS,
@@ -148,11 +150,27 @@ def _admit(rules: EventRules, event: e.Admit, choices: bool) -> None:
     if not event.prompt:
         rules._no("prompt", "no token", "at least one")
     rules._tokens("prompt", event.prompt)
+    if event.sampling is not None:
+        _sampling(rules, event.sampling)
     rules._free_slot("admit")
 
 
+def _sampling(rules: EventRules, said: Sampling) -> None:
+    """Numbers with which fp32 computes: not so near to 0 that a logit over the temperature is no number."""
+    low, high = TEMPERATURES
+    for field, found, holds, expected in (
+        ("temperature", said.temperature, said.temperature == 0 or low <= said.temperature <= high,
+         f"0, or {low} to {high}"),
+        ("top_k", said.top_k, said.top_k is None or said.top_k >= 1, "at least 1"),
+        ("top_p", said.top_p, said.top_p is None or 0 < said.top_p <= 1, "above 0, and at most 1"),
+    ):
+        if not holds:
+            rules._no(f"sampling.{field}", found, expected)
+
+
 def _admitted(rules: EventRules, event: e.Admit) -> None:
-    rules.table.live[event.request] = Standing(event.request, event.prompt, rules.table.free_slot())
+    slot = rules.table.free_slot()
+    rules.table.live[event.request] = Standing(event.request, event.prompt, slot, sampling=event.sampling)
 
 
 def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
@@ -210,6 +228,21 @@ def _row(rules: EventRules, row: e.Row, field: str, choices: bool) -> None:
         if not chooses:
             rules._no(f"{field}.root", row.root, "no root: only a decode row and a last chunk choose one")
         rules._tokens(f"{field}.root", (row.root,))
+    due = uniforms_due(standing, row)
+    if len(row.uniforms) != due:
+        rules._no(f"{field}.uniforms", f"{len(row.uniforms)} numbers", f"{due}, " + (
+            "one per node and the final one" if due > 1 else "the final one: it samples" if due else
+            "as it does not sample" if not standing.draws else "as this row chooses nothing"))
+    for index, uniform in enumerate(row.uniforms):
+        if not 0 <= uniform < 1 or uniform % UNIFORM:
+            rules._no(f"{field}.uniforms[{index}]", uniform, "a multiple of 2**-24, from 0 to below 1")
+
+
+def uniforms_due(standing: Standing, row: e.Row) -> int:
+    """How many uniforms a row has: one per node of a window, and the final one where something is chosen."""
+    if not standing.draws or (row.kind == "prefill" and row.tokens != standing.unread):
+        return 0
+    return len(standing.window) + 1 if row.kind == "verify" else 1
 
 
 def _width(rules: EventRules, row: e.Row) -> int:

@@ -13,19 +13,24 @@ import msgspec
 
 from instep_reference.contract.engine import AnyEvent
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.sampling import Sampling
 
 from .file import decode
 from .header import Part, Room
 
 
 class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request: its prompt's name, the round of its arrival, its chunk sizes in turn (none: the whole prompt)."""
+    """One request: its prompt's name, the round of its arrival, its chunk sizes in turn (none: the whole prompt).
+
+    sampling  how its tokens are drawn, with uniforms that follow from the policy's seed; none: argmax
+    """
 
     request: str
     prompt: str
     arrive: int = 0
     chunks: tuple[int, ...] = ()
     max_new: int = 32
+    sampling: Sampling | None = None
 
 
 class ScheduledAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.event_facts import Phase
+from instep_reference.contract.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ class Standing:
     pages: tuple[int, ...] = ()
     before: Phase | None = None
     ahead: int = 0
+    sampling: Sampling | None = None
+
+    @property
+    def draws(self) -> bool:
+        """Whether its tokens are drawn."""
+        return self.sampling is not None and self.sampling.draws
 
     @property
     def unread(self) -> int:

@@ -32,7 +32,7 @@ from .base import Action, RequestWrites, Table
 Requests = Mapping[str, Request]
 # What each action may write of a slot's line in the slot table, whatever the strategy.
 _LINE: dict[Action, tuple[str, ...]] = {
-    "claim": ("length", "table"),
+    "claim": ("length", "sampling", "table"),
     "prefill": ("length", "table", "window", "proposals", "proposed"),
     "verify": ("table", "picks", "final"),
     "decode": ("length", "table", "window", "proposals", "proposed"),

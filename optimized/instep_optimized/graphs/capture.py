@@ -26,6 +26,8 @@ def prepared(
     runner = Runner(recorder or _recorder(ops, device), buckets(rounds[0].model.memory.slots.count), device)
     for at in rounds:
         for kind, body in at.bodies.items():
+            if body.later:
+                continue
             # Idle inputs: the warm-up runs the body for real, and with slot -1 it changes no byte.
             nobody = inputs_of([-1], [-1], body.width, [[-1] * body.choices], device, tree=[[-1] * body.tree])
             runner.prepare((kind, at.num_steps), ops, body.run, nobody, IDLE)

@@ -159,6 +159,8 @@ def _fill(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> None
     if given.shape[1:] != own.shape[1:] or given.dtype != own.dtype:
         found = f"rows of {tuple(given.shape[1:])}, {given.dtype}"
         raise BadInput(name, found=found, expected=f"{tuple(own.shape[1:])}, {own.dtype}, as it was recorded")
+    if not own.numel():  # a field without columns: nothing to launch
+        return
     own[: len(given)].copy_(given, non_blocking=True)
     own[len(given) :].fill_(value)
 

@@ -1,6 +1,6 @@
-"""Decisions: the argmax of each row of logits, and greedy acceptance of drafted chains and trees.
+"""Decisions: the argmax of each row of logits, and acceptance of drafted chains and trees.
 
-Leaves out: sampling, and the kernel for trees (`tree.py`).
+Leaves out: choices that are drawn (`draw.py`), and the kernel for trees (`tree.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

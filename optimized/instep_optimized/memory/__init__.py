@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from instep_reference.contract.engine import Capacity, Region
+from instep_reference.contract.sampling import Sampling
 
 from .pages import PageTable
 from .pool import Demand, Pool
@@ -40,11 +41,11 @@ class Memory:
         """The layers that a pool has memory for; none when there is no such pool."""
         return self.pools[name].demand.layers if name in self.pools else ()
 
-    def claim(self, request: str, positions: int = 0) -> None:
+    def claim(self, request: str, positions: int = 0, sampling: Sampling | None = None) -> None:
         """Take a slot, and pages for that many positions. Where either is missing, raise and change nothing."""
         self.slots.first()  # raises where no slot is free; from here on only the pages can be missing
         self.pages.grow([(request, positions)])
-        self.slot_table.enter(self.slots.take(request), positions, self.pages.of(request))
+        self.slot_table.enter(self.slots.take(request), positions, self.pages.of(request), sampling)
 
     def grow(self, wants: Sequence[tuple[str, int]]) -> None:
         """Make room for that many positions of each request and enter the pages, or raise and change nothing."""

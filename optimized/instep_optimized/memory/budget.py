@@ -19,6 +19,7 @@ from instep_reference.contract.meaning import Meaning, Positions
 
 from ..layout import KEPT, OWN, Keeps, StateLayout
 from ..ops.base import Types
+from ..sampling import NUMBERS
 from .pool import Demand
 from .slot_table import LAYER, NAMES, PARENTS
 from .slots import check_order
@@ -92,9 +93,9 @@ def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
     """The fields of the slot table, one line per slot each; `SlotTable` says what they hold."""
     widest, drafts, whole, hidden = sizes.widest, max(1, config.mtp_layers), torch.int64, sizes.types.hidden
     lines: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict(
-        length=((1,), whole), table=((sizes.capacity.request_pages,), whole), window=((widest,), whole),
-        picks=((widest,), whole), final=((widest, config.hidden), hidden), proposals=((drafts,), whole),
-        proposed=((config.hidden,), hidden), parents=((widest,), whole),
+        length=((1,), whole), sampling=((NUMBERS,), torch.float32), table=((sizes.capacity.request_pages,), whole),
+        window=((widest,), whole), picks=((widest,), whole), final=((widest, config.hidden), hidden),
+        proposals=((drafts,), whole), proposed=((config.hidden,), hidden), parents=((widest,), whole),
     )
     trees = sizes.capacity.num_draft_tokens is not None
     for name in (*NAMES, PARENTS) if trees else NAMES:

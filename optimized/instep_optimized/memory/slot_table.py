@@ -11,6 +11,9 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from instep_reference.contract.sampling import Sampling
+
+from ..sampling import numbers
 from ..transfer.to_device import sent
 from .pool import Pool
 
@@ -22,9 +25,10 @@ class SlotTable:
     """Views on the slot table's pools: every field has one line per slot.
 
     P is the largest number of pages of a request, T the widest window. `final` and `proposed` have the dtype of hidden
-    rows, all other fields are int64.
+    rows, all other fields but `sampling` are int64.
 
     length [slots]            committed tokens
+    sampling [slots, 3]       temperature (0: argmax), top_k (0: all) and top_p (1: all), from admit to the end; fp32
     table [slots, P]          its KV pages in order, -1 padded
     window [slots, T]         the root, then the drafts of this round
     picks [slots, T]          of a verified window: the target's argmax at every node
@@ -36,6 +40,7 @@ class SlotTable:
     """
 
     length: torch.Tensor
+    sampling: torch.Tensor
     table: torch.Tensor
     window: torch.Tensor
     picks: torch.Tensor
@@ -49,9 +54,11 @@ class SlotTable:
         units = {name: pools[name].units(LAYER) for name in (*NAMES, PARENTS) if name in pools}
         return cls(**{**units, "length": units["length"][:, 0]})
 
-    def enter(self, slot: int, length: int, pages: list[int]) -> None:
-        """Write the line of a request that takes the slot: its length and its KV pages."""
+    def enter(self, slot: int, length: int, pages: list[int], sampling: Sampling | None) -> None:
+        """Write the line of a request that takes the slot: its length, its KV pages, and how it samples."""
         self.length[slot].fill_(length)  # `length[slot] = n` would copy a number from the host and wait for the device
+        for column, number in enumerate(numbers(sampling)):
+            self.sampling[slot, column].fill_(number)
         self.table[slot].fill_(-1)
         self.map([(slot, number, page) for number, page in enumerate(pages)])
 

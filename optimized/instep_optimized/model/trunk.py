@@ -18,6 +18,7 @@ from ..batch import Batch
 from ..commit.pair import BoundPair
 from ..memory import Memory
 from ..ops.base import Ops
+from ..sampling import Drawing
 from .attention import AttentionLayer
 from .gdn import GdnLayer
 
@@ -56,8 +57,15 @@ class Head:
 
     def pick(self, ops: Ops, rows: torch.Tensor, stage: str) -> torch.Tensor:
         """rows [M, D] after the final norm -> argmax [M] int64."""
-        logits = ops.lm_head(x=rows, weight=self.lm_head, to=Place(stage, AFTER_LAYERS, "logits"))
-        return ops.pick(logits=logits, to=Place(stage, AFTER_LAYERS, "pick"))
+        return ops.pick(logits=self._logits(ops, rows, stage), to=Place(stage, AFTER_LAYERS, "pick"))
+
+    def draw(self, ops: Ops, rows: torch.Tensor, drawing: Drawing, stage: str) -> torch.Tensor:
+        """rows [M, D] after the final norm -> the drawn choices [M] int64; argmax where a request does not sample."""
+        logits = self._logits(ops, rows, stage)
+        return ops.draw(logits=logits, **drawing._asdict(), to=Place(stage, AFTER_LAYERS, "pick"))
+
+    def _logits(self, ops: Ops, rows: torch.Tensor, stage: str) -> torch.Tensor:
+        return ops.lm_head(x=rows, weight=self.lm_head, to=Place(stage, AFTER_LAYERS, "logits"))
 
 
 @dataclass(frozen=True)

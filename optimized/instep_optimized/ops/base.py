@@ -24,7 +24,7 @@ from instep_reference.contract.rounding import Product
 
 from ..layout import Keeps, Pages, Part
 from .fused import FusedGdn
-from .placing import Accept, Advance, Choose, Move, MoveRows, PlaceRows, PlanPath, PlanRing, PlanTree, Shift
+from .placing import Accept, Advance, Choose, Draw, Move, MoveRows, PlaceRows, PlanPath, PlanRing, PlanTree, Shift
 
 
 class Types(NamedTuple):
@@ -271,6 +271,7 @@ class Ops:
     moe: Moe
     lm_head: LmHead
     pick: Pick
+    draw: Draw
     accept: Accept
     place_rows: PlaceRows
     choose: Choose

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from instep_reference.contract.sampling import UNIFORM
+
 from .placing import MOST_NODES
 
 
@@ -101,6 +103,21 @@ def _move_rows(given: dict[str, Any]) -> Iterator[str]:
             break
 
 
+def _draw(given: dict[str, Any]) -> Iterator[str]:
+    """Rows of requests do not overlap, a window is at least as wide as its rows, and uniforms lie in [0, 1)."""
+    window, count, vocab = given["window"], given["count"], given["logits"].shape[1]
+    yield from whole(given, "window", "begin", "count", "uniforms", "final")
+    yield from spans(given["begin"], count, window.shape[1], len(given["logits"]))
+    drafts = torch.arange(1, window.shape[1], device=window.device) < count[:, None]
+    yield from within("drafts", window[:, 1:][drafts], vocab, lowest=0)
+    for name in ("uniforms", "final"):
+        yield from within(name, given[name], round(1 / UNIFORM), lowest=0)
+    if given["sampling"].dtype is not torch.float32:
+        yield f"sampling is {given['sampling'].dtype}, not float32"
+    if given["parents"] is not None:
+        yield from _parents(given["parents"], count)
+
+
 def _plan_ring(given: dict[str, Any]) -> Iterator[str]:
     """The ring has room for the pending tokens and the rows of the launch; slots have one owner each."""
     yield from owned("slots", given["slots"], given["settled"].shape[0])
@@ -151,7 +168,7 @@ def owned(name: str, index: torch.Tensor, size: int) -> Iterator[str]:
 # Ops on whole numbers have rules by name; the other ops are judged by the kinds of their arguments.
 RULES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "place_rows": _place_rows, "advance": _advance, "accept": _accept, "choose": _choose,
-    "plan_ring": _plan_ring, "shift": _shift,
+    "plan_ring": _plan_ring, "shift": _shift, "draw": _draw,
     "plan_tree": _plan_tree, "plan_path": _plan_path, "move_rows": _move_rows,
 }
 

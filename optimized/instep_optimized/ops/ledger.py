@@ -19,6 +19,7 @@ from .base import AttentionInputs, ExpertWeights, GdnInputs, Ops, Types
 from .labels import code, expand, mix, read, shift_right
 from .plain.attend import entries, extents, nodes_seen
 from .plain.conv import taps_of
+from .plain.draw import owned
 from .plain.gdn import Trail
 from .plain.index import advance, choose, place_rows, plan_path, plan_tree, shift
 from .plain.lanes import Lanes, after, along, ancestry, before, lanes, scatter
@@ -95,6 +96,28 @@ def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor
     token = shift_right(mix(read(x), code(to)), 1) % weight.shape[0]
     logits = torch.zeros((x.shape[0], weight.shape[0]), device=x.device)
     return logits.scatter_(1, token[:, None], 1.0)
+
+
+def draw(
+    *, logits: torch.Tensor, window: torch.Tensor, parents: torch.Tensor | None, begin: torch.Tensor,
+    count: torch.Tensor, sampling: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor, to: Place,
+) -> torch.Tensor:
+    """A mixture of everything that a draw may depend on; with temperature 0 the token that the logits name."""
+    rows = owned(window, parents, begin, count, len(logits))
+    heat, top_k, top_p = sampling[rows.owner].unbind(1)
+    named = logits.argmax(dim=-1)
+    label = mix(mix(named, _bits(heat)), _bits(top_p))
+    for number in (top_k.long(), uniforms[rows.owner, rows.node], final[rows.owner]):
+        label = mix(label, number)
+    for place in range(window.shape[1]):
+        label = torch.where(rows.child[:, place], mix(label, rows.tokens[:, place]), label)
+    drawn = shift_right(label, 1) % logits.shape[1]
+    return torch.where(rows.covered, torch.where(heat > 0, drawn, named), 0)
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """The bits of numbers of fp32."""
+    return x.contiguous().view(torch.int32).long()
 
 
 def _stamp(x: torch.Tensor, to: Place, *shape: int) -> torch.Tensor:
@@ -269,6 +292,7 @@ LEDGER = Ops(
     moe=moe,
     lm_head=lm_head,
     pick=pick,
+    draw=draw,
     accept=accept,
     place_rows=place_rows,
     choose=choose,

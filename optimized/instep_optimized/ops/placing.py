@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from instep_reference.contract.place import Place
+
 from ..layout import Address
 
 MOST_NODES = 63  # of a window that is a tree: the ancestors of a node are bits of an int64, whose sign stays clear
@@ -38,7 +40,7 @@ class RingPlan(NamedTuple):
 class Acceptance(NamedTuple):
     """All int64. In force: num_correct_drafts, accept_lens, last_correct_step_indices, bonus [B]; accept_index [B, T].
 
-    own_num_correct_drafts, own_bonus [B]: the result of greedy acceptance, also where another one is forced.
+    own_num_correct_drafts, own_bonus [B]: the result of own acceptance, also where another one is forced.
     tokens [B, T]: the tokens of draft extend: for each accepted node the token after it, so the accepted drafts, then
     the bonus, then 0. Example: window r a b c, of which a and b are accepted, bonus x: tokens a b x 0.
     """
@@ -54,9 +56,9 @@ class Acceptance(NamedTuple):
 
 
 class Accept(Protocol):
-    """Greedy acceptance: from the root on, to the child whose token equals the target's pick at its parent.
+    """Acceptance: from the root on, to the child whose token equals the target's own choice at its parent.
 
-    window [B, T] int64: root, then drafts (columns from count on are padding); picks [B, T]: the target's argmax at
+    window [B, T] int64: root, then drafts (columns from count on are padding); picks [B, T]: the target's choice at
     each node; count [B]: the window's length (0: idle; every result is 0, and accept_index is -1). parents [B, T]: the
     parent of each node, -1 for the root; None: chains. Of several children with the pick the lowest is taken. Used
     instead of the own result where not -1: forced_last [B], the last accepted node, at most count - 1 (of a chain: the
@@ -118,6 +120,19 @@ class MoveRows(Protocol):
     another one of the path is written over it."""
 
     def __call__(self, *, pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None: ...
+class Draw(Protocol):
+    """The choice behind every row: drawn as `contract/sampling.py` says; where temperature is 0, as `pick` chooses.
+
+    logits [M, vocab]; row begin[b] + t, t < count[b], is node t of request b. -> [M] int64; 0 for a row of no request.
+    window [B, T] int64: each node's token; parents [B, T] int64, parents[:, 0] = -1; None: chains
+    begin, count [B] int64; sampling [B, 3] fp32: temperature, top_k (0: all), top_p (1: all)
+    uniforms [B, T], final [B] int64: in units of UNIFORM
+    """
+
+    def __call__(
+        self, *, logits: torch.Tensor, window: torch.Tensor, parents: torch.Tensor | None, begin: torch.Tensor,
+        count: torch.Tensor, sampling: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor, to: Place,
+    ) -> torch.Tensor: ...
 
 
 class PlaceRows(Protocol):

@@ -173,6 +173,12 @@ def _of_trees(*names: str) -> Callable[[Given], Iterator[Fit]]:
 def _place_rows(given: Given) -> Iterator[Fit]:
     if given.get("depth") is not None:
         yield "depth", tuple(given["depth"].shape), (given["rows"],)
+def _draw(given: Given) -> Iterator[Fit]:
+    requests, width = given["window"].shape
+    right = {"parents": (requests, width), "uniforms": (requests, width), "sampling": (requests, 3)}
+    for name in ("parents", "begin", "count", "sampling", "uniforms", "final"):
+        if given[name] is not None:
+            yield name, tuple(given[name].shape), right.get(name, (requests,))
 
 
 FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
@@ -181,6 +187,7 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs, "gdn": _gdn,
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
+    "draw": _draw,
 }  # fmt: skip
 
 
@@ -209,4 +216,5 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "plan_tree": lambda g: (tuple(g["parents"].shape),) * 4,
     "plan_path": lambda g: (tuple(g["accept_index"].shape),) * 2,
     "lm_head": lambda g: ((g["x"].shape[0], g["weight"].shape[0]),), "pick": lambda g: ((g["logits"].shape[0],),),
+    "draw": lambda g: ((g["logits"].shape[0],),),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from instep_reference.contract.place import COMPONENTS
 
 from ..kernels.attend import attend
 from ..kernels.conv import conv
+from ..kernels.draw import draw
 from ..kernels.gdn import gdn
 from ..kernels.index import advance, choose, place_rows, shift
 from ..kernels.inputs import gdn_inputs
@@ -76,6 +77,7 @@ TRITON = Ops(
     moe=moe,
     lm_head=lm_head,
     pick=pick,
+    draw=draw,
     accept=accept,
     place_rows=place_rows,
     choose=choose,

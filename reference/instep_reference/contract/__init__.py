@@ -45,16 +45,18 @@ if TYPE_CHECKING:
     from .errors import BadInput, InstepError, OutOfCapacity, Unsupported
     from .meaning import Meaning, Positions
     from .place import Place, unseen
+    from .sampling import Sampling
 
 __all__ = [
     "Abort", "AdaptiveFile", "Admit", "BadInput", "Bracket", "Capacity", "Checkpoint", "Commit", "Committed", "Draft",
     "Drafted", "Engine", "Event", "Finish", "Forward", "Forwarded", "Idle", "Inspectable", "InstepError", "Load",
     "Meaning", "ModelConfig", "OutOfCapacity", "Path", "Place", "Positions", "Preempt", "Refused", "Region",
-    "RequestState", "Resume", "Row", "Save", "SetNumSteps", "ShowsCopies", "Unsupported", "Watched", "unseen",
+    "RequestState", "Resume", "Row", "Sampling", "Save", "SetNumSteps", "ShowsCopies", "Unsupported", "Watched",
+    "unseen",
 ]
 
 # Those without torch first.
-_HOMES = ("errors", "config", "adaptive", "meaning", "place", "engine", "copies", "checkpoint")
+_HOMES = ("errors", "config", "adaptive", "sampling", "meaning", "place", "engine", "copies", "checkpoint")
 
 
 def __getattr__(name: str) -> object:

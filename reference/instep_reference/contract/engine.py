@@ -28,6 +28,7 @@ import torch
 
 from .meaning import Meaning
 from .place import Place, See, memory_place
+from .sampling import Sampling
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, forbid_unknown_fields=True):
@@ -37,14 +38,19 @@ class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, forbi
         raise NotImplementedError
 
 
-class Admit(Event, frozen=True):
-    """`request` enters with `prompt` (at least one token); it takes the first free slot."""
+class Admit(Event, frozen=True, omit_defaults=True):
+    """`request` enters with `prompt` (at least one token); it takes the first free slot.
+
+    sampling  how its tokens are drawn; None: argmax. It is the request's own: a load, or a resume, leaves it as it is
+    """
 
     request: str
     prompt: tuple[int, ...]
+    sampling: Sampling | None = None
 
     def on(self, engine: Engine) -> None:
-        engine.admit(self.request, self.prompt)
+        # An engine that does not sample may leave the third argument out.
+        engine.admit(self.request, self.prompt, *() if self.sampling is None else (self.sampling,))
 
 
 class Draft(Event, frozen=True):
@@ -73,13 +79,15 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     verify   the window: the root and the drafts of this round. Nothing is committed.
     decode   the root alone, committed at once, with its draft extend. It chooses the next root.
     tokens   of a prefill row; 1 on the others (a window is as wide as its drafts made it)
-    root     the root to use after a decode row or a last prefill chunk; None: the target's own argmax.
+    root     the root to use after a decode row or a last prefill chunk; None: the target's own choice.
+    uniforms if the request samples and the row chooses: one per node of a window, and the final one (`sampling.py`)
     """
 
     request: str
     kind: Literal["prefill", "verify", "decode"]
     tokens: int = 1
     root: int | None = None
+    uniforms: tuple[float, ...] = ()
 
 
 class Forward(Event, frozen=True):
@@ -103,7 +111,7 @@ class Commit(Event, frozen=True):
 
     The state is the one after the path's last node. The new root is the bonus. The draft extend takes in the rows of
     all accepted nodes. The result is equal to decoding the accepted tokens one by one. accepted  one path per request;
-    None: the engine's own greedy acceptance.
+    None: the engine's own acceptance, down to each child that is the choice at its parent.
     """
 
     requests: tuple[str, ...]
@@ -213,10 +221,9 @@ class Drafted:
 class Forwarded:
     """What the target said.
 
-    roots  request -> the root in force after a decode row or a last prefill chunk. To look one up may wait for the
-           device
-    own    request -> int64 [rows]: the target's argmax. One per node of a verified window, one for a decode row and for
-           a last prefill chunk; a request with an unfinished prompt has no entry
+    roots  request -> the root in force after a decode row or a last prefill chunk. A look-up may wait for the device
+    own    request -> int64 [rows]: the target's own choice. One per node of a verified window, one for a decode row and
+           for a last prefill chunk; a request with an unfinished prompt has no entry
     """
 
     roots: Mapping[str, int]
@@ -232,7 +239,7 @@ class Committed:
     accept_index [B, width]        nodes on the accepted path, root first, -1 padded; width = the longest window
     last_correct_step_indices [B]  the node whose state is committed
     bonus [B]                      the next root
-    own_num_correct_drafts [B], own_bonus [B]   the engine's own greedy acceptance, also where the event gave paths
+    own_num_correct_drafts [B], own_bonus [B]   the engine's own acceptance, also where the event gave paths
     """
 
     num_correct_drafts: torch.Tensor
@@ -331,7 +338,7 @@ class Engine(Protocol):
     The rules of the step count stand in `contract.adaptive`, the order of slots and pages in `Capacity`.
     """
 
-    def admit(self, request: str, prompt: tuple[int, ...]) -> None: ...
+    def admit(self, request: str, prompt: tuple[int, ...], sampling: Sampling | None = None) -> None: ...
     def draft(
         self, requests: tuple[str, ...], picks: tuple[tuple[int, ...], ...] | None = None,
         parents: tuple[tuple[int, ...], ...] | None = None,
@@ -391,11 +398,9 @@ class Inspectable(Protocol):
 
     def slots(self) -> dict[str, int]:
         """request -> slot, as the engine has it. The harness predicts the slots itself and compares."""
-        ...
 
     def pages(self) -> dict[str, list[int]]:
         """request -> KV pages in order, as the engine has it."""
-        ...
 
 
 class Watched(Protocol):

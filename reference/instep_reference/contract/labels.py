@@ -30,6 +30,9 @@ Labels of results (c = code of the result's place; one label per row):
   attend                   total = sum over positions p seen, modulo 2**64, of mix(mix(key_p, value_p), p);
                            attended = mix(mix(total, query), c)
   lm_head                  zeros, and 1.0 at token (mix(x, c) >> 1) % vocab
+  draw                     acc = that token; acc = mix(acc, n) for each number n of: the bits of temperature and top_p
+                           as fp32 (without top_p: 1.0), top_k (without: 0), uniform of the node and final uniform over
+                           UNIFORM, the tokens of the children in window order; then token (acc >> 1) % vocab
 Memory: a conv window is expand(tap, C) per column; a state block is expand(chain, HV*K*V) in the order
 [HV, K, V]; a key or value entry is expand(label, kv_heads*head_dim); nothing folded in yet reads as 0.
 """

@@ -16,6 +16,7 @@ from instep_reference.contract.place import COMPONENTS
 from ..base import Ops, Types
 from .attend import attend, attention_inputs, output_gate
 from .conv import conv
+from .draw import draw
 from .gdn import gated_norm, gdn, gdn_inputs
 from .index import advance, choose, place_rows, plan_path, plan_tree, shift
 from .mlp import mlp, moe
@@ -67,6 +68,7 @@ PLAIN = Ops(
     moe=moe,
     lm_head=lm_head,
     pick=pick,
+    draw=draw,
     accept=accept,
     place_rows=place_rows,
     choose=choose,

@@ -1,6 +1,6 @@
-"""Decisions: the argmax of the logits, and greedy acceptance along a chain or a tree.
+"""Decisions: the argmax of the logits, and acceptance along a chain or a tree.
 
-Both ops are exact. The `ledger` op set uses them too. Leaves out: sampling.
+Both ops are exact. The `ledger` op set uses them too. Leaves out: choices that are drawn (`draw.py`).
 """
 
 from __future__ import annotations

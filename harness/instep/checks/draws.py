@@ -1,0 +1,204 @@
+"""T2 of drawn choices: each token is the one that the subject's own logits and the event's uniforms draw.
+
+Leaves out: whether these logits are right (T2, T3), and whether the truth draws the same (`decisions.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from instep_reference.contract.engine import Forward
+from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.sampling import Sampling
+from instep_reference.sampling import Drawing, drawn, fp32, probabilities
+
+from ..observe.context import EventContext
+from ..observe.rows import RowSpan, row_spans, rows
+from ..verdict import Comparison, Explained, Tier
+from .base import slot_of
+from .reach import Row, part
+
+PICK = Place("trunk", AFTER_LAYERS, "pick")
+LOGITS = PICK._replace(component="logits")
+TOLD = 3  # of mistakes that fit equally well
+SINGLE = torch.float32  # the narrowest in which weights are computed, whatever logits are stored in
+
+
+class Said(NamedTuple):
+    """What the subject drew for a request, and what from; width: that of its logits."""
+
+    span: RowSpan
+    drawing: Drawing
+    logits: torch.Tensor
+    own: list[int]
+    width: torch.dtype
+
+
+class Draws:
+    """A token may be another one only where a uniform, or a cut, lies nearer to a sum than its rounding."""
+
+    name = "draws"
+    tier = Tier.DERIVED
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison]:
+        if not context.shown.whole:
+            return  # the harness drew these itself
+        said: list[Said] = []
+        beside: dict[str, Drawing | None] = {}
+        for span in row_spans(context, "trunk"):
+            drawing = beside[span.request] = drawing_of(context, span)
+            own, logits = (rows(context.subject, place, span) for place in (PICK, LOGITS))
+            if drawing is None or span.request in context.shown.gone or own is None or logits is None:
+                continue
+            if len(own) == len(logits) == span.logit_rows and not logits.isnan().any():
+                said.append(Said(span, drawing, logits.double().cpu(), own.tolist(), logits.dtype))
+        for one in said:
+            yield self._drawn(context, one, said, beside)
+
+    def _drawn(self, context: EventContext, one: Said, said: Sequence[Said], beside: Beside) -> Comparison:
+        span, drawing, logits, own, width = one
+        right = drawn(logits, drawing)
+        parts = against(logits, drawing, right, own, [0.0] * len(own), width)
+        row = max(range(len(own)), key=parts.__getitem__)
+        told, why = "", None
+        if parts[row] > 1:
+            told = f"row {row} drew {own[row]}; its own logits and uniforms draw {right[row]}"
+            why = wrong_way(one, said, beside)
+        return Comparison(
+            self.name, self.tier, context.index, context.kind, PICK, elements=len(own), blocks=len(own),
+            undecided=sum(0 < one <= 1 for one in parts), worst=parts[row], allowed=1.0, request=span.request,
+            slot=slot_of(context, span.request), diagnosis=f"{told}: {why}" if why else told,
+            explained=Explained("hypothesis", why) if why else None,
+        )  # fmt: skip
+
+
+def drawing_of(context: EventContext, span: RowSpan) -> Drawing | None:
+    """What the choices of a request's rows are drawn with at this event; None: it takes the argmax."""
+    event, expected = context.event, context.expected
+    sampling = expected.sampling.get(span.request)
+    if sampling is None or not isinstance(event, Forward) or not span.logit_rows:
+        return None
+    uniforms = next(row.uniforms for row in event.rows if row.request == span.request)
+    if span.kind != "verify":
+        return Drawing(sampling, (0,), (-1,), uniforms)
+    return Drawing(sampling, expected.windows[span.request], expected.parents[span.request], uniforms)
+
+
+def against(
+    logits: torch.Tensor, drawing: Drawing, right: Sequence[int], own: Sequence[int], errors: Sequence[float],
+    width: torch.dtype,
+) -> list[float]:
+    """Per row how near its own token is to what these logits draw, if it is another one; 1 is the limit.
+
+    errors: what each row's logits may be off by;  width: of the subject's logits
+    """
+    width = torch.float64 if width is torch.float64 else SINGLE
+    return [
+        0.0 if token == due else part(Row(row, drawing, node), token, error, width)
+        for node, (row, due, token, error) in enumerate(zip(logits, right, own, errors, strict=True))
+    ]
+
+
+# -- known mistakes ------------------------------------------------------------------------------------
+
+
+Beside = Mapping[str, Drawing | None]  # the requests of the event, and what each draws with
+
+
+def wrong_way(one: Said, said: Sequence[Said], beside: Beside) -> str | None:
+    """The known mistakes that draw exactly the tokens of this request, and of most others that drew wrongly beside it.
+
+    Few tokens cannot tell some of them from each other: then the first ones are said.
+    """
+    fitting = [_fitting(other, beside) for other in said if other.own != drawn(other.logits, other.drawing)]
+    shared = Counter(stem for sentences in fitting for stem in set(map(_stem, sentences)))
+    mine = _fitting(one, beside)
+    most = max((shared[_stem(sentence)] for sentence in mine), default=0)
+    return ", or ".join([sentence for sentence in mine if shared[_stem(sentence)] == most][:TOLD]) or None
+
+
+def _fitting(one: Said, beside: Beside) -> list[str]:
+    return [sentence for sentence, tokens in _mistakes(one, beside) if tokens == one.own]
+
+
+def _stem(sentence: str) -> str:
+    """A mistake, whoever the request is that it names."""
+    return sentence.partition(" request ")[0]
+
+
+def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[str, list[int]]]:
+    span, drawing, x, own, _ = one
+    sampling, uniforms = drawing.sampling, drawing.uniforms
+    right = probabilities(x, sampling)
+    for sentence, how in (
+        ("the tokens of the children stay among what is left", {"kept": True}),
+        ("the children's probabilities are not cumulated", {"restarted": True}),
+        ("the final draw takes the uniform of its node", {"by_node": True}),
+    ):
+        yield sentence, choices(right, drawing, **how)
+    for other, theirs in beside.items():
+        if other != span.request:
+            one_like = replace(drawing, uniforms=_laid_out(theirs, len(own)))
+            yield f'with the uniforms of request "{other}"', drawn(x, one_like)
+            like = x.argmax(-1).tolist() if theirs is None else drawn(x, replace(drawing, sampling=theirs.sampling))
+            yield f'with the temperature, top-k and top-p of request "{other}"', like
+    yield "it took the argmax", x.argmax(-1).tolist()
+    yield "with uniforms of 0", drawn(x, replace(drawing, uniforms=_laid_out(None, len(own))))
+    for sentence, turned in (
+        ("each node takes the uniform of the node after it", (*uniforms[1:-1], uniforms[0], uniforms[-1])),
+        ("each node takes the uniform of the node before it", (uniforms[-2], *uniforms[:-2], uniforms[-1])),
+        ("each node takes the uniform of its depth", _by_depth(drawing)),
+    ) if len(own) > 1 else ():
+        yield sentence, drawn(x, replace(drawing, uniforms=turned))
+    for sentence, changed in (
+        ("temperature is left out", Sampling(1.0, sampling.top_k, sampling.top_p)),
+        ("top-k is left out", Sampling(sampling.temperature, None, sampling.top_p)),
+        ("top-p is left out", Sampling(sampling.temperature, sampling.top_k)),
+        ("the logits are multiplied by the temperature",
+         Sampling(1 / sampling.temperature, sampling.top_k, sampling.top_p)),
+    ):
+        if changed != sampling:
+            yield sentence, drawn(x, replace(drawing, sampling=changed))
+    if sampling.top_p is not None:
+        kept = probabilities(x, Sampling(1.0, sampling.top_k, sampling.top_p)) > 0
+        scores = torch.where(kept, x / fp32(sampling.temperature, x), -torch.inf)
+        yield "top-p is applied before the temperature", choices(scores.softmax(-1), drawing)
+
+
+def choices(
+    probs: torch.Tensor, drawing: Drawing, *, kept: bool = False, restarted: bool = False, by_node: bool = False
+) -> list[int]:
+    """The draw once more, in the words of its mistakes: children kept in the rest, sums begun anew, another uniform."""
+    said = []
+    for node, row in enumerate(probs):
+        left, passed, chosen = row.clone(), 0.0, -1
+        uniform, final = drawing.at_nodes[node], drawing.final
+        for child in Row(row, drawing, node).children:
+            passed = float(row[child]) + (0.0 if restarted else passed)
+            chosen = child if chosen < 0 and uniform < passed else chosen
+            left[child] = row[child] if kept else 0.0
+        if chosen < 0:
+            along = left.cumsum(0)
+            over = (along > (uniform if by_node else final) * along[-1]).nonzero()
+            chosen = int(over[0]) if len(over) else -1
+        said.append(chosen)
+    return said
+
+
+def _laid_out(drawing: Drawing | None, nodes: int) -> tuple[float, ...]:
+    """Uniforms as a launch has them for so many nodes: zeros where there are none, the final one last."""
+    if drawing is None:
+        return (0.0,) * (nodes + 1)
+    return *(*drawing.uniforms[:-1], *(0.0,) * nodes)[:nodes], drawing.final
+
+
+def _by_depth(drawing: Drawing) -> tuple[float, ...]:
+    depths: list[int] = []
+    for parent in drawing.parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return (*(drawing.uniforms[depth] for depth in depths), drawing.final)

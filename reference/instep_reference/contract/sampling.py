@@ -1,0 +1,42 @@
+"""How a request's tokens are drawn: the specification, which each side implements by itself.
+
+Leaves out every computation.
+
+Probabilities of a row of logits x
+  1. top_k: of all tokens in order of falling logit, equal ones by rising id, the first top_k are kept.
+  2. Each has the weight exp(x / temperature); its probability is its part of all kept weights.
+  3. top_p: in the same order, the shortest prefix whose probabilities sum to at least top_p is kept.
+  4. Again each probability is the weight's part of all kept weights.
+  Temperature and top_p are rounded to fp32 first.
+  Mirrors: SGLang and FlashInfer with `top_k_first`. Differs: they keep every token that is equal to the last one that
+           is kept; here one order of all tokens decides.
+
+The choice at a node of a window (a decode row and a last prefill chunk are a window of one node)
+  The probabilities of the node's children are cumulated in window order; a token that two of them have counts once.
+  The first child whose sum is above the node's uniform gives the choice: its token. If there is none, the final uniform
+  draws from the probabilities without the children's tokens, cumulated by id: the first token whose sum is above it.
+  Each uniform is relative to the total of its own sums.
+  So the walk from the root to the child that was chosen, as long as there is one, with the last choice as bonus, is
+  target-only rejection sampling: `own` of a verified window are these choices, and acceptance is as for an argmax.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+UNIFORM = 2.0**-24  # every uniform is a multiple of it, below 1: so it is exact in fp32 and in JSON
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How the target's choices of a request are drawn. Temperature 0: they are not drawn, but its argmax.
+
+    top_k, top_p  None: all tokens (as with a top_k as large as the vocabulary, and with a top_p of 1)
+    """
+
+    temperature: float
+    top_k: int | None = None
+    top_p: float | None = None
+
+    @property
+    def draws(self) -> bool:
+        return self.temperature > 0

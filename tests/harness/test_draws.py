@@ -1,0 +1,169 @@
+"""Drawn choices before the harness: what a rounding may move and what it may not, known mistakes, and refusals.
+
+Leaves out: the law of a draw (`tests/reference/test_sampling.py`) and planted faults, which run whole traces.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from instep.checks.draws import Said, against, choices, wrong_way
+from instep.checks.reach import Row as DrawnRow
+from instep.checks.reach import part, reachable
+from instep.observe.rows import RowSpan
+from instep.trace.event_rules import EventRules, verified
+from instep.trace.policy import Arrival
+from instep_reference.acceptance import chain
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
+from instep_reference.contract.sampling import UNIFORM, Sampling
+from instep_reference.sampling import Drawing, drawn, probabilities
+from support.traces import header, policy, recorded
+
+VOCAB, TREE = 50, (-1, 0, 0, 2, 2)
+SAMPLINGS = (Sampling(1.0), Sampling(0.5, top_k=8), Sampling(1.7, top_p=0.7), Sampling(1.2, 20, 0.9))
+
+
+def drawings(seed: int, parents: tuple[int, ...], count: int = 40) -> list[tuple[torch.Tensor, Drawing]]:
+    dice = torch.Generator().manual_seed(seed)
+    made = []
+    for number in range(count):
+        logits = torch.randn(len(parents), VOCAB, generator=dice, dtype=torch.float64) * 2
+        tokens = logits[0].topk(6).indices[torch.randperm(6, generator=dice)][: len(parents)].tolist()
+        uniforms = torch.rand(len(parents) + 1, generator=dice).tolist()
+        made.append((logits, Drawing(SAMPLINGS[number % len(SAMPLINGS)], tokens, parents, uniforms)))
+    return made
+
+
+@pytest.mark.parametrize("parents", [chain(5), TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("error", [1e-6, 0.02, 0.4])
+def test_whatever_logits_within_the_error_draw_is_reachable(parents: tuple[int, ...], error: float) -> None:
+    """The bounds are sound: drawn from logits that are off, to the edge, no token is called wrong."""
+    dice, moved = torch.Generator().manual_seed(9), 0
+    for logits, drawing in drawings(3, parents):
+        right = drawn(logits, drawing)
+        for shape in (torch.rand(logits.shape, generator=dice, dtype=torch.float64) * 2 - 1,
+                      torch.randn(logits.shape, generator=dice, dtype=torch.float64).sign()):  # fmt: skip
+            own = drawn(logits + error * shape, drawing)
+            moved += own != right
+            parts = against(logits, drawing, right, own, [error] * len(own), torch.float64)
+            assert max(parts) <= 1.001, (drawing, own, right)
+    assert moved or error < 0.01
+
+
+@pytest.mark.parametrize("parents", [chain(5), TREE], ids=["chain", "tree"])
+def test_a_token_of_another_uniform_is_not_reachable(parents: tuple[int, ...]) -> None:
+    """And they are sharp: of all other tokens hardly any is granted, in fp32."""
+    granted = total = 0
+    for logits, drawing in drawings(4, parents, 8):
+        right = drawn(logits, drawing)
+        for node, row in enumerate(logits):
+            one = DrawnRow(row, drawing, node)
+            assert reachable(one, right[node], 0.0, torch.float32)
+            others = [token for token in range(VOCAB) if token != right[node]]
+            granted += sum(reachable(one, token, 1e-5, torch.float32) for token in others)
+            total += len(others)
+    assert granted <= total // 1000
+
+
+def test_the_part_of_what_is_allowed_is_1_where_the_bound_lies() -> None:
+    """Two tokens of nearly one half each: with logits off by e the uniform decides otherwise within e / 2 around it."""
+    logits = torch.tensor([0.0, 0.0], dtype=torch.float64)
+    for off, right in ((0.5, 0.5), (1.0, 1.0), (2.0, 2.0)):
+        e_ = 1e-3
+        uniform = 1 / (1 + math.exp(-2 * e_ * off))  # of the first token once logits are off by so much
+        row = DrawnRow(logits, Drawing(Sampling(1.0), (0,), (-1,), (uniform,)), 0)
+        assert drawn(logits[None], row.drawing) == [1]
+        assert part(row, 0, e_, torch.float64) == pytest.approx(right, rel=0.01)
+    assert part(row, 7, 1e-3, torch.float64) == math.inf  # no such token
+
+
+def test_the_draw_of_the_mistakes_is_without_them_the_draw() -> None:
+    for parents in (chain(5), TREE):
+        for logits, drawing in drawings(5, parents):
+            assert choices(probabilities(logits, drawing.sampling), drawing) == drawn(logits, drawing)
+
+
+MISTAKES = {
+    "the tokens of the children stay among what is left": {"kept": True},
+    "the children's probabilities are not cumulated": {"restarted": True},
+    "the final draw takes the uniform of its node": {"by_node": True},
+}
+
+
+@pytest.mark.parametrize("mistake", [*MISTAKES, "each node takes the uniform of its depth"])
+def test_known_mistakes_are_named_in_trees(mistake: str) -> None:
+    """Also those that no chain can show: sums begun anew at each child, and uniforms by depth."""
+    named = 0
+    for logits, drawing in drawings(6, TREE):
+        if mistake in MISTAKES:
+            own = choices(probabilities(logits, drawing.sampling), drawing, **MISTAKES[mistake])
+        else:
+            by_depth = tuple(drawing.uniforms[depth] for depth in (0, 1, 1, 2, 2))
+            own = drawn(logits, Drawing(drawing.sampling, drawing.tokens, TREE, (*by_depth, drawing.final)))
+        if own == drawn(logits, drawing):
+            continue
+        parts = against(logits, drawing, drawn(logits, drawing), own, [0.0] * 5, torch.float32)
+        said = Said(RowSpan("a", "verify", 0, 5, 0, 0, 5), drawing, logits, own, torch.float32)
+        told = wrong_way(said, [said], {"a": drawing})
+        assert max(parts) > 1 and told is not None
+        named += mistake in told
+    assert named >= 3
+
+
+PROMPT = (5, 6, 7)
+
+
+def begun(sampling: Sampling | None, *events: e.AnyEvent) -> EventRules:
+    rules = EventRules(header())
+    for event in (e.Admit("a", PROMPT, sampling), *events):
+        rules.apply(event)
+    return rules
+
+
+WINDOW = (
+    e.Forward((e.Row("a", "prefill", 3, root=4, uniforms=(0.5,)),)), e.Draft(("a",), picks=((4, 5, 6),)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("rules", "event", "says"), [
+    (begun(Sampling(1.0)), e.Forward((e.Row("a", "prefill", 3, root=4),)),
+     "rows[0].uniforms: found 0 numbers, expected 1, the final one: it samples"),
+    (begun(Sampling(1.0)), e.Forward((e.Row("a", "prefill", 2, uniforms=(0.5,)),)), "0, as this row chooses nothing"),
+    (begun(None), e.Forward((e.Row("a", "prefill", 3, root=4, uniforms=(0.5,)),)), "0, as it does not sample"),
+    (begun(Sampling(0.0)), e.Forward((e.Row("a", "prefill", 3, root=4, uniforms=(0.5,)),)), "0, as it does not"),
+    (begun(Sampling(1.0), *WINDOW), e.Forward((e.Row("a", "verify", uniforms=(0.5,) * 4),)),
+     "found 4 numbers, expected 5, one per node and the final one"),
+    (begun(Sampling(1.0)), e.Forward((e.Row("a", "prefill", 3, root=4, uniforms=(1.0,)),)), "uniforms[0]: found 1.0"),
+    (begun(Sampling(1.0)), e.Forward((e.Row("a", "prefill", 3, root=4, uniforms=(0.1,)),)), "a multiple of 2**-24"),
+    (begun(None), e.Admit("b", PROMPT, Sampling(-1.0)), "sampling.temperature: found -1.0, expected 0, or 0.001 to 1"),
+    (begun(None), e.Admit("b", PROMPT, Sampling(math.nan)), "sampling.temperature: found nan"),
+    (begun(None), e.Admit("b", PROMPT, Sampling(1.0, top_k=0)), "sampling.top_k: found 0, expected at least 1"),
+    (begun(None), e.Admit("b", PROMPT, Sampling(1.0, top_p=0.0)), "sampling.top_p: found 0.0, expected above 0"),
+])  # fmt: skip
+def test_what_is_refused_says_why(rules: EventRules, event: e.AnyEvent, says: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        rules.check(event)
+    assert says in str(refused.value) and "legal here" in str(refused.value)
+
+
+def test_uniforms_that_are_due_are_taken() -> None:
+    begun(Sampling(1.0), *WINDOW, e.Forward((e.Row("a", "verify", uniforms=(0.0, 0.5, 0.25, 1 - UNIFORM, 0.125)),)))
+
+
+def test_a_policy_draws_its_uniforms_from_its_seed(tmp_path: Path) -> None:
+    """Each request by its own numbers; the same seed gives the same trace, and another one other tokens."""
+    arrivals = (Arrival("a", "more", max_new=6, sampling=Sampling(2.0)), Arrival("b", "few", max_new=4))
+    made = {}
+    for name, seed in (("one", 1), ("again", 1), ("other", 2)):
+        (tmp_path / name).mkdir()
+        told = policy(arrivals=arrivals, deeds=(), accept=(), steps=(), seed=seed, adaptive=None)
+        made[name] = verified(recorded(tmp_path / name, told)).events
+    assert made["one"] == made["again"] != made["other"]
+    rows = [row for event in made["one"] if isinstance(event, e.Forward) for row in event.rows]
+    assert {row.request for row in rows if row.uniforms} == {"a"}
+    assert [event.sampling for event in made["one"] if isinstance(event, e.Admit)] == [Sampling(2.0), None]
