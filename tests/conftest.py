@@ -27,6 +27,7 @@ def pytest_collection_finish() -> None:
     """Some 10^6 objects of imported modules live on: a collector that looks at them again makes every test slower."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 100)  # the others are few, and hardly any stand in a cycle
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

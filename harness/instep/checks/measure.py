@@ -58,10 +58,10 @@ def measured(
     assert subject is not None
     x, o = blocks(spot.place.component, subject), blocks(spot.place.component, truth)
     floor = None if scale is None else blocks(spot.place.component, scale)
-    error = relative_error(x, o, floor)  # [2, blocks]: norm, largest element
     sampled = yardsticks if isinstance(yardsticks, torch.Tensor) else torch.stack(list(yardsticks))
     correct = blocks(spot.place.component, sampled, many=True)
-    yardstick = relative_error(correct, o, floor).amax(1).clamp_min(noise_floor)
+    errors = relative_error(torch.cat((x[None], correct)), o, floor)  # [2, 1 + draws, blocks]: norm, largest element
+    error, yardstick = errors[:, 0], errors[:, 1:].amax(1).clamp_min(noise_floor)
     limit = factor * allowed(yardstick, subject.dtype if stored is None else stored)
     limit = torch.where(limit.isfinite(), limit, 0.0)  # a yardstick that overflows allows nothing
     parts = torch.where(error == 0, 0.0, error / limit)
@@ -93,9 +93,11 @@ def relative_error(x: torch.Tensor, o: torch.Tensor, scale: torch.Tensor | None 
 
     Shapes:  x [..., blocks, elements]   o, scale [blocks, elements]  ->  [2, ..., blocks]
     """
-    off, least = x - o, torch.zeros_like(o) if scale is None else scale
-    norm, largest = (torch.maximum(size(o), size(least)).clamp_min(SCALE_FLOOR) for size in (_norm, _largest))
-    return torch.stack((_norm(off) / norm, _largest(off) / largest))
+    off, parts = x - o, []
+    for size in (_norm, _largest):
+        most = size(o) if scale is None else torch.maximum(size(o), size(scale))
+        parts.append(size(off) / most.clamp_min(SCALE_FLOOR))
+    return torch.stack(parts)
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:

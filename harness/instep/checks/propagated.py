@@ -46,6 +46,7 @@ class Propagated:
         """stored: whose rounding is granted to a tensor; None: that of its own dtype, which T2 holds to what is
         declared."""
         self._resampled: list[EventContext] = []
+        self._carried: list[Mapping[tuple[str, bool], float]] = []  # by these draws, as far as it was asked for
         self._stored = stored
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
@@ -83,10 +84,12 @@ class Propagated:
         return judge(spot, truth, draws, found, stored=stored)
 
     def _yardsticks(self, context: EventContext, place: Place, span: RowSpan) -> Iterator[Draw]:
-        for sampled in self._draws(context):
+        for number, sampled in enumerate(self._draws(context)):
             rounded = rows(_rounded_of(sampled), place, span)
             assert rounded is not None, "the rounded run has every place"
-            yield rounded, carried(sampled)[family(place, span)]
+            if number == len(self._carried):
+                self._carried.append(carried(sampled))
+            yield rounded, self._carried[number][family(place, span)]
 
     def _memory(self, context: EventContext, place: Place, request: str, truth: torch.Tensor) -> Comparison:
         """What it holds in one layer; a conv window that is another known one is named."""
@@ -105,7 +108,7 @@ class Propagated:
     def _draws(self, context: EventContext) -> Iterator[EventContext]:
         """The context with one draw after another; those that were made are kept while the event lasts."""
         if not self._resampled or self._resampled[0] is not context:
-            self._resampled = [context]
+            self._resampled, self._carried = [context], []
         yield context
         for number in range(1, REDRAWS + 1 if context.resampled is not None else 1):
             if number == len(self._resampled):

@@ -77,7 +77,7 @@ def explained(
     if context is not None:
         here = [found for found in findings if found.event == context.index and not found.agrees]
         at: dict[object, tuple[Explained | None, str]] = {}  # every measurement of one tensor has one explanation
-        with torch.no_grad():
+        with torch.inference_mode():
             chosen = list(_first(here))
             for finding in chosen:
                 what = (finding.place, finding.request, finding.tier in NUMERIC)

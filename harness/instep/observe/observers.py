@@ -6,7 +6,7 @@ Leaves out: the player (`player.py`), the recorded activations of places (`activ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar, cast
@@ -82,6 +82,10 @@ class States(Observer):
             self._live.pop(name, None)
         before, self.now = self.now, {name: on_host(self._engine.state(name)) for name in self._live}
         return replace(side, before=before, after=self.now, wanted_num_steps=self._engine.next_num_steps())
+
+    def live(self, now: Mapping[str, RequestState]) -> None:
+        """These requests are live, and their states are known."""
+        self._live, self.now = dict.fromkeys(now), dict(now)
 
     def look(self, name: str) -> None:
         """Ask for one state once more: something has changed it from outside."""

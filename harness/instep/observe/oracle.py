@@ -64,6 +64,7 @@ class Oracle:
         self.previous: dict[str, Mapping[int, PreviousStep]] = {}  # by request and layer
         self._answered: tuple[EventContext, list[Recomputation | Skipped]] | None = None
 
+    @torch.inference_mode()
     def at(self, context: EventContext) -> list[Recomputation | Skipped]:
         """Everything that this event computed, computed again; asked twice, it answers from memory."""
         if self._answered is None or self._answered[0] is not context:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from instep_optimized import OptimizedEngine
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.by_row import BY_ROW
@@ -23,7 +21,7 @@ from ..engines.derived import DerivedEngine
 from ..engines.verbs import ByVerbs
 from ..replay.guard import MAKES, calling
 from ..replay.participant import Participant
-from ..replay.participants import Plan, bare, enough_memory, reference, rounded_participant
+from ..replay.participants import Plan, bare, enough_memory, rounded_participant, truth_participant
 from ..replay.setting import moves_labels
 from ..trace.file import Trace
 from ..trace.header import Header
@@ -131,7 +129,7 @@ class Case:
     def truth(self) -> PositionRecord:
         """The reference in fp64, on the trace."""
         if "truth" not in self._records:
-            truth = Participant("truth", reference(self.plan, torch.float64), asked=False)
+            truth = truth_participant(self.plan, asked=False)
             self._records["truth"] = PositionRecorder("truth", truth, as_traced(self.trace)).run()
         return self._records["truth"]
 

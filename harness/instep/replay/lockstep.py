@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
+import torch
+
 from instep_optimized.ops.fused import HIDDEN
 from instep_reference.contract.engine import Event, Forward
 from instep_reference.contract.errors import BadInput
@@ -59,8 +61,9 @@ class Lockstep:
         self.rules.apply(event, self.trace.where(index))
         self.next += 1
         begun = time.perf_counter()
-        truth = self.participants.truth.serve(event)
-        rounded = None if self.participants.rounded is None else self.participants.rounded.serve(event)
+        with torch.inference_mode():
+            truth = self.participants.truth.serve(event)
+            rounded = None if self.participants.rounded is None else self.participants.rounded.serve(event)
         self.seconds["reference"] += time.perf_counter() - begun
         self.participants.patching.begin(index, (truth if rounded is None else rounded).places)
         if isinstance(event, Forward):
@@ -106,6 +109,7 @@ class Lockstep:
             participants.subject.states.look(name)
         participants.watch.forget()
 
+    @torch.inference_mode()
     def _resampled(self, last: int, draw: int) -> Side:
         """The rounded run from the start up to this event, as another draw. Every choice stands in the trace."""
         assert self.participants.rounded_draw is not None

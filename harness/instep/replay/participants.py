@@ -46,8 +46,9 @@ from ..observe.reorder import Reordered, up_or_down
 from ..observe.shown import WHOLE, Shown
 from .declared import NOTHING, Declared, declared
 from .guard import MAKES, GuardedSubject, calling, make_subject, said_by
-from .participant import Participant, WatchedEngine, guarded
+from .participant import Participant, guarded
 from .patching import PatchableEngine, Patching
+from .reuse import Reusing, digest_of
 from .setting import Setting, moves_labels
 from .stored import StoringEngine
 from .variant import AS_IS, Variant, swapped
@@ -107,13 +108,11 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
     ops, engine = found if isinstance(found, Ops) else None, subject if isinstance(subject, DerivedEngine) else None
     says: Declares = found if engine is None else engine  # a verb's `make` declares nothing before it was called
     if moves_labels(ops):
-        truth: WatchedEngine = LedgerEngine(
+        true, rounded, draw = Participant("truth", LedgerEngine(
             plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=setting.mode
-        )
-        rounded = draw = None
+        )), None, None
     else:
-        truth = reference(plan, torch.float64)
-        draw = partial(rounded_participant, plan, says, asked=engine is not None)
+        true, draw = truth_participant(plan), partial(rounded_participant, plan, says, asked=engine is not None)
         rounded = rounded_participant(plan, says, 0)
     shown, patching = GuardedSubject(subject), Patching(variant.patch)
     served = guarded(
@@ -121,7 +120,7 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
         **({} if instrumentation is None else {"answered": instrumentation.answered}),
     )
     return Participants(
-        served, Participant("truth", truth), rounded, Watch(shown, poison), shown, ops, calls, draw, patching,
+        served, true, rounded, Watch(shown, poison), shown, ops, calls, draw, patching,
         instrumentation, engine,
         ops is not None and setting.overlap, declares(plan, says),
     )
@@ -247,6 +246,12 @@ def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
 
 
+def truth_participant(plan: Plan, *, asked: bool = True) -> Participant:
+    """The reference in fp64. asked: whether its states are asked for."""
+    of = digest_of(plan.checkpoint, "truth", plan.num_steps, plan.adaptive, plan.setting.mode, asked)
+    return Reusing("truth", reference(plan, torch.float64), of, asked=asked)
+
+
 def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool = True) -> Participant:
     """One draw of the reference in the declared width.
 
@@ -261,7 +266,10 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     engine.operands = Operands(said.products, weights, chance=chance)
     engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
     arithmetic = Reordered(generator, engine.operands)
-    return Participant("rounded", engine, arithmetic=arithmetic, first=rounding(said.rounds, chance), asked=asked)
+    of = digest_of(
+        plan.checkpoint, draw, said, plan.setting.state, plan.num_steps, plan.adaptive, plan.setting.mode, asked)
+    return Reusing(
+        "rounded", engine, of, arithmetic=arithmetic, first=rounding(said.rounds, chance), asked=asked)
 
 
 def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int, ...], tuple[str, ...]]:

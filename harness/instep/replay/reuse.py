@@ -1,0 +1,147 @@
+"""Runs of the reference that begin with the same events share them: an event is computed once, and then read.
+
+What the reference shows follows from the model, the declared arithmetic, the draw and the events, and from nothing of
+the subject. So all runs of a trace (one op set after another, the runs that locate a cause, a trace that is cut
+shorter) need it once. Its memories are values: what stands between two events can be kept, and taken up again.
+Leaves out: which sides there are (`participants.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from copy import copy, deepcopy
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Event
+from instep_reference.rounds import Rounds
+
+from ..observe.reorder import Reordered
+from ..player import Side
+from .participant import Participant
+
+MOST = 256 << 20  # bytes of tensors that are kept
+REMEMBERED = ("requests", "preempted", "saved", "num_steps")  # by a reference engine, beside its controller
+
+
+@dataclass(frozen=True)
+class Served:
+    """An event that was served. left: what the engine remembers after it; chance, form: where its arithmetic stood;
+    tensors: all that it holds, by their ids; size: bytes of those that the event before did not hold."""
+
+    side: Side
+    left: Mapping[str, Any]
+    chance: torch.Tensor | None
+    form: str | None
+    tensors: frozenset[int]
+    size: int
+
+
+class Shelf:
+    """The events that are kept: by a digest of their run and of all its events up to this one."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self.most, self.size = most, 0
+        self._kept: OrderedDict[bytes, Served] = OrderedDict()  # the last used one stands last
+
+    def get(self, path: bytes) -> Served | None:
+        if path in self._kept:
+            self._kept.move_to_end(path)
+        return self._kept.get(path)
+
+    def put(self, path: bytes, served: Served, run: set[bytes]) -> None:
+        """What was not used for longest makes room, but nothing of this run: the next one reads it from its start."""
+        while self.size + served.size > self.most:
+            oldest = next(iter(self._kept), None)
+            if oldest is None or oldest in run or served.size > self.most:
+                return
+            self.size -= self._kept.pop(oldest).size
+        self._kept[path] = served
+        self.size += served.size
+
+    def clear(self) -> None:
+        """For whoever changes the reference itself."""
+        self._kept.clear()
+        self.size = 0
+
+
+SHELF = Shelf()
+
+
+class Reusing(Participant):
+    """A side of the reference that computes an event only if no run before this one did.
+
+    of: a digest of everything but the events
+    """
+
+    def __init__(self, name: str, engine: Rounds[Any, Any, Any], of: bytes, **given: Any) -> None:
+        super().__init__(name, engine, **given)
+        self.reference, self._path, self._run = engine, of, set[bytes]()
+        self._last: Served | None = None
+        self._behind = False  # whether the engine has not served what was read
+
+    def serve(self, event: Event) -> Side:
+        path = hashlib.sha256(self._path + repr(event).encode()).digest()
+        served = SHELF.get(path)
+        if served is None:
+            if self._behind and self._last is not None:
+                self._take_up(self._last.left)
+            served, self._behind = self._noted(super().serve(event)), False
+            SHELF.put(path, served, self._run)
+        else:
+            self._behind = True
+            self.states.live(served.side.after)
+            self._arithmetic_at(served)
+        self._path, self._last = path, served
+        self._run.add(path)
+        return served.side
+
+    def _noted(self, side: Side) -> Served:
+        engine, last, within = self.reference, self._last, self.arithmetic
+        left = {name: copy(getattr(engine, name)) for name in REMEMBERED}
+        left["controller"] = deepcopy(engine.controller)
+        held = {id(tensor): tensor.nbytes for tensor in _tensors((side, left))}
+        size = sum(held[new] for new in held.keys() - (frozenset() if last is None else last.tensors))
+        drawn = within.generator.get_state() if isinstance(within, Reordered) else None
+        operands = within.operands if isinstance(within, Reordered) else None
+        return Served(side, left, drawn, None if operands is None else operands.form, frozenset(held), size)
+
+    def _take_up(self, left: Mapping[str, Any]) -> None:
+        for name, value in left.items():
+            setattr(self.reference, name, deepcopy(value) if name == "controller" else copy(value))
+
+    def _arithmetic_at(self, served: Served) -> None:
+        within = self.arithmetic
+        if isinstance(within, Reordered) and served.chance is not None:
+            within.generator.set_state(served.chance)
+            if within.operands is not None:
+                within.operands.form = served.form
+
+
+def digest_of(checkpoint: Checkpoint, *said: object) -> bytes:
+    """Of the model, by its bytes and its configuration, and of what else a run depends on, by how it is printed."""
+    total = hashlib.sha256(repr((checkpoint.config, said)).encode())
+    for name, tensor in sorted(checkpoint.tensors.items()):
+        total.update(repr((name, tensor.dtype, tensor.shape)).encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return total.digest()
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors inside a value."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, (tuple, list)):
+        for inner in value:
+            yield from _tensors(inner)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))

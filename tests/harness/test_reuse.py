@@ -1,0 +1,148 @@
+"""Events of the reference that are computed once: what is read equals what would be computed, and is of the same run.
+
+Leaves out: what the reference computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+from instep.faults.base import Edit
+from instep.player import Side
+from instep.replay import reuse
+from instep.replay.participants import Plan, rounded_participant, truth_participant
+from instep.replay.replay import Replay
+from instep.replay.reuse import Served, Shelf
+from instep.replay.setting import Setting
+from instep.trace.file import Trace
+from instep.verdict import Exit
+from instep_reference.rounds import Rounds
+from support.planting import planted_here
+from support.traces import recorded
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(autouse=True)
+def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    shelf = Shelf()
+    monkeypatch.setattr(reuse, "SHELF", shelf)
+    return shelf
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The forwards that an engine of the reference computes."""
+    calls: list[str] = []
+    forward = Rounds.forward
+
+    def noted(self: Any, rows: Any) -> Any:
+        calls.append(rows)
+        return forward(self, rows)
+
+    monkeypatch.setattr(Rounds, "forward", noted)
+    return calls
+
+
+def narrow(plan: Plan, dtype: str) -> Plan:
+    return replace(plan, setting=replace(plan.setting, dtype=dtype))
+
+
+def sides(plan: Plan, events: Any, draw: int | None) -> list[Side]:
+    found: Any = plan.setting.subject()
+    side = truth_participant(plan) if draw is None else rounded_participant(plan, found, draw)
+    return [side.serve(event) for event in events]
+
+
+def same(left: list[Side], right: list[Side]) -> bool:
+    def plain(side: Side) -> Any:
+        return [*side.places], [*side.before], [*side.after], side.wanted_num_steps, {
+            name: (state.length, state.root, state.proposal) for name, state in side.after.items()}
+
+    both = zip(left, right, strict=True)
+    return all(plain(a) == plain(b) and all(map(torch.equal, reuse._tensors(a), reuse._tensors(b))) for a, b in both)
+
+
+@pytest.mark.parametrize("draw", [None, 0, 1, -1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_read_is_what_would_be_computed_wherever_runs_part(
+    dtype: str, draw: int | None, small: Trace, shelf: Shelf, computed: list[str]
+) -> None:
+    """Of the first run all events up to some are left: within rounds, between them, all. The second goes on alone."""
+    plan, events = narrow(Replay(small, Setting("plain")).plan, dtype), small.events
+    right = sides(plan, events, draw)
+    for part in (1, 5, 6, len(events) // 2, len(events) - 1, len(events)):
+        for path in [*shelf._kept][part:]:
+            del shelf._kept[path]
+        computed.clear()
+        assert same(sides(plan, events, draw), right), part
+        assert len(computed) == sum(type(event).__name__ == "Forward" for event in events[part:])
+
+
+def other_weights(plan: Plan) -> Plan:
+    name, tensor = next((n, t) for n, t in plan.checkpoint.tensors.items() if n.endswith("A_log"))
+    tensors = {**plan.checkpoint.tensors, name: tensor + 1}
+    return replace(plan, checkpoint=replace(plan.checkpoint, tensors=MappingProxyType(tensors)))
+
+
+OTHER = {
+    "weights": other_weights,
+    "configuration": lambda plan: replace(
+        plan, checkpoint=replace(plan.checkpoint, config=replace(plan.checkpoint.config, eps=1e-3))),
+    "steps": lambda plan: replace(plan, num_steps=plan.num_steps + 1),
+    "rounding": lambda plan: narrow(plan, "bfloat16"),
+    "drafter": lambda plan: replace(plan, setting=replace(plan.setting, drafter="vanilla")),
+}
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_another_run_reads_nothing(what: str, small: Trace, shelf: Shelf) -> None:
+    plan = Replay(small, Setting("plain")).plan
+    sides(plan, small.events[:3], 0)
+    kept = len(shelf._kept)
+    sides(plan, small.events[:3], 1)
+    assert len(shelf._kept) == 2 * kept == 6, "another draw"
+    sides(OTHER[what](plan), small.events[:3], 0)
+    assert len(shelf._kept) == 9
+
+
+def test_a_replay_agrees_with_itself_and_computes_the_reference_once(small: Trace, computed: list[str]) -> None:
+    first = Replay(small, Setting("plain")).run()
+    forwards = len(computed)
+    again = Replay(small, Setting("plain")).run()
+    assert first.verdict.exit is Exit.AGREED and again.verdict.compared == first.verdict.compared
+    assert forwards > 0 and len(computed) == forwards
+
+
+def test_what_is_kept_is_bounded_and_a_run_keeps_its_beginning() -> None:
+    def served(size: int) -> Served:
+        return Served(Side("truth", None), {}, None, None, frozenset(), size)
+
+    shelf, mine = Shelf(most=10), {b"1", b"2"}
+    for path, size, run in ((b"0", 4, set()), (b"1", 4, set()), (b"2", 4, {b"1"})):
+        shelf.put(path, served(size), run)
+    assert [*shelf._kept] == [b"1", b"2"] and shelf.size == 8
+    shelf.put(b"3", served(4), mine)
+    shelf.put(b"4", served(11), set())
+    assert [*shelf._kept] == [b"1", b"2"] and shelf.size == 8, "no room but in its own run; larger than all room"
+    assert shelf.get(b"1") is not None and shelf.get(b"3") is None
+    shelf.put(b"5", served(4), set())
+    assert [*shelf._kept] == [b"1", b"5"], "the one that was read last stays"
+    shelf.clear()
+    assert shelf.size == 0 and shelf.get(b"1") is None
+
+
+def test_a_fault_planted_in_the_reference_reads_nothing(small: Trace) -> None:
+    plan = Replay(small, Setting("plain")).plan
+    right = sides(plan, small.events[:3], None)
+    with planted_here(Edit("instep_reference/norms.py", "(1 + weight)", "(2 + weight)")):
+        assert not same(sides(plan, small.events[:3], None), right)
+    assert same(sides(plan, small.events[:3], None), right)
