@@ -38,7 +38,9 @@ BUILDS_ENGINES = {
 }
 ENGINE_MODULES = ("instep_optimized.engine", "instep_reference.engine", "instep_reference.ledger")
 # Nothing in the contract computes: these are the only torch names it may use.
-CONTRACT_TORCH_NAMES = {"Tensor", "dtype", "device", "float32", "float16", "bfloat16", "float64", "isfinite"}
+CONTRACT_TORCH_NAMES = {
+    "Tensor", "dtype", "device", "float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "isfinite",
+}
 
 
 def modules() -> list[tuple[str, Path]]:

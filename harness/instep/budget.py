@@ -17,8 +17,9 @@ from instep_optimized.commit import known
 from instep_optimized.commit.brought import distinct
 from instep_optimized.memory.budget import FRESH, Sizes, bytes_of, bytes_per, demands, requests_that_fit
 from instep_optimized.memory.pool import Demand
+from instep_optimized.memory.units import SCALES
 from instep_optimized.ops.base import Ops
-from instep_optimized.options import check
+from instep_optimized.options import check, types_of
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import Unsupported
@@ -60,7 +61,7 @@ class Need:
     @property
     def beside(self) -> int:
         """Snapshots, rings, marks: what is neither a state nor a conv window in its slot."""
-        return sum(size for name, size in self.pools.items() if name not in ("state", "conv"))
+        return sum(size for name, size in self.pools.items() if name not in ("state", "state" + SCALES, "conv"))
 
     @property
     def total(self) -> int:
@@ -100,9 +101,8 @@ def need(
     tokens: the most of a request; the page table is as wide as they need (`Capacity.max_positions`).
     """
     ops = ops or load("plain")
-    types = ops.types(options.activation, options.state)
-    room = replace(ONE, max_positions=tokens, num_draft_tokens=nodes)
-    sizes = Sizes(types, options.layout, room, max(widest, nodes or 0), ops.keeps)
+    room, most = replace(ONE, max_positions=tokens, num_draft_tokens=nodes), max(widest, nodes or 0)
+    sizes = Sizes(types_of(options, ops), options.layout, room, most, ops.keeps, options.snapshot_layout)
     with calling(MAKES):
         kept = kept_by(config, sizes, options.strategy, options.conv, ops)
     always = demands(config, sizes)

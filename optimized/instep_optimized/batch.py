@@ -14,6 +14,7 @@ import torch
 
 from .layout import Address, Pages, Part, Ring
 from .memory import Memory
+from .memory.units import Units
 from .ops.base import Ops
 from .ops.placing import RowPlacement, TreePlan
 from .transfer.to_device import sent
@@ -116,12 +117,12 @@ class Batch:
     groups: tuple[Group, ...]
     nodes: Nodes | None = None
 
-    def pages(self, keys: torch.Tensor, values: torch.Tensor) -> Pages:
+    def pages(self, keys: Units, values: Units) -> Pages:
         """The paged KV of one layer for these rows."""
         ancestors, nodes = (None, 0) if self.nodes is None else (self.nodes.ancestors, self.nodes.most)
         return Pages(
-            keys, values, self.table, self.slots, self.begin, self.count, self.before, most=self.most,
-            ancestors=ancestors, nodes=nodes,
+            keys.pool, values.pool, self.table, self.slots, self.begin, self.count, self.before, most=self.most,
+            ancestors=ancestors, nodes=nodes, key_scales=keys.scales, value_scales=values.scales,
         )
 
 

@@ -20,7 +20,7 @@ from .memory.budget import Sizes, check_room, demands, must_fill_pitch
 from .model import Model
 from .model.trunk import Trunk
 from .ops.base import Ops
-from .options import Options
+from .options import Options, types_of
 from .round import Round
 from .weights import Stored
 
@@ -32,7 +32,8 @@ def built(
     config, device, widest = checkpoint.config, torch.device(options.device), max(candidates) + 1
     widest = max(widest, capacity.num_draft_tokens or 0)
     check_room(capacity, widest)
-    sizes = Sizes(ops.types(options.activation, options.state), options.layout, capacity, widest, ops.keeps)
+    sizes = Sizes(types_of(options, ops), options.layout, capacity, widest, ops.keeps,
+                  options.snapshot_layout)  # fmt: skip
     chosen = options.strategy, options.conv, ops
     kept = strategies.demands(config, sizes, *chosen)
     if ops.packed:

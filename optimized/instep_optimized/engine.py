@@ -39,6 +39,7 @@ from .commit.base import changes
 from .graphs import Runner
 from .graphs.capture import prepared
 from .memory.saved import Kept, copied, read, write
+from .memory.units import SCALES
 from .mixed import planned
 from .ops.base import Ops
 from .ops.padding_aware import first_of, node_runs, noting, show, watched
@@ -243,6 +244,7 @@ class OptimizedEngine:
         trees = self._capacity.num_draft_tokens is not None
         lines = write_set.SLOT_TABLE_OF_TREES if trees else write_set.SLOT_TABLE
         found = changes(self._round.strategy.may, writes) | changes(lines, writes)
+        found |= {name + SCALES: units for name, units in found.items()}
         return {name: units for name, units in found.items() if self._memory.layers(name)}
 
     def slots(self) -> dict[str, int]:

@@ -22,11 +22,13 @@ class Address:
     units   [B] int64; -1: skip this request, read zeros, write nothing
     column  [B] int64, the position within the unit, or None: the unit has no positions, or
             (for `per_row`) position t of the window goes to column t
+    scales  of a pool that is stored in tiles (`Blocked`): their scales, with the leading axes of the pool
     """
 
     pool: torch.Tensor
     units: torch.Tensor
     column: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
 
 
 class Updates(NamedTuple):
@@ -154,6 +156,7 @@ class Pages:
                   of a prefill beside trees), and all rows of its request are: it sees what is said under `before`.
                   None: all rows are such
     nodes         the most nodes of a window, on the host: no bit from there on is set. 0 without `ancestors`
+    key_scales, value_scales  of pools that are stored in tiles: [pages, page_size, kv_heads, 1]
     """
 
     keys: torch.Tensor
@@ -166,3 +169,5 @@ class Pages:
     most: int
     ancestors: torch.Tensor | None = None
     nodes: int = 0
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None

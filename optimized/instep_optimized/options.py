@@ -13,12 +13,13 @@ import torch
 
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage
 
 from .commit import known
 from .draft import DRAFTERS
 from .layout import StateLayout
 from .memory.budget import Component
-from .ops.base import Ops
+from .ops.base import Ops, Types
 from .ops.placing import MOST_NODES
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -28,8 +29,10 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class Options:
     """device      where weights, pools and rows stand
     activation  dtype of hidden rows, KV and conv windows, as far as the op set follows it
-    state       dtype in which the recurrent state is stored
+    state       how the recurrent state is stored: a dtype, or `SCALED_STATE`
+    kv          how KV and draft KV are stored; None: in the dtype of activations; or `SCALED_KV`
     layout      physical order of a state block: VK (K contiguous) or KV (V contiguous)
+    snapshot_layout  the same in the pool of snapshots; None: as `layout`
     strategy    how rejected drafts are undone in the states; a name of `commit.STRATEGIES` or of `Ops.keepers`
     conv        the same in the conv windows; a name of `commit.CONV_FORMS` or of `Ops.keepers`
     drafter     how drafts are made; with the model type a key of `draft.DRAFTERS`
@@ -42,8 +45,10 @@ class Options:
 
     device: str = "cpu"
     activation: torch.dtype = torch.float32
-    state: torch.dtype = torch.float32
+    state: Storage = torch.float32
+    kv: Storage | None = None
     layout: StateLayout = "VK"
+    snapshot_layout: StateLayout | None = None
     strategy: str = "rerun"
     conv: str = "windows"
     drafter: str = "eagle"
@@ -53,21 +58,31 @@ class Options:
     graphs: bool = False
 
 
+# A strategy that stores a state later than at its commit: a narrow one would be rounded where the schedule says.
+LATE = tuple(("lazy_rerun", state) for state in (torch.bfloat16, torch.float16, SCALED_STATE))
+
 Rule = Callable[[Options, ModelConfig, int], bool]
 
 # (whether it is refused, why, which options say so), one line each. o: options, c: configuration, n: the most drafts
 # that a round may have.
 REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
     (lambda o, c, n: o.layout not in ("VK", "KV"), "a state layout is VK or KV", ("layout",)),
+    (lambda o, c, n: o.snapshot_layout not in (None, "VK", "KV"),
+     "the layout of snapshots is VK or KV", ("snapshot_layout",)),
+    (lambda o, c, n: o.snapshot_layout not in (None, o.layout) and o.strategy != "snapshot",
+     "only the strategy snapshot has a second pool of states", ("snapshot_layout", "strategy")),
     (lambda o, c, n: o.activation not in FLOATS,
      "activations are float64, float32, bfloat16 or float16", ("activation",)),
-    (lambda o, c, n: o.state not in FLOATS,
-     "a state is stored in float64, float32, bfloat16 or float16", ("state",)),
+    (lambda o, c, n: o.state not in (*FLOATS, SCALED_STATE),
+     "a state is stored in float64, float32, bfloat16, float16 or float8_e4m3fn with scales", ("state",)),
+    (lambda o, c, n: o.kv not in (None, o.activation, SCALED_KV),
+     "KV is stored in the dtype of activations or in float8_e4m3fn with scales", ("kv",)),
     (lambda o, c, n: torch.device(o.device).type == "cuda" and not torch.cuda.is_available(),
      "there is no CUDA device here", ("device",)),
-    (lambda o, c, n: o.activation is torch.float64 and o.state is not torch.float64,
-     "float64 activations with a narrower state: nothing would be left of the width", ("activation", "state")),
-    (lambda o, c, n: o.strategy == "lazy_rerun" and o.state in (torch.bfloat16, torch.float16),
+    (lambda o, c, n: o.activation is torch.float64 and (o.state is not torch.float64 or o.kv == SCALED_KV),
+     "float64 activations with a narrower state or KV: nothing would be left of the width",
+     ("activation", "state", "kv")),
+    (lambda o, c, n: (o.strategy, o.state) in LATE,
      "lazy_rerun with a state narrower than float32: where it is rounded would depend on the schedule",
      ("strategy", "state")),
     (lambda o, c, n: bool(c.mtp_layers) and (c.model_type, o.drafter) not in DRAFTERS,
@@ -108,6 +123,11 @@ def check(options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: in
         names = known(component, ops)
         if getattr(options, field) not in names:
             raise Unsupported(f"this {what} is not here; known: {', '.join(names)} ({field} {getattr(options, field)})")
+    scaled = [name for name in ("state", "kv") if isinstance(getattr(options, name), Blocked)]
+    if scaled and not (ops.tiled or moves_labels(ops)):
+        raise Unsupported(f"the ops of {ops.name} read no scales beside a pool ({', '.join(scaled)} float8_e4m3fn)")
+    if scaled and not {options.strategy, options.conv}.isdisjoint(ops.keepers):
+        raise Unsupported(f"a strategy that an op set brings knows no scales ({', '.join(scaled)} float8_e4m3fn)")
     for refused, why, fields in REFUSED:
         if refused(options, config, steps):
             said = [f"{name} {str(getattr(options, name)).removeprefix('torch.')}" for name in fields]
@@ -124,3 +144,14 @@ def check(options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: in
         if serves_none(options, config, ops):
             said = [f"op set {ops.name}", *(f"{name} {getattr(options, name)}" for name in fields)]
             raise Unsupported(f"{why} ({', '.join(said)})")
+
+
+def moves_labels(ops: Ops) -> bool:
+    """Whether the op set moves labels instead of computing: its hidden rows are whole numbers."""
+    return not ops.types(torch.float32, torch.float32).hidden.is_floating_point
+
+
+def types_of(options: Options, ops: Ops) -> Types:
+    """How an op set stores everything under these options."""
+    types = ops.types(options.activation, options.state)
+    return types if options.kv is None or moves_labels(ops) else types._replace(kv=options.kv)

@@ -13,6 +13,7 @@ from instep_reference.contract.engine import RequestState
 from instep_reference.contract.sampling import Sampling
 
 from .memory.saved import Kept
+from .memory.units import Copied, shown
 from .transfer.to_host import Length
 
 
@@ -54,10 +55,14 @@ def logical(request: Request, kept: Kept) -> RequestState:
         root=int(kept.root) if request.rooted else None,
         proposal=int(kept.proposal[0]) if drafting and kept.proposal is not None else None,
         proposal_hidden=kept.proposed if drafting else None,
-        conv=kept.conv,
-        state=kept.state,
-        keys=kept.keys,
-        values=kept.values,
-        draft_keys=kept.draft_keys,
-        draft_values=kept.draft_values,
+        conv=_shown(kept.conv),
+        state=_shown(kept.state),
+        keys=_shown(kept.keys),
+        values=_shown(kept.values),
+        draft_keys=_shown(kept.draft_keys),
+        draft_values=_shown(kept.draft_values),
     )
+
+
+def _shown(copies: dict[int, Copied]) -> dict[int, torch.Tensor]:
+    return {layer: shown(copied) for layer, copied in copies.items()}

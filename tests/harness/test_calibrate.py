@@ -86,11 +86,9 @@ def test_every_form_sums_the_same_terms_in_its_own_order():
     assert len(set(seen.values())) == len(seen), "no two forms give the same bits"
 
 
-def test_correct_op_sets_are_found_by_name_and_say_what_they_store():
+def test_correct_op_sets_are_found_by_name():
     assert find("instep.calibrate.correct_variants:running_3").name == "running_3"
-    told = find("instep.calibrate.correct_variants:running_3_narrow").rounds(torch.float32, torch.float32)
-    assert told["state"] is torch.bfloat16 and told["hidden"] is torch.float32
-    for wrong in ("running", "running_x", "walking_3", "running_3_wide"):
+    for wrong in ("running", "running_x", "walking_3", "running_3_narrow"):
         with pytest.raises(BadInput):
             find(f"instep.calibrate.correct_variants:{wrong}")
 

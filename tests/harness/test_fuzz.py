@@ -29,15 +29,15 @@ SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
 # step count is in force, wrong from the first switch down on, for every row but the first.
 CALLER_STRIDE = Edit(
     "instep_optimized/commit/snapshot.py",
-    "source=Address(pair.snapshots, accepted.rows, accepted.nodes),",
-    """source=Address(
-                        pair.snapshots.as_strided(pair.snapshots.shape, (
-                            pair.snapshots.stride(0) - pair.snapshots.stride(1)
-                            * (pair.snapshots.stride(0) // pair.snapshots.stride(1) - pair.snapshots.shape[1]),
-                            *pair.snapshots.stride()[1:],
+    "source=pair.snapshots.at(accepted.rows, accepted.nodes),",
+    """source=Units(
+                        pair.snapshots.pool.as_strided(pair.snapshots.pool.shape, (
+                            pair.snapshots.pool.stride(0) - pair.snapshots.pool.stride(1)
+                            * (pair.snapshots.pool.stride(0) // pair.snapshots.pool.stride(1)
+                               - pair.snapshots.pool.shape[1]),
+                            *pair.snapshots.pool.stride()[1:],
                         )),
-                        accepted.rows, accepted.nodes,
-                    ),""",
+                    ).at(accepted.rows, accepted.nodes),""",
 )
 
 

@@ -30,8 +30,8 @@ ROOTS = ":".join(str(TOP / root) for root in ("reference", "optimized", "harness
 
 OFF_BY_ONE = Edit(
     "instep_optimized/commit/snapshot.py",
-    "source=Address(pair.snapshots, accepted.rows, accepted.nodes),",
-    "source=Address(pair.snapshots, accepted.rows, (accepted.nodes - 1).clamp(min=0)),",
+    "source=pair.snapshots.at(accepted.rows, accepted.nodes),",
+    "source=pair.snapshots.at(accepted.rows, (accepted.nodes - 1).clamp(min=0)),",
 )
 
 

@@ -128,7 +128,7 @@ def test_a_copy_of_a_pool_is_no_pool(trace, plant):
     plant(Wrap(
         "instep_optimized/commit/snapshot.py", "_Pair.part",
         result=f"{REPLACE}\nif result.store is not None:\n"
-        "    result = replace(result, store=replace(result.store, pool=self.slots.clone()))",
+        "    result = replace(result, store=replace(result.store, pool=self.slots.pool.clone()))",
     ))
     said = [finding.diagnosis for finding in found(trace, "contracts", strategy="snapshot")]
     assert said[0] == "op conv (trunk.0.mixed): store is no pool of this engine: what is written there is lost"

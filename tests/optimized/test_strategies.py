@@ -35,6 +35,7 @@ from instep_reference.contract.engine import (
 from instep_reference.contract.engine import Path as Way
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place
+from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Storage
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import write
@@ -160,15 +161,17 @@ def same_bits(subject: OptimizedEngine, snapshots: OptimizedEngine, events: Iter
 @pytest.mark.parametrize("pair", PAIRS[1:], ids="-".join)
 @pytest.mark.parametrize(("activation", "state"), [
     (torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16),
+    (torch.float32, SCALED_STATE),
 ])
 def test_every_state_has_the_bits_that_snapshot_gives(
-    checkpoint: Checkpoint, pair: tuple[str, str], activation: torch.dtype, state: torch.dtype
+    checkpoint: Checkpoint, pair: tuple[str, str], activation: torch.dtype, state: Storage
 ) -> None:
-    if pair[0] == "lazy_rerun" and state is torch.bfloat16:
+    if pair[0] == "lazy_rerun" and state is not torch.float32:
         with pytest.raises(Unsupported, match="depend on the schedule"):
             engine(checkpoint, "plain", pair, activation=activation, state=state)
         return
-    told = {"activation": activation, "state": state, "poison": math.nan}
+    kv = SCALED_KV if state == SCALED_STATE else None
+    told = {"activation": activation, "state": state, "poison": math.nan, "kv": kv}
     subject, other = (engine(checkpoint, "plain", each, **told) for each in (pair, PAIRS[0]))
     assert same_bits(subject, other, story()) > 20
 

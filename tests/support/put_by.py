@@ -41,6 +41,9 @@ class _Renamed:
     def __getitem__(self, name: str) -> Any:
         return self.memory[NAME if name.startswith("snapshot") else name]
 
+    def units(self, name: str, layer: int) -> Any:
+        return self.memory.units(NAME if name.startswith("snapshot") else name, layer)
+
     def layers(self, name: str) -> Any:
         return self.memory.layers(name)
 

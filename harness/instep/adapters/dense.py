@@ -16,6 +16,7 @@ from instep_optimized.layout import Inputs, Part, Ring
 from instep_optimized.ops.base import Gdn, GdnInputs
 from instep_optimized.ops.plain.lanes import Lanes, after, along, before, lanes
 from instep_optimized.ops.plain.ring import NO_UPDATES, keep, recalled
+from instep_optimized.ops.plain.tiles import as_stored
 from instep_optimized.ops.plain.wide import width
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place
@@ -58,10 +59,9 @@ def dense(*, window: Kernel, chunk: Kernel) -> Gdn:
 
 
 def _run(kernel: Kernel, inputs: GdnInputs, part: Part, who: Lanes, core: torch.Tensor) -> None:
-    stored = part.read.pool.dtype
-    state = before(part, who, width(inputs.q.dtype, stored))
+    state = before(part, who, width(inputs.q.dtype, part.read.pool.dtype))
     if part.ring is not None:
-        state = _again(kernel, part.ring, who, state).to(stored).to(state.dtype)
+        state = as_stored(part.read, _again(kernel, part.ring, who, state))
         for row, alive in enumerate(who.alive):
             keep(part.ring, who.which[:alive], row, Inputs(*(x[who.rows[:alive, row]] for x in inputs[1:])))
     after(part.settled, who, state)

@@ -26,7 +26,7 @@ from instep_optimized.kernels.runtime import INTERPRETED  # decides whether Trit
 from instep_optimized.ops import load
 from instep_optimized.ops.base import Types
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.rounding import Product
+from instep_reference.contract.rounding import Product, Storage
 
 from .dense import Kernel, dense
 
@@ -55,7 +55,7 @@ def kernel(form: Any) -> Kernel:
     return run
 
 
-def types(activation: torch.dtype, state: torch.dtype) -> Types:
+def types(activation: torch.dtype, state: Storage) -> Types:
     """The types of the base op set. float64 is refused, because FLA would narrow it silently."""
     if torch.float64 in (activation, state):
         raise Unsupported("FLA's kernels compute in float32: float64 activations or states are not served")

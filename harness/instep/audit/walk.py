@@ -28,6 +28,7 @@ from ..checks.allowance import TRUTH_ERROR
 from ..checks.measure import relative_error
 from ..observe.products import Operands
 from ..observe.reorder import Reordered
+from ..observe.storage import rounded
 from ..replay.declared import Declared
 from ..replay.participants import rounding
 from .texts import Text
@@ -112,7 +113,7 @@ class Pass:
         return self.precision.declared.rounds.get("state", self.width) != self.width
 
     def _stored(self, state: torch.Tensor) -> torch.Tensor:
-        return state.to(self.precision.declared.rounds.get("state", self.width)).to(self.width)
+        return rounded(state, self.precision.declared.rounds.get("state", self.width))
 
     def _token_by_token(self, *rows: torch.Tensor, state: torch.Tensor, **gates: torch.Tensor) -> Recurred:
         """A state that is stored narrower, after every token: nobody stores it more often."""

@@ -5,12 +5,12 @@
     split      products row by row, outputs in three parts
     exact      in fp64, rounded once         chunked   the delta rule of a prompt in chunks of 2, 4 or 16 tokens
 
-`NAME_SEED_narrow` stores its states in bf16, and declares it. Leaves out: other functions and other rounding points.
+Leaves out: other functions and other rounding points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,29 +20,27 @@ from torch.nn.functional import sigmoid, silu, softplus
 
 from instep_optimized import load
 from instep_optimized.layout import Inputs, Pages, Part, Updates
-from instep_optimized.ops.base import ExpertWeights, GdnInputs, Ops, Types
+from instep_optimized.ops.base import ExpertWeights, GdnInputs, Ops
 from instep_optimized.ops.plain.attend import entries, extents
 from instep_optimized.ops.plain.gdn import gdn as plain_gdn
 from instep_optimized.ops.plain.lanes import Lanes, after, along, before, lanes, scatter
 from instep_optimized.ops.plain.ring import keep, recalled
 from instep_optimized.ops.plain.rows import rms_norm
+from instep_optimized.ops.plain.tiles import as_stored
 from instep_optimized.ops.plain.wide import wide, width
 from instep_reference.chunked import recur_in_chunks
 
 PLAIN = load("plain")
 SIZES = (8, 16, 32)  # terms to a block
 CHUNKS = (2, 4, 16)  # tokens to a chunk
-NARROW = "narrow"  # the last part of a name: states in bf16
 
 
 def __getattr__(name: str) -> Ops:
     """Op sets by name, such as permuted_3 for `--ops instep.calibrate.correct_variants:permuted_3`."""
-    form, _, rest = name.partition("_")
-    seed, _, state = rest.partition("_")
-    if form not in FORMS or not seed.isdigit() or state not in ("", NARROW):
+    form, _, seed = name.partition("_")
+    if form not in FORMS or not seed.isdigit():
         raise AttributeError(name)
-    ops = correct(form, int(seed))
-    return narrow(ops) if state else ops
+    return correct(form, int(seed))
 
 
 @dataclass(frozen=True)
@@ -105,17 +103,6 @@ def _pairwise(parts: list[torch.Tensor]) -> torch.Tensor:
 def correct(form: str, seed: int) -> Ops:
     """`plain` with the sums in that order."""
     return replace(PLAIN, name=f"{form}_{seed}", trees=False, **FORMS[form](Order(form, seed)))
-
-
-def narrow(ops: Ops) -> Ops:
-    """The op set with its states stored in bf16."""
-    def types(activation: torch.dtype, state: torch.dtype) -> Types:
-        return ops.types(activation, torch.bfloat16)
-
-    def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
-        return ops.rounds(activation, torch.bfloat16)
-
-    return replace(ops, name=f"{ops.name}_{NARROW}", types=types, rounds=rounds)
 
 
 def _linear(order: Order, *, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Any) -> torch.Tensor:
@@ -204,7 +191,7 @@ def _one_part(order: Order, inputs: GdnInputs, part: Part, who: Lanes, out: torc
             if isinstance(kept, Inputs):
                 kept = _did(order, state[owing], kept)
             state[owing] = _after(state[owing], kept)
-        state = state.to(part.read.pool.dtype).to(state.dtype)
+        state = as_stored(part.read, state)
     after(part.settled, who, state)
     core, rows = torch.zeros_like(inputs.v[who.rows], dtype=state.dtype), Inputs(*(x[who.rows] for x in inputs[1:]))
     q = _per_value_head(inputs.q[who.rows], inputs.v.shape[1]).to(state.dtype)

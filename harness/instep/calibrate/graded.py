@@ -144,7 +144,7 @@ def _to_the_commit(
     """Everything that is said up to the first commit that accepts a draft, that context, and the oracle's pieces."""
     participants = stage.participants(plan, plan.setting.dtype)
     lockstep, said = Lockstep(scene.trace, participants), list[Comparison]()
-    oracle = Oracle(plan.checkpoint, participants.declared.rounds, plan.setting.state, participants.declared.products)
+    oracle = Oracle(plan.checkpoint, participants.declared.rounds, plan.setting.width, participants.declared.products)
     checks = _checks(oracle)
     while True:
         context = lockstep.step()

@@ -68,7 +68,7 @@ class Calibration:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, variant: Variant, verdict: Verdict) -> None:
-        storage = variant.storage[0] if variant.storage[1] == "float32" else f"{variant.storage[0]}, states bfloat16"
+        storage = variant.storage[0] if variant.storage[1] == "float32" else ", states ".join(variant.storage)
         for one in verdict.compared:
             key = judged_as(one), storage
             self.rates[key] = self.rates.get(key, Rate(*key)).with_one(one, variant.form)

@@ -19,16 +19,17 @@ from ..replay.lockstep import run as run_all
 from ..replay.participant import Participant
 from ..replay.participants import Participants, Plan, participants_of
 from ..replay.replay import checks_for, oracle_for
-from ..replay.setting import Setting
+from ..replay.setting import FP8, Setting
 from ..verdict import Verdict
-from .correct_variants import FORMS, NARROW
+from .correct_variants import FORMS
 from .scenes import Scene, scene
 
 CORRECT = "instep.calibrate.correct_variants:"
 A_SCENE = 8  # consecutive variants with the same scene
-# (activations, states). If both are fp32, every sum is fp32.
+# (activations, states). If both are fp32, every sum is fp32. With states in fp8, KV is stored so, too.
 STORAGES: tuple[tuple[str, str], ...] = (
     ("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16"),
+    ("bfloat16", FP8),
 )
 # (strategy of states, form of conv windows). The last pair does not serve narrow states: see `options.py`.
 STRATEGIES: tuple[tuple[str, str], ...] = (
@@ -55,13 +56,12 @@ class Variant:
 
     @property
     def ops(self) -> str:
-        if self.form not in FORMS:
-            return self.form
-        return f"{CORRECT}{self.form}_{self.number}" + f"_{NARROW}" * (self.storage[1] == "bfloat16")
+        return f"{CORRECT}{self.form}_{self.number}" if self.form in FORMS else self.form
 
     def plan(self, on: Scene, device: str) -> Plan:
         return on.plan(Setting(
-            self.ops, device, self.storage[0], self.layout, strategy=self.strategy, conv=self.conv
+            self.ops, device, self.storage[0], self.layout, strategy=self.strategy, conv=self.conv,
+            state_dtype=self.storage[1], kv_dtype=FP8 if self.storage[1] == FP8 else None,
         ))
 
 

@@ -35,6 +35,13 @@ ULPS = 4.0
 # MLP's middle and a split product's parts may be rounded on the way, and nobody declares that. For a state that is
 # stored narrower than it runs the read-out keeps them, too: some store it after every token.
 
+# T2, of what is stored in tiles with a scale each (`Blocked`; states in fp8). ULPS would grant 4 units of 2^-3, half of
+# the number. A state is rounded once, where it is stored, so it is held as what is rounded once is held above: what was
+# found is moved towards the truth by half a unit at most, and what is left is judged at 3 e_r + 4 ulp of fp32. The unit
+# is that of the larger of the two numbers, in the larger of the two scales: both sides take a scale from their own
+# largest number, and these differ by what differed before the store. A division by the scale and a product with it,
+# which storage adds to the rounding, are within 1 ulp of fp32 each.
+
 # Blocks whose largest number is below this have lost bits to underflow and have no relative error:
 # the smallest normal number of fp32 (and of bf16, which has the same exponents) over the precision of fp32.
 SCALE_FLOOR = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps

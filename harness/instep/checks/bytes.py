@@ -14,14 +14,15 @@ import torch
 
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
+from instep_reference.contract.rounding import read_as
 
 from ..observe.context import EventContext, LastForward
 from ..observe.earlier import last_forward
 from ..observe.memory import Trespass, bits
 from ..observe.oracle import Oracle
 from ..observe.pools import stands
-from ..observe.recomputation import narrower
 from ..observe.rows import RowSpan, row_spans, rows
+from ..observe.storage import entries, narrower
 from ..verdict import Comparison, Sides, Skipped, Tier
 from .base import counted, exact, held, slot_of
 
@@ -135,7 +136,8 @@ class Bytes:
                 row = drafted if stage == "extend" else _picked(rows(side, place, ran), nodes)
                 if row is not None:
                     fits = row.shape[1:] == cache.shape[1:]  # if not, what was found is shaped as neither
-                    right = torch.cat((cache[: span.start], row.to(cache.dtype))) if fits else row
+                    entered = self._entries(source, row.to(cache.dtype))
+                    right = torch.cat((cache[: span.start], entered)) if fits else row
                     found = getattr(after, field).get(layer)
                     same = self._same(context, place._replace(component=component), span.request, found, right)
                     yield self._as_declared(same, found, row.dtype)
@@ -168,9 +170,13 @@ class Bytes:
         return replace(
             result, sides=replace(result.sides, wrongs=partial(wrong_windows, before, fed, nodes, verb, others)))
 
+    def _entries(self, source: str, row: torch.Tensor) -> torch.Tensor:
+        """Rows as memory that is stored in tiles keeps them; another memory keeps their bits."""
+        return row if self.oracle is None else entries(source, row, self.oracle.rounds)
+
     def _as_declared(self, result: Comparison, found: torch.Tensor | None, rows: torch.dtype) -> Comparison:
         """Rows are cast to the dtype of the memory that takes them in; that one may be no narrower than declared."""
-        declared = rows if self.oracle is None else self.oracle.rounds.get(result.place.component, rows)
+        declared = rows if self.oracle is None else read_as(self.oracle.rounds.get(result.place.component, rows))
         if found is None or not narrower(found.dtype, declared):
             return result
         said = "; ".join(filter(None, (f"is {found.dtype}, {declared} is declared", result.diagnosis)))

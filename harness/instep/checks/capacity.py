@@ -6,7 +6,7 @@ into force; then it writes into its neighbour. So this is asked when the run beg
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
@@ -42,20 +42,24 @@ class Capacity:
         if (shapes, bool(windows)) == self.known:
             return
         self.known = shapes, bool(windows)
-        yield from judged(regions, context.log, context.index, context.kind, windows)
+        blocks = {tuple(block.shape) for state in context.subject.after.values() for block in state.state.values()}
+        yield from judged(regions, context.log, context.index, context.kind, windows, blocks)
         if not context.log.guarded:
             yield Skipped(self.name, context.index, "pools are packed: there are no red zones to look for")
 
 
 def judged(
-    regions: Sequence[Region], log: EventLog, event: int, kind: str, windows: Sequence[int] = ()
+    regions: Sequence[Region], log: EventLog, event: int, kind: str, windows: Sequence[int] = (),
+    blocks: Collection[tuple[int, ...]] = (),
 ) -> Iterator[Comparison]:
-    """Every pool by itself; also of an event that the subject did not survive. windows: W-1, if something tells it."""
+    """Every pool by itself; also of an event that the subject did not survive. windows: W-1, if something tells it;
+    blocks: shapes of states, likewise."""
     assert log.room is not None
     for region in regions:
         if region.red:
             continue
-        needs = [*_needs(region, log.room, max(windows, default=0)), *(_guards(region) if log.guarded else ())]
+        due = [*_needs(region, log.room, max(windows, default=0)), *_layout(region, log.room, blocks)]
+        needs = [*due, *(_guards(region) if log.guarded else ())]
         short = [f"{region.name} has {has} {what}; {needed} are needed{why}" for what, has, needed, why in needs
                  if has < needed]  # fmt: skip
         yield Comparison(
@@ -78,6 +82,15 @@ def _needs(region: Region, room: Room, window: int) -> Iterator[Need]:
         yield "rows", units.shape[0], len(capacity.slots), ", one per request of the widest batch"
     if region.means is not None and region.means.positions is not None:
         yield from _positions(region.means.positions, units, room, window)
+
+
+def _layout(region: Region, room: Room, blocks: Collection[tuple[int, ...]]) -> Iterator[Need]:
+    """States [.., HV, K, V] in their physical order."""
+    units = region.units
+    if room.layouts is None or tuple(units.shape[-3:]) not in blocks or min(units.shape[-2:]) == 1:
+        return
+    due, lies = room.layouts[region.by == "row"], "KV" if units.stride(-1) == 1 else "VK"
+    yield f"blocks that lie as {due}", units.shape[0] * (lies == due), units.shape[0], ", the declared layout"
 
 
 def _positions(along: Positions, units: torch.Tensor, room: Room, window: int) -> Iterator[Need]:

@@ -13,11 +13,13 @@ from dataclasses import replace
 import torch
 
 from instep_reference.contract.place import Place
+from instep_reference.contract.rounding import Blocked, read_as
 
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle
-from ..observe.recomputation import Recomputation, Run, narrower
+from ..observe.recomputation import Recomputation, Run
 from ..observe.rows import rows
+from ..observe.storage import before_rounding, narrower
 from ..observe.updates import UPDATE, due
 from ..verdict import Comparison, Skipped, Tier
 from .base import slot_of
@@ -64,15 +66,21 @@ class Derived:
 
     def stored(self, component: str, found: torch.Tensor, sampled: torch.Tensor) -> torch.dtype:
         """Whose rounding is granted: that of the dtype which was found, but none that is narrower than declared."""
-        declared = self.oracle.rounds.get(component, sampled.dtype)
+        declared = read_as(self.oracle.rounds.get(component, sampled.dtype))
         return declared if narrower(found.dtype, declared) else found.dtype
 
     def _state(self, context: EventContext, piece: Recomputation, truth: torch.Tensor) -> Iterator[Comparison]:
         sampled = piece.yardsticks.state
         if sampled is not None:
             found, stored = context.subject.after[piece.request].state.get(piece.layer), self.oracle.rounds.get("state")
-            result = measured(self._spot(context, piece, "state"), found, truth, sampled, stored=stored)
-            if found is not None and stored is not None and found.dtype != stored and found.shape == truth.shape:
+            x, grants = found, None if stored is None else read_as(stored)
+            if isinstance(stored, Blocked):  # of what is rounded once, what it was before (`allowance.py`)
+                grants = sampled.dtype
+                if found is not None and found.shape == truth.shape:
+                    x = before_rounding(found, truth, stored)
+            result = measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants)
+            fits = found is not None and found.shape == truth.shape
+            if fits and found is not None and stored is not None and found.dtype != read_as(stored):
                 said = "; ".join(filter(None, (f"is {found.dtype}, {stored} is declared", result.diagnosis)))
                 result = replace(result, worst=math.inf, diagnosis=said)
             yield result

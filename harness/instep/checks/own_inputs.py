@@ -15,7 +15,8 @@ import torch
 
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle
-from ..observe.recomputation import ROUNDED_ONCE, Recomputation, narrower
+from ..observe.recomputation import ROUNDED_ONCE, Recomputation
+from ..observe.storage import before_rounding, narrower
 from ..verdict import Comparison, Skipped
 from .derived import Derived
 from .measure import Spot, measured
@@ -63,11 +64,3 @@ def _said(result: Comparison) -> Comparison:
     if result.agrees:
         return result
     return replace(result, diagnosis=f"from the op's own inputs: {result.diagnosis}")
-
-
-def before_rounding(found: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """The numbers next to the truth, in its width, that round to what was found."""
-    off, info = found.to(truth) - truth, torch.finfo(found.dtype)
-    _, exponent = torch.frexp(torch.maximum(found.to(truth).abs(), truth.abs()).clamp_min(info.tiny))
-    half = torch.ldexp(torch.full_like(truth, info.eps / 4), exponent)  # numbers are at least 2 ** (exponent - 1)
-    return truth + off.sign() * (off.abs() - half).clamp_min(0)

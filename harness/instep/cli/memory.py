@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     without=("device", "graphs", "overlap"),
     ops="Op set or module:attribute, for its dtypes and the strategies that it brings.",
     strategy="How states are committed; left out: every strategy.", conv="The same for conv windows.",
-    dtype="Activations, KV and conv windows, bfloat16 if left out; states are fp32, with float64 fp64.",
+    dtype="Activations, KV and conv windows, bfloat16 if left out.",
+    state_dtype="How states are stored, fp32 if left out (with float64 fp64); float8_e4m3fn: with scales.",
     drafter="How drafts are made: eagle or vanilla; left out: what fits the model.",
 )
 def memory(
@@ -94,6 +95,8 @@ def _widest(num_steps: int | None, candidates: str | None) -> int:
 
 def _table(needs: list[Need], title: str, room: int) -> Table:
     """One unit for all sizes, so that they can be compared; a token's is smaller."""
+    from instep_optimized.memory.units import SCALES
+
     from ..report.tables import Kind, table
 
     size, unit = (2**20, "MiB") if max(one.fixed for one in needs) >= 2**20 else (2**10, "KiB")
@@ -101,7 +104,8 @@ def _table(needs: list[Need], title: str, room: int) -> Table:
     numbers: dict[str, Kind] = {name: "number" for name in names}
     made = table(f"{title}; {unit}, of a token KiB", {"states": "word", "conv": "word", **numbers})
     for one in needs:
-        sizes = (one.pools.get("state", 0), one.pools.get("conv", 0), one.beside, one.board)
+        state = one.pools.get("state", 0) + one.pools.get("state" + SCALES, 0)
+        sizes = (state, one.pools.get("conv", 0), one.beside, one.board)
         made.add_row(
             one.strategy, one.conv, *(f"{part / size:.2f}" for part in sizes), f"{one.per_token / 2**10:.1f}",
             f"{one.total / size:.1f}", str(one.fit(room)),

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 @takes_setting(
-    without=("ops", "device", "dtype", "layout", "strategy", "conv", "graphs", "guarded"),
+    without=("ops", "device", "dtype", "state_dtype", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv",
+             "graphs", "guarded"),
     drafter="How drafts are made: eagle or vanilla.",
     overlap="Rounds overlap: a request ends, and a step count changes, one round late.",
 )

@@ -19,13 +19,14 @@ from instep_reference.weights import Weights
 from ..checks.allowance import allowed
 from ..checks.derived import scale_of
 from ..checks.measure import blocks, relative_error
-from ..checks.own_inputs import OwnInputs, before_rounding
+from ..checks.own_inputs import OwnInputs
 from ..checks.poison import Poison
 from ..observe.context import EventContext
 from ..observe.oracle import Oracle
 from ..observe.own_inputs import rerun
 from ..observe.recomputation import Recomputation
 from ..observe.rows import row_spans, rows
+from ..observe.storage import before_rounding
 from ..verdict import Comparison, Tier
 from .older import Older
 

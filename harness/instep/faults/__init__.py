@@ -25,6 +25,7 @@ from .catalogue import (
     sampling,
     scheduling,
     slots,
+    storage,
 )
 
 __all__ = ["FAMILIES", "TRACES", "Edit", "Fault", "by_id"]
@@ -41,6 +42,7 @@ FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "numerics": numerics.FAULTS,
     "norms": norms.FAULTS,
     "paths": paths.FAULTS,
+    "storage": storage.FAULTS,
     "neighbours": neighbours.FAULTS,
     "answers": answers.FAULTS,
     "sampling": sampling.FAULTS,

@@ -78,6 +78,12 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "path-order": "one path of several sums in another order",
         "path-position": "one path of several turns rows by another position",
     },
+    "storage": {
+        "scale-mixed": "a number meets the scale of another one",
+        "scale-stale": "a scale is that of an older store, or of a later one",
+        "rounded-twice": "what is stored narrow is rounded more often than it is stored",
+        "state-transpose": "one pool has states the other way round",
+    },
     "neighbours": {
         "wrong-row": "a row meets the gate, or the sum, of another one",
         "wrong-head": "a head meets the key, or the values, of another one",

@@ -18,19 +18,21 @@ from instep_optimized.ops.around import OPS, Op, tensors_of
 from instep_optimized.ops.contracts import after, before
 from instep_reference.contract.engine import Region
 from instep_reference.contract.place import Place
+from instep_reference.contract.rounding import Blocked, Storage
 
 from .event_log import Broken, FailedOp, Served
 from .exercised import Exercised, Tally, counted_in
 from .pools import Pools, stands
 from .reads import Reads
 
+SCALES = " scales"  # behind the name of their pool
 OURS = "instep_optimized"  # the package whose own ops need no count
 
 
 class Calls:
     """What the op calls of one event were like. `wrapper` goes to `around`; `begin` and `take` bracket an event."""
 
-    def __init__(self, captures: bool, declared: Mapping[str, torch.dtype], reads: Reads) -> None:
+    def __init__(self, captures: bool, declared: Mapping[str, Storage], reads: Reads) -> None:
         """captures: the op set claims that it never waits; declared: component -> dtype of its rows."""
         self._captures, self._declared, self._reads = captures, declared, reads
         self._pools, self._on = Pools(()), False
@@ -126,11 +128,13 @@ class Calls:
         layer = to.layer if isinstance(to, Place) else None
         folds = "inputs" in given and not len(given["inputs"].q)
         for name, view in _memory(given):
-            if not (folds and name == "store" and self._pools.of(view) is None):
+            if not (folds and name in ("store", "store" + SCALES) and self._pools.of(view) is None):
                 yield from self._pools.clauses(name, view, layer)
             right = self._declared.get("state") if "inputs" in given else None
-            if right is not None and not name.startswith("ring") and view.dtype != right:
-                yield f"units of {name} are {view.dtype}, {right} is declared"
+            right, beside = (right.dtype, torch.float32) if isinstance(right, Blocked) else (right, right)
+            due = beside if name.endswith(SCALES) else right
+            if due is not None and not name.startswith("ring") and view.dtype != due:
+                yield f"units of {name} are {view.dtype}, {due} is declared"
 
     def _dtypes(self, given: dict[str, Any], result: Any) -> Iterator[str]:
         """Named results are stored as the op set declares."""
@@ -138,7 +142,7 @@ class Calls:
         pairs = [(to, result)] if isinstance(to, Place) else zip(to, result, strict=True) if to else ()
         for place, tensor in pairs:
             right = self._declared.get(place.component)
-            if right is not None and isinstance(tensor, torch.Tensor) and tensor.dtype != right:
+            if right is not None and isinstance(tensor, torch.Tensor) and tensor.numel() and tensor.dtype != right:
                 yield f"{place.component} came back as {tensor.dtype}, {right} is declared"
 
     def _clear(self) -> None:
@@ -160,20 +164,29 @@ def _memory(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     for part in given.get("parts", ()):
         assert isinstance(part, Part)
         for name in ("read", "store", "per_row", "settled"):
-            if getattr(part, name) is not None:
-                yield name, getattr(part, name).pool
+            if (address := getattr(part, name)) is not None:
+                yield from _beside(name, address.pool, address.scales)
         if part.ring is not None:
             for name, pool in part.ring.kept._asdict().items():
                 yield f"ring {name}", pool
     if isinstance(given.get("pages"), Pages):
-        yield from (("keys", given["pages"].keys), ("values", given["pages"].values))
+        pages = given["pages"]
+        yield from _beside("keys", pages.keys, pages.key_scales)
+        yield from _beside("values", pages.values, pages.value_scales)
     if "pool" in given:
-        yield "pool", given["pool"]
-    if "source" in given:
-        yield from (("source", given["source"].pool), ("target", given["target"].pool))
+        yield from _beside("pool", given["pool"], given.get("scales"))
+    for name in ("source", "target") if "source" in given else ():
+        yield from _beside(name, given[name].pool, given[name].scales)
     for name in ("length", "settled"):
         if isinstance(given.get(name), torch.Tensor):
             yield name, given[name]
+
+
+def _beside(name: str, pool: torch.Tensor, scales: torch.Tensor | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """A pool, and the scales of its tiles, if it has any."""
+    yield name, pool
+    if scales is not None:
+        yield name + SCALES, scales
 
 
 def _served(name: str, given: dict[str, Any]) -> Iterator[Served]:

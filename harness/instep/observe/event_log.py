@@ -90,10 +90,14 @@ class Config:
 
 @dataclass(frozen=True)
 class Room:
-    """What a trace asks room for, and the widest window of all its candidates."""
+    """What a trace asks room for, and the widest window of all its candidates.
+
+    layouts: how blocks of states lie, by slot and in snapshots; None: the engine decides that itself.
+    """
 
     capacity: Capacity
     widest: int
+    layouts: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

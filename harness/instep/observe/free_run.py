@@ -20,14 +20,15 @@ import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import Product
+from instep_reference.contract.rounding import Product, Storage, read_as
 
 from ..player import Side
 from ..verdict import Skipped
 from .context import EventContext
 from .layer_work import Work
-from .recomputation import Folding, Recomputation, Run, Runner, Runs, narrower, settled
+from .recomputation import Folding, Recomputation, Run, Runner, Runs, settled
 from .states import StateOracle
+from .storage import narrower
 
 
 class TrueRunner(Runner):
@@ -49,7 +50,7 @@ class FreeOracle(StateOracle):
     memory: whether the subject shows its pools."""
 
     def __init__(
-        self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype,
+        self, checkpoint: Checkpoint, rounds: Mapping[str, Storage], width: torch.dtype,
         products: Mapping[str, Product], *, redraws: int, dithered: int, memory: bool = False,
     ) -> None:
         super().__init__(checkpoint, rounds, torch.float64, torch.device("cpu"))
@@ -61,7 +62,7 @@ class FreeOracle(StateOracle):
 
     def stored(self, component: str, found: torch.Tensor) -> torch.dtype:
         """Whose rounding is granted: that of the dtype which was found, but none that is narrower than declared."""
-        declared = self.rounds.get(component, self.width)
+        declared = read_as(self.rounds.get(component, self.width))
         return declared if narrower(found.dtype, declared) else found.dtype
 
     def at(self, context: EventContext) -> list[Recomputation | Skipped]:

@@ -21,6 +21,7 @@ from instep_optimized.ops.around import Op
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Event, Region
+from instep_reference.contract.rounding import Storage
 
 from .calls import Calls
 from .event_log import Answered, Config, Copies, EventLog, GraphReplay, Room
@@ -49,7 +50,7 @@ class Instrumentation:
     """
 
     def __init__(
-        self, ops: Ops | None, declared: Mapping[str, torch.dtype], device: str, room: Room,
+        self, ops: Ops | None, declared: Mapping[str, Storage], device: str, room: Room,
         configs: Mapping[str, object],
     ) -> None:
         self._ops, self._room = ops, room

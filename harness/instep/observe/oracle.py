@@ -20,7 +20,7 @@ from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Forward, RequestState
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, draft_stage
-from instep_reference.contract.rounding import Product
+from instep_reference.contract.rounding import Product, Storage
 from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
 from instep_reference.weights import GdnWeights, Weights
@@ -42,6 +42,7 @@ from .recomputation import (
     only,
 )
 from .rows import RowSpan, paths, row_spans, rows
+from .storage import entries
 
 
 class Oracle:
@@ -53,10 +54,10 @@ class Oracle:
     every_op = True
 
     def __init__(
-        self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype,
+        self, checkpoint: Checkpoint, rounds: Mapping[str, Storage], width: torch.dtype,
         products: Mapping[str, Product] = NONE,
     ) -> None:
-        """What the subject declares: rounds: component -> the dtype in which it is stored; width: in which it computes;
+        """What the subject declares: rounds: component -> how it is stored; width: in which it computes;
         products: form of an op -> how it multiplies."""
         self.config, self.rounds = checkpoint.config, rounds
         self.runner = Runner(Weights.of(checkpoint, torch.float64), Weights.of(checkpoint, width), rounds, products)
@@ -280,7 +281,9 @@ class Oracle:
             return
         start += len(earlier)
         keys, values = (
-            torch.cat((cache[: span.start], *(side.places[place][span.begin, None] for place in scratch[first::2])))
+            torch.cat((cache[: span.start], *(
+                entries(place.component, side.places[place][span.begin, None], self.rounds)
+                for place in scratch[first::2])))
             for first, cache in enumerate((before.draft_keys[layer], before.draft_values[layer]))
         )
 

@@ -15,7 +15,7 @@ import torch
 
 from instep_reference import gdn
 from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import Product
+from instep_reference.contract.rounding import Product, Storage
 from instep_reference.weights import Weights
 
 from .layer_work import Work
@@ -23,6 +23,7 @@ from .products import CUTS, FOLDED, InChunks, Operands
 from .reorder import Reordered, by_a_unit, up_or_down
 from .rows import RowSpan
 from .second_form import in_chunks, must_be_one_rule
+from .storage import entries, narrower, rounded
 
 Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is written down and read again
 
@@ -144,7 +145,7 @@ class Runner:
 
     truth: Weights
     rounded: Weights
-    rounds: Mapping[str, torch.dtype]
+    rounds: Mapping[str, Storage]
     products: Mapping[str, Product] = field(default_factory=dict)
     generator: torch.Generator = field(init=False)
 
@@ -251,7 +252,7 @@ class Runner:
                 if rule is not None:
                     rule.keep(place, goes)
                 operands.seen(place)
-                return goes
+                return entries(place.component, goes, self.rounds)
 
             state = work(self.rounded, see)
             if rule is not None:
@@ -290,8 +291,8 @@ class Runner:
 
     def _store(self, component: str, tensor: torch.Tensor) -> torch.Tensor:
         """Rounded to how it is stored, in the width that it came in."""
-        dtype = self.rounds.get(component)
-        return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype).to(tensor.dtype)
+        storage = self.rounds.get(component)
+        return tensor if storage is None or not tensor.is_floating_point() else rounded(tensor, storage)
 
     def _shake(self, component: str, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self.rounds.get(component)
@@ -317,10 +318,6 @@ def true(work: Work, weights: Weights, own: Mapping[Place, torch.Tensor] | None 
 
     state = work(weights, see)
     return Run(places, state, onward)
-
-
-def narrower(stored: torch.dtype, width: torch.dtype) -> bool:
-    return stored.is_floating_point and width.is_floating_point and torch.finfo(stored).eps > torch.finfo(width).eps
 
 
 def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:

@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from instep_reference.contract.rounding import Blocked, Storage
+
 from .products import MULTIPLY, Operands
+from .storage import by_chance
 
 # One rounding to nearest moves a number by a uniform draw within half a unit in the last place. Over mantissas m that
 # are spread as 1/m, its root mean square is eps / sqrt(12) * sqrt(mean of 1/m^2) = 0.289 * 0.736 eps.
@@ -31,16 +34,18 @@ REDUCTIONS = frozenset({"matmul", "einsum", "sum", "mean", "softmax"})
 MOVED = FUNCTIONS | REDUCTIONS | {name for names in MULTIPLY.values() for name in names}
 
 
-def up_or_down(x: torch.Tensor, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """x rounded to one of its two neighbours in a narrower dtype, by chance: upwards at the odds of where it stands.
+def up_or_down(x: torch.Tensor, storage: Storage, generator: torch.Generator) -> torch.Tensor:
+    """x rounded to one of its two neighbours in narrower storage, by chance: upwards at the odds of where it stands.
 
     At the part f of the way between them its error has mean 0 and a deviation of sqrt(f (1 - f)) units: never less than
     min(f, 1 - f), the error of rounding to nearest. A number that the narrower dtype has stays what it is.
     """
+    if isinstance(storage, Blocked):
+        return by_chance(x, storage, generator)
     mantissa, _ = torch.frexp(x)  # at least 1/2 and below 1
-    scaled = mantissa * (1 / torch.finfo(dtype).eps * 2)  # now neighbours are whole numbers
+    scaled = mantissa * (1 / torch.finfo(storage).eps * 2)  # now neighbours are whole numbers
     cut = torch.floor(scaled + _chance(x, generator)) * (x / scaled)
-    return torch.where(x.isfinite() & (x != 0), cut, x).to(dtype).to(x.dtype)
+    return torch.where(x.isfinite() & (x != 0), cut, x).to(storage).to(x.dtype)
 
 
 def by_a_unit(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

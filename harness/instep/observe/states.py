@@ -16,7 +16,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import LayerKind
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import STAGE_LEVEL, Place
-from instep_reference.contract.rounding import Product
+from instep_reference.contract.rounding import Product, Storage
 from instep_reference.weights import Weights
 
 from ..verdict import Skipped
@@ -33,7 +33,7 @@ class StateOracle(Oracle):
     every_op = False
 
     def __init__(
-        self, checkpoint: Checkpoint, rounds: Mapping[str, torch.dtype], width: torch.dtype, device: torch.device,
+        self, checkpoint: Checkpoint, rounds: Mapping[str, Storage], width: torch.dtype, device: torch.device,
         layers: Collection[int] | None = None, products: Mapping[str, Product] = NONE,
     ) -> None:
         """device: where pieces are computed; layers: those that are judged, None: every GDN layer."""

@@ -14,17 +14,20 @@ import msgspec
 import torch
 from torch.nn.functional import softplus
 
-from instep_optimized.layout import Address, Part
+from instep_optimized.layout import Part
+from instep_optimized.memory.units import Units, shown
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_reference import gdn
 from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import STAGE_LEVEL, Place, See, unseen
+from instep_reference.contract.rounding import Blocked, Storage, read_as
 from instep_reference.norms import l2_norm, rms_norm
 from instep_reference.weights import GdnWeights, Weights
 
 from ..observe.products import InChunks, Operands, launched
 from ..observe.reorder import Reordered
+from ..observe.storage import rounded
 from ..replay.participants import declares, rounding
 from ..trace.header import Room
 from .by_position import Stopped, raised
@@ -53,8 +56,7 @@ class LongRun:
 
 def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> LongRun | Stopped:
     """One request, one head after another's gates, launch after launch; every launch starts from what it left."""
-    width, state = case.plan.setting.activation, case.plan.setting.state
-    types = ops.types(width, state)
+    types, state = ops.types(case.plan.setting.activation, case.plan.setting.state), case.plan.setting.width
     mixer = _mixer(Weights.of(case.plan.checkpoint, torch.float64), layer)
     inputs = sampled(case, mixer, types.consumed)
     sizes = cycle((CHUNK,) if form == "chunk" else (1, *(n + 1 for n in case.trace.header.candidates)))
@@ -63,21 +65,21 @@ def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> LongRun | Stopped:
     found, core, what = [], Place("trunk", layer, "core"), f"{form}s of the op"
     for launch, (begin, end) in enumerate(cuts):
         part = _part(form, pool, end - begin, begin == 0)
-        rows = GdnInputs(*(x[begin:end].to(pool.device) for x in inputs))
+        rows = GdnInputs(*(x[begin:end].to(pool.pool.device) for x in inputs))
         try:
             ops.gdn(inputs=rows, parts=(part,), dtype=types.hidden, to=core)
         except Unsupported:
             raise
         except Exception as error:  # whatever it is: the op may be anybody's
             return Stopped(launch, form, core, f"{what}: {raised(error)} after {begin} tokens")
-        found.append(pool[1].to("cpu", copy=True))
+        found.append(shown(pool.taken(1)).cpu())
     truth = list(_recurred(inputs, cuts, torch.float64, None))
     products = declares(case.plan, ops).products
     operands = Operands(products, Weights.of(case.plan.checkpoint, state), chunk=form == "chunk")
     operands.begin(cut=True)  # one draw: of the two that are correct, the one that errs more
     with Reordered(torch.Generator().manual_seed(0), operands):
-        rounded = list(_recurred(inputs, cuts, state, types.state, operands))
-    return _course(what, form, layer, [end for _, end in cuts], found, truth, rounded, types.state)
+        drawn = list(_recurred(inputs, cuts, state, types.state, operands))
+    return _course(what, form, layer, [end for _, end in cuts], found, truth, drawn, types.state)
 
 
 def through_the_layers(case: Case, ops: Ops) -> Iterator[LongRun | Stopped]:
@@ -86,9 +88,9 @@ def through_the_layers(case: Case, ops: Ops) -> Iterator[LongRun | Stopped]:
     if record.stopped is not None:
         yield replace(record.stopped, why=f"{record.name}: {record.stopped.why}; the event is legal")
         return
-    width, state = case.plan.setting.activation, case.plan.setting.state
-    said, stored = declares(case.plan, ops), ops.types(width, state).state
-    truth, rounded = (Weights.of(case.plan.checkpoint, dtype) for dtype in (torch.float64, state))
+    setting = case.plan.setting
+    said, stored = declares(case.plan, ops), ops.types(setting.activation, setting.state).state
+    truth, narrow = (Weights.of(case.plan.checkpoint, dtype) for dtype in (torch.float64, setting.width))
     lengths, kind = [standing.state.length for standing in record.standings], record.standings[-1].kind
     for layer, mixes in enumerate(case.plan.checkpoint.config.layer_kinds):
         if mixes != "gdn":
@@ -103,11 +105,11 @@ def through_the_layers(case: Case, ops: Ops) -> Iterator[LongRun | Stopped]:
             yield Stopped(0, kind, at, f"{record.name}: {lacking}")
             continue
         right = list(_layered(truth, layer, torch.stack(rows), lengths, unseen, None))
-        operands = Operands(said.products, rounded)
+        operands = Operands(said.products, narrow)
         operands.begin(cut=True)
         with Reordered(torch.Generator().manual_seed(0), operands):
             see = rounding(said.rounds)
-            sampled = list(_layered(rounded, layer, torch.stack(rows), lengths, see, stored, operands))
+            sampled = list(_layered(narrow, layer, torch.stack(rows), lengths, see, stored, operands))
         yield _course("the engine", kind, layer, lengths, found, right, sampled, stored)
 
 
@@ -149,7 +151,7 @@ def sampled(case: Case, mixer: GdnWeights, dtype: torch.dtype) -> GdnInputs:
 
 
 def _recurred(
-    inputs: GdnInputs, cuts: Sequence[tuple[int, int]], dtype: torch.dtype, stored: torch.dtype | None,
+    inputs: GdnInputs, cuts: Sequence[tuple[int, int]], dtype: torch.dtype, stored: Storage | None,
     operands: Operands | None = None,
 ) -> Iterator[torch.Tensor]:
     """The state after every launch. stored: rounded to it in between; operands: how the subject multiplies."""
@@ -157,12 +159,12 @@ def _recurred(
     state = torch.zeros(rows[2].shape[1], rows[1].shape[2], rows[2].shape[2], dtype=dtype)
     for begin, end in cuts:
         state = launched(operands, [x[begin:end] for x in rows], state)
-        state = state if stored is None else state.to(stored).to(dtype)
+        state = state if stored is None else rounded(state, stored)
         yield state
 
 
 def _layered(
-    weights: Weights, layer: int, rows: torch.Tensor, lengths: Sequence[int], see: See, stored: torch.dtype | None,
+    weights: Weights, layer: int, rows: torch.Tensor, lengths: Sequence[int], see: See, stored: Storage | None,
     operands: Operands | None = None,
 ) -> Iterator[torch.Tensor]:
     """The state of a layer after so many of these rows; prompts come in chunks of one size, no window is as long."""
@@ -189,7 +191,7 @@ def _layered(
         if rule is not None and rule.state is not None:
             memory = gdn.GdnMemory(memory.window, rule.state)
         if stored is not None:
-            memory = gdn.GdnMemory(memory.window, memory.state.to(stored).to(like))
+            memory = gdn.GdnMemory(memory.window, rounded(memory.state, stored))
         begin = end
         yield memory.state
 
@@ -200,20 +202,22 @@ def _mixer(weights: Weights, layer: int) -> GdnWeights:
     return mixer
 
 
-def _pool(case: Case, dtype: torch.dtype) -> torch.Tensor:
+def _pool(case: Case, storage: Storage) -> Units:
     """Two states of which the second is used, in the layout of the plan."""
-    config = case.plan.checkpoint.config
+    config, device = case.plan.checkpoint.config, case.plan.setting.device
     HV, K, V = config.value_heads, config.key_dim, config.value_dim
+    dtype, scales = (storage.dtype, storage.grid(HV, K, V)) if isinstance(storage, Blocked) else (storage, None)
+    beside = None if scales is None else torch.zeros(2, *scales, device=device)
     if case.plan.setting.layout == "VK":
-        return torch.zeros(2, HV, V, K, dtype=dtype, device=case.plan.setting.device).transpose(-1, -2)
-    return torch.zeros(2, HV, K, V, dtype=dtype, device=case.plan.setting.device)
+        return Units(torch.zeros(2, HV, V, K, dtype=dtype, device=device).transpose(-1, -2), beside)
+    return Units(torch.zeros(2, HV, K, V, dtype=dtype, device=device), beside)
 
 
-def _part(form: str, pool: torch.Tensor, count: int, fresh: bool) -> Part:
+def _part(form: str, pool: Units, count: int, fresh: bool) -> Part:
     def ints(value: int) -> torch.Tensor:
-        return torch.tensor([value], device=pool.device)
+        return torch.tensor([value], device=pool.pool.device)
 
-    at = Address(pool, ints(1))
+    at = pool.at(ints(1))
     return Part(
         "chunk" if form == "chunk" else "window", ints(0), ints(count), count, at, ints(int(fresh)).bool(), store=at
     )
@@ -229,9 +233,9 @@ def _cuts(count: int, sizes: Iterator[int]) -> Iterator[tuple[int, int]]:
 
 def _course(
     what: str, kind: str, layer: int, tokens: Sequence[int], found: Sequence[torch.Tensor],
-    truth: Sequence[torch.Tensor], rounded: Sequence[torch.Tensor], stored: torch.dtype,
+    truth: Sequence[torch.Tensor], drawn: Sequence[torch.Tensor], stored: Storage,
 ) -> LongRun:
-    return LongRun(what, kind, layer, tuple(tokens), _off(found, truth), _off(rounded, truth), stored)
+    return LongRun(what, kind, layer, tuple(tokens), _off(found, truth), _off(drawn, truth), read_as(stored))
 
 
 def _off(found: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -14,30 +14,29 @@ import torch
 
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.place import COMPONENTS
-from instep_reference.contract.rounding import Product, checked
+from instep_reference.contract.rounding import Blocked, Product, Storage, checked
 
+from ..observe.storage import ENTRY, narrower
 from .guard import calling
 
 
 @dataclass(frozen=True)
 class Declared:
-    """rounds: component -> the dtype in which it is stored, in full width where none is named; products: form of an op
+    """rounds: component -> how it is stored, in full width where none is named; products: form of an op
     -> the format of its operands, fp32 where none is named."""
 
-    rounds: Mapping[str, torch.dtype]
+    rounds: Mapping[str, Storage]
     products: Mapping[str, Product]
 
-    def narrow(self, width: torch.dtype) -> dict[str, torch.dtype]:
+    def narrow(self, width: torch.dtype) -> dict[str, Storage]:
         """The components that are stored narrower than `width`, in which the engine computes."""
-        eps = torch.finfo(width).eps
-        return {name: dtype for name, dtype in self.rounds.items()
-                if dtype.is_floating_point and torch.finfo(dtype).eps > eps}  # fmt: skip
+        return {name: storage for name, storage in self.rounds.items() if narrower(storage, width)}
 
     def said(self, width: torch.dtype) -> str:
         """In a line: stores bfloat16 but for q, k (float32); multiplies gdn.chunk as tf32 in blocks of 64."""
         parts, narrow = [], self.narrow(width)
         for dtype in dict.fromkeys(narrow.values()):
-            named = [name for name, stored in narrow.items() if stored is dtype]
+            named = [name for name, stored in narrow.items() if stored == dtype]
             wide = [name for name, stored in self.rounds.items() if name not in narrow and stored.is_floating_point]
             short = f"all but {', '.join(wide)}" if len(named) > len(COMPONENTS) // 2 else ", ".join(named)
             parts.append(f"stores {short} in {_name(dtype)}")
@@ -48,12 +47,17 @@ class Declared:
 NOTHING = Declared({}, {})
 
 
-def declared(subject: object, activation: torch.dtype, state: torch.dtype) -> Declared:
-    """What an op set, or a maker of engines, declares for these widths; absent: nothing."""
+def declared(subject: object, activation: torch.dtype, state: Storage, kv: Storage | None = None) -> Declared:
+    """What an op set, or a maker of engines, declares for these widths; absent: nothing.
+
+    kv: how KV is to be stored, where not as an op set says.
+    """
     rounds = getattr(subject, "rounds", None)
     products: object = getattr(subject, "products", {})
     with calling("rounds"):
         stored = rounds(activation, state) if callable(rounds) else rounds or {}
+        if kv is not None and getattr(subject, "tiled", False):
+            stored = {**stored, **dict.fromkeys(ENTRY.values(), kv)}
     try:
         return Declared(_components(dict(stored)), checked(dict(products)))  # type: ignore[call-overload]
     except InstepError:
@@ -65,14 +69,14 @@ def declared(subject: object, activation: torch.dtype, state: torch.dtype) -> De
         ) from None
 
 
-def _components(rounds: dict[str, torch.dtype]) -> dict[str, torch.dtype]:
+def _components(rounds: dict[str, Storage]) -> dict[str, Storage]:
     for name, dtype in rounds.items():
         if name not in COMPONENTS:
             raise BadInput("rounds", found=repr(name), expected=f"components: {', '.join(COMPONENTS)}")
-        if not isinstance(dtype, torch.dtype):
-            raise BadInput(f"rounds[{name!r}]", found=repr(dtype), expected="a torch.dtype")
+        if not isinstance(dtype, torch.dtype | Blocked):
+            raise BadInput(f"rounds[{name!r}]", found=repr(dtype), expected="a torch.dtype, or `Blocked`")
     return rounds
 
 
-def _name(dtype: torch.dtype) -> str:
+def _name(dtype: Storage) -> str:
     return str(dtype).removeprefix("torch.")

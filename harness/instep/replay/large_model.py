@@ -103,7 +103,7 @@ def participants(
     judged = guarded(setting.ops, subject, labels=moves_labels(chosen), arithmetic=instrumentation,
                      answered=instrumentation.answered)  # fmt: skip
     truth = Participant("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
-    watch, said = Watch(shown, options.poison), declared(chosen, setting.activation, setting.state)
+    watch, said = Watch(shown, options.poison), declared(chosen, setting.activation, setting.state, setting.kv)
     return Participants(
         judged, truth, None, watch, shown, chosen, calls, instrumentation=instrumentation,
         overlap=setting.overlap, declared=said,
@@ -112,8 +112,8 @@ def participants(
 
 def checks(checkpoint: Checkpoint, setting: Setting, layers: Collection[int] | None = None) -> Sequence[Check]:
     """What needs no whole reference: T0, T1 and T2d. The fp64 pieces run where the subject does."""
-    said = declared(setting.op_set(), setting.activation, setting.state)
+    said = declared(setting.op_set(), setting.activation, setting.state, setting.kv)
     oracle = StateOracle(
-        checkpoint, said.rounds, setting.state, torch.device(setting.device), layers, said.products
+        checkpoint, said.rounds, setting.width, torch.device(setting.device), layers, said.products
     )
     return Identity(), Bytes(oracle), *structure(), Directed(oracle)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from instep_optimized import OptimizedEngine
+from instep_optimized.commit import OURS
 from instep_optimized.ops.around import around
 from instep_optimized.ops.base import Ops
 from instep_reference.adaptive import resolve
@@ -29,6 +30,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import See, unseen
+from instep_reference.contract.rounding import Storage
 from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
 from instep_reference.weights import Weights
@@ -41,9 +43,9 @@ from ..observe.event_log import Room
 from ..observe.instrumentation import Instrumentation, replays_of
 from ..observe.memory import Watch
 from ..observe.products import Operands
-from ..observe.recomputation import narrower
 from ..observe.reorder import Reordered, up_or_down
 from ..observe.shown import WHOLE, Shown
+from ..observe.storage import entries, narrower, rounded
 from .declared import NOTHING, Declared, declared
 from .guard import MAKES, GuardedSubject, calling, make_subject, said_by
 from .participant import Participant, guarded
@@ -184,10 +186,10 @@ def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
     """Refuse what only an engine of ours can be told."""
     if variant.swap or variant.options:
         raise BadInput("--swap", found=setting.name, expected="an op set: somebody else's engine has no ops to swap")
-    for named in ("graphs", "overlap"):
+    for named in ("graphs", "overlap", "state_dtype", "kv_dtype", "snapshot_layout"):
         if getattr(setting, named):
             expected = "an op set: somebody else's engine decides that itself"
-            raise BadInput(f"--{named}", found=setting.name, expected=expected)
+            raise BadInput(f"--{named.replace('_', '-')}", found=setting.name, expected=expected)
 
 
 def bare(plan: Plan) -> Subject:
@@ -220,7 +222,9 @@ def instrumentation_of(plan: Plan, found: Ops | None) -> Instrumentation:
         "the model's configuration": plan.checkpoint.config, "the adaptive file": plan.adaptive,
         "the capacity": plan.capacity,
     }
-    room = Room(plan.capacity, max(steps) + 1)
+    layouts = plan.setting.layout, plan.setting.snapshot_layout or plan.setting.layout
+    told = found is not None and plan.setting.strategy in OURS["state"]  # another strategy lays out its own pools
+    room = Room(plan.capacity, max(steps) + 1, layouts if told else None)
     return Instrumentation(found, declares(plan, found).rounds, plan.setting.device, room, handed)
 
 
@@ -260,7 +264,7 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     """
     said, generator = declares(plan, found), torch.Generator().manual_seed(abs(draw))
     chance = generator if draw < 0 else None
-    weights = Weights.of(plan.checkpoint, plan.setting.state, torch.device("cpu"))
+    weights = Weights.of(plan.checkpoint, plan.setting.width, torch.device("cpu"))
     engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
     engine.stored = said.rounds.get("state", plan.setting.state)
     engine.operands = Operands(said.products, weights, chance=chance)
@@ -280,17 +284,19 @@ def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int
 
 def declares(plan: Plan, found: Declares) -> Declared:
     """What an op set, or the maker of somebody else's engine, says of its rounding under this plan."""
-    return declared(found, plan.setting.activation, plan.setting.state)
+    return declared(found, plan.setting.activation, plan.setting.state, plan.setting.kv)
 
 
-def rounding(at: Mapping[str, torch.dtype], chance: torch.Generator | None = None) -> See:
+def rounding(at: Mapping[str, Storage], chance: torch.Generator | None = None) -> See:
     """A hook that casts a place to its declared dtype and back; with `chance`, to either neighbour."""
 
     def see(place: Any, tensor: torch.Tensor) -> torch.Tensor:
         dtype = at.get(place.component)
         if chance is not None and dtype is not None and narrower(dtype, tensor.dtype):
-            return up_or_down(tensor, dtype, chance)
-        return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype).to(tensor.dtype)
+            tensor = up_or_down(tensor, dtype, chance)
+        elif dtype is not None and tensor.is_floating_point():
+            tensor = rounded(tensor, dtype)
+        return entries(place.component, tensor, at)
 
     return see
 

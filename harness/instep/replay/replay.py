@@ -224,10 +224,10 @@ def oracle_for(
     if participants.engine is not None and not participants.engine.shows_layers:
         memory = participants.instrumentation is not None
         return FreeOracle(
-            plan.checkpoint, declared.rounds, plan.setting.state, declared.products, redraws=REDRAWS,
+            plan.checkpoint, declared.rounds, plan.setting.width, declared.products, redraws=REDRAWS,
             dithered=DITHERED, memory=memory,
         )
-    oracle = PatchedOracle(plan.checkpoint, declared.rounds, plan.setting.state, declared.products)
+    oracle = PatchedOracle(plan.checkpoint, declared.rounds, plan.setting.width, declared.products)
     oracle.patches = frozenset(variant.patch)
     return oracle
 

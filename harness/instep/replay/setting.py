@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from instep_optimized import Options
+from instep_optimized import Options, options
 from instep_optimized.commit import OURS, known
 from instep_optimized.draft import MODES
 from instep_optimized.layout import StateLayout
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Storage
 
 from ..adapters import Maker, find
 from ..adapters.keepers import OPTIONS, with_keeper
@@ -30,8 +31,15 @@ WIDTHS = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }
 # What an engine that --engine names is not told.
-UNTOLD = ("ops", "strategy", "conv", "graphs", "overlap", "guarded")
-KNOWN: Mapping[str, Collection[str]] = {"dtype": WIDTHS, "layout": ("VK", "KV"), "drafter": MODES}
+UNTOLD = ("ops", "state_dtype", "kv_dtype", "snapshot_layout", "strategy", "conv", "graphs", "overlap", "guarded")
+FP8 = "float8_e4m3fn"
+STATES: Mapping[str, Storage] = {**WIDTHS, FP8: SCALED_STATE}
+KVS: Mapping[str, Storage] = {FP8: SCALED_KV}
+LAYOUTS = ("VK", "KV")
+KNOWN: Mapping[str, Collection[str]] = {
+    "dtype": WIDTHS, "state_dtype": STATES, "kv_dtype": KVS, "layout": LAYOUTS, "snapshot_layout": LAYOUTS,
+    "drafter": MODES,
+}
 
 
 @dataclass(frozen=True)
@@ -40,8 +48,11 @@ class Setting:
 
     ops       op set by name, somebody's engine, or module:attribute
     device    cpu or cuda, where the subject runs
-    dtype     activations; states are stored in fp32, under float64 activations in fp64
+    dtype     activations
+    state_dtype  how states are stored; None: in fp32, under float64 activations in fp64
+    kv_dtype  how KV and draft KV are stored; None: in the dtype of activations
     layout    physical order of a state block: VK or KV
+    snapshot_layout  the same in the pool of snapshots; None: as `layout`
     strategy  how recurrent states are committed; conv: how conv windows are. `lazy-rerun` is as good as `lazy_rerun`.
               Ours, one that the op set brings, one that a package offers, or module:attribute
     drafter   how drafts are made; None: as the trace says, or the engine's default where there is no trace
@@ -64,6 +75,9 @@ class Setting:
     graphs: bool = DEFAULTS.graphs
     overlap: bool = DEFAULTS.overlap
     guarded: bool = DEFAULTS.guarded
+    state_dtype: str | None = None
+    kv_dtype: str | None = None
+    snapshot_layout: StateLayout | None = None
     engine: str | None = None
 
     def __post_init__(self) -> None:
@@ -72,7 +86,7 @@ class Setting:
             if found is None:
                 continue
             if found.replace("-", "_") not in values:
-                raise BadInput(f"--{name}", found=found, expected=_either(values))
+                raise BadInput(f"--{name.replace('_', '-')}", found=found, expected=_either(values))
             object.__setattr__(self, name, found.replace("-", "_"))
         device_here(self.device)
         for name, component in OPTIONS.items():
@@ -88,9 +102,19 @@ class Setting:
         return WIDTHS[self.dtype]
 
     @property
-    def state(self) -> torch.dtype:
-        """The dtype in which states are stored, and in which something declared to be stored narrower is computed."""
+    def width(self) -> torch.dtype:
+        """The dtype in which something declared to be stored narrower is computed."""
         return wide(self.activation)
+
+    @property
+    def state(self) -> Storage:
+        """How states are stored."""
+        return self.width if self.state_dtype is None else STATES[self.state_dtype]
+
+    @property
+    def kv(self) -> Storage | None:
+        """How KV is stored; None: in the dtype of activations."""
+        return None if self.kv_dtype is None else KVS[self.kv_dtype]
 
     @property
     def mode(self) -> str:
@@ -135,7 +159,8 @@ class Setting:
     def strategies(self, option: str) -> tuple[str, ...]:
         """The names that `--strategy` or `--conv` may have with this subject."""
         found = self.subject()
-        return tuple(known(OPTIONS[option], found) if isinstance(found, Ops) else OURS[OPTIONS[option]])
+        names = tuple(known(OPTIONS[option], found) if isinstance(found, Ops) else OURS[OPTIONS[option]])
+        return tuple(name for name in names if (name, self.state) not in options.LATE)
 
     def op_set(self) -> Ops:
         """The op set; refuses somebody else's engine, and a set that moves labels and so computes no text."""
@@ -147,9 +172,10 @@ class Setting:
     def options(self, **otherwise: Any) -> Options:
         """The engine's options; `otherwise`: fields of `Options` that differ."""
         chosen: dict[str, Any] = {
-            "device": self.device, "activation": self.activation, "state": self.state, "layout": self.layout,
-            "strategy": self.strategy, "conv": self.conv, "drafter": self.mode, "graphs": self.graphs,
-            "overlap": self.overlap, "guarded": self.guarded, **otherwise,
+            "device": self.device, "activation": self.activation, "state": self.state, "kv": self.kv,
+            "layout": self.layout, "snapshot_layout": self.snapshot_layout, "strategy": self.strategy,
+            "conv": self.conv, "drafter": self.mode, "graphs": self.graphs, "overlap": self.overlap,
+            "guarded": self.guarded, **otherwise,
         }
         return Options(**chosen)
 
@@ -161,9 +187,8 @@ class Setting:
             usual = DEFAULTS.drafter if each.name == "drafter" else usual
             if value is None or (value == usual and each.name not in always):
                 continue
-            words += [f"--{'' if value else 'no-'}{each.name}"] if isinstance(value, bool) else [
-                f"--{each.name}", str(value)
-            ]
+            name = each.name.replace("_", "-")
+            words += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
         return tuple(words)
 
     def data(self) -> dict[str, Any]:
@@ -196,4 +221,4 @@ def device_here(name: str) -> str:
 
 def moves_labels(ops: Ops | None) -> bool:
     """Whether the op set moves labels instead of computing: its hidden rows are integers."""
-    return ops is not None and not ops.types(torch.float32, torch.float32).hidden.is_floating_point
+    return ops is not None and options.moves_labels(ops)

@@ -15,16 +15,18 @@ import torch
 
 from instep_reference.contract.engine import Committed, Forwarded, Path, Row
 from instep_reference.contract.place import Place, See
+from instep_reference.contract.rounding import Storage
 from instep_reference.engine import ReferenceEngine
 from instep_reference.gdn import GdnMemory
 
 from ..observe.products import InChunks, Operands
+from ..observe.storage import rounded
 
 
 class StoringEngine(ReferenceEngine):
-    """stored: the dtype of its states between events. operands: rounds the products, as the arithmetic around it."""
+    """stored: how its states are stored between events. operands: rounds the products, as the arithmetic around it."""
 
-    stored: torch.dtype
+    stored: Storage
     operands: Operands
     _rules: Mapping[int, InChunks] = MappingProxyType({})  # by layer, while a prefill chunk runs
 
@@ -69,7 +71,7 @@ class StoringEngine(ReferenceEngine):
 
     def _store(self, requests: Iterable[str]) -> None:
         for name in requests:
-            self._keep(name, lambda layer, memory: memory.state.to(self.stored).to(memory.state.dtype))
+            self._keep(name, lambda layer, memory: rounded(memory.state, self.stored))
 
     def _keep(self, name: str, state: Callable[[int, GdnMemory], torch.Tensor]) -> None:
         """Another state in every GDN layer of a request."""

@@ -64,7 +64,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
 
 def _declared(outcome: Outcome) -> dict[str, Any]:
     """What the subject declares: components that are stored narrower than computed, and products by form."""
-    stored, products = outcome.declared.narrow(outcome.plan.setting.state), outcome.declared.products
+    stored, products = outcome.declared.narrow(outcome.plan.setting.width), outcome.declared.products
     return {
         "stored": {name: str(dtype).removeprefix("torch.") for name, dtype in stored.items()},
         "products": {form: {"format": one.format, "block": one.block} for form, one in products.items()},

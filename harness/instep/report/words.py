@@ -92,7 +92,7 @@ def trace(raised: Raised | None) -> list[str]:
 
 def declared(outcome: Outcome) -> str:
     """What the subject declares of its rounding, in one line; empty if nothing is narrower than fp32, as usual."""
-    return "no rounding" if silent(outcome) else outcome.declared.said(outcome.plan.setting.state)
+    return "no rounding" if silent(outcome) else outcome.declared.said(outcome.plan.setting.width)
 
 
 def silent(outcome: Outcome) -> bool:

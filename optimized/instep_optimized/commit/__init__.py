@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from instep_reference.contract.config import ModelConfig
 
 from ..memory import Memory
-from ..memory.budget import Component, Sizes, conv_window, of_kind, state_block
+from ..memory.budget import Component, Sizes, conv_window, of_kind, state_block, with_scales
 from ..memory.pool import Demand
 from ..ops.base import Ops
 from .base import StrategySpec
@@ -41,7 +41,7 @@ def demands(
     config: ModelConfig, sizes: Sizes, strategy: str, conv: str, ops: Ops | None = None
 ) -> tuple[Demand, ...]:
     """The pools that a pair of strategies needs: states, conv windows, and marks, rings or snapshots beside them."""
-    return tuple(
+    return with_scales(
         demand for name, spec in _chosen(strategy, conv, ops)
         for demand in demanded(name, spec, spec.demands(config, sizes))
     )

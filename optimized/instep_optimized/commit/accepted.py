@@ -14,6 +14,7 @@ from instep_reference.contract.errors import Unsupported
 
 from ..memory import Memory
 from ..memory.slot_table import SlotTable
+from ..memory.units import SCALES
 from ..ops.base import Ops
 from ..ops.placing import Acceptance
 
@@ -37,7 +38,7 @@ def gather_path(
     """
     table, final = memory.slot_table.table, memory.slot_table.final
     stood = ops.plan_path(accept_index=accept_index, slots=slots, before=before, size=memory.pages.size, table=table)
-    for name in ("keys", "values"):
+    for name in ("keys", "values", f"keys{SCALES}", f"values{SCALES}"):
         for layer in memory.layers(name):
             ops.move_rows(pool=memory[name].units(layer), source=stood.source, target=stood.target)
     # A line of final rows is a ring that begins anew with each window: position `begin` stands in its entry 0.

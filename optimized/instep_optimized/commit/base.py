@@ -22,6 +22,7 @@ from ..layout import Part
 from ..memory import Memory
 from ..memory.budget import Component, Sizes
 from ..memory.pool import Demand
+from ..memory.units import Copied
 from ..ops.base import Ops
 
 # What happens to one request in an event: the rows of a table. "claim": the request is given a slot.
@@ -30,7 +31,8 @@ ACTIONS: tuple[Action, ...] = ("claim", "prefill", "verify", "decode", "draft", 
 # Which units of a region an action writes: the request's slot, its snapshot row, the pages of the positions that are
 # written, or all pages that the request owns.
 Which = Literal["slot", "row", "written", "owned"]
-Table = Mapping[Action, Mapping[str, Which]]  # action -> region -> which units; an absent action writes nothing
+# Action -> region -> which units; an absent action writes nothing. Scales are written with the region that they are of.
+Table = Mapping[Action, Mapping[str, Which]]
 
 _KV: Mapping[str, Which] = {"keys": "written", "values": "written"}
 _DRAFT_KV: Mapping[str, Which] = {"draft_keys": "written", "draft_values": "written"}
@@ -112,14 +114,14 @@ class CommitStrategy(Protocol):
         """Make the memory after the accepted nodes the requests' own memory, in every layer."""
         ...
 
-    def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
+    def peek(self, ops: Ops, slot: int, length: int) -> Mapping[int, Copied]:
         """Layer -> a copy of the request's unit after `length` tokens; zeros when `length` is 0. Changes nothing.
 
         Between a verify and its commit the memory belongs to no request. A copy that is made then may hold anything.
         """
         ...
 
-    def restore(self, slot: int, length: int, units: Mapping[int, torch.Tensor]) -> None:
+    def restore(self, slot: int, length: int, units: Mapping[int, Copied]) -> None:
         """The reverse of `peek`: write `units` in this strategy's physical form, and set the mark."""
         ...
 

@@ -13,14 +13,14 @@ import torch
 from instep_reference.contract.config import ModelConfig
 
 from ..batch import Batch, Group
-from ..layout import Address, Part
+from ..layout import Part
 from ..memory import Memory
 from ..memory.budget import Component, Sizes, mark, positions
 from ..memory.pool import Demand
+from ..memory.units import Copied, Units
 from ..ops.base import Ops
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
 from .marks import Marks
-from .snapshot import taken
 
 
 def may_change(component: Component, name: str) -> Table:
@@ -52,7 +52,7 @@ class Columns:
     def __init__(self, config: ModelConfig, sizes: Sizes, memory: Memory, width: int) -> None:
         self._marks, self._width = Marks(memory[self.mark].units(0)), width
         self._columns = {
-            layer: self._by_column(memory[self.component].units(layer), sizes.widest)
+            layer: self._by_column(memory.units(self.component, layer), sizes.widest)
             for layer in memory.layers(self.component)
         }
 
@@ -70,32 +70,32 @@ class Columns:
     def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
         self._marks.write(ops, accepted.slots, accepted.nodes)
 
-    def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
+    def peek(self, ops: Ops, slot: int, length: int) -> dict[int, Copied]:
         column = self._marks.of(slot) if length else 0  # before the first token no column is read
-        return {layer: taken(columns[slot, column], length) for layer, columns in self._columns.items()}
+        return {layer: columns.taken(slot, column, length=length) for layer, columns in self._columns.items()}
 
-    def restore(self, slot: int, length: int, units: Mapping[int, torch.Tensor]) -> None:
+    def restore(self, slot: int, length: int, units: Mapping[int, Copied]) -> None:
         self._marks.put(slot, 0)  # a restored state goes to column 0
         if length:
             for layer, columns in self._columns.items():
-                columns[slot, 0] = units[layer]
+                columns.put((slot, 0), units[layer])
 
     def claim(self, slot: int) -> None:
         self._marks.put(slot, 0)
 
     @staticmethod
-    def _by_column(units: torch.Tensor, widest: int) -> torch.Tensor:
+    def _by_column(units: Units, widest: int) -> Units:
         """The pool as [slots, columns, *block]; it has this form already."""
         return units
 
-    def _part(self, columns: torch.Tensor, group: Group, column: torch.Tensor) -> Part:
-        own = Address(columns, group.slots, column)
+    def _part(self, columns: Units, group: Group, column: torch.Tensor) -> Part:
+        own = columns.at(group.slots, column)
         verify = group.kind == "verify"
         # A window of this step count cannot write behind its own columns: the address is cut to them.
         return group.part(
             own,
             store=None if verify else own,
-            per_row=Address(columns[:, : self._width], group.slots) if verify else None,
+            per_row=columns.until(self._width).at(group.slots) if verify else None,
         )
 
 

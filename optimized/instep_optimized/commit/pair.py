@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from ..batch import Batch
 from ..layout import Part
+from ..memory.units import Copied, shown
 from ..ops.base import Ops
 from .base import PAGES, PAGES_OF_TREES, AcceptedWindows, BoundStrategy, CommitStrategy, Table, merged
 
@@ -48,13 +47,13 @@ class Asked:
     conv_window: tuple[int, ...]
     state_block: tuple[int, ...]
 
-    def hold(self, conv: Mapping[int, torch.Tensor], state: Mapping[int, torch.Tensor]) -> None:
+    def hold(self, conv: Mapping[int, Copied], state: Mapping[int, Copied]) -> None:
         for found, shape in ((conv, self.conv_window), (state, self.state_block)):
             if sorted(found) != list(self.layers):
                 raise TypeError(f"peek gave the layers {sorted(found)}; the model has {list(self.layers)}")
             for layer, unit in found.items():
-                if tuple(unit.shape) != shape:
-                    raise TypeError(f"peek gave {list(unit.shape)} for layer {layer}; expected {list(shape)}")
+                if tuple(shown(unit).shape) != shape:
+                    raise TypeError(f"peek gave {list(shown(unit).shape)} for layer {layer}; expected {list(shape)}")
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class CommitPair:
 
     def peek(
         self, ops: Ops, slot: int, length: int
-    ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+    ) -> tuple[Mapping[int, Copied], Mapping[int, Copied]]:
         """(conv windows {layer: [C, W-1]}, states {layer: [HV, K, V]}) after `length` tokens, as copies."""
         conv, state = self.of_conv.peek(ops, slot, length), self.of_state.peek(ops, slot, length)
         if self.asked is not None:
@@ -95,7 +94,7 @@ class CommitPair:
         return conv, state
 
     def restore(
-        self, slot: int, length: int, conv: Mapping[int, torch.Tensor], state: Mapping[int, torch.Tensor]
+        self, slot: int, length: int, conv: Mapping[int, Copied], state: Mapping[int, Copied]
     ) -> None:
         """Write both into a slot, each in the physical form of its strategy."""
         self.of_conv.restore(slot, length, conv)

@@ -17,15 +17,15 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import Place
 
 from ..batch import Batch, Group
-from ..layout import KEPT, Address, Keeps, Part, Ring
+from ..layout import KEPT, Keeps, Part, Ring
 from ..memory import Memory
 from ..memory.budget import Sizes, mark, ring_pools, rings, units
 from ..memory.pool import Demand
+from ..memory.units import Copied
 from ..ops.base import GdnInputs, Ops
 from ..ops.placing import RingPlan
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, Which, printed
 from .marks import Marks
-from .snapshot import taken
 
 SETTLED = "settled"
 
@@ -71,7 +71,7 @@ class Rerun:
         self.may, names = may_change(sizes.keeps, trees=trees), ring_pools(sizes.keeps)
         self._marks, self._size = Marks(memory[SETTLED].units(0)), self.ring_size(sizes.widest)
         self._spare = self.spare(self._size, width, sizes.widest)
-        self._states = {layer: memory["state"].units(layer) for layer in memory.layers("state")}
+        self._states = {layer: memory.units("state", layer) for layer in memory.layers("state")}
         self._rings = {
             layer: KEPT[sizes.keeps](*(memory[name].units(layer) for name in names)) for layer in self._states
         }
@@ -121,20 +121,20 @@ class Rerun:
         for pool in pools:
             ops.move_rows(pool=pool, source=plans[pool.shape[1]].source, target=plans[pool.shape[1]].target)
 
-    def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
+    def peek(self, ops: Ops, slot: int, length: int) -> dict[int, Copied]:
         if not length or self._marks.of(slot) == length:  # nothing is pending: the slot holds the state itself
-            return {layer: taken(state[slot], length) for layer, state in self._states.items()}
+            return {layer: state.taken(slot, length=length) for layer, state in self._states.items()}
         # Some tokens are pending: a launch of no rows, in which only the pending tokens run, into scratch memory.
         slots, before = (self._marks.at.new_tensor([number]) for number in (slot, length))
         none = slots.new_zeros(1)
         plan = self._absorbed(ops, slots, before, none, most=0)
         return {layer: self._folded(ops, layer, slots, none, plan) for layer in self._states}
 
-    def restore(self, slot: int, length: int, units: Mapping[int, torch.Tensor]) -> None:
+    def restore(self, slot: int, length: int, units: Mapping[int, Copied]) -> None:
         self._marks.put(slot, length)  # all tokens are in the state: nothing is pending
         if length:
             for layer, state in self._states.items():
-                state[slot] = units[layer]
+                state.put((slot,), units[layer])
 
     def claim(self, slot: int) -> None:
         self._marks.put(slot, 0)
@@ -159,7 +159,7 @@ class Rerun:
 
     def _part(self, layer: int, group: Group, plan: RingPlan) -> Part:
         state = self._states[layer]
-        own = Address(state, group.slots)
+        own = state.at(group.slots)
         # A verify stores only the state before its rows (`settled`); prefill and decode store the one after them.
         # A prefill has no ring: nothing can be pending before the first verify.
         verify, chunk = group.kind == "verify", group.kind == "prefill"
@@ -167,7 +167,7 @@ class Rerun:
             own,
             store=None if verify else own,
             ring=None if chunk else self._ring(layer, group.slots, plan),
-            settled=Address(state, plan.settle) if verify else None,
+            settled=state.at(plan.settle) if verify else None,
         )
 
     def _ring(self, layer: int, slots: torch.Tensor, plan: RingPlan) -> Ring:
@@ -175,23 +175,21 @@ class Rerun:
 
     def _folded(
         self, ops: Ops, layer: int, slots: torch.Tensor, none: torch.Tensor, plan: RingPlan
-    ) -> torch.Tensor:
+    ) -> Copied:
         """The state with the pending tokens in it, made by the engine's own op in scratch memory of the same form."""
         state, scratch_unit = self._states[layer], none + 1
-        # Same strides as the pool: a kernel then runs as it does on the pool. Unit 0 is reserved in every pool, so the
-        # result goes to unit 1 of two.
-        scratch = state.new_empty_strided((2, *state.shape[1:]), state.stride())
+        scratch = state.scratch(2)  # unit 0 is reserved in every pool, so the result goes to unit 1 of two
         ring = self._ring(layer, slots, plan)
         k, v = (pool[0, :0] for pool in (ring.kept.k, ring.own))  # no rows, with the dtypes and widths of rows
         ops.gdn(
             inputs=GdnInputs(k, k, v, v[..., 0], v[..., 0]),
             parts=(Part(
-                form="window", begin=none, count=none, most=0, read=Address(state, slots), fresh=none.bool(),
-                store=Address(scratch, scratch_unit), ring=ring,
+                form="window", begin=none, count=none, most=0, read=state.at(slots), fresh=none.bool(),
+                store=scratch.at(scratch_unit), ring=ring,
             ),),
             dtype=k.dtype, to=Place("trunk", layer, "state"),
         )
-        return taken(scratch[1], length=1)
+        return scratch.taken(1)
 
 
 RERUN = StrategySpec(Rerun.demands, Rerun)

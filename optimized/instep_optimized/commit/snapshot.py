@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from instep_reference.contract.config import ModelConfig
 
 from ..batch import Batch, Group
-from ..layout import Address, Part
+from ..layout import Part
 from ..memory import Memory
 from ..memory.budget import Component, Sizes, snapshots, units
 from ..memory.pool import Demand
+from ..memory.units import Copied, Units
+from ..memory.units import taken as taken
 from ..ops.base import Ops
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
 
@@ -43,9 +43,10 @@ class Snapshot:
     may = MAY_CHANGE
 
     def __init__(self, config: ModelConfig, sizes: Sizes, memory: Memory, width: int) -> None:
-        slots, rows = memory[self.component], memory[f"snapshot_{self.component}"]
+        slots, rows = self.component, f"snapshot_{self.component}"
         self._pairs = {
-            layer: _Pair(slots.units(layer), rows.units(layer)[:, :width]) for layer in memory.layers(self.component)
+            layer: _Pair(memory.units(slots, layer), memory.units(rows, layer).until(width))
+            for layer in memory.layers(slots)
         }
 
     @classmethod
@@ -59,42 +60,36 @@ class Snapshot:
         # Nothing is computed: the accepted node's snapshot is copied bit by bit. A row or slot of -1 (idle) is skipped.
         for pair in self._pairs.values():
             ops.move(
-                source=Address(pair.snapshots, accepted.rows, accepted.nodes),
-                target=Address(pair.slots, accepted.slots),
+                source=pair.snapshots.at(accepted.rows, accepted.nodes),
+                target=pair.slots.at(accepted.slots),
             )
 
-    def peek(self, ops: Ops, slot: int, length: int) -> dict[int, torch.Tensor]:
-        return {layer: taken(pair.slots[slot], length) for layer, pair in self._pairs.items()}
+    def peek(self, ops: Ops, slot: int, length: int) -> dict[int, Copied]:
+        return {layer: pair.slots.taken(slot, length=length) for layer, pair in self._pairs.items()}
 
-    def restore(self, slot: int, length: int, units: Mapping[int, torch.Tensor]) -> None:
+    def restore(self, slot: int, length: int, units: Mapping[int, Copied]) -> None:
         if length:  # a request without tokens is fresh: its slot is not read
             for layer, pair in self._pairs.items():
-                pair.slots[slot] = units[layer]
+                pair.slots.put((slot,), units[layer])
 
     def claim(self, slot: int) -> None:
         """Nothing to write: this strategy keeps no mark, and the first chunk of a request does not read its slot."""
 
 
-def taken(unit: torch.Tensor, length: int) -> torch.Tensor:
-    """A contiguous copy of a unit in its logical order. Before the first token it is zeros, whatever the slot holds."""
-    copy = unit.new_zeros(unit.shape)
-    return copy.copy_(unit) if length else copy
-
-
 class _Pair:
     """One layer: its units by slot, and its snapshots, cut to the width of the window."""
 
-    def __init__(self, slots: torch.Tensor, snapshots: torch.Tensor) -> None:
+    def __init__(self, slots: Units, snapshots: Units) -> None:
         self.slots, self.snapshots = slots, snapshots
 
     def part(self, group: Group) -> Part:
         """A verify stores the state after every row, by batch row; prefill and decode store the last in the slot."""
-        own = Address(self.slots, group.slots)
+        own = self.slots.at(group.slots)
         verify = group.kind == "verify"
         return group.part(
             own,
             store=None if verify else own,
-            per_row=Address(self.snapshots, group.rows) if verify else None,
+            per_row=self.snapshots.at(group.rows) if verify else None,
         )
 
 

@@ -7,12 +7,11 @@ keeps a narrow committed window beside the line; here `peek` returns it.
 
 from __future__ import annotations
 
-import torch
-
 from instep_reference.contract.config import ModelConfig
 
 from ..memory.budget import Component, Sizes, mark, widened
 from ..memory.pool import Demand
+from ..memory.units import Units
 from .base import StrategySpec, printed
 from .columns import Columns, may_change
 
@@ -37,11 +36,11 @@ class Widened(Columns):
         return widened(config, sizes), mark(cls.mark, sizes)
 
     @staticmethod
-    def _by_column(units: torch.Tensor, widest: int) -> torch.Tensor:
+    def _by_column(units: Units, widest: int) -> Units:
         """A view [slots, C, W-1 + widest-1] -> [slots, widest, C, W-1]: window p begins one input after window p-1."""
-        slots, channels, line = units.shape
-        slot, channel, one = units.stride()
-        return units.as_strided((slots, widest, channels, line - (widest - 1)), (slot, one, channel, one))
+        slots, channels, line = units.pool.shape
+        slot, channel, one = units.pool.stride()
+        return Units(units.pool.as_strided((slots, widest, channels, line - (widest - 1)), (slot, one, channel, one)))
 
 
 WIDENED = StrategySpec(Widened.demands, Widened, "conv")

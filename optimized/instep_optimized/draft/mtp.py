@@ -38,10 +38,11 @@ class MtpLayer:
 
         `config` is the target's. It is not changed: `config.drafter()` is the draft head's own configuration.
         """
-        own, weights, pools = config.drafter(), w.draft(stored), (memory["draft_keys"], memory["draft_values"])
+        own, weights = config.drafter(), w.draft(stored)
         return tuple(
             cls(head, weights, AttentionLayer.of(
-                stored, f"mtp.layers.{number}", number, own, *(pool.units(number) for pool in pools)
+                stored, f"mtp.layers.{number}", number, own,
+                *(memory.units(name, number) for name in ("draft_keys", "draft_values")),
             ), own)
             for number in range(config.mtp_layers)
         )

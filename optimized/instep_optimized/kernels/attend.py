@@ -59,22 +59,32 @@ def read(
         _attend, (ceil_div(pages.most, tokens), kv_heads, pages.begin.numel()),
         query, query.stride(0), query.stride(1), attended, attended.stride(0), attended.stride(1),
         pages.keys, *pages.keys.stride()[:3], pages.values, *pages.values.stride()[:3],
+        *_beside(pages.keys, pages.key_scales), *_beside(pages.values, pages.value_scales),
         pages.table, *pages.table.stride(), pages.table.shape[1] * page_size,
         pages.slots, pages.begin, pages.count, pages.before, *seen, page_size, group, tokens, width, width**-0.5,
         MT=queries, NT=positions, DT=max(power_of_2(width), SMALLEST_DOT), WIDEN=INTERPRETED,
-        ALONE=alone, ORDERED=alone and INTERPRETED, warps=warps, stages=stages,
+        ALONE=alone, ORDERED=alone and INTERPRETED, TILED=pages.key_scales is not None, warps=warps, stages=stages,
     )  # fmt: skip
     return attended
+
+
+def _beside(pool: torch.Tensor, scales: torch.Tensor | None) -> tuple[torch.Tensor, int]:
+    """The scales of a pool and their step from page to page; without scales the pool, which is not touched."""
+    if scales is None:
+        return pool, 0
+    assert scales[0].is_contiguous(), "the scales of a page lie side by side"
+    return scales, scales.stride(0)
 
 
 @triton.jit
 def _attend(
     query, query_row, query_head, attended, attended_row, attended_head,
     keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
+    key_scales, key_scales_page, value_scales, value_scales_page,
     table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes,
     page_size, group, tokens, width, scale,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
-    ALONE: tl.constexpr, ORDERED: tl.constexpr,
+    ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """`tokens` rows of one request for the `group` query heads of one KV head. Grid (row tiles, KV heads, B).
 
@@ -129,7 +139,12 @@ def _attend(
             keys + (page * keys_page + entry * keys_entry + kv_head * keys_head)[:, None] + d[None, :],
             mask=there, other=0.0,
         )  # fmt: skip
+        if TILED:  # numbers of 8 bits are exact in every other dtype, so scores are multiplied instead of keys
+            key = key.to(queries.dtype)
         score = dot(queries, tl.trans(key), WIDEN, ORDERED) * scale  # [MT, NT]
+        if TILED:
+            beside = entry * tl.num_programs(1) + kv_head
+            score = score * tl.load(key_scales + page * key_scales_page + beside, mask=mapped, other=0.0)[None, :]
         score = tl.where(mapped[None, :] & (at[None, :] <= last[:, None]), score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, axis=1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep -inf - -inf out
@@ -139,6 +154,9 @@ def _attend(
             values + (page * values_page + entry * values_entry + kv_head * values_head)[:, None] + d[None, :],
             mask=there, other=0.0,
         )  # fmt: skip
+        if TILED:  # the values are cast as the weights are: to the dtype of the queries
+            each = tl.load(value_scales + page * value_scales_page + beside, mask=mapped, other=0.0)
+            value = (value.to(tl.float32) * each[:, None]).to(queries.dtype)
         # The sum of weights is taken before they are cast to the values' dtype.
         new_mean = mean * kept[:, None] + dot(weight.to(value.dtype), value, WIDEN, ORDERED)
         new_total = total * kept + tl.sum(weight, axis=1)

@@ -16,6 +16,7 @@ from ..layout import Part
 from ..ops.base import GdnInputs
 from .address import flat, given
 from .runtime import ceil_div, launch, power_of_2, tile
+from .tiles import ROWS, beside, packed, scale_of, scales_at
 
 TOKENS = 16  # per block: more tokens make the triangular solve longer, fewer make more steps that carry the state
 VALUE_COLUMNS = 16  # columns of V per program of the second kernel on a GPU
@@ -57,7 +58,9 @@ def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     launch(
         _carry, (ceil_div(values, columns), heads, requests if blocks else 0), *rows, *gates, solved, mixed,
         core, core.stride(0), core.stride(1), *spans, part.fresh, *flat(part.read, 3, part.read),
-        *flat(part.store, 3, part.read), given(part.store), solved.stride(0), values, keys, group,
+        *flat(part.store, 3, part.read), given(part.store),
+        *beside(part.read, part.read), *beside(part.store, part.read), solved.stride(0), values, keys, group,
+        TILED=part.read.scales is not None,
         TOKENS=TOKENS, KT=wide, VT=columns, PRECISION=PRECISION, warps=WARPS["carry"],
     )  # fmt: skip
 
@@ -111,8 +114,9 @@ def _carry(
     core, core_row, core_head, begin, count, units, fresh,
     read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
     store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
+    read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
     work_row, V, K, group,
-    TOKENS: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, PRECISION: tl.constexpr,
+    TOKENS: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, PRECISION: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """One request, one value head, VT columns of V, all blocks of C = TOKENS in order. Grid (V tiles, HV, B)."""
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
@@ -125,6 +129,11 @@ def _carry(
     remembers = in_k[:, None] & (at_v < tl.where(tl.load(fresh + request) == 0, V, 0))[None, :]  # [KT, VT]
     source = read + unit * read_unit + tl.load(read_columns + request) * read_column + head * read_h
     state = tl.load(source + at_k[:, None] * read_k + at_v[None, :] * read_v, mask=remembers, other=0.0).to(tl.float32)
+    if TILED:
+        place = tl.load(read_columns + request)
+        scales = scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head, at_v, V)
+        known = at_v < tl.where(tl.load(fresh + request) == 0, V, 0)
+        state = state * tl.load(scales, mask=known, other=0.0)[None, :]
     tl.debug_barrier()  # the slot that is read here may be the slot that is stored below
 
     key_head, start = head // group, tl.load(begin + request)
@@ -160,4 +169,13 @@ def _carry(
     goal = tl.load(store_units + request)
     target = store + goal * store_unit + tl.load(store_columns + request) * store_column + head * store_h
     stays = in_k[:, None] & (at_v < tl.where((has_store != 0) & (goal >= 0), V, 0))[None, :]  # [KT, VT]
-    tl.store(target + at_k[:, None] * store_k + at_v[None, :] * store_v, state.to(store.dtype.element_ty), mask=stays)
+    target = target + at_k[:, None] * store_k + at_v[None, :] * store_v
+    if TILED:
+        scale = scale_of(tl.max(tl.abs(state), axis=0))  # [VT]
+        place = tl.load(store_columns + request)
+        scales = scales_at(store_scales, store_scales_unit, store_scales_column, goal, place, head, at_v, V)
+        tl.store(target, packed(state, tl.broadcast_to(scale[None, :], state.shape)), mask=stays)
+        kept = (at_v < tl.where((has_store != 0) & (goal >= 0), V, 0)) & (at_v % ROWS == 0)
+        tl.store(scales, scale, mask=kept)
+    else:
+        tl.store(target, state.to(store.dtype.element_ty), mask=stays)

@@ -9,6 +9,7 @@ Leaves out: the choice of units.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import triton
@@ -24,6 +25,9 @@ AXES = 3  # of a unit, at most: [HV, K, V]
 
 def move(*, source: Address, target: Address) -> None:
     """`Move` of the seam. Elements move as whole numbers, so -0 and the bits of a NaN survive. -1 skips a request."""
+    if source.scales is not None and target.scales is not None:
+        move(source=replace(source, pool=source.scales, scales=None),
+             target=replace(target, pool=target.scales, scales=None))  # fmt: skip
     assert source.pool.dtype == target.pool.dtype, "bits move between equal dtypes"
     inner = source.pool.dim() - 1 - (source.column is not None)
     shape = source.pool.shape[-inner:]

@@ -16,6 +16,7 @@ from instep_reference.contract.place import Place
 
 from .move import BITS
 from .runtime import ceil_div, launch, power_of_2, tile
+from .tiles import store_packed
 
 COLUMNS = 1024  # per program
 AXES = 2  # of a stored row, at most: [kv_heads, head_dim]
@@ -43,8 +44,13 @@ def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
     return out
 
 
-def store_rows(*, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor) -> None:
+def store_rows(
+    *, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor, scales: torch.Tensor | None = None
+) -> None:
     """`StoreRows` of the seam: rows [N, ...] into pool [pages, page_size, ...]; a row has at most AXES axes."""
+    if scales is not None:
+        store_packed(rows, pool, locations, scales)
+        return
     assert rows.dtype == pool.dtype and rows.shape[1:] == pool.shape[2:], "equal dtypes, equal rows"
     bits = BITS[rows.element_size()]
     here, there = (x.view(bits)[(..., *[None] * (AXES - len(rows.shape[1:])))] for x in (rows, pool))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.rounding import Blocked, Storage
 
 from ..ops.interpreter import VARIABLE
 
@@ -41,14 +42,25 @@ def decide(environment: MutableMapping[str, str], loaded: Mapping[str, Any], cud
     return wanted
 
 
+_FP8 = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()  # its numbers from 0 up, by their bytes
+HALF_WAY: Any = ((_FP8[1:] + _FP8[:-1]) / 2).numpy()  # no tensor is used inside an op: that would be a read of the host
+
+
 def to_nearest(convert: Callable[..., Any]) -> Callable[..., Any]:
-    """The interpreter's conversion between float formats, with fp32 to bf16 as a GPU does it: to nearest, ties to even.
+    """The interpreter's conversion between float formats, to bf16 and fp8 as a GPU does it: to nearest, ties to even.
 
     Triton's own function (3.6 to 3.9, `_convert_float`) cuts the lower 16 bits off. Its error is up to twice that of
-    rounding, and always towards zero. If a kernel asks for this rounding towards zero (RTZ), it gets it.
+    rounding, and always towards zero. If a kernel asks for this rounding towards zero (RTZ), it gets it. To fp8 it
+    rounds, but halves a number that it rounds up to a power of 2.
     """
 
     def converted(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source.name, target.name) == ("fp32", "fp8e4nv"):
+            code = HALF_WAY.searchsorted(abs(data))  # the larger of two numbers begins behind half way
+            tie = (code < len(HALF_WAY)) & (abs(data) == HALF_WAY[code.clip(max=len(HALF_WAY) - 1)])
+            code = code + (tie & (code % 2 == 1)) + 0x80 * (data.view("uint32") >> 31)
+            code[data != data] = 0x7F
+            return code.astype("uint8")
         if (source.name, target.name) != ("fp32", "bf16") or "RTZ" in str(mode):
             return convert(data, source, target, mode)
         bits = data.astype("float32", order="C", copy=False).view("uint32").astype("uint64")
@@ -67,7 +79,12 @@ def mend() -> bool:
     def rounds() -> bool:
         exact = torch.tensor([1.0078124, 1.01171875, -1.00390625, 3.4e38, -0.0], dtype=torch.float32)
         handle = interpreter.TensorHandle(exact.numpy(), tl.float32)
-        found = interpreter.InterpreterBuilder().create_fp_trunc(handle, tl.bfloat16).data
+        builder = interpreter.InterpreterBuilder()
+        found = builder.create_fp_trunc(handle, tl.bfloat16).data
+        eighth = torch.tensor([7.9, -31.8, 2**-10 * 1.5, 460.0], dtype=torch.float32)
+        narrow = builder.create_fp_to_fp(interpreter.TensorHandle(eighth.numpy(), tl.float32), tl.float8e4nv, None).data
+        if narrow.view("uint8").tolist() != [0x50, 0xE0, 0x01, 0x7E]:
+            return False
         if found.dtype != "uint16":  # this interpreter holds bf16 in another form than the one known here
             return False
         return torch.equal(torch.from_numpy(found.view("int16")), exact.bfloat16().view(torch.int16))
@@ -87,12 +104,12 @@ INTERPRETED: bool = decide(os.environ, sys.modules, torch.cuda.is_available())
 ROUNDS = mend() if INTERPRETED else True
 
 
-def must_round(*stored: torch.dtype) -> None:
-    """Refuse to store bf16 where the interpreter would cut it off: that divergence would not be an engine's fault."""
-    if torch.bfloat16 in stored and not ROUNDS:
+def must_round(*stored: Storage) -> None:
+    """Refuse to store bf16 or fp8 where the interpreter would not round: that divergence would be no engine's fault."""
+    if not ROUNDS and any(one is torch.bfloat16 or isinstance(one, Blocked) for one in stored):
         raise Unsupported(
-            f"the interpreter of Triton {metadata.version('triton')} cuts fp32 off to bfloat16 instead of rounding it: "
-            "use float32 or float16 here, or a GPU"
+            f"the interpreter of Triton {metadata.version('triton')} cuts fp32 off to bfloat16 and float8 instead of "
+            "rounding it: use float32 or float16 here, or a GPU"
         )
 
 

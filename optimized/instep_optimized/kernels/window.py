@@ -24,6 +24,7 @@ from ..ops.placing import MOST_NODES
 from .address import flat, given
 from .body import again, step
 from .runtime import ceil_div, launch, power_of_2, tile
+from .tiles import ROWS, beside, packed, scale_of, scales_at
 
 # On a GPU (LOG.md): rows of V per program, warps, and how many numbers of a key lie side by side across lanes. The bits
 # depend on them, so they are pinned. KEY_PIECE is small, so that each thread sums most of a row by itself and few
@@ -62,9 +63,11 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         each, each_units, *each_steps, given(part.per_row),
         *_ring(inputs, part),
         part.parents, did, *(did.stride()[:2] if did is not None else (None, None)),
+        *beside(part.read, part.read), *beside(part.store, part.read), *beside(part.settled, part.read),
+        *beside(part.per_row, part.read),
         values, keys, heads // inputs.k.shape[1],
         VT=rows, KT=padded, KI=min(KEY_PIECE, padded), WHOLE=values % rows == 0 and padded == keys,
-        TREE=tree, warps=WARPS, registers=None if tree else REGISTERS,
+        TREE=tree, TILED=part.read.scales is not None, warps=WARPS, registers=None if tree else REGISTERS,
     )  # fmt: skip
 
 
@@ -109,8 +112,11 @@ def _window(
     ring_u, ring_u_unit, ring_u_entry, ring_u_head,
     ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size, has_ring,
     parents, did, did_row, did_head,
+    read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
+    settled_scales, settled_scales_unit, settled_scales_column, each_scales, each_scales_unit, each_scales_column,
     V, K, group,
     VT: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr, TREE: tl.constexpr,
+    TILED: tl.constexpr,
 ):  # fmt: skip
     """One program: one request, one value head, VT rows of V. Grid (V tiles, HV, B).
 
@@ -145,6 +151,10 @@ def _window(
     if known:
         source = read + unit * read_unit + tl.load(read_columns + request) * read_column + head * read_h
         state = fetch(source + (tile_v * read_v + tile_k * read_k), inside, WHOLE).to(tl.float32)
+        if TILED:
+            place = tl.load(read_columns + request)
+            scales = scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head, at_v, V)
+            state = state * tl.load(scales, mask=in_v, other=0.0)[:, None, None]
 
     # Pointers to entry 0 of this request's rings. All heads of one key head share its k; u has V rows per program.
     kept_k = ring_k + kept_by * ring_k_unit + key_head * ring_k_head
@@ -159,13 +169,19 @@ def _window(
             fetch(kept_u + (entry % ring_u_size) * ring_u_entry, in_v, WHOLE),  # [VT]
         )
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
-    state = state.to(read.dtype.element_ty).to(tl.float32)  # rounds as a store and a load would
+    if TILED:  # rounds as a store and a load would
+        scale = tile_scale(state)
+        state = packed(state, scale).to(tl.float32) * scale
+    else:
+        state = state.to(read.dtype.element_ty).to(tl.float32)
     tl.debug_barrier()  # a store below may go to memory that another warp still reads above
 
     goal = tl.load(settled_units + request)
     if (has_settled != 0) & (goal >= 0):
         target = settled + goal * settled_unit + tl.load(settled_columns + request) * settled_column + head * settled_h
-        put(target + (tile_v * settled_v + tile_k * settled_k), state, inside, WHOLE)
+        place = tl.load(settled_columns + request)
+        scales = scales_at(settled_scales, settled_scales_unit, settled_scales_column, goal, place, head, at_v, V)
+        put_tile(target + (tile_v * settled_v + tile_k * settled_k), scales, state, inside, at_v, V, WHOLE, TILED)
 
     # Where row t of this head goes, if a state is stored per row: column t of unit `each_to`.
     each_to = tl.load(each_units + request)
@@ -210,7 +226,9 @@ def _window(
         if TREE:
             put(did + t * did_row, update, in_v, WHOLE)
         if aside:
-            put(column + t * each_column + (tile_v * each_v + tile_k * each_k), state, inside, WHOLE)
+            scales = scales_at(each_scales, each_scales_unit, each_scales_column, each_to, t, head, at_v, V)
+            put_tile(column + t * each_column + (tile_v * each_v + tile_k * each_k), scales, state, inside, at_v, V,
+                     WHOLE, TILED)  # fmt: skip
         if keeps:
             if keeps_k:
                 once = in_k & (tile_v == 0)
@@ -225,7 +243,9 @@ def _window(
     goal = tl.load(store_units + request)
     if (has_store != 0) & (goal >= 0):
         target = store + goal * store_unit + tl.load(store_columns + request) * store_column + head * store_h
-        put(target + (tile_v * store_v + tile_k * store_k), state, inside, WHOLE)
+        place = tl.load(store_columns + request)
+        scales = scales_at(store_scales, store_scales_unit, store_scales_column, goal, place, head, at_v, V)
+        put_tile(target + (tile_v * store_v + tile_k * store_k), scales, state, inside, at_v, V, WHOLE, TILED)
 
 
 @triton.jit
@@ -246,6 +266,24 @@ def fetch(source, inside, WHOLE: tl.constexpr):
         return tl.load(source)
     else:
         return tl.load(source, mask=inside, other=0.0)
+
+
+@triton.jit
+def tile_scale(state):
+    """The scale of every number of a tile [VT, P, KI], which has all of K."""
+    largest = tl.max(tl.max(tl.abs(state), axis=2), axis=1)
+    return tl.broadcast_to(scale_of(largest)[:, None, None], state.shape)
+
+
+@triton.jit
+def put_tile(target, scales, state, inside, at_v, V, WHOLE: tl.constexpr, TILED: tl.constexpr):
+    """Store a tile of a state [VT, P, KI]; if it is stored in tiles, with its scales [VT // ROWS]."""
+    if TILED:
+        scale = tile_scale(state)
+        put(target, packed(state, scale), inside, WHOLE)
+        tl.store(scales, tl.max(tl.max(scale, axis=2), axis=1), mask=(at_v < V) & (at_v % ROWS == 0))
+    else:
+        put(target, state, inside, WHOLE)
 
 
 @triton.jit

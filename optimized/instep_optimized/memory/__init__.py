@@ -17,6 +17,7 @@ from .pages import PageTable
 from .pool import Demand, Pool
 from .slot_table import SlotTable
 from .slots import Slots
+from .units import SCALES, Units
 
 
 class Memory:
@@ -36,6 +37,11 @@ class Memory:
 
     def __getitem__(self, name: str) -> Pool:
         return self.pools[name]
+
+    def units(self, name: str, layer: int) -> Units:
+        """A layer's units of a pool, and the scales beside them, if it is stored in tiles."""
+        scales = self.pools.get(name + SCALES)
+        return Units(self.pools[name].units(layer), None if scales is None else scales.units(layer))
 
     def layers(self, name: str) -> tuple[int, ...]:
         """The layers that a pool has memory for; none when there is no such pool."""

@@ -6,7 +6,7 @@ from `Sizes.widest`. Leaves out: allocation (`pool.py`), and which of the pools 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +16,7 @@ from instep_reference.contract.config import LayerKind, ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.meaning import Meaning, Positions
+from instep_reference.contract.rounding import Blocked, Storage
 
 from ..layout import KEPT, OWN, Keeps, StateLayout
 from ..ops.base import Types
@@ -23,6 +24,7 @@ from ..sampling import NUMBERS
 from .pool import Demand
 from .slot_table import LAYER, NAMES, PARENTS
 from .slots import check_order
+from .units import SCALES
 
 Component = Literal["conv", "state"]  # what a GDN layer keeps of a request
 RING = "ring_"  # the name of every ring pool begins with it
@@ -43,6 +45,7 @@ class Sizes:
     capacity  slots, pages, page size
     widest    tokens of the widest window: the largest step count + 1, or the most nodes of a tree
     keeps     what a ring keeps of a token
+    snapshot_layout  physical order of a snapshot of a state; None: as `layout`
     """
 
     types: Types
@@ -50,6 +53,7 @@ class Sizes:
     capacity: Capacity
     widest: int
     keeps: Keeps = "update"
+    snapshot_layout: StateLayout | None = None
 
     @property
     def transposed(self) -> bool:
@@ -86,7 +90,18 @@ def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
     if config.mtp_layers:
         drafter = config.drafter()
         kept += _kv("draft_", drafter, of_kind(drafter, "attention"), capacity.page_size, pages, sizes.types.kv)
-    return (*kept, *_board(config, sizes))
+    return (*with_scales(kept), *_board(config, sizes))
+
+
+def with_scales(wanted: Iterable[Demand]) -> tuple[Demand, ...]:
+    """The same, and behind every pool that is stored in tiles a pool for their scales, by the same units."""
+    pools = list[Demand]()
+    for demand in wanted:
+        pools.append(demand)
+        if demand.tiles is not None:
+            pools.append(replace(demand, name=demand.name + SCALES, shape=demand.tiles.grid(*demand.shape),
+                                 dtype=torch.float32, transposed=False, tiles=None))  # fmt: skip
+    return tuple(pools)
 
 
 def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
@@ -109,11 +124,11 @@ def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
 def units(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
     """A conv window [C, W-1] or a state [HV, K, V] per slot and GDN layer."""
     state = component == "state"
+    dtype, tiles = _stored(sizes.types.state) if state else (sizes.types.conv, None)
     return Demand(
         component, "slot", of_kind(config, "gdn"), max(sizes.capacity.slots) + 1,
-        state_block(config) if state else conv_window(config),
-        sizes.types.state if state else sizes.types.conv, transposed=state and sizes.transposed,
-        means=Meaning(component),
+        state_block(config) if state else conv_window(config), dtype, transposed=state and sizes.transposed,
+        means=Meaning(component), tiles=tiles,
     )
 
 
@@ -125,7 +140,7 @@ def positions(component: Component, config: ModelConfig, sizes: Sizes) -> Demand
 
 def snapshots(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
     """As `positions`, but by batch row. A batch has at most as many rows as there are slots to hand out."""
-    each = positions(component, config, sizes)
+    each = positions(component, config, replace(sizes, layout=sizes.snapshot_layout or sizes.layout))
     return replace(each, name=f"snapshot_{component}", by="row", units=len(sizes.capacity.slots))
 
 
@@ -152,7 +167,7 @@ def rings(config: ModelConfig, sizes: Sizes, size: int, own: int) -> tuple[Deman
     values = (*gate, config.value_dim)
     shapes = {"k": keys, "v": values, "update": values, "decay": gate, "log_decay": gate, "beta": gate}
     width = sizes.types.recurrence if sizes.keeps == "update" else sizes.types.consumed
-    plain = replace(units("state", config, sizes), dtype=width, transposed=False)
+    plain = replace(units("state", config, sizes), dtype=width, transposed=False, tiles=None)
     return tuple(
         replace(plain, name=RING + name, shape=(own if name in OWN else size, *shapes[name]), means=_entries(name))
         for name in KEPT[sizes.keeps]._fields
@@ -221,8 +236,13 @@ def state_block(config: ModelConfig) -> tuple[int, int, int]:
 
 
 def _kv(
-    prefix: str, config: ModelConfig, layers: tuple[int, ...], page_size: int, pages: int, dtype: torch.dtype
+    prefix: str, config: ModelConfig, layers: tuple[int, ...], page_size: int, pages: int, storage: Storage
 ) -> list[Demand]:
-    shape = (page_size, config.kv_heads, config.head_dim)
+    shape, (dtype, tiles) = (page_size, config.kv_heads, config.head_dim), _stored(storage)
     means = {name: Meaning(name, bool(prefix), Positions("token")) for name in ("keys", "values")}
-    return [Demand(prefix + name, "page", layers, pages, shape, dtype, means=means[name]) for name in means]
+    one = Demand("", "page", layers, pages, shape, dtype, tiles=tiles)
+    return [replace(one, name=prefix + name, means=means[name]) for name in means]
+
+
+def _stored(storage: Storage) -> tuple[torch.dtype, Blocked | None]:
+    return (storage.dtype, storage) if isinstance(storage, Blocked) else (storage, None)

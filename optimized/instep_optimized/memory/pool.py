@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from instep_reference.contract.meaning import Meaning
+from instep_reference.contract.rounding import Blocked
 
 from ..transfer.to_device import ints
 
@@ -32,6 +33,7 @@ class Demand:
     by          what a unit is: a request's slot, a batch row of a snapshot, or a KV page
     transposed  the last two axes of `shape` are exchanged in memory (the `VK` layout of a state)
     means       what a unit holds, and what its positions are
+    tiles       the pool is stored so; the scales of its tiles have a pool of their own (`budget.with_scales`)
     """
 
     name: str
@@ -42,6 +44,7 @@ class Demand:
     dtype: torch.dtype
     transposed: bool = False
     means: Meaning | None = None
+    tiles: Blocked | None = None
 
     @property
     def packed(self) -> int:
@@ -92,7 +95,8 @@ class Pool:
     def scrub(self, units: range | list[int]) -> None:
         """Poison units in every layer, so that a read of them shows. Does not wait: rounds may be running meanwhile."""
         if self._poison is not None and len(units):
-            self._body[..., : self.demand.packed].index_fill_(1, ints(units, self._body.device), self._poison)
+            body, at = self._body[..., : self.demand.packed], ints(units, self._body.device)
+            (body.view(torch.uint8) if body.element_size() == 1 else body).index_fill_(1, at, self._poison)
 
     def _view(self, layer: int) -> torch.Tensor:
         shape = list(self.demand.shape)
@@ -103,7 +107,9 @@ class Pool:
 
 
 def _pattern(poison: float, dtype: torch.dtype) -> float | int:
-    """The poison of a dtype: the number itself; for whole numbers (labels) the bits that it has in fp64."""
+    """The poison of a dtype: the number itself; of 8 bits its byte; for whole numbers the bits that it has in fp64."""
+    if dtype.itemsize == 1:
+        return int(torch.tensor(poison).to(dtype).view(torch.uint8))
     if dtype.is_floating_point:
         return poison
     return int(struct.unpack("<q", struct.pack("<d", poison))[0])

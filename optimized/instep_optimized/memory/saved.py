@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from . import Memory
+from .units import Copied, cloned, tensors
 
 PAGED = ("keys", "values", "draft_keys", "draft_values")
 
@@ -21,15 +22,17 @@ PAGED = ("keys", "values", "draft_keys", "draft_values")
 class Kept:
     """Copies of a request's memory per layer, in the canonical layout (`RequestState`), and of its slot table fields.
 
+    What is stored in tiles is copied as it is stored, with its scales.
+
     root [] int64;  proposal [n] int64 and proposed [D], or None without a draft head
     """
 
-    conv: dict[int, torch.Tensor]
-    state: dict[int, torch.Tensor]
-    keys: dict[int, torch.Tensor]
-    values: dict[int, torch.Tensor]
-    draft_keys: dict[int, torch.Tensor]
-    draft_values: dict[int, torch.Tensor]
+    conv: dict[int, Copied]
+    state: dict[int, Copied]
+    keys: dict[int, Copied]
+    values: dict[int, Copied]
+    draft_keys: dict[int, Copied]
+    draft_values: dict[int, Copied]
     root: torch.Tensor
     proposal: torch.Tensor | None
     proposed: torch.Tensor | None
@@ -39,12 +42,14 @@ class Kept:
         for field in fields(self):
             held = getattr(self, field.name)
             if isinstance(held, dict):
-                yield from ((f"{field.name} (layer {layer})", tensor) for layer, tensor in held.items())
+                for layer, copied in held.items():
+                    for tensor, what in zip(tensors(copied), ("", ", scales"), strict=False):
+                        yield f"{field.name} (layer {layer}{what})", tensor
             elif held is not None:
                 yield field.name, held
 
 
-Units = Mapping[int, torch.Tensor]
+Units = Mapping[int, Copied]
 
 
 def read(memory: Memory, request: str, length: int, conv: Units, state: Units) -> Kept:
@@ -55,8 +60,8 @@ def read(memory: Memory, request: str, length: int, conv: Units, state: Units) -
     at, slot, slot_table = _places(memory, request, length), memory.slots.of(request), memory.slot_table
 
     # Indexed by (page, offset) of every position: the pages of a request need not be neighbours.
-    def rows(name: str) -> dict[int, torch.Tensor]:
-        return {layer: memory[name].units(layer)[at].contiguous() for layer in memory.layers(name)}
+    def rows(name: str) -> dict[int, Copied]:
+        return {layer: memory.units(name, layer).rows(at) for layer in memory.layers(name)}
 
     drafts = bool(memory.layers("draft_keys"))
     return Kept(
@@ -82,16 +87,16 @@ def write(memory: Memory, request: str, length: int, kept: Kept) -> None:
     at, slot, slot_table = _places(memory, request, length), memory.slots.of(request), memory.slot_table
     for name in PAGED:
         for layer, rows in getattr(kept, name).items():
-            memory[name].units(layer)[at] = rows
+            memory.units(name, layer).put(at, rows)
     slot_table.length[slot].fill_(length)
     slot_table.window[slot, 0] = kept.root
     if kept.proposal is not None and kept.proposed is not None:
         slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed
 
 
-def _clone(kept: torch.Tensor | dict[int, torch.Tensor] | None) -> torch.Tensor | dict[int, torch.Tensor] | None:
+def _clone(kept: torch.Tensor | dict[int, Copied] | None) -> torch.Tensor | dict[int, Copied] | None:
     if isinstance(kept, dict):
-        return {layer: x.clone() for layer, x in kept.items()}
+        return {layer: cloned(x) for layer, x in kept.items()}
     return None if kept is None else kept.clone()
 
 

@@ -14,6 +14,7 @@ from instep_reference.contract.place import Place
 
 from .. import weights as w
 from ..batch import Batch
+from ..memory.units import Units
 from ..ops.base import Ops
 from .mlp import Half
 
@@ -27,12 +28,12 @@ class AttentionLayer:
     weights: w.AttentionWeights
     half: Half
     config: ModelConfig
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: Units
+    values: Units
 
     @classmethod
     def of(
-        cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig, keys: torch.Tensor, values: torch.Tensor
+        cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig, keys: Units, values: Units
     ) -> AttentionLayer:
         norm = stored.take(f"{prefix}.input_layernorm.weight")
         half = Half.of(stored, prefix, layer, config)
@@ -58,8 +59,9 @@ class AttentionLayer:
             to=(at("query"), at("key")),
         )  # [N, heads, head_dim], [N, kv_heads, head_dim]
         # Stored before `attend`: a row also attends to itself and to the rows before it in this launch.
-        ops.store_rows(rows=key, pool=self.keys, locations=batch.locations)
-        ops.store_rows(rows=value, pool=self.values, locations=batch.locations)
+        for rows, kept in ((key, self.keys), (value, self.values)):
+            scaled = {} if kept.scales is None else {"scales": kept.scales}
+            ops.store_rows(rows=rows, pool=kept.pool, locations=batch.locations, **scaled)
         attended = ops.attend(query=query, pages=batch.pages(self.keys, self.values), to=at("attended"))
         opened = ops.output_gate(attended=attended, projected=projected, to=at("opened"))
         mixer = ops.linear(x=opened, weight=weights.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]

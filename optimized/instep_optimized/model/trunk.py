@@ -32,7 +32,7 @@ def _gdn(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> L
 
 
 def _attention(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
-    pools = memory["keys"].units(layer), memory["values"].units(layer)
+    pools = memory.units("keys", layer), memory.units("values", layer)
     mixer = AttentionLayer.of(stored, f"model.layers.{layer}", layer, config, *pools)
     return lambda ops, hidden, batch, bound: mixer(ops, hidden, batch, STAGE)
 

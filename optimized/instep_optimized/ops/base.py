@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import Product
+from instep_reference.contract.rounding import Product, Storage
 
 from ..layout import Keeps, Pages, Part
 from .fused import FusedGdn
@@ -33,8 +33,8 @@ class Types(NamedTuple):
 
     hidden: torch.dtype
     conv: torch.dtype
-    state: torch.dtype
-    kv: torch.dtype
+    state: Storage
+    kv: Storage
     consumed: torch.dtype = torch.float32
     recurrence: torch.dtype = torch.float32
 
@@ -182,10 +182,13 @@ class MakeAttentionInputs(Protocol):
 class StoreRows(Protocol):
     """rows [N, ...] into pool [pages, page_size, ...]; locations [N] are page * page_size + offset; -1 skips.
 
+    scales: given where the pool is stored in tiles (`Blocked`): the rows are rounded here, and their scales stored.
     A pool by slot is given as [slots, 1, ...]: one page of one entry per slot, so the location is the slot.
     """
 
-    def __call__(self, *, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor) -> None: ...
+    def __call__(
+        self, *, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor, scales: torch.Tensor | None = None
+    ) -> None: ...
 
 
 class Attend(Protocol):
@@ -242,6 +245,7 @@ class Ops:
     captures       its ops never wait for the host, so a CUDA graph can hold them
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
     fused_gdn      serves instead of `gdn_inputs` and `gdn`; then nobody shows q, k, v, log_decay and beta
+    tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     packed         its kernels take no strides: pools have neither red zones nor padding
     row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
@@ -250,8 +254,8 @@ class Ops:
     """
 
     name: str
-    types: Callable[[torch.dtype, torch.dtype], Types]
-    rounds: Callable[[torch.dtype, torch.dtype], Mapping[str, torch.dtype]]
+    types: Callable[[torch.dtype, Storage], Types]
+    rounds: Callable[[torch.dtype, Storage], Mapping[str, Storage]]
     embed: Embed
     norm: Norm
     linear: Linear
@@ -287,6 +291,7 @@ class Ops:
     products: Mapping[str, Product] = field(default_factory=dict, hash=False)
     row_invariant: frozenset[str] = frozenset()
     fused_gdn: FusedGdn | None = None
+    tiled: bool = False
     packed: bool = False
     trees: bool = False
     keepers: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from instep_reference.contract.place import COMPONENTS, Place
+from instep_reference.contract.rounding import Storage
 
 from ..layout import Inputs, Pages, Part, Updates
 from .base import AttentionInputs, ExpertWeights, GdnInputs, Ops, Types
@@ -30,12 +31,12 @@ from .plain.ring import keep, kept_updates, recalled
 from .plain.rows import select
 
 
-def types(activation: torch.dtype, state: torch.dtype) -> Types:
+def types(activation: torch.dtype, state: Storage) -> Types:
     """All memory holds labels: int64."""
     return Types(*[torch.int64] * len(Types._fields))
 
 
-def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
+def rounds(activation: torch.dtype, state: Storage) -> Mapping[str, torch.dtype]:
     """Labels are never rounded. Only logits are numbers."""
     return dict.fromkeys(COMPONENTS, torch.int64) | {"logits": torch.float32}
 

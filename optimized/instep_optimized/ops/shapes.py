@@ -102,8 +102,9 @@ def _fused_gdn(given: Given) -> Iterator[Fit]:
 def _states(given: Given, state: Shape) -> Iterator[Fit]:
     for part in given["parts"]:
         for name in ("read", "store", "per_row", "settled"):
-            if getattr(part, name) is not None:
-                yield f"a state of {name}", tuple(getattr(part, name).pool.shape[-3:]), state
+            if (address := getattr(part, name)) is not None:
+                yield f"a state of {name}", tuple(address.pool.shape[-3:]), state
+                yield from _scales(name, address.pool, address.scales)
 
 
 def _gated_norm(given: Given) -> Iterator[Fit]:
@@ -121,8 +122,10 @@ def _attention_inputs(given: Given) -> Iterator[Fit]:
 
 
 def _store_rows(given: Given) -> Iterator[Fit]:
-    yield "a row", (tuple(given["rows"].shape[1:]), given["rows"].dtype), (
-        tuple(given["pool"].shape[2:]), given["pool"].dtype)  # fmt: skip
+    rows, pool, scales = given["rows"], given["pool"], given.get("scales")
+    dtype = pool.dtype if scales is None else rows.dtype  # in tiles they are rounded here
+    yield "a row", (tuple(rows.shape[1:]), rows.dtype), (tuple(pool.shape[2:]), dtype)
+    yield from _scales("pool", pool, scales)
 
 
 def _attend(given: Given) -> Iterator[Fit]:
@@ -132,6 +135,8 @@ def _attend(given: Given) -> Iterator[Fit]:
     yield "query heads, by KV heads,", heads % pages.keys.shape[2], 0
     if pages.ancestors is not None:
         yield "ancestors", tuple(pages.ancestors.shape), (given["query"].shape[0],)
+    yield from _scales("keys", pages.keys, pages.key_scales)
+    yield from _scales("values", pages.values, pages.value_scales)
 
 
 def _output_gate(given: Given) -> Iterator[Fit]:
@@ -145,11 +150,20 @@ def _mlp(given: Given) -> Iterator[Fit]:
     yield "down", hidden, given["x"].shape[1]
 
 
+def _scales(name: str, pool: torch.Tensor, scales: torch.Tensor | None) -> Iterator[Fit]:
+    """Numbers of 8 bits have scales, as many units and positions of them; numbers of more bits have none."""
+    yield f"whether {name} has scales", scales is not None, pool.element_size() == 1
+    if scales is not None:
+        yield f"leading axes of the scales of {name}", tuple(scales.shape[:-2]), tuple(pool.shape[:-2])
+
+
 def _move(given: Given) -> Iterator[Fit]:
     source, target = given["source"], given["target"]
     positions = (int(source.column is not None), int(target.column is not None))
     yield "a unit", (tuple(source.pool.shape[1 + positions[0] :]), source.pool.dtype), (
         tuple(target.pool.shape[1 + positions[1] :]), target.pool.dtype)  # fmt: skip
+    for name, address in (("source", source), ("target", target)):
+        yield from _scales(name, address.pool, address.scales)
 
 
 def _move_rows(given: Given) -> Iterator[Fit]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from instep_reference.contract.place import COMPONENTS
+from instep_reference.contract.rounding import Storage
 
 from ..kernels.attend import attend
 from ..kernels.conv import conv
@@ -36,19 +37,19 @@ KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "update", "logits")  # stored i
 WHOLE_NUMBERS = ("pick", "length", "root")
 
 
-def types(activation: torch.dtype, state: torch.dtype) -> Types:
+def types(activation: torch.dtype, state: Storage) -> Types:
     """Hidden rows, conv windows and KV in the activation dtype; the recurrent state as declared."""
     must_round(activation, state)
     return Types(hidden=activation, conv=activation, state=state, kv=activation, consumed=torch.float32)
 
 
-def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
+def rounds(activation: torch.dtype, state: Storage) -> Mapping[str, Storage]:
     """The activation dtype, except: fp32 for inputs and updates of the delta rule and for logits; the state's own.
 
     Inside an op everything is fp32, also the operands of the products of chunked prefill (`ieee`). Two exceptions: the
     probabilities of attention are cast to the values' dtype, and the MLP's middle rows to the activation dtype.
     """
-    declared = dict.fromkeys(COMPONENTS, activation)
+    declared: dict[str, Storage] = dict.fromkeys(COMPONENTS, activation)
     declared.update(dict.fromkeys(KEPT_WIDE, torch.float32))
     declared.update(dict.fromkeys(WHOLE_NUMBERS, torch.int64))
     return declared | {"state": state}
@@ -91,5 +92,6 @@ TRITON = Ops(
     keeps="update",
     captures=True,
     trees=True,
+    tiled=True,
     row_invariant=frozenset(BY_ROW) - {"linear", "mlp", "moe", "lm_head", "attend"},
 )

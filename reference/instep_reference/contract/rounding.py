@@ -1,12 +1,15 @@
-"""What a subject may declare about its products: a format per form of an op. The words, and their checks.
+"""What a subject may declare about its rounding: a format per form of an op, and storage with scales. The words alone.
 
-Storage dtypes are declared apart, by component (`rounds` of an op set). Leaves out: how the yardstick uses both.
+How a component is stored is declared apart, by its name (`rounds` of an op set): a dtype, or `Blocked`. Leaves out: how
+the yardstick uses both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import torch
 
 from .errors import BadInput
 
@@ -45,6 +48,49 @@ class Product:
 
     def __str__(self) -> str:
         return self.format if self.block is None else f"{self.format} in blocks of {self.block}"
+
+
+SCALE_BITS = 20  # of the 24 of fp32
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A way to store: numbers of a narrow dtype, and beside them one fp32 scale per tile of their last two axes.
+
+        scale = max(largest |x| of the tile / largest number of dtype, smallest normal number of fp32)
+        stored = x / scale, to nearest, ties to even;   read = stored * scale, a product in fp32
+
+    Every store takes its scales from what it stores. A tile of zeros has the smallest scale: nothing is divided by 0. A
+    scale is rounded up to SCALE_BITS bits. A number of at most 4 bits times it is then exact in fp32. So what was read
+    is stored again as the same bytes: a state that nothing was added to does not change, however often it is stored.
+
+    tile   how many numbers of the last two axes share a scale; None: all of that axis. A last tile may be narrower
+    """
+
+    dtype: torch.dtype
+    tile: tuple[int | None, int | None]
+
+    is_floating_point = True
+    shown = torch.float32  # what is read is a product, and no number of `dtype`
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} in tiles of {' x '.join(str(n or 'all') for n in self.tile)}"
+
+    def grid(self, *shape: int) -> tuple[int, ...]:
+        """The shape of the scales of a block."""
+        return *shape[:-2], *(1 if n is None else -(-size // n) for n, size in zip(self.tile, shape[-2:], strict=True))
+
+
+Storage = torch.dtype | Blocked
+SCALED_STATE = Blocked(torch.float8_e4m3fn, (None, 16))  # [HV, K, V]: a scale per 16 rows of V
+# [positions, kv_heads, head_dim]: a scale per position and head. One per page would grow when a larger row comes to a
+# page that is part full: rows that are committed would change their bytes, and read otherwise than when they were used.
+SCALED_KV = Blocked(torch.float8_e4m3fn, (1, None))
+
+
+def read_as(storage: Storage) -> torch.dtype:
+    """The dtype of what is read from a component that is stored so."""
+    return storage.shown if isinstance(storage, Blocked) else storage
 
 
 def checked(products: Mapping[str, Product]) -> dict[str, Product]:

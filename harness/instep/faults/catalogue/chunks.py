@@ -52,7 +52,8 @@ LAST_BLOCK_UNGATED = Edit(
 )
 
 TURNED = (
-    "Address(state.as_strided(state.shape, (*state.stride()[:2], state.shape[3], 1)), group.slots) if chunk else own"
+    "type(state)(state.pool.as_strided(state.pool.shape, (*state.pool.stride()[:2], state.pool.shape[3], 1)), "
+    "state.scales).at(group.slots) if chunk else own"
 )
 STORED_TURNED = Edit(
     RERUN, "            store=None if verify else own,\n", f"            store=None if verify else {TURNED},\n",

@@ -70,9 +70,9 @@ FAULTS: tuple[Fault, ...] = (
         "layer-kind-polluted", "layer-kind", "The full-attention layer finds its KV by the draft head's layer ids.",
         "sglang 23331",
         (Edit("instep_optimized/model/trunk.py",
-              "    pools = memory[\"keys\"].units(layer), memory[\"values\"].units(layer)\n",
+              "    pools = memory.units(\"keys\", layer), memory.units(\"values\", layer)\n",
               "    layer_id = config.drafter().layer_kinds.index(\"attention\")\n"
-              "    pools = memory[\"draft_keys\"].units(layer_id), memory[\"draft_values\"].units(layer_id)\n"),),
+              "    pools = memory.units(\"draft_keys\", layer_id), memory.units(\"draft_values\", layer_id)\n"),),
         "ragged", Setting(), 2, Place("trunk", 3, "keys"),
         "keys is draft_keys of layer 0, the op serves layer 3", ("bytes", "poison", "contracts"),
     ),

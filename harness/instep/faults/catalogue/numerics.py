@@ -47,7 +47,8 @@ STORED_NARROW = Edit(
     GDN, "    after(part.store, who, state)\n\n", "    after(part.store, who, state.bfloat16().to(work))\n\n",
 )
 NARROW_POOL = Edit(
-    BUDGET, "sizes.types.state if state else sizes.types.conv", "torch.bfloat16 if state else sizes.types.conv",
+    BUDGET, "_stored(sizes.types.state) if state else (sizes.types.conv, None)",
+    "(torch.bfloat16 if state else sizes.types.conv, None)",
 )
 NARROW_RING = Edit(BUDGET, "sizes.types.recurrence if sizes.keeps == \"update\" else sizes.types.consumed",
                    "torch.bfloat16 if sizes.keeps == \"update\" else sizes.types.consumed")  # fmt: skip

@@ -16,7 +16,7 @@ RERUN, LAZY_RERUN = "instep_optimized/commit/rerun.py", "instep_optimized/commit
 CONV, STATE, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "core"))
 
 ACCEPTED_WINDOWS = "inputs.rows, inputs.slots, acceptance.last_correct_step_indices, acceptance.accept_lens,"
-ACCEPTED = "source=Address(pair.snapshots, accepted.rows, accepted.nodes),"
+ACCEPTED = "source=pair.snapshots.at(accepted.rows, accepted.nodes),"
 RING = "ring=None if chunk else self._ring(layer, group.slots, plan),"
 
 # Room for the updates of two windows, too: else what is pending for longer than it should be is overwritten there.
@@ -50,7 +50,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "commit-index-column-zero", "commit-index", "The commit takes column 0 of the snapshots, the root's.",
         "sglang 25029",
-        (Edit(SNAPSHOT, ACCEPTED, "source=Address(pair.snapshots[:, 0], accepted.rows),"),),
+        (Edit(SNAPSHOT, ACCEPTED, "source=Units(pair.snapshots.pool[:, 0]).at(accepted.rows),"),),
         "ragged", Setting(strategy="snapshot"), 5, CONV,
         "holds the window after 1 token; 3 were accepted", ("bytes", "directed"),
     ),
@@ -91,7 +91,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "conv-no-rollback", "conv-no-rollback", "The conv window is taken after the whole window, rejected drafts too.",
         "vllm 50272",
-        (Edit(SNAPSHOT, ACCEPTED, "source=Address(\n                    pair.snapshots, accepted.rows, "
+        (Edit(SNAPSHOT, ACCEPTED, "source=pair.snapshots.at(\n                    accepted.rows, "
               "accepted.nodes if self.component == \"state\" else accepted.nodes * 0 + pair.snapshots.shape[1] - 1,\n"
               "                ),"),),
         "ragged", Setting(), 5, CONV,
@@ -102,7 +102,7 @@ FAULTS: tuple[Fault, ...] = (
         "A plain step reads column 0, as if the round before had accepted the root alone.",
         "vllm 39273",
         (Edit(COLUMNS, "own, store=None if verify else own,",
-              "own if group.kind != \"decode\" else Address(columns, group.slots, column * 0),"
+              "own if group.kind != \"decode\" else columns.at(group.slots, column * 0),"
               "store=None if verify else own,"),),
         "rounds", Setting(strategy="columns"), 10, CORE,
         "was carried on from the state after 1 token of the previous step", ("derived", "directed"),
@@ -190,11 +190,11 @@ FAULTS: tuple[Fault, ...] = (
         "stale-tile", "stale-tile", "The commit leaves out one tile of 8 columns of one head.",
         "",
         (Edit("instep_optimized/ops/plain/move.py",
-              "target.pool[_spots(target, wanted)] = source.pool[_spots(source, wanted)]",
-              "block, old = source.pool[_spots(source, wanted)], target.pool[_spots(target, wanted)]\n"
+              "target.pool[there] = source.pool[here]",
+              "block, old = source.pool[here], target.pool[there]\n"
               "if block.ndim == 4:\n"
               "    block[:, 1, :, 8:16] = old[:, 1, :, 8:16]\n"
-              "target.pool[_spots(target, wanted)] = block"),),
+              "target.pool[there] = block"),),
         "ragged", Setting(strategy="snapshot"), 5, STATE,
         "holds the state from before the step; 3 were accepted, in 1 of 32 blocks", ("directed", "derived"),
     ),

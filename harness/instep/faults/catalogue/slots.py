@@ -35,10 +35,11 @@ FAULTS: tuple[Fault, ...] = (
         "caller-stride-snapshot", "caller-stride",
         "A verify takes the row stride of its snapshots from the step count in force, the commit from the pool.",
         "sglang 23331",
-        (Edit(SNAPSHOT, "            per_row=Address(self.snapshots, group.rows) if verify else None,\n",
-              "            per_row=Address(self.snapshots.as_strided(self.snapshots.shape, (\n"
-              "                self.snapshots.shape[1] * self.snapshots.stride(1), *self.snapshots.stride()[1:],\n"
-              "            )), group.rows) if verify else None,\n"),),
+        (Edit(SNAPSHOT, "            per_row=self.snapshots.at(group.rows) if verify else None,\n",
+              "            per_row=Units(self.snapshots.pool.as_strided(self.snapshots.pool.shape, (\n"
+              "                self.snapshots.pool.shape[1] * self.snapshots.pool.stride(1),\n"
+              "                *self.snapshots.pool.stride()[1:],\n"
+              "            ))).at(group.rows) if verify else None,\n"),),
         "wider", Setting(strategy="snapshot"), 4, MIXED,
         "the pitch of snapshot_conv is", ("contracts", "tails"),
     ),
@@ -46,10 +47,11 @@ FAULTS: tuple[Fault, ...] = (
         "caller-stride-columns", "caller-stride",
         "Slots are read and written at the stride of the step count in force; the pool is wider.",
         "sglang 23331",
-        (Edit(COLUMNS, "        own = Address(columns, group.slots, column)\n",
-              "        own = Address(columns.as_strided(columns.shape, (\n"
-              "            columns.stride(0) - columns.stride(1) * (columns.shape[1] - self._width), "
-              "*columns.stride()[1:],\n        )), group.slots, column)\n"),),
+        (Edit(COLUMNS, "        own = columns.at(group.slots, column)\n",
+              "        pool = columns.pool\n"
+              "        own = Units(pool.as_strided(pool.shape, (\n"
+              "            pool.stride(0) - pool.stride(1) * (pool.shape[1] - self._width), *pool.stride()[1:],\n"
+              "        ))).at(group.slots, column)\n"),),
         "wider", Setting(ops="ledger", strategy="columns"), 2, CORE,
         "the pitch of state is", ("bytes", "labels", "contracts"),
     ),

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from instep_reference.contract.place import COMPONENTS
+from instep_reference.contract.rounding import Storage
 
 from ..base import Ops, Types
 from .attend import attend, attention_inputs, output_gate
@@ -31,15 +32,15 @@ KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "logits")  # not rounded to the
 WHOLE_NUMBERS = ("pick", "length", "root")
 
 
-def types(activation: torch.dtype, state: torch.dtype) -> Types:
+def types(activation: torch.dtype, state: Storage) -> Types:
     """Everything is stored in the activation dtype, except the recurrent state."""
     return Types(hidden=activation, conv=activation, state=state, kv=activation, consumed=width(activation),
                  recurrence=width(activation, state))
 
 
-def rounds(activation: torch.dtype, state: torch.dtype) -> Mapping[str, torch.dtype]:
+def rounds(activation: torch.dtype, state: Storage) -> Mapping[str, Storage]:
     """Component -> the dtype in which it is stored. KEPT_WIDE is fp32 (fp64 with fp64 activations)."""
-    declared = dict.fromkeys(COMPONENTS, activation)
+    declared: dict[str, Storage] = dict.fromkeys(COMPONENTS, activation)
     declared.update(dict.fromkeys(KEPT_WIDE, width(activation)))
     declared.update(dict.fromkeys(WHOLE_NUMBERS, torch.int64))
     return declared | {"state": state, "update": width(activation, state)}
@@ -81,6 +82,7 @@ PLAIN = Ops(
     move_rows=move_rows,
     keeps="update",
     trees=True,
+    tiled=True,
 )
 
 __all__ = ["PLAIN", "rounds", "types"]

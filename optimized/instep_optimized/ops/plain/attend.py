@@ -15,6 +15,7 @@ from instep_reference.contract.place import Place
 from ...layout import Pages
 from ..base import AttentionInputs
 from .rows import rms_norm
+from .tiles import opened
 from .wide import wide, width
 
 
@@ -72,7 +73,9 @@ def entries(pages: Pages, request: int, reach: int) -> tuple[torch.Tensor, torch
     number = position // size
     page = pages.table[pages.slots[request], number.clamp(max=width - 1)].masked_fill(number >= width, -1)
     spot = (page.clamp(min=0), position % size)
-    return pages.keys[spot], pages.values[spot], page >= 0
+    pools = (pages.keys, pages.key_scales), (pages.values, pages.value_scales)
+    keys, values = (pool[spot] if scales is None else opened(pool[spot], scales[spot]) for pool, scales in pools)
+    return keys, values, page >= 0
 
 
 def visible(pages: Pages, begin: int, count: int, before: int) -> torch.Tensor:

@@ -17,6 +17,7 @@ from ...layout import Inputs, Part, Updates
 from ..base import GdnInputs
 from .lanes import Lanes, after, along, ancestry, before, lanes, scatter
 from .ring import keep, recalled
+from .tiles import as_stored
 from .wide import wide, width
 
 L2_EPS = 1e-6  # added to the sum of squares, inside the root
@@ -89,7 +90,7 @@ def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:
             S = state[owing]  # a copy, because `owing` is an index: it is written back below
             _again(S, recalled(part.ring, who.which[owing], age))
             state[owing] = S
-        state = state.to(part.read.pool.dtype).to(state.dtype)
+        state = as_stored(part.read, state)
     after(part.settled, who, state)
     return state
 

@@ -12,6 +12,7 @@ import torch
 
 from ...layout import Address, Part
 from .ring import owed
+from .tiles import get, put
 
 
 class Lanes(NamedTuple):
@@ -63,7 +64,7 @@ def before(part: Part, who: Lanes, dtype: torch.dtype) -> torch.Tensor:
     block = pool.shape[1:] if part.read.column is None else pool.shape[2:]
     # A fresh request keeps the zeros: its unit may hold poison or another request's memory.
     memory = torch.zeros((len(who.which), *block), dtype=dtype, device=pool.device)
-    memory[known] = pool[_spots(part.read, who.which[known])].to(dtype)
+    memory[known] = get(part.read, _spots(part.read, who.which[known])).to(dtype)
     return memory
 
 
@@ -72,7 +73,7 @@ def after(address: Address | None, who: Lanes, memory: torch.Tensor) -> None:
     if address is None:
         return
     wanted = address.units[who.which] >= 0
-    address.pool[_spots(address, who.which[wanted])] = memory[wanted].to(address.pool.dtype)
+    put(address, _spots(address, who.which[wanted]), memory[wanted])
 
 
 def along(address: Address | None, who: Lanes, token: int, memory: torch.Tensor) -> None:
@@ -80,7 +81,7 @@ def along(address: Address | None, who: Lanes, token: int, memory: torch.Tensor)
     if address is None:
         return
     units = address.units[who.which[: memory.shape[0]]]
-    address.pool[units[units >= 0], token] = memory[units >= 0].to(address.pool.dtype)
+    put(address, (units[units >= 0], token), memory[units >= 0])
 
 
 def scatter(out: torch.Tensor, who: Lanes, values: torch.Tensor) -> None:

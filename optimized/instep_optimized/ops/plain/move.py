@@ -8,19 +8,25 @@ from __future__ import annotations
 import torch
 
 from ...layout import Address
+from .tiles import put
 
 
-def store_rows(*, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor) -> None:
+def store_rows(
+    *, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor, scales: torch.Tensor | None = None
+) -> None:
     """Row n to position `locations[n]`, counted over pages of the pool's own size; -1 skips."""
     size, wanted = pool.shape[1], locations >= 0
     spots = locations[wanted]
-    pool[spots // size, spots % size] = rows[wanted].to(pool.dtype)
+    put(Address(pool, spots, scales=scales), (spots // size, spots % size), rows[wanted])
 
 
 def move(*, source: Address, target: Address) -> None:
     """Units from source to target, request by request; everything is read before anything is written."""
     wanted = (source.units >= 0) & (target.units >= 0)
-    target.pool[_spots(target, wanted)] = source.pool[_spots(source, wanted)]
+    here, there = _spots(source, wanted), _spots(target, wanted)
+    target.pool[there] = source.pool[here]
+    if target.scales is not None and source.scales is not None:
+        target.scales[there] = source.scales[here]
 
 
 def move_rows(*, pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:

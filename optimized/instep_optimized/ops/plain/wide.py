@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import torch
 
+from instep_reference.contract.rounding import Storage
 
-def width(*dtypes: torch.dtype) -> torch.dtype:
+
+def width(*dtypes: Storage) -> torch.dtype:
     """fp32, or fp64 when one of `dtypes` is."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 

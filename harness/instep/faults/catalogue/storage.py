@@ -1,0 +1,84 @@
+"""What a way to store makes possible: scales of another tile or of an older store, and pools of two layouts.
+
+Leaves out: memory that is stored narrower than declared (`numerics.py`).
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.place import Place
+
+from ...replay.setting import FP8, Setting
+from ..base import Edit, Fault
+
+TILES, MOVE = "instep_optimized/ops/plain/tiles.py", "instep_optimized/ops/plain/move.py"
+GDN, UNITS = "instep_optimized/ops/plain/gdn.py", "instep_optimized/memory/units.py"
+SNAPSHOT, BUDGET = "instep_optimized/commit/snapshot.py", "instep_optimized/memory/budget.py"
+STATE, CORE = Place("trunk", 0, "state"), Place("trunk", 0, "core")
+NARROW = Setting(state_dtype=FP8)
+SNAPSHOTS = Setting(strategy="snapshot", state_dtype=FP8)
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "scale-of-neighbour", "scale-mixed", "A state is read with the scale of the tile beside its own.",
+        "", (Edit(TILES, "opened(address.pool[at], address.scales[at])",
+                  "opened(address.pool[at], address.scales[at].roll(1, -3))"),),
+        "rounds", NARROW, 3, CORE,
+        "", ("derived", "directed"),
+    ),
+    Fault(
+        "scale-of-neighbour-kernel", "scale-mixed", "The kernel reads a state with the scale of the next head.",
+        "", (Edit("instep_optimized/kernels/window.py",
+                  "scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head, at_v, V)",
+                  "scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head ^ 1, at_v, V)"),),
+        "short", Setting(ops="triton", state_dtype=FP8), 4, CORE,
+        "", ("derived", "directed"),
+    ),
+    Fault(
+        "scale-not-committed", "scale-stale", "A commit copies the numbers of a state, and not their scales.",
+        "", (Edit(MOVE, "        target.scales[there] = source.scales[here]\n", "        pass\n"),),
+        "ragged", SNAPSHOTS, 5, STATE,
+        "", ("derived", "directed"),
+    ),
+    Fault(
+        "scale-not-restored", "scale-stale", "A state that is loaded meets the scales that stood in its slot.",
+        "", (Edit(UNITS, "            self.scales[at] = scales\n", "            pass\n"),),
+        "kept", NARROW, 12, STATE,
+        "is poison, as memory that nobody wrote", ("bytes", "poison"),
+    ),
+    Fault(
+        "scale-of-the-page", "scale-stale", "The scale of a KV row is written for the whole page.",
+        "", (Edit(MOVE, "    put(Address(pool, spots, scales=scales), (spots // size, spots % size), rows[wanted])\n",
+                  "    put(Address(pool, spots, scales=scales), (spots // size, spots % size), rows[wanted])\n"
+                  "    if scales is not None:\n"
+                  "        scales[spots // size] = scales[spots // size, spots % size][:, None]\n"),),
+        "rounds", Setting(kv_dtype=FP8), 2, Place("trunk", 3, "keys"),
+        "where this event does not write", ("bytes", "tails"),
+    ),
+    Fault(
+        "rounded-per-token", "rounded-twice", "A window rounds the state after each of its tokens, not at its commit.",
+        "", (Edit(GDN, "        along(part.per_row, who, row, S)\n",
+                  "        along(part.per_row, who, row, S)\n        state[:alive] = as_stored(part.read, S)\n"),),
+        "rounds", SNAPSHOTS, 2, CORE,
+        "", ("derived", "own_inputs"),
+    ),
+    Fault(
+        "turned-while-speculating", "state-transpose",
+        "States lie the other way round where windows have drafts: the pool turns itself, and nobody else knows.",
+        "sglang, chunked prefill on NPU",
+        (Edit(BUDGET, "self.layout == \"VK\"", "(self.layout == \"VK\") == (self.widest == 1)"),),
+        "rounds", Setting(), 0, STATE,
+        "blocks that lie as VK", ("capacity",),
+    ),
+    Fault(
+        "layouts-of-two-pools", "state-transpose",
+        "A commit takes a snapshot to lie as the slots do, where snapshots have a layout of their own.",
+        "sglang, chunked prefill on NPU",
+        (Edit(SNAPSHOT, "source=pair.snapshots.at(accepted.rows, accepted.nodes),",
+              "source=(pair.snapshots if pair.slots.pool.ndim != 4 else Units(pair.snapshots.pool.as_strided(\n"
+              "                    pair.snapshots.pool.shape, (*pair.snapshots.pool.stride()[:3],\n"
+              "                                                *pair.slots.pool.stride()[2:]),\n"
+              "                ))).at(accepted.rows, accepted.nodes),"),),
+        "ragged", Setting(strategy="snapshot", snapshot_layout="KV"), 5, STATE,
+        "source is laid out with inner strides", ("contracts", "directed", "derived"),
+    ),
+)

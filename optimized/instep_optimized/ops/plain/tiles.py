@@ -1,0 +1,71 @@
+"""Numbers that are stored in tiles with a scale each (`Blocked` of the contract): packed, opened, and in a pool.
+
+A pool without scales is read and written as it is, in its own dtype. Leaves out: which pools have scales.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from instep_reference.contract.rounding import SCALE_BITS
+
+from ...layout import Address
+
+ROWS = 16  # of an axis that has neither one scale in all nor one per number
+LEAST = torch.finfo(torch.float32).tiny  # the smallest scale: that of a tile of zeros
+
+
+CUT = (1 << 24 - SCALE_BITS) - 1  # the bits of a scale that are 0
+
+
+def packed(x: torch.Tensor, dtype: torch.dtype, grid: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., a, b] -> the same in `dtype`, and its scales [..., *grid]: the tile's largest number by that of dtype."""
+    largest = _largest(_largest(x.float().abs(), -1, grid[-1]), -2, grid[-2])
+    scales = (largest / torch.finfo(dtype).max).clamp_min(LEAST)
+    scales = ((scales.view(torch.int32) + CUT) & ~CUT).view(torch.float32)  # rounded up, so nothing overflows
+    return (x.float() / _spread(scales, x)).to(dtype), scales
+
+
+def opened(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The reverse, in fp32."""
+    return values.float() * _spread(scales, values)
+
+
+def as_stored(address: Address, x: torch.Tensor) -> torch.Tensor:
+    """x as a store to this address and a load would leave it, in x's own width."""
+    if address.scales is None:
+        return x.to(address.pool.dtype).to(x.dtype)
+    return opened(*packed(x, address.pool.dtype, address.scales.shape[-2:])).to(x.dtype)
+
+
+def get(address: Address, at: tuple[torch.Tensor | int, ...]) -> torch.Tensor:
+    """Copies of the units at these leading indices."""
+    return address.pool[at] if address.scales is None else opened(address.pool[at], address.scales[at])
+
+
+def put(address: Address, at: tuple[torch.Tensor | int, ...], x: torch.Tensor) -> None:
+    """Store x at these leading indices."""
+    if address.scales is None:
+        address.pool[at] = x.to(address.pool.dtype)
+    else:
+        address.pool[at], address.scales[at] = packed(x, address.pool.dtype, address.scales.shape[-2:])
+
+
+def _largest(x: torch.Tensor, axis: int, scales: int) -> torch.Tensor:
+    """The largest number of every tile along an axis."""
+    if scales == x.shape[axis]:
+        return x
+    if scales > 1:
+        missing = scales * ROWS - x.shape[axis]  # zeros are never the largest
+        x = pad(x.movedim(axis, -1), (0, missing))
+        return x.reshape(*x.shape[:-1], scales, ROWS).amax(-1).movedim(-1, axis)
+    return x.amax(axis, keepdim=True)
+
+
+def _spread(scales: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A scale for every number of its tile; where an axis has one scale, broadcasting does it."""
+    for axis in (-2, -1):
+        if scales.shape[axis] not in (1, like.shape[axis]):
+            scales = scales.repeat_interleave(ROWS, axis).narrow(axis, 0, like.shape[axis])
+    return scales

@@ -1,0 +1,134 @@
+"""Memory that is stored in tiles with scales: both sides round alike, correct engines agree, and mistakes are found.
+
+Leaves out: the kernels (`tests/optimized/test_tiles.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from instep.carried import model
+from instep.faults import FAMILIES, TRACES
+from instep.faults.base import Fault
+from instep.observe import storage
+from instep.replay.replay import Replay
+from instep.replay.setting import FP8, Setting
+from instep.trace.file import read
+from instep.verdict import Exit
+from instep_optimized import Options, load
+from instep_optimized.ops.plain import tiles
+from instep_optimized.options import check
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked
+from support.command import Runner, complaint
+from support.planting import planted_here
+
+E4M3 = torch.float8_e4m3fn
+HERE = [fault for fault in FAMILIES["storage"] if fault.how.ops == "plain"]  # a kernel is planted in a copy
+
+
+def numbers(*shape: int, size: float) -> torch.Tensor:
+    """Numbers of very different sizes, a tile of zeros among them."""
+    draw = torch.Generator().manual_seed(0)
+    found = torch.randn(shape, generator=draw) * (3 * torch.randn(shape, generator=draw)).exp() * size
+    found[0] = 0
+    return found
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e6, 1e-38, 1e-41])
+@pytest.mark.parametrize(("how", "shape"), [
+    (SCALED_STATE, (3, 8, 16)), (SCALED_STATE, (3, 8, 40)), (SCALED_STATE, (2, 5, 7)), (SCALED_KV, (9, 2, 32)),
+], ids=str)  # fmt: skip
+def test_both_sides_round_alike_and_what_was_read_is_stored_again_as_it_was(
+    how: Blocked, shape: tuple[int, ...], size: float
+) -> None:
+    x = numbers(*shape, size=size)
+    values, scales = tiles.packed(x, how.dtype, how.grid(*shape))
+    shown = tiles.opened(values, scales)
+    assert scales.shape == how.grid(*shape) and bool(shown.isfinite().all())
+    assert torch.equal(shown, storage.rounded(x, how))
+    again = tiles.packed(shown, how.dtype, how.grid(*shape))
+    assert torch.equal(again[0].view(torch.uint8), values.view(torch.uint8)) and torch.equal(again[1], scales)
+    off = (storage.before_rounding(shown, x.double(), how) - x.double()).abs()
+    assert bool((off <= 1e-6 * x.double().abs().amax()).all()), "half a unit at most"
+    by_chance = storage.by_chance(x, how, torch.Generator().manual_seed(1))
+    assert torch.equal(by_chance[0], x[0]) and bool(((by_chance - x).abs() <= 2**-2.9 * x.abs().amax()).all())
+
+
+def test_a_number_that_is_not_finite_stays_one() -> None:
+    x = numbers(2, 8, 16, size=1.0)
+    x[1, 3, 5] = torch.nan
+    assert bool(tiles.opened(*tiles.packed(x, E4M3, SCALED_STATE.grid(2, 8, 16)))[1].isnan().all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trace", "options"), [
+    ("kept", {"state_dtype": FP8, "strategy": "snapshot", "snapshot_layout": "KV"}),
+    ("kept", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "rerun", "dtype": "bfloat16", "graphs": True}),
+    ("mixed", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "columns", "conv": "widened", "layout": "KV"}),
+    ("kept", {"state_dtype": "float16", "kv_dtype": FP8, "overlap": True}),
+    ("wider", {"state_dtype": "bfloat16", "strategy": "snapshot"}),
+    ("rounds", {"state_dtype": FP8, "kv_dtype": FP8, "ops": "ledger"}),
+], ids=str)  # fmt: skip
+def test_a_right_engine_agrees(trace: str, options: dict[str, Any]) -> None:
+    outcome = Replay(read(TRACES / f"{trace}.jsonl"), Setting(**options)).run()
+    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:2]
+    if options.get("ops") != "ledger":
+        assert {"state", "keys"} & outcome.declared.narrow(torch.float32).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
+def test_a_fault_that_storage_makes_possible_is_found(fault: Fault) -> None:
+    with planted_here(*fault.edits):
+        findings = Replay(read(TRACES / f"{fault.trace}.jsonl"), fault.how).run().verdict.findings
+    first = findings[0]
+    assert (first.event, first.place) == (fault.event, fault.place)
+    assert {one.check for one in findings if one.event == first.event} & {*fault.seen_by}
+    assert any(fault.says in one.diagnosis for one in findings)
+
+
+@pytest.mark.parametrize(("options", "expected"), [
+    ({"strategy": "lazy_rerun", "state_dtype": FP8}, "where it is rounded would depend on the schedule"),
+    ({"dtype": "float64", "kv_dtype": FP8}, "nothing would be left of the width"),
+    ({"strategy": "rerun", "snapshot_layout": "KV"}, "only the strategy snapshot has a second pool"),
+])  # fmt: skip
+def test_what_is_not_served_is_refused_before_anything_runs(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(Unsupported, match=expected):
+        Replay(read(TRACES / "rounds.jsonl"), Setting(**options)).run(until=0)
+
+
+def test_ops_that_read_no_scales_are_refused() -> None:
+    config = Checkpoint.open(model()).config
+    for told in (Options(kv=SCALED_KV), Options(state=SCALED_STATE)):
+        with pytest.raises(Unsupported, match="read no scales beside a pool"):
+            check(told, config, 3, replace(load("plain"), tiled=False))
+
+
+def test_a_way_to_store_that_is_not_known_is_named_with_its_option() -> None:
+    with pytest.raises(BadInput, match="--kv-dtype") as caught:
+        Setting(kv_dtype="float4")
+    assert FP8 in str(caught.value)
+
+
+def test_the_option_comes_back_in_the_command_and_memory_counts_the_scales(instep: Runner, tmp_path: Path) -> None:
+    assert Setting(state_dtype=FP8, kv_dtype=FP8).words() == (
+        "--ops", "plain", "--state-dtype", FP8, "--kv-dtype", FP8,
+    )  # fmt: skip
+    out = tmp_path / "memory.json"
+    said = instep("memory", "qwen3.5-9b", "--state-dtype", FP8, "--kv-dtype", FP8, "--strategy", "rerun",
+                  "--conv", "windows", "--no-guarded", "--json", str(out))  # fmt: skip
+    assert said.code == 0
+    (one,) = json.loads(out.read_text())["strategies"]
+    numbers_of_a_state, layers = 32 * 128 * 128, 24
+    assert one["pools"]["state"] == layers * numbers_of_a_state
+    assert one["pools"]["state_scales"] == layers * 4 * numbers_of_a_state // (16 * 128)
+    assert "depend on the schedule" in complaint(
+        instep("memory", "qwen3.5-9b", "--state-dtype", FP8, "--strategy", "lazy-rerun"))
