@@ -5,6 +5,7 @@ Keys and values are two plain tensors. Leaves out: pages, and computing by block
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,10 +32,11 @@ def empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -
 
 def mix(
     config: ModelConfig, weights: AttentionWeights, normed: torch.Tensor, memory: AttentionMemory,
-    positions: torch.Tensor, at: At,
+    positions: torch.Tensor, at: At, read: Read | None = None,
 ) -> tuple[torch.Tensor, AttentionMemory]:
     """The attention layer between its input norm and its residual: T consecutive tokens of one request.
 
+    read: attention over other rows of the memory than `attend` reads
     Shapes:  normed (T, D)   positions (T,)  ->  (T, D), and the memory with the T new rows behind the old ones.
     Mirrors: transformers `Qwen3_5Attention`; differs in the width (HF: norms, rotary and softmax in fp32).
     """
@@ -46,9 +48,12 @@ def mix(
     key = at("key", rotate(rms_norm(key_raw, weights.key_norm, config.eps), positions, config))
     value = at("value", (normed @ weights.value.T).reshape(T, kv_heads, width))  # (T, kv_heads, head_dim)
     after = AttentionMemory(torch.cat([memory.keys, key]), torch.cat([memory.values, value]))
-    attended = at("attended", attend(query, after.keys, after.values))  # (T, heads, head_dim)
+    attended = at("attended", (read or attend)(query, after.keys, after.values))  # (T, heads, head_dim)
     opened = at("opened", attended * torch.sigmoid(gate))  # (T, heads, head_dim)
     return at("mixer", opened.flatten(1) @ weights.out.T), after
+
+
+Read = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

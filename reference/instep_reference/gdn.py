@@ -37,11 +37,11 @@ def empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -
 
 def mix(
     config: ModelConfig, weights: GdnWeights, normed: torch.Tensor, memory: GdnMemory, positions: torch.Tensor, at: At,
-    rule: Rule | None = None,
+    rule: Rule | None = None, conv: Conv | None = None,
 ) -> tuple[torch.Tensor, GdnMemory]:
     """The GDN layer between its input norm and its residual: T consecutive tokens of one request.
 
-    rule: the delta rule in another form than `recur`
+    rule, conv: the delta rule and the conv in another form than `recur` and `causal_conv`
     Shapes:  normed (T, D)  ->  (T, D), and the memory after the last of them. Positions play no part.
     Mirrors: transformers `Qwen3_5GatedDeltaNet`. Differs: the dtype (HF: fp32 inside); W-1 conv inputs are kept
              (HF: W); every token is decoded by the recurrence (HF: chunks, when there is more than one token).
@@ -54,7 +54,7 @@ def mix(
     z = at("z", (normed @ weights.z.T).reshape(T, HV, V))  # (T, HV, V)
     b = at("b", normed @ weights.b.T)  # (T, HV)
     a = at("a", normed @ weights.a.T)  # (T, HV)
-    convolved, window = causal_conv(qkv, weights.conv, memory.window)  # (T, C), (C, W-1)
+    convolved, window = (conv or causal_conv)(qkv, weights.conv, memory.window)  # (T, C), (C, W-1)
     mixed = at("mixed", F.silu(convolved))  # (T, C)
     q, k, v = torch.split(mixed, [H * K, H * K, HV * V], dim=-1)  # (T, HK), (T, HK), (T, HV*V)
     q = at("q", l2_norm(q.reshape(T, H, K)) * K**-0.5)  # (T, H, K)
@@ -73,6 +73,9 @@ def mix(
         state = absorb(k[None], decay, update[None], memory.state[None])  # (1, HV, K, V)
     gated = at("gated", gated_norm(core, z, weights.norm, config.eps, config.output_gate))  # (T, HV, V)
     return at("mixer", gated.flatten(1) @ weights.out.T), GdnMemory(window, state[0])
+
+
+Conv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def causal_conv(x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

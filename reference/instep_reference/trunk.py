@@ -5,7 +5,8 @@ Leaves out: the draft head (`draft/`), and which tokens to run (`rounds.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ LayerMemory = GdnMemory | AttentionMemory
 
 # The token mixers by kind of layer: each module has `mix` and `empty`.
 KINDS: dict[LayerKind, Any] = {"gdn": gdn, "attention": attention}
+Forms = Mapping[LayerKind, Mapping[str, Any]]
 
 
 def empty_memory(
@@ -60,11 +62,11 @@ def advance(
 
 def layer(
     config: ModelConfig, weights: LayerWeights, index: int, stage: str, hidden: torch.Tensor, memory: LayerMemory,
-    positions: torch.Tensor, see: See = unseen, rule: gdn.Rule = gdn.recur,
+    positions: torch.Tensor, see: See = unseen, forms: Forms = MappingProxyType({}),
 ) -> tuple[torch.Tensor, LayerMemory]:
     """One layer over T consecutive tokens of one request. Row t sees the memory and the rows 0 .. t.
 
-    rule: the delta rule, for whoever runs it in another form
+    forms: kind of layer -> the parts of its mixer that run in another form, by the names that `mix` gives them
     Shapes:  hidden (T, D)   positions (T,)  ->  hidden (T, D), and the memory after the last row.
     """
 
@@ -73,8 +75,7 @@ def layer(
 
     normed = at("normed", rms_norm(hidden, weights.input_norm, config.eps))
     kind = config.layer_kinds[index]
-    ruled = {"rule": rule} if kind == "gdn" else {}
-    mixer, after = KINDS[kind].mix(config, weights.mixer, normed, memory, positions, at, **ruled)
+    mixer, after = KINDS[kind].mix(config, weights.mixer, normed, memory, positions, at, **forms.get(kind, {}))
     residual = at("residual", hidden + mixer)
     post_normed = at("post_normed", rms_norm(residual, weights.post_norm, config.eps))
     return at("hidden", residual + at("mlp", mlp(config, weights.mlp, post_normed))), after

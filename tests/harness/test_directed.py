@@ -14,7 +14,7 @@ from instep.checks.allowance import PROJECTION_LIMIT
 from instep.checks.directed import Directed, grouped, look
 from instep.checks.hypotheses import BANK, one_more, wrong_states
 from instep.checks.run_again import RUN_AGAIN
-from instep.checks.scene import Scene, step
+from instep.checks.scene import Scene, Wrong, step
 from instep.observe.oracle import Oracle
 from instep.observe.reorder import up_or_down
 from instep.verdict import Tier, Verdict
@@ -41,6 +41,7 @@ def scene(count=3, window=5, seed=0, verb="accepted", key_dim=K):
         drawn(HV, key_dim, V), [('of request "x"', drawn(HV, key_dim, V))],
         [("counts the tokens of the previous step twice", drawn(HV, key_dim, V))],
         [('of request "x"', drawn(window, HV, V))], drawn(window - 1, HV, V),
+        branches=[Wrong("holds the state after node 4, a child of node 3", drawn(HV, key_dim, V))],
     )  # fmt: skip
 
 
@@ -77,10 +78,11 @@ def test_every_wrong_state_is_called_by_its_name(width, noise, make):
         assert result.diagnosis.startswith(wrong.sentence)
 
 
-# What a state may wrongly be, and the functions that say so. Those of a tree come with trees.
+# What a state may wrongly be, and the functions that say so. `another_node` stands for all that trees make possible.
 LISTED = {
     "one token less": "one_less", "one more": "one_more", "column 0": "column_zero", "all drafts": "all_drafts",
-    "no commit": "no_commit", "another count": "another_count", "another slot's state": "another_slot",
+    "no commit": "no_commit", "another count": "another_count", "another node": "another_node",
+    "another slot's state": "another_slot",
     "previous step": "previous_step", "previous step lost": "previous_step_lost",
     "previous step miscounted": "previous_step_miscounted", "zero": "zero",
     "begun at zero": "began_at_zero", "transposed": "transposed", "begun transposed": "began_transposed",

@@ -82,9 +82,33 @@ def test_a_saved_state_can_be_loaded_by_a_fresh_request_with_the_same_prompt():
     assert "name" in refusal(rules_after(*ready(), e.Save("a", "kept"), e.Admit("b", (1,))), e.Load("b", "kept"))
 
 
+def trees(nodes: int | None) -> dict[str, object]:
+    """A header whose windows may be trees of so many nodes."""
+    return {"capacity": msgspec.structs.replace(header().capacity, num_draft_tokens=nodes)}
+
+
+@pytest.mark.parametrize(("nodes", "parents", "says"), [
+    (None, (0, 0, 1), "parents[0]: found a tree, expected a chain: the header has no capacity.num_draft_tokens"),
+    (4, (0, 0, 1, 1), "found 5 nodes with the root, expected at most capacity.num_draft_tokens = 4"),
+    (6, (0, 1, 2, 3, 0), "found a path of 4 drafts, expected at most num_steps = 3"),
+    (4, (0, 2, 0), "parents[0][1]: found 2, expected an earlier node, 0 to 1"),
+])  # fmt: skip
+def test_a_tree_has_room_and_no_path_longer_than_the_step_count(nodes, parents, says):
+    draft = e.Draft(("a",), picks=(tuple(range(len(parents))),), parents=(parents,))
+    assert says in refusal(rules_after(*ready(), **trees(nodes)), draft)
+
+
+@pytest.mark.parametrize(("nodes", "parents"), [(None, (0, 1, 2)), (4, (0, 0)), (5, (0, 0, 1, 3)), (4, (0,))])
+def test_a_chain_with_parents_needs_no_room_for_trees_and_a_tree_takes_pages_for_its_nodes(nodes, parents):
+    draft = e.Draft(("a",), picks=(tuple(range(len(parents))),), parents=(parents,))
+    rules = rules_after(*ready(prompt=tuple(range(7))), draft, **trees(nodes))
+    assert len(rules.table.live["a"].pages) * 8 >= 7 + len(parents)
+    assert rules.table.live["a"].parents == (-1, *parents)
+
+
 def test_a_tree_is_committed_along_parents():
     tree = e.Draft(("a",), picks=((4, 5, 6),), parents=((0, 0, 2),))
-    rules = rules_after(*ready(), tree, e.Forward((e.Row("a", "verify"),)))
+    rules = rules_after(*ready(), tree, e.Forward((e.Row("a", "verify"),)), **trees(4))
     rules.check(e.Commit(("a",), accepted=(e.Path((2, 3), 8),)))
     said = refusal(rules, e.Commit(("a",), accepted=(e.Path((1, 3), 8),)))
     assert "accepted[0].nodes[1]: found 3, expected a child of node 1" in said

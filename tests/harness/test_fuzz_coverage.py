@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from instep.fuzz.coverage import Coverage
+from instep.fuzz.tree_coverage import TREES
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
@@ -28,15 +30,15 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 OTHER = "other tokens accepted in one batch"
 
 
-def met(*events: e.AnyEvent) -> set[str]:
+def met(*events: e.AnyEvent, header: Header = HEADER) -> set[str]:
     """What the last of these events met."""
-    rules, coverage, known = EventRules(HEADER), Coverage(), {}
+    rules, coverage, known = EventRules(header), Coverage(), dict[str, int]()
     for event in events:
         before = replace(rules.table, live=dict(rules.table.live))
         rules.apply(event)
         known = dict(coverage.counts())
         coverage.note(before, event, rules.table)
-    return {name for name, count in coverage.counts().items() if count > known[name]} - ALWAYS
+    return {name for name, count in coverage.counts().items() if count > known.get(name, 0)} - ALWAYS
 
 
 def test_every_condition_is_met_by_a_committed_trace() -> None:
@@ -154,3 +156,20 @@ def chunk(tokens: int) -> e.Forward:
 ])  # fmt: skip
 def test_a_condition_is_met_by_what_it_says(events: tuple[e.AnyEvent, ...], condition: str, holds: bool) -> None:
     assert (condition in met(*events)) is holds
+def test_trees_have_conditions_of_their_own_where_there_may_be_any() -> None:
+    room = structs.replace(HEADER, capacity=structs.replace(HEADER.capacity, num_draft_tokens=4))
+    drafted = (*ENTERED, e.Draft(("a", "b"), ((7, 7, 8), (8, 8)), ((0, 0, 1), (0, 1))))
+    commit = e.Commit(("a", "b"), (e.Path((1, 3), 9), path(2)))
+    alone = e.Commit(("a", "b"), (path(0), path(0)))
+    forward = e.Forward((e.Row("a", "verify"), e.Row("b", "verify")))
+    shown = met(*drafted, forward, header=room)
+    assert {"a tree beside a chain", "siblings with equal tokens"} <= shown
+    assert not {"trees of different shapes in one batch", "a tree beside a prompt"} & shown
+    beside = (*ENTERED, e.Admit("c", (4, 5)), e.Draft(("a", "b"), ((7, 8, 8), (7, 8)), ((0, 0, 1), (0, 0))))
+    mixed = met(*beside, e.Forward((*forward.rows, e.Row("c", "prefill", 1))), header=room)
+    assert {"trees of different shapes in one batch", "a tree beside a prompt"} <= mixed
+    assert not {"a tree beside a chain", "siblings with equal tokens"} & mixed
+    left_out, last = "an accepted path that is not 1, 2, ...", "the last node of a tree accepted"
+    assert {left_out, last} <= met(*drafted, forward, commit, header=room)
+    assert met(*drafted, forward, alone, header=room) == {"accepted: none", "nothing of a tree accepted"}
+    assert not set(TREES) & set(Coverage().counts())

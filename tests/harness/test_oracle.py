@@ -10,14 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from instep.checks.branches import branches
+from instep.checks.directed import look, scene_of
 from instep.observe import second_form
 from instep.observe.oracle import Oracle
 from instep.observe.recomputation import Recomputation
 from instep.observe.reorder import by_a_unit, up_or_down
 from instep.observe.rows import paths, row_spans, rows
 from instep.observe.updates import due
-from instep.verdict import Skipped
-from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Row
+from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Path, Row
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m
 
@@ -132,22 +133,52 @@ def test_it_answers_twice_without_forgetting_the_window(run):
     assert not oracle.flights
 
 
-def test_trees_are_skipped_with_a_reason_whoever_drafts_after_them(run):
-    """Two drafts of one round: the first forms a tree, the second a chain, which is computed."""
+@pytest.fixture(scope="module")
+def branched(run):
+    """A tree and a chain in one batch: of the tree nodes 0, 2, 4 are accepted."""
     opened, _ = run
-    drafts = Draft(("a",), ((3, 4, 5),), ((0, 0, 1),)), Draft(("b",), ((6, 7, 8),))
+    drafts = Draft(("a", "b"), ((3, 4, 5, 7), (6, 7, 8)), ((0, 0, 1, 2), (0, 1, 2)))
     prompts = {"a": m.PROMPTS["one"], "b": m.PROMPTS["short"]}
     admitted = [Admit(name, prompt) for name, prompt in prompts.items()]
     begun = [Forward((Row(name, "prefill", len(prompt), 9),)) for name, prompt in prompts.items()]
-    contexts = m.run(opened, [*admitted, *begun, *drafts, Forward((Row("a", "verify"), Row("b", "verify")))])
+    verified = Forward((Row("a", "verify"), Row("b", "verify")))
+    committed = Commit(("a", "b"), (Path((2, 4), 11), Path((1,), 12)))
+    contexts = m.run(opened, [*admitted, *begun, drafts, verified, committed])
     oracle = oracle_of(opened)
-    *_, tree, chain, verified = (oracle.at(context) for context in contexts)
-    (skipped,) = tree
-    assert isinstance(skipped, Skipped) and skipped.reason == "the drafts form trees"
-    assert chain and all(isinstance(one, Recomputation) and one.request == "b" for one in chain)
-    skipped, *others = verified
-    assert isinstance(skipped, Skipped) and skipped.reason == 'the window of request "a" is a tree'
-    assert others and all(isinstance(one, Recomputation) and one.request == "b" for one in others)
+    return contexts, [oracle.at(context) for context in contexts]
+
+
+def test_a_tree_is_computed_again_as_a_chain_is(branched):
+    contexts, answers = branched
+    for context, found in zip(contexts[-3:], answers[-3:], strict=True):
+        assert all(isinstance(one, Recomputation) for one in found) and {one.request for one in found} == {"a", "b"}
+        covered = {place for piece in found for place in piece.truth.places if due(context, place, piece.span)}
+        assert covered == {place for place in context.subject.places if place.component != "pick"}
+        for piece in found:
+            for place, tensor in piece.truth.places.items():
+                right = rows(context.truth, place, piece.span)
+                assert right is not None and len(right) == len(tensor)
+                torch.testing.assert_close(tensor, right, rtol=1e-3, atol=1e-4)
+
+
+def test_the_state_of_every_other_node_of_a_tree_is_called_by_its_name(branched):
+    (*_, committed), (*_, found) = branched
+    states = [piece for piece in found if piece.writes_state and piece.request == "a"]
+    assert states
+    for piece in states:
+        right, spread = piece.truth.state, piece.yardsticks.state
+        torch.testing.assert_close(right, committed.truth.after["a"].state[piece.layer], rtol=1e-4, atol=1e-5)
+        scene = scene_of(piece, states)
+        assert look(right.float(), scene, spread).diagnosis == ""
+        for wrong in branches(piece.folding, piece.span.nodes):
+            said = look(wrong.state.float(), scene, spread).diagnosis
+            assert wrong.sentence in said, (wrong.sentence, said)
+    assert [wrong.sentence for wrong in branches(states[0].folding, (0, 2, 4))] == [
+        "holds the state after node 1, a node beside the path; node 4 is the last accepted one",
+        "holds the state after node 3, a node beside the path; node 4 is the last accepted one",
+        "takes the tree for a chain: holds rows 0 to 4 in their order, up to the last accepted node",
+        "takes the tree for a chain: holds rows 0 to 2 in their order, as many as are accepted",
+    ]
 
 
 def test_rows_are_shared_out_by_the_trace_alone(run):

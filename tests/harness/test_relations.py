@@ -371,7 +371,7 @@ def test_every_request_has_a_course_of_its_own(trace: Trace) -> None:
     assert loads and [step.origins[-1] for step in told["d"].steps].count(loads[0]) >= 1, "what led to the saved state"
     assert not any(isinstance(event, Load) for event in alone(trace).events)
     rounds = [step for timeline in told.values() for step in timeline.steps if step.kind == "round"]
-    assert {step.accepted for step in rounds} >= {0, 1}
+    assert {len(step.nodes) for step in rounds} >= {0, 1}
     assert all(
         isinstance(trace.events[one], kind) for step in rounds for one, kind in
         zip(step.origins, (Draft, Forward, Commit), strict=True) if not isinstance(trace.events[one], Load)

@@ -88,7 +88,8 @@ class Pass:
             with self.begin(lean, chunk):
                 positions, rule = torch.arange(rows.start, rows.stop), self._rule(chunk)
                 out, memory = trunk.layer(
-                    self.config, weights, index, "trunk", hidden[rows], memory, positions, self.see, rule
+                    self.config, weights, index, "trunk", hidden[rows], memory, positions, self.see,
+                    {"gdn": {"rule": rule}},
                 )
             done.append(out)
             if isinstance(memory, GdnMemory) and self.draw is not None:

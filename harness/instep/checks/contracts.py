@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from instep_reference.contract.event_facts import facts
 from instep_reference.contract.place import Place
 
+from ..observe.calls import linked, seen
 from ..observe.context import EventContext
 from ..observe.event_log import EventLog, Served
 from ..observe.rows import RowSpan, row_spans
+from ..observe.tree_forms import lines
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, counted, op_at, slot_of
 
@@ -70,8 +72,8 @@ class Contracts:
     def _matched(
         self, context: EventContext, op: str, place: Place, due: list[tuple[RowSpan, Served]], rows: list[Served]
     ) -> Iterator[Comparison]:
-        right = [(served.form, served.units, served.count, served.before) for _, served in due]
-        given = [(served.form, served.units, served.count, served.before) for served in rows]
+        right, given = ([(one.form, one.units, one.count, one.before, one.branches) for one in served]
+                        for served in ([served for _, served in due], rows))  # fmt: skip
         total = sum(served.count for _, served in due)
         if right == given:
             yield self._comparison(context, place, total, "", None, len(due))
@@ -115,12 +117,18 @@ def _due(context: EventContext, place: Place) -> list[tuple[RowSpan, Served]]:
         slot, pages = context.expected.slots_after.get(span.request), context.expected.pages_after.get(span.request)
         if slot is None or pages is None:
             continue
+        tree = context.expected.tree(span.request) if span.kind in ("verify", "draft") else None
         if place.component == "attended":
-            shift = int(step) - 1 if stage == "chain" else 0
-            served = Served("attend", place, "pages", tuple(pages), span.begin, span.count, span.start + shift)
+            # The head's row of a token stands one place before the token, so that of the root is committed already.
+            begin, steps = (span.start - 1, [int(step)]) if stage == "chain" else (span.start, range(span.count))
+            before = span.start + int(step) - 1 if stage == "chain" else span.start
+            sets = [sum(1 << node for node in lines(tree)[at]) for at in steps] if tree else []
+            stands = seen(begin, sets) if tree else (before, ())
+            served = Served("attend", place, "pages", tuple(pages), span.begin, span.count, *stands)
         else:
             form = "chunk" if span.kind == "prefill" else "window"
-            served = Served(RECURRENT[place.component], place, form, (slot,), span.begin, span.count)
+            branches = linked(tree) if tree else ()
+            served = Served(RECURRENT[place.component], place, form, (slot,), span.begin, span.count, 0, branches)
         found.append((span, served))
     return found
 
@@ -137,6 +145,12 @@ def _mismatch(span: RowSpan, right: Served, found: Served | None) -> str:
         return f"{whose} are served with {what} {_units(found)}; the trace has them in {what} {_units(right)}"
     if found.count != right.count:
         return f"{whose} are {found.count} where they are served"
+    if found.before == right.before:
+        row = next((n for n in range(right.count) if found.branches[n : n + 1] != right.branches[n : n + 1]), 0)
+        what = "sees positions" if right.form == "pages" else "continues node"
+        said = [f"{', '.join(map(str, one.branches[row]))}" if one.branches else "those of a chain"
+                for one in (found, right)]  # fmt: skip
+        return f"{whose}: row {row} {what} {said[0]}; the trace has {said[1]}"
     return f"{whose} stand behind {counted(found.before, 'position')}; the trace has {right.before} before them"
 
 

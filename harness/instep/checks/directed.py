@@ -19,6 +19,7 @@ from ..observe.recomputation import Recomputation
 from ..verdict import Comparison, Explained, Skipped, Tier
 from .allowance import COLUMNS, DITHERED, LEANING, MORE_DRAWS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
 from .base import slot_of
+from .branches import branches
 from .hypotheses import wrong_states
 from .scene import Scene, Wrong
 
@@ -177,11 +178,13 @@ def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
         if older is not None and previous.tokens is not None:
             was, log_decay = previous.tokens.of("k"), previous.tokens.of("log_decay")
             pending = was.repeat_interleave(older.shape[1] // was.shape[1], dim=1), log_decay, older
-    k, v, log_decay, beta = (folding.tokens.of(name) for name in ("k", "v", "log_decay", "beta"))
+    committed = piece.span.kind == "commit" and folding.parents is not None
+    path = list(piece.span.nodes) if committed else slice(None)
+    k, v, log_decay, beta = (folding.tokens.of(name)[path] for name in ("k", "v", "log_decay", "beta"))
     return Scene(
         folding.base, k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, folding.count,
         "accepted" if piece.span.kind in WINDOWS else "given", None if previous is None else previous.base, others,
-        handed, theirs, older, pending,
+        handed, theirs, older, pending, branches(folding, piece.span.nodes) if committed else (),
     )  # fmt: skip
 
 

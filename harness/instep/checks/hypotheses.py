@@ -52,6 +52,10 @@ def another_count(scene: Scene) -> list[Wrong]:
     return [wrong for count in scene.counts() for wrong in _count(scene, count)]
 
 
+def another_node(scene: Scene) -> list[Wrong]:
+    return list(scene.branches)
+
+
 def another_slot(scene: Scene) -> list[Wrong]:
     return [Wrong(f"holds the state {name}", state) for name, state in scene.others]
 
@@ -147,9 +151,9 @@ def _other_layout_back(state: torch.Tensor) -> torch.Tensor:
 
 
 BANK: tuple[Callable[[Scene], list[Wrong]], ...] = (
-    one_less, one_more, column_zero, all_drafts, no_commit, another_count, another_slot, previous_step,
-    previous_step_lost, previous_step_miscounted, zero, began_at_zero, transposed, began_transposed, last_decay_dropped,
-    block_decay_dropped, last_decay_doubled, stale_gate, stale_k, *RUN_AGAIN,
+    one_less, one_more, column_zero, all_drafts, no_commit, another_count, another_node, another_slot,
+    previous_step, previous_step_lost, previous_step_miscounted, zero, began_at_zero, transposed, began_transposed,
+    last_decay_dropped, block_decay_dropped, last_decay_doubled, stale_gate, stale_k, *RUN_AGAIN,
 )  # fmt: skip
 
 

@@ -106,23 +106,30 @@ class Identity:
         drafts, own = answer.drafts.tolist(), answer.own.tolist()
         for row, name in enumerate(event.requests):
             right = own[row] if event.picks is None else list(event.picks[row])
+            right = right + [-1] * (len(drafts[row]) - len(right))  # a smaller tree than others of the batch
             yield exact(self, context, DRAFT_PICK, drafts[row], right, "drafts are {}", name)
-            for number, (place, said) in enumerate(self._heads(context, row, name, len(own[row]))):
+            for number, place, said in self._heads(context, row, name, len(own[row])):
                 yield exact(self, context, place, own[row][number], said, f"own draft {number + 1} is {{}}", name)
 
-    def _heads(self, context: EventContext, row: int, name: str, drafts: int) -> Iterator[tuple[Place, int]]:
-        """What this side's head said for each draft, and where; nothing for a model without one, draft 1 for a tree."""
+    def _heads(self, context: EventContext, row: int, name: str, drafts: int) -> Iterator[tuple[int, Place, int]]:
+        """What this side's head said for each draft, counted from 0, and where; nothing for a model without a head.
+
+        A head says a draft in the step of the draft's parent, which in a chain is the step before.
+        """
         before = context.subject.before.get(name)
         if before is None or before.proposal is None or not drafts:
             return
-        yield DRAFT_PICK, before.proposal
-        for step in range(1, drafts if getattr(context.event, "parents", None) is None else 1):
+        parents = context.expected.parents.get(name, ())[1:] or range(drafts)
+        for number, step in enumerate(parents[:drafts]):
             chained = Place(f"chain.{step}", AFTER_LAYERS, "pick")
             picks = context.subject.places.get(chained)
-            if picks is not None and len(picks) > row:
-                yield chained, int(picks[row])
+            at = next((n for n, span in enumerate(row_spans(context, chained.stage)) if span.request == name), row)
+            if not step:
+                yield number, DRAFT_PICK, before.proposal
+            elif picks is not None and len(picks) > at:
+                yield number, chained, int(picks[at])
             elif len(proposed := context.earlier.proposed.get(name, ())) > step:
-                yield Place(draft_stage(step), AFTER_LAYERS, "pick"), proposed[step]
+                yield number, Place(draft_stage(step), AFTER_LAYERS, "pick"), proposed[step]
 
     def _forwarded(self, context: EventContext) -> Iterator[Comparison]:
         answer = context.subject.answer

@@ -76,8 +76,11 @@ class Labels:
         first = int(found.flatten()[0]) & MASK
         chain = _chain(context, name, place.layer) if place.component == "state" else []
         if first in chain:
-            taken = chain.index(int(right.flatten()[0]) & MASK)
-            return held("state", chain.index(first), taken, "accepted")
+            has, taken = chain.index(first), chain.index(int(right.flatten()[0]) & MASK)
+            tree = last_forward(context).parents[name]  # type: ignore[union-attr]  # there is a chain, so there is one
+            if has and tree != tuple(range(-1, len(tree) - 1)):
+                return f"holds the state after node {has - 1}; node {taken - 1} is the last accepted one"
+            return held("state", has, taken, "accepted")
         for other, state in context.truth.after.items():
             its = dict(state.parts()).get(place)
             if other != name and its is not None and its.shape == found.shape and torch.equal(its, found.cpu()):
@@ -121,15 +124,18 @@ def folded(layer: int, chain: int, k: int, v: int, log_decay: int, beta: int) ->
 
 
 def _chain(context: EventContext, name: str, layer: int) -> list[int]:
-    """What the truth's state is after 0, 1, .. tokens of a request's window in flight, to name a wrong count."""
+    """What the truth's state is before a request's window in flight and after each of its nodes, to name a wrong one.
+
+    In a chain that is the state after 0, 1, .. tokens.
+    """
     forward = last_forward(context)
     span = None if forward is None else forward.spans.get(name)
     if forward is None or span is None or span.kind != "verify":
         return []
     chain = [int(forward.truth.before[name].state[layer].flatten()[0]) & MASK]
     parts = [forward.truth.places[Place("trunk", layer, part)] for part in ("k", "v", "log_decay", "beta")]
-    for row in range(span.begin, span.begin + span.count):
-        chain.append(folded(layer, chain[-1], *(int(part[row].flatten()[0]) & MASK for part in parts)))
+    for row, parent in enumerate(forward.parents[name], span.begin):
+        chain.append(folded(layer, chain[parent + 1], *(int(part[row].flatten()[0]) & MASK for part in parts)))
     return chain
 
 

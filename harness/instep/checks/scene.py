@@ -36,6 +36,8 @@ class Scene:
     handed    what a miscounted step before this one would have left instead of `base`: a sentence, and [HV, K, V]
     theirs    updates [T', HV, V] that others make in the same event: whose they are ("of request ...")
     older     updates [T', HV, V] that the step before this one made; pending: k, log_decay and updates of its tokens
+    branches  of a window that is a tree: what the state would be at other nodes. k, v, log_decay and beta are then
+              those of the accepted path alone
     """
 
     base: torch.Tensor
@@ -51,6 +53,7 @@ class Scene:
     theirs: Sequence[tuple[str, torch.Tensor]] = ()
     older: torch.Tensor | None = None
     pending: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    branches: Sequence[Wrong] = ()
 
     @cached_property
     def right(self) -> torch.Tensor:

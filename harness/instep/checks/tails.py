@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from instep_reference.contract.engine import Draft, Region
+from instep_reference.contract.engine import Commit, Draft, Region
 from instep_reference.contract.event_facts import facts
 from instep_reference.contract.meaning import Positions
 
@@ -76,9 +76,12 @@ def _writes(context: EventContext, region: Region, along: Positions) -> Writes:
     count = region.units.shape[1]
     trunk = list(enumerate(row_spans(context, "trunk")))
     verified = [(number, span) for number, span in trunk if span.kind == "verify"]
+    committed = list(enumerate(row_spans(context, "extend") if isinstance(context.event, Commit) else ()))
     match along.what:
         case "token":
             draft = region.means is not None and region.means.draft
+            if not draft and committed:
+                return _on_pages(context, [(span.request, _moved(span)) for _, span in committed], count)
             return _paged(context, ("extend", *_chain(context)) if draft else ("trunk",), count)
         case "choice":
             return _chosen(context)
@@ -86,8 +89,9 @@ def _writes(context: EventContext, region: Region, along: Positions) -> Writes:
             return _mapped(context)
         case "entry":
             return _by_unit(context, region, (
-                (number, span, [(span.start + row) % count for row in range(span.count)])
-                for number, span in verified
+                *((number, span, [(span.start + row) % count for row in range(span.count)])
+                  for number, span in verified),
+                *((number, span, [position % count for position in _moved(span)]) for number, span in committed),
             ))
     nodes = _by_unit(context, region, ((number, span, range(span.count)) for number, span in verified))
     if along.what != "column" or region.by == "row":
@@ -101,7 +105,7 @@ def _chosen(context: EventContext) -> Writes:
     """Roots in position 0, drafts behind them."""
     slots = context.expected.slots_after
     if isinstance(context.event, Draft):
-        return {slots[name]: set(range(1, context.expected.num_steps + 1)) for name in context.event.requests}
+        return {slots[name]: set(range(1, len(context.expected.windows[name]))) for name in context.event.requests}
     return {slots[span.request]: {0} for span in row_spans(context, "extend") if span.logit_rows}
 
 
@@ -115,20 +119,35 @@ def _mapped(context: EventContext) -> Writes:
 
 
 def _chain(context: EventContext) -> list[str]:
-    return [f"chain.{step}" for step in range(1, context.expected.num_steps)]
+    """The steps of a draft: at most one per node behind the root."""
+    nodes = max(map(len, context.expected.windows.values()), default=0)
+    return [f"chain.{step}" for step in range(1, nodes)]
 
 
 def _paged(context: EventContext, stages: Iterable[str], size: int) -> Writes:
-    """Rows of these stages stand at consecutive positions of their requests' pages."""
-    found: dict[int, set[int]] = {}
+    """Rows of these stages stand at consecutive positions of their requests' pages; every node has its own."""
+    rows: list[tuple[str, Iterable[int]]] = []
     for stage in stages:
         name, _, step = stage.partition(".")
         shift = int(step) - 1 if name == "chain" else 0
         for span in row_spans(context, stage):
-            pages = context.expected.pages_after.get(span.request, ())
-            for at in range(span.start + shift, span.start + shift + span.count):
-                if at // size < len(pages):
-                    found.setdefault(pages[at // size], set()).add(at % size)
+            rows.append((span.request, range(span.start + shift, span.start + shift + span.count)))
+    return _on_pages(context, rows, size)
+
+
+def _moved(span: RowSpan) -> list[int]:
+    """Positions to which a commit copies a node, because it stands elsewhere: in a chain there are none."""
+    return [span.start + order for order, node in enumerate(span.nodes) if node != order]
+
+
+def _on_pages(context: EventContext, rows: Iterable[tuple[str, Iterable[int]]], size: int) -> Writes:
+    """Positions of requests, on their pages."""
+    found: dict[int, set[int]] = {}
+    for request, positions in rows:
+        pages = context.expected.pages_after.get(request, ())
+        for at in positions:
+            if at // size < len(pages):
+                found.setdefault(pages[at // size], set()).add(at % size)
     return {**found}
 
 

@@ -35,6 +35,8 @@ def fuzz(
     minutes: Annotated[float | None, typer.Option(help="The most time, shared by the op sets.", min=0.0)] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same runs; left out: any.", min=0)] = None,
     shrink: Annotated[float, typer.Option(help="Seconds for making a finding small.", min=0.0)] = 60.0,
+    trees: Annotated[int, typer.Option(help="Windows are trees of up to so many nodes; 0: chains.", min=0,
+                                       max=63)] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the trace of what is found.")] = Path("fuzz"),
 ) -> None:
     """Draw legal events until the sides part; exit 0: they never did, 1: divergence, 3: nothing compared."""
@@ -54,7 +56,7 @@ def fuzz(
     console, worst = Console(), Exit.AGREED
     for name in names:
         setting, directory = given.setting(ops=name), checkpoint or model()
-        result = _run(Settings(setting, directory, count, start, out, seconds, shrink, sampled))
+        result = _run(Settings(setting, directory, count, start, out, seconds, shrink, sampled, trees))
         show(result, console)
         worst = result.exit if worst is Exit.AGREED else worst
         if result.exit is Exit.DIVERGED:

@@ -42,6 +42,7 @@ from .rows import read_rows, result_rows
 from .shares import shares
 from .states import known_states, states
 from .tokens import tokens
+from .trees import trees
 from .windows import known_windows, windows
 from .wishes import wrong_rule
 
@@ -62,7 +63,7 @@ BANK: tuple[tuple[Family, ...], ...] = (
     (appearance,),
     (
         result_rows, read_rows, inputs, mixing, norms, products, constants, recurrence, positions, shares, memory,
-        states, tokens, windows, labels, addresses,
+        states, tokens, windows, labels, addresses, trees,
     ),
     (fitted,),
 )

@@ -26,6 +26,7 @@ from .catalogue import (
     scheduling,
     slots,
     storage,
+    trees,
 )
 
 __all__ = ["FAMILIES", "TRACES", "Edit", "Fault", "by_id"]
@@ -46,6 +47,7 @@ FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "neighbours": neighbours.FAULTS,
     "answers": answers.FAULTS,
     "sampling": sampling.FAULTS,
+    "trees": trees.FAULTS,
     "others": others.FAULTS,
 }
 

@@ -1,6 +1,6 @@
 """The classes of faults, by family: what goes wrong in each, in a few words.
 
-Leaves out: the faults (`catalogue/`), and classes whose feature is not built: trees and tensor parallelism.
+Leaves out: the faults (`catalogue/`), and classes whose feature is not built: tensor parallelism.
 """
 
 from __future__ import annotations
@@ -99,6 +99,14 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "draw-uniform": "a choice is drawn with another uniform than its own",
         "draw-rest": "behind a refused draft something else is drawn than what the target leaves",
         "draw-numbers": "temperature, top-k or top-p are another request's, or are applied otherwise",
+    },
+    "trees": {
+        "tree-as-chain": "a node goes on from the row before it, not from its parent",
+        "commit-node": "the committed state is that of another node of the tree",
+        "path-not-moved": "what was kept of the accepted path does not come to stand side by side",
+        "parents-of-another": "a window is served in the shape of another one",
+        "walk": "acceptance goes down another branch than the target's choices",
+        "draft-node": "the draft head runs on a node with something of another node",
     },
     "others": {
         "empty-batch": "a step without rows is not left alone",

@@ -51,6 +51,7 @@ class Settings:
     """The settings of a campaign: op set, model, number of runs, time limit (None: no limit), and place for a finding.
 
     setting  how the subject is set up; sampled: fields of it that every run draws anew (`draw.SAMPLED`)
+    trees    windows are trees of up to so many nodes, and the step count stays as it is; 0: chains
     """
 
     setting: Setting
@@ -61,6 +62,7 @@ class Settings:
     seconds: float | None = None
     shrink_s: float = SHRINK_S
     sampled: Collection[str] = draw.SAMPLED
+    trees: int = 0
     command: str = "fuzz"  # the one that draws: names the trace of a finding
 
 
@@ -234,8 +236,10 @@ def drawn_plan(choose: draw.Draw, settings: Settings, opened: Checkpoint, model:
     setting = settings.setting
     layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
     room, steps = draw.room(choose), draw.candidates(choose, layers)
-    setting = draw.strategies(choose, setting, settings.sampled)
-    adaptive = {"candidate_steps": sorted(steps), **HASTY}
+    if nodes := settings.trees:
+        room, steps = draw.with_trees(room, steps, nodes)
+    setting = draw.strategies(choose, setting, settings.sampled, trees=bool(nodes))
+    adaptive = None if nodes else {"candidate_steps": sorted(steps), **HASTY}
     policy = Policy(
         _name(settings),
         f"`instep {settings.command} {' '.join(setting.words()[:2])} --seed {settings.seed}`: no sequence of legal "
@@ -247,7 +251,7 @@ def drawn_plan(choose: draw.Draw, settings: Settings, opened: Checkpoint, model:
         policy, opened, model=model, recording=Recording(setting.mode), field=settings.command,
         created={name: installed(name) or "from source" for name in ("instep", "torch", "hypothesis")},
     )
-    file = AdaptiveFile.of(adaptive, settings.command)
+    file = None if adaptive is None else AdaptiveFile.of(adaptive, settings.command)
     return Plan(opened, header.room(), steps[0], file, setting, settings.checkpoint), header
 
 

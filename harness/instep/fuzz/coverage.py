@@ -14,6 +14,7 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import ROW_FACTS, Phase, facts, kind_of, named
 
 from ..trace.request_table import RequestTable
+from .tree_coverage import TREES
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Coverage:
         self.met: Counter[str] = Counter()
         self.pairs: Counter[tuple[str, str]] = Counter()
         self.events: Counter[str] = Counter()
+        self._trees = False  # whether any run had windows that may be trees
         self.begin()
 
     def begin(self, *, overlap: bool = False) -> None:
@@ -66,7 +68,8 @@ class Coverage:
 
     def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
         turn, kind = Turn(before, event, after, self._past, self._overlap), kind_of(event)
-        self.met.update(name for name, holds in CONDITIONS.items() if holds(turn))
+        self._trees = self._trees or after.capacity.num_draft_tokens is not None
+        self.met.update(name for name, holds in {**CONDITIONS, **TREES}.items() if holds(turn))
         self.events[kind] += 1
         self.pairs[self._last, kind] += 1
         self._last = kind
@@ -74,7 +77,7 @@ class Coverage:
 
     def counts(self) -> dict[str, int]:
         """Condition -> how many events met it."""
-        return {name: self.met[name] for name in CONDITIONS}
+        return {name: self.met[name] for name in (*CONDITIONS, *(TREES if self._trees else ()))}
 
 
 def _rows(turn: Turn, *kinds: str) -> list[e.Row]:

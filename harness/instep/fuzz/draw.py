@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 STEPS = (1, 3, 2, 7, 4)  # candidate step counts; a failing run shrinks to the first ones
 SAMPLED = tuple(OPTIONS)  # strategy and conv; the drafter depends on the model, so it is not drawn
+CHAINS = ("widened",)  # conv forms that serve chains alone
 SLOTS = (2, 4)  # fewest and most slots
 SPREAD = 2  # slots are drawn from this many times as many, so that they are sparse
 PAGE_SIZES = (4, 16, 3)
@@ -60,11 +61,18 @@ def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
     return tuple(draw(st.lists(st.sampled_from(steps), min_size=min(2, len(steps)), max_size=3, unique=True)))
 
 
-def strategies(draw: Draw, setting: Setting, fields: Collection[str]) -> Setting:
+def with_trees(room: Room, steps: Sequence[int], nodes: int) -> tuple[Room, tuple[int, ...]]:
+    """A capacity whose windows may be trees, and the one step count of its run: no path is longer."""
+    fitting = [count for count in steps if count < nodes] or [nodes - 1]
+    return with_fields(room, num_draft_tokens=nodes), (max(fitting),)
+
+
+def strategies(draw: Draw, setting: Setting, fields: Collection[str], *, trees: bool = False) -> Setting:
     """The setting with drawn strategies for states and conv windows, where they stand in `fields`."""
     drawn: dict[str, Any] = {
-        field: draw(st.sampled_from(setting.strategies(field))) for field in SAMPLED if field in fields
-    }
+        field: draw(st.sampled_from([name for name in setting.strategies(field) if not (trees and name in CHAINS)]))
+        for field in SAMPLED if field in fields
+    }  # fmt: skip
     return replace(setting, **drawn)
 
 
@@ -85,9 +93,12 @@ def forward(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
 
 
 def draft(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    """Chains of as many drafts as the step count says."""
-    names = _some(draw, rules.legal()["draft"])
-    return e.Draft(names, tuple(_tokens(draw, rules, rules.table.num_steps) for _ in names))
+    """Chains of as many drafts as the step count says; where the header has room for them, trees."""
+    names, nodes = _some(draw, rules.legal()["draft"]), rules.table.capacity.num_draft_tokens
+    if nodes is None or draw(st.booleans()):
+        return e.Draft(names, tuple(_tokens(draw, rules, rules.table.num_steps) for _ in names))
+    shapes = tuple(_tree(draw, nodes, rules.table.num_steps) for _ in names)
+    return e.Draft(names, tuple(_tokens(draw, rules, len(shape)) for shape in shapes), shapes)
 
 
 def commit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
@@ -171,6 +182,15 @@ def _tokens(draw: Draw, rules: EventRules, count: int) -> tuple[int, ...]:
     return tuple((first + at * stride) % rules.vocab for at in range(count))
 
 
+def _tree(draw: Draw, nodes: int, longest: int) -> tuple[int, ...]:
+    """The parents of its drafts: any tree with a path of at most `longest` drafts."""
+    depths, parents = [0], list[int]()
+    for _ in range(draw(st.integers(1, nodes - 1))):
+        parents.append(draw(st.sampled_from([node for node, depth in enumerate(depths) if depth < longest])))
+        depths.append(depths[parents[-1]] + 1)
+    return tuple(parents)
+
+
 def _row(draw: Draw, rules: EventRules, edges: Sequence[int], kind: str, name: str) -> e.Row:
     root, unread = draw(st.integers(0, rules.vocab - 1)), rules.table.live[name].unread
     if kind == "prefill":
@@ -188,4 +208,7 @@ def _path(draw: Draw, rules: EventRules, standing: Standing, share: str) -> e.Pa
     drafts = len(standing.window) - 1
     count = {"none": 0, "all": drafts}.get(share)
     count = draw(st.integers(0, drafts)) if count is None else count
-    return e.Path(tuple(range(1, count + 1)), draw(st.integers(0, rules.vocab - 1)))
+    nodes: list[int] = []
+    while len(nodes) < count and (children := standing.children(nodes[-1] if nodes else 0)):
+        nodes.append(draw(st.sampled_from(children)) if len(children) > 1 else children[0])
+    return e.Path(tuple(nodes), draw(st.integers(0, rules.vocab - 1)))

@@ -175,7 +175,7 @@ def _memory(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         yield from _beside("values", pages.values, pages.value_scales)
     if "pool" in given:
         yield from _beside("pool", given["pool"], given.get("scales"))
-    for name in ("source", "target") if "source" in given else ():
+    for name in ("source", "target") if isinstance(given.get("source"), Address) else ():
         yield from _beside(name, given[name].pool, given[name].scales)
     for name in ("length", "settled"):
         if isinstance(given.get(name), torch.Tensor):
@@ -196,16 +196,40 @@ def _served(name: str, given: dict[str, Any]) -> Iterator[Served]:
         return
     for part in given.get("parts", ()):
         lists = part.read.units.tolist(), part.begin.tolist(), part.count.tolist()
+        parents = None if part.parents is None else part.parents.tolist()
         for unit, begin, count in zip(*lists, strict=True):
             if count:
-                yield Served(name, to, part.form, (unit,), begin, count)
+                mine = range(-1, count - 1) if parents is None else parents[begin : begin + count]
+                yield Served(name, to, part.form, (unit,), begin, count, 0, linked(mine))
     pages = given.get("pages")
     if isinstance(pages, Pages):
         extents = (x.tolist() for x in (pages.slots, pages.begin, pages.count, pages.before))
         for slot, begin, count, before in zip(*extents, strict=True):
             if count and slot >= 0:
                 held = tuple(page for page in pages.table[slot].tolist() if page >= 0)
-                yield Served(name, to, "pages", held, begin, count, before)
+                sets = [] if pages.ancestors is None else pages.ancestors[begin : begin + count].tolist()
+                yield Served(name, to, "pages", held, begin, count, *seen(before, sets if any(sets) else ()))
+
+
+def linked(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """`Served.branches` of rows with memory of their own."""
+    return () if list(parents) == list(range(-1, len(parents) - 1)) else tuple((parent,) for parent in parents)
+
+
+def seen(before: int, sets: Sequence[int]) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """`Served.before` and `Served.branches` of rows of attention.
+
+    before: the position of node 0; sets: the nodes that each row sees, as bits. What the first row sees without a gap
+    but for itself stands before the rows. Example: before 8, sets 0b1 and 0b101: the rows stand behind 8 positions,
+    the first sees position 8, the second positions 8 and 10.
+    """
+    if not sets:
+        return before, ()
+    rows = [[before + node for node in range(bits.bit_length()) if bits >> node & 1] for bits in sets]
+    first = next(at for at in range(before, before + 65) if at not in rows[0][:-1])
+    branches = tuple(tuple(at for at in row if at >= first) for row in rows)
+    chain = all(row == tuple(range(first, first + number + 1)) for number, row in enumerate(branches))
+    return first, () if chain else branches
 
 
 def _lengths(name: str, given: dict[str, Any]) -> Iterator[tuple[str, list[int]]]:

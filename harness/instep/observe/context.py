@@ -51,8 +51,12 @@ class Expected:
 
     def is_tree(self, request: str) -> bool:
         """Whether its window in flight branches."""
+        return self.tree(request) is not None
+
+    def tree(self, request: str) -> tuple[int, ...] | None:
+        """The parent of each node of its window in flight; None: it does not branch."""
         parents = self.parents.get(request, ())
-        return parents != tuple(range(-1, len(parents) - 1))
+        return None if parents == tuple(range(-1, len(parents) - 1)) else parents
 
 
 @dataclass(frozen=True)

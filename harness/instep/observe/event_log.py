@@ -39,6 +39,8 @@ class Served:
     form   "chunk" or "window" for convs and the delta rule, "pages" for attention
     units  its slot; for attention its pages in order
     begin, count  packed rows;  before: positions in memory before them, of attention alone
+    branches      of rows that are nodes of a tree; () for a chain, whatever form it is served in. Of attention: the
+                  positions from `before` on that each row sees; else the node before each row, -1 for the root
     """
 
     op: str
@@ -48,6 +50,7 @@ class Served:
     begin: int
     count: int
     before: int = 0
+    branches: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

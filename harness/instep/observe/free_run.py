@@ -5,7 +5,7 @@ The subject's states cannot be computed again from its own bits, for their input
 correct engine are then those of whole runs: yardsticks are the states of the rounded run, which is drawn again before
 anything is called wrong, as T3 does it. Draws share every rounding that is declared, so where one is, they are drawn
 with each of them falling by chance, and more of them: `checks/allowance.py` says what 16 such draws are worth.
-Leaves out: windows that are trees, and the comparison (`checks/directed.py`).
+Leaves out: the comparison (`checks/directed.py`).
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from instep_reference.contract.place import See
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import DraftWeights, Weights
 
+from .tree_forms import depths, forms
+
 # A piece of the reference: given weights in some width, it shows its places, and returns the state it left, if any.
 Work = Callable[[Weights, See], torch.Tensor | None]
 
@@ -23,13 +25,15 @@ Work = Callable[[Weights, See], torch.Tensor | None]
 @dataclass(frozen=True)
 class LayerWork:
     """hidden: its rows, the first of them at position `start`; memory: what it remembers, None where nothing came
-    before. The layer of an MTP stage is one of the draft head's."""
+    before. The layer of an MTP stage is one of the draft head's. parents: of each row, where they are the nodes of a
+    tree; None: each row follows the row before it."""
 
     stage: str
     layer: int
     hidden: torch.Tensor
     start: int
     memory: trunk.LayerMemory | None = None
+    parents: tuple[int, ...] | None = None
 
     def __call__(self, weights: Weights, see: See) -> torch.Tensor | None:
         config, layers, like = weights.config, weights.layers, weights.embedding
@@ -40,10 +44,20 @@ class LayerWork:
         else:
             own: Any = self.memory
             memory = type(own)(*(getattr(own, field.name).to(like) for field in fields(own)))
-        positions = self.start + torch.arange(self.hidden.shape[0], device=like.device)
+        positions, forms = positions_of(self.start, self.hidden.shape[0], self.parents, like.device)
         hidden = self.hidden.to(like)
-        _, after = trunk.layer(config, layers[self.layer], self.layer, self.stage, hidden, memory, positions, see)
+        _, after = trunk.layer(
+            config, layers[self.layer], self.layer, self.stage, hidden, memory, positions, see, forms)
         return after.state if isinstance(after, GdnMemory) else None
+
+
+def positions_of(
+    start: int, count: int, parents: tuple[int, ...] | None, device: torch.device
+) -> tuple[torch.Tensor, trunk.Forms]:
+    """The positions of a window's rows, and the forms of what looks backwards in it."""
+    if parents is None:
+        return start + torch.arange(count, device=device), {}
+    return start + torch.tensor(depths(parents), device=device), forms(parents)
 
 
 def draft_of(weights: Weights) -> DraftWeights:

@@ -3,7 +3,7 @@
 Every place of an event is computed anew from what the subject had one boundary earlier: a layer from its hidden
 rows and its memory before, the head from the rows it reads. An error is thus seen where it was made, and a model
 too large for a whole reference can be checked. Rows, positions, tokens and counts come from the trace.
-Leaves out: the comparison (`checks/`), and windows that are trees.
+Leaves out: the comparison (`checks/`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from instep_reference.weights import GdnWeights, Weights
 
 from ..verdict import Skipped
 from .context import EventContext
-from .layer_work import LayerWork, Work, draft_of
+from .head_rows import of_step, one_row, reading
+from .layer_work import LayerWork, Work, draft_of, positions_of
 from .own_inputs import shown
 from .products import NONE
 from .recomputation import (
@@ -43,6 +44,7 @@ from .recomputation import (
 )
 from .rows import RowSpan, paths, row_spans, rows
 from .storage import entries
+from .tree_forms import lines
 
 
 class Oracle:
@@ -86,20 +88,15 @@ class Oracle:
                 verified = self.flights.pop(span.request, None)
                 if verified is not None:
                     yield from self._commit(context, span, verified)
-        elif isinstance(event, Draft):
-            if any(context.expected.is_tree(name) for name in event.requests):
-                yield Skipped("oracle", context.index, "the drafts form trees")
-            elif self.config.mtp_layers == 1:
-                yield from self._chains(context)
+        elif isinstance(event, Draft) and self.config.mtp_layers == 1:
+            yield from self._chains(context)
 
     # -- the target --------------------------------------------------------------------------------------
 
     def _trunk(self, context: EventContext, span: RowSpan) -> Iterator[Recomputation | Skipped]:
         name, side = span.request, context.subject
         before = side.before[name]
-        if span.kind == "verify" and context.expected.is_tree(name):
-            yield Skipped("oracle", context.index, f'the window of request "{name}" is a tree')
-            return
+        tree = tree_of(context, span)
         tokens = self._tokens(context, span)
         yield self._piece(context, span, "trunk", STAGE_LEVEL, lambda w, see: _embedded(w, tokens, "trunk", see))
         layers: dict[int, Recomputation] = {}
@@ -108,16 +105,16 @@ class Oracle:
             hidden = rows(side, place, span)
             if hidden is None or hidden.shape[0] != span.count:
                 continue  # T0 has said so
-            work = self._layer(hidden, before, layer, kind == "gdn", span.start)
+            work = self._layer(hidden, before, layer, kind == "gdn", span.start, tree)
             base = _base(before, layer, span.start) if kind == "gdn" else None
             piece = self._piece(context, span, "trunk", layer, work, base if span.kind == "prefill" else None)
             if base is not None:
-                dithered = self._dithered(span, to_state(hidden, before, layer, layer, span.start), base)
-                folding = self._folding(context, piece, base, span.count)
+                dithered = self._dithered(span, to_state(hidden, before, layer, layer, span.start, tree), base)
+                folding = self._folding(context, piece, base, span.count, tree)
                 piece = replace(
                     piece, folding=folding, dithered=dithered, narrow=self.runner.narrow(span.kind == "prefill"),
                     leans=self.runner.leans(span.kind == "prefill"),
-                    wrongs=self._begun(hidden, before, layer, span.start, folding),
+                    wrongs=self._begun(hidden, before, layer, span.start, folding, tree),
                 )
             layers[layer] = piece
             yield piece
@@ -128,7 +125,8 @@ class Oracle:
             self._remember(span, layers)
 
     def _begun(
-        self, hidden: torch.Tensor, before: RequestState, layer: int, start: int, folding: Folding
+        self, hidden: torch.Tensor, before: RequestState, layer: int, start: int, folding: Folding,
+        tree: tuple[int, ...] | None = None,
     ) -> tuple[tuple[str, Work], ...]:
         """The layer begun from what a known mistake would have left there; only looked at when a place is wrong."""
         if not start:
@@ -136,9 +134,9 @@ class Oracle:
 
         def carried(state: Callable[[], torch.Tensor]) -> Work:
             return lambda weights, see: self._layer(
-                hidden, replace(before, state={layer: state()}), layer, True, start)(weights, see)  # fmt: skip
+                hidden, replace(before, state={layer: state()}), layer, True, start, tree)(weights, see)  # fmt: skip
 
-        empty = self._layer(hidden, before, layer, True, 0)
+        empty = self._layer(hidden, before, layer, True, 0, tree)
         wrongs: list[tuple[str, Work]] = [("was begun anew: what came before these tokens is lost", empty)]
         if (previous := folding.previous) is not None:
             wrongs.append(("lacks the tokens of the previous step", carried(lambda: previous.base)))
@@ -156,13 +154,16 @@ class Oracle:
             for layer, piece in layers.items() if piece.folding is not None
         }
 
-    def _layer(self, hidden: torch.Tensor, before: RequestState, layer: int, recurrent: bool, start: int) -> LayerWork:
+    def _layer(
+        self, hidden: torch.Tensor, before: RequestState, layer: int, recurrent: bool, start: int,
+        tree: tuple[int, ...] | None = None,
+    ) -> LayerWork:
         memory: GdnMemory | AttentionMemory | None = None
         if start and recurrent:
             memory = GdnMemory(before.conv[layer], before.state[layer])
         elif start:
             memory = AttentionMemory(before.keys[layer], before.values[layer])
-        return LayerWork("trunk", layer, hidden, start, memory)
+        return LayerWork("trunk", layer, hidden, start, memory, tree)
 
     def _answers(self, context: EventContext, span: RowSpan, stage: str, last: int) -> Iterator[Recomputation]:
         """The final norm, and logits where they are asked for."""
@@ -193,7 +194,8 @@ class Oracle:
         name, forward = span.request, context.earlier.forward
         for verified in layers.values():
             if verified.folding is not None:
-                folding = self._folding(context, verified, verified.folding.base, span.count)
+                tree = verified.folding.parents
+                folding = self._folding(context, verified, verified.folding.base, span.count, tree)
                 yield replace(self.runner.fold(verified, folding, span.nodes), span=span)
         self._remember(span, layers)
         at = Place("trunk", AFTER_LAYERS, "final")
@@ -244,47 +246,51 @@ class Oracle:
             others = [(f"reads {'the target' if chained else f'MTP layer {layer}'}'s rows", stale)]
 
     def _chains(self, context: EventContext) -> Iterator[Recomputation]:
-        """Step i reads draft i and the head's own y of the step before."""
-        answer = context.subject.answer
-        assert isinstance(answer, Drafted)
+        """Step i reads draft i and the head's own y of its parent's step, which in a chain is the step before."""
+        answer, event = context.subject.answer, context.event
+        assert isinstance(answer, Drafted) and isinstance(event, Draft)
         for i in range(1, answer.drafts.shape[1]):
-            for row, span in enumerate(row_spans(context, f"chain.{i}")):
-                before = context.subject.before[span.request]
-                fed = [_one_row(before.proposal_hidden)]
-                fed += [rows(context.subject, Place(f"chain.{j}", AFTER_LAYERS, "final"), span) for j in range(1, i)]
-                stale = [(f"reads the head's row of step {j}, not of step {i - 1}", y) for j, y in enumerate(fed[:-1])]
-                bare = rows(context.subject, Place(f"chain.{i - 1}", 0, "hidden"), span)
+            for span in row_spans(context, f"chain.{i}"):
+                before, line = context.subject.before[span.request], lines(context.expected.parents[span.request])[i]
+                *earlier, parent = line[:-1]
+                fed = [one_row(before.proposal_hidden)]
+                fed += [of_step(context, span, j, AFTER_LAYERS, "final") for j in line[1:-1]]
+                stale = [(f"reads the head's row of step {j}, not of step {parent}", y)
+                         for j, y in zip(earlier, fed, strict=False)]  # fmt: skip
+                bare = of_step(context, span, parent, 0, "hidden")
                 others = [*stale, ("reads the head's row before its final norm", bare)]
                 if fed[-1] is not None:
-                    token, known = int(answer.drafts[row, i - 1]), [(says, y) for says, y in others if y is not None]
-                    yield from self._head(context, span, f"chain.{i}", [token], fed[-1], before, known)
+                    token = int(answer.drafts[event.requests.index(span.request), i - 1])
+                    known = [(says, y) for says, y in others if y is not None]
+                    yield from self._head(context, span, f"chain.{i}", [token], fed[-1], before, known, line=line)
 
     def _head(
         self, context: EventContext, span: RowSpan, stage: str, tokens: list[int], hidden: torch.Tensor,
         before: RequestState, others: Sequence[tuple[str, torch.Tensor]] = (), *, layer: int = 0,
+        line: Sequence[int] = (),
     ) -> Iterator[Recomputation]:
         """Row p pairs hidden p with token p + 1; one MTP layer; the keys before are the subject's own.
 
+        line: of a draft's step the nodes from the root to its own, whose steps left rows in scratch memory.
         others: hidden rows that a known mistake would read instead, and the sentence that says so.
         """
         side, start = context.subject, span.start
         if len(tokens) != span.count or hidden.shape[0] != span.count:
             return
-        wrongs = tuple((says, _reading(tokens, rows, stage)) for says, rows in others)
-        yield replace(self._piece(context, span, stage, STAGE_LEVEL, _reading(tokens, hidden, stage)), wrongs=wrongs)
+        wrongs = tuple((says, reading(tokens, rows, stage)) for says, rows in others)
+        yield replace(self._piece(context, span, stage, STAGE_LEVEL, reading(tokens, hidden, stage)), wrongs=wrongs)
         fused = rows(side, Place(stage, STAGE_LEVEL, "fused"), span)
         if fused is None or fused.shape[0] != span.count:
             return
-        earlier = range(1, int(stage.partition(".")[2])) if stage.startswith("chain") else ()
-        scratch = [Place(f"chain.{step}", 0, component) for step in earlier for component in ("key", "value")]
-        if any(place not in side.places for place in scratch):
+        scratch = [[of_step(context, span, step, 0, name) for step in line[1:-1]] for name in ("key", "value")]
+        there = [[row for row in one if row is not None and len(row)] for one in scratch]
+        if any(len(one) != len(line[1:-1]) for one in there):
             return
-        start += len(earlier)
+        start += len(line[1:-1])
         keys, values = (
-            torch.cat((cache[: span.start], *(
-                entries(place.component, side.places[place][span.begin, None], self.rounds)
-                for place in scratch[first::2])))
-            for first, cache in enumerate((before.draft_keys[layer], before.draft_values[layer]))
+            torch.cat((cache[: span.start], *(entries(name, row, self.rounds) for row in one)))
+            for name, one, cache in zip(
+                ("key", "value"), there, (before.draft_keys[layer], before.draft_values[layer]), strict=True)
         )
 
         work = LayerWork(stage, layer, fused, start, AttentionMemory(keys, values))
@@ -304,7 +310,10 @@ class Oracle:
     def _dithered(self, span: RowSpan, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
         return partial(self.runner.dithered, work, base=base if span.kind == "prefill" else None)
 
-    def _folding(self, context: EventContext, piece: Recomputation, base: torch.Tensor, count: int) -> Folding:
+    def _folding(
+        self, context: EventContext, piece: Recomputation, base: torch.Tensor, count: int,
+        tree: tuple[int, ...] | None = None,
+    ) -> Folding:
         layer, name = piece.layer, piece.request
         previous = self.previous.get(name, {}).get(layer)
         others = [
@@ -312,7 +321,7 @@ class Oracle:
             for other, state in context.subject.before.items()
             if other != name and layer in state.state
         ]
-        return Folding(base, count, previous, others, piece.truth)
+        return Folding(base, count, previous, others, piece.truth, tree)
 
     def _tokens(self, context: EventContext, span: RowSpan) -> list[int]:
         if span.kind == "verify":
@@ -322,7 +331,15 @@ class Oracle:
         return [cast(int, context.truth.before[span.request].root)]
 
 
-def to_state(hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int) -> Work:
+def tree_of(context: EventContext, span: RowSpan) -> tuple[int, ...] | None:
+    """The parents of a window's nodes; None where each row follows the row before it."""
+    return context.expected.tree(span.request) if span.kind == "verify" else None
+
+
+def to_state(
+    hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int,
+    tree: tuple[int, ...] | None = None,
+) -> Work:
     """A GDN layer from its rows to the state, and nothing behind it; `number`: where the weights have the layer."""
 
     def work(weights: Weights, see: See) -> torch.Tensor:
@@ -336,8 +353,8 @@ def to_state(hidden: torch.Tensor, before: RequestState, layer: int, number: int
             return see(Place("trunk", layer, component), tensor)
 
         normed = at("normed", rms_norm(hidden.to(like), mine.input_norm, weights.config.eps))
-        positions = start + torch.arange(hidden.shape[0], device=like.device)
-        return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at)[1].state
+        positions, forms = positions_of(start, hidden.shape[0], tree, like.device)
+        return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at, **forms.get("gdn", {}))[1].state
 
     return work
 
@@ -369,23 +386,3 @@ def _base(before: RequestState, layer: int, start: int) -> torch.Tensor:
 
 def _embedded(weights: Weights, tokens: list[int], stage: str, see: See) -> None:
     trunk.embed(weights, torch.tensor(tokens, device=weights.embedding.device), see, stage)
-
-
-def _one_row(row: torch.Tensor | None) -> torch.Tensor | None:
-    return None if row is None else row[None]
-
-
-def _reading(tokens: list[int], hidden: torch.Tensor, stage: str) -> Work:
-    return lambda weights, see: _fused(weights, tokens, hidden, stage, see)
-
-
-def _fused(weights: Weights, tokens: list[int], hidden: torch.Tensor, stage: str, see: See) -> None:
-    """fc([norm(embedding of token p + 1) | norm(hidden p)]): what the head's layer reads."""
-    draft, eps = draft_of(weights), weights.config.drafter().eps
-    ids = torch.tensor(tokens, device=weights.embedding.device)
-    embedded = rms_norm(trunk.embed(weights, ids, see, stage), draft.norm_embedding, eps)
-    embedded = see(Place(stage, STAGE_LEVEL, "normed"), embedded)
-    fed = rms_norm(hidden.to(weights.embedding), draft.norm_hidden, eps)
-    fed = see(Place(stage, STAGE_LEVEL, "post_normed"), fed)
-    joined = see(Place(stage, STAGE_LEVEL, "joined"), torch.cat((embedded, fed), -1))
-    see(Place(stage, STAGE_LEVEL, "fused"), joined @ draft.fc.T)

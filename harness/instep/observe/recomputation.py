@@ -82,6 +82,7 @@ class Folding:
 
     tokens    the truth's run over the whole window, which shows what each token folds in
     previous  the step before this one; others: whose, and what they hold
+    parents   of the window's nodes, where it is a tree
     """
 
     base: torch.Tensor
@@ -89,6 +90,7 @@ class Folding:
     previous: PreviousStep | None
     others: Sequence[tuple[str, torch.Tensor]]
     tokens: Run
+    parents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The oracle of states alone: GDN layers from their input rows to their state, and nothing behind it.
 
 For models too large for the pieces of `oracle.py`: no MLP, attention, head or draft is computed, so a commit of a real
-shape is judged in milliseconds on the device where the subject runs. Leaves out: windows that are trees.
+shape is judged in milliseconds on the device where the subject runs. Leaves out: the comparison.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from instep_reference.weights import Weights
 
 from ..verdict import Skipped
 from .context import EventContext
-from .oracle import Oracle, to_state
+from .oracle import Oracle, to_state, tree_of
 from .products import NONE
 from .recomputation import PreviousStep, Recomputation, Runner
 from .rows import RowSpan, rows
@@ -48,9 +48,7 @@ class StateOracle(Oracle):
 
     def _trunk(self, context: EventContext, span: RowSpan) -> Iterator[Recomputation | Skipped]:
         name, before = span.request, context.subject.before[span.request]
-        if span.kind == "verify" and context.expected.is_tree(name):
-            yield Skipped("oracle", context.index, f'the window of request "{name}" is a tree')
-            return
+        tree = tree_of(context, span)
         layers: dict[int, Recomputation] = {}
         for number, layer in enumerate(self.gdn_layers):
             place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
@@ -58,9 +56,9 @@ class StateOracle(Oracle):
             if hidden is None or hidden.shape[0] != span.count:
                 continue  # T0 has said so
             base = self._base(before, layer, span.start)
-            work = to_state(hidden, before, layer, number, span.start)
+            work = to_state(hidden, before, layer, number, span.start, tree)
             piece = self._piece(context, span, "trunk", layer, work, base if span.kind == "prefill" else None)
-            folding, dithered = self._folding(context, piece, base, span.count), self._dithered(span, work, base)
+            folding, dithered = self._folding(context, piece, base, span.count, tree), self._dithered(span, work, base)
             narrow, leans = (asked(span.kind == "prefill") for asked in (self.runner.narrow, self.runner.leans))
             layers[layer] = replace(piece, folding=folding, dithered=dithered, narrow=narrow, leans=leans)
             yield layers[layer]

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from instep_reference.contract.engine import Draft
-
 from ..verdict import Comparison, Skipped, Tier
 from .case import Case
 
-__all__ = ["Case", "Relation", "Results", "no_trees", "not_by_verbs", "our_own"]
+__all__ = ["Case", "Relation", "Results", "not_by_verbs", "our_own"]
 
 Results = Iterator[Comparison | Skipped]
 
@@ -47,9 +45,3 @@ def our_own(what: str) -> Callable[[Case], str | None]:
 def not_by_verbs(what: str) -> Callable[[Case], str | None]:
     """Has no meaning for an engine that is led by verbs; `what`: which of them would have to be there."""
     return lambda case: what if case.led is not None else None
-
-
-def no_trees(case: Case) -> str | None:
-    """A window that is a tree has no timeline that could be rewritten into other steps."""
-    trees = any(isinstance(event, Draft) and event.parents is not None for event in case.trace.events)
-    return "the drafts of this trace form trees" if trees else None

@@ -25,6 +25,7 @@ from ..observe.memory import UNWATCHED
 from ..observe.observers import on_host
 from ..observe.rows import RowSpan, row_spans
 from ..observe.shown import WHOLE, Shown
+from ..observe.tree_forms import lines
 from ..observe.updates import UPDATE
 from ..player import Player
 from ..replay.failures import VERBS
@@ -220,8 +221,9 @@ def _keys(context: EventContext, stage: str, span: RowSpan) -> tuple[Key, ...]:
     if not isinstance(context.event, e.Draft):
         return tuple(range(span.start, span.start + span.count))
     step = int(stage.partition(".")[2])
-    picks = context.event.picks or ()
-    return ((span.start, *picks[context.event.requests.index(span.request)][:step]),)
+    picks = (context.event.picks or ())[context.event.requests.index(span.request)]
+    _, *drafts = lines(context.expected.parents[span.request])[step]
+    return ((span.start, *(picks[node - 1] for node in drafts)),)
 
 
 def _accepted(block: Block, nodes: tuple[int, ...]) -> Block:

@@ -32,7 +32,7 @@ from ..replay.participants import declares, rounding
 from ..trace.header import Room
 from .by_position import Stopped, raised
 from .case import Case
-from .timeline import RewrittenTrace, Timeline, TimelineStep, in_turn
+from .timeline import RewrittenTrace, Timeline, TimelineStep, chain, in_turn
 
 CHUNK = 64  # tokens that a prefill takes at a time
 NAME = "long"
@@ -126,7 +126,7 @@ def long_request(case: Case) -> RewrittenTrace:
         drafts = tuple(said[at + 1 : at + 1 + widest])
         follows = said[at + 1 + widest]
         steps.append(
-            TimelineStep("round", (0, 0, 0), 0, follows, drafts, widest) if widest
+            TimelineStep("round", (0, 0, 0), 0, follows, drafts, chain(widest)) if widest
             else TimelineStep("decode", (0,), 1, follows)
         )
     size = header.capacity.page_size

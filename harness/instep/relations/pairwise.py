@@ -19,7 +19,7 @@ from ..replay.participants import participants_of
 from ..trace.file import Trace
 from ..verdict import Tier
 from .ab_run import ABRun, Arm
-from .base import Case, Relation, Results, no_trees, our_own
+from .base import Case, Relation, Results, our_own
 from .engine_changes import eager_graphs
 from .rewrites import moved
 from .timeline import RewrittenTrace, as_traced
@@ -99,10 +99,6 @@ def its_own_order(case: Case) -> str | None:
     return "this engine chooses slots and pages itself: it does not declare their order" if own else None
 
 
-def one_strategy(case: Case) -> str | None:
-    return no_trees(case) or our_own("an engine of somebody else commits in a way of its own")(case)
-
-
 PAIRWISE: tuple[Relation, ...] = (
     pairwise(
         "unseen", "watched or not, an engine does the same", watched_and_not,
@@ -128,7 +124,8 @@ PAIRWISE: tuple[Relation, ...] = (
     ),
     pairwise(
         "strategies", "every way to commit leaves the same bits", other_strategies,
-        "a strategy that keeps its copy of a state in a narrower dtype", lacks=one_strategy,
+        "a strategy that keeps its copy of a state in a narrower dtype",
+        lacks=our_own("an engine of somebody else commits in a way of its own"),
     ),
     # Forwards of several kinds are held by no graph.
     pairwise(

@@ -70,16 +70,17 @@ def _altered(trace: Trace) -> Iterator[AnyEvent]:
         if isinstance(event, Draft) and event.picks is not None:
             kept = [accepted.get((index, name)) for name in event.requests]
             picks = tuple(
-                one if count is None else (*one[:count], *((token + 1) % vocab for token in one[count:]))
-                for one, count in zip(event.picks, kept, strict=True)
+                one if nodes is None
+                else tuple(token if node in nodes else (token + 1) % vocab for node, token in enumerate(one, 1))
+                for one, nodes in zip(event.picks, kept, strict=True)
             )
             yield with_fields(event, picks=picks)
         else:
             yield event
 
 
-def _accepted(trace: Trace) -> dict[tuple[int, str], int]:
-    """(event of the draft, request) -> how many of its drafts were accepted."""
+def _accepted(trace: Trace) -> dict[tuple[int, str], tuple[int, ...]]:
+    """(event of the draft, request) -> which of its drafts were accepted."""
     drafted: dict[str, int] = {}
     found = {}
     for index, event in enumerate(trace.events):
@@ -87,5 +88,5 @@ def _accepted(trace: Trace) -> dict[tuple[int, str], int]:
             drafted |= dict.fromkeys(event.requests, index)
         elif isinstance(event, Commit):
             for name, path in zip(event.requests, event.accepted or (), strict=True):
-                found[drafted[name], name] = len(path.nodes)
+                found[drafted[name], name] = path.nodes
     return found

@@ -14,7 +14,7 @@ from instep_optimized.layout import StateLayout
 
 from ..adapters import Subject
 from ..verdict import Tier
-from .base import Case, Relation, Results, no_trees, not_by_verbs
+from .base import Case, Relation, Results, not_by_verbs
 from .by_position import PositionRecord
 from .compare import same
 from .engine_changes import WindowsOfOne
@@ -55,7 +55,7 @@ def for_labels(case: Case) -> bool:
 
 def rewritten(
     name: str, says: str, runs: Callable[[Case], Pairs], catches: str, *, exact: Exact = where_rows_are_invariant,
-    lacks: Callable[[Case], str | None] = no_trees,
+    lacks: Callable[[Case], str | None] = lambda case: None,
 ) -> Relation:
     """A row of the table; `exact`: whether this case is compared bit by bit."""
 
@@ -77,7 +77,7 @@ def rewritten(
 
 
 def nobody_decodes(case: Case) -> str | None:
-    return no_trees(case) or (None if max(case.trace.header.candidates) else "no step count of this trace makes drafts")
+    return None if max(case.trace.header.candidates) else "no step count of this trace makes drafts"
 
 
 def nobody_drafts(case: Case) -> str | None:
@@ -87,15 +87,13 @@ def nobody_drafts(case: Case) -> str | None:
 
 
 def nothing_rejected(case: Case) -> str | None:
-    if reason := no_trees(case):
-        return reason
     other = with_other_drafts(case.trace).events
     return "no draft of this trace was rejected" if other == case.trace.events else None
 
 
 def no_windows_of_one(case: Case) -> str | None:
     """No event says this, so our own engine is asked."""
-    return no_trees(case) or ("only our own engine serves a window of one token" if case.ops is None else None)
+    return "only our own engine serves a window of one token" if case.ops is None else None
 
 
 # The runs. Those that several rows share are made once (`Case.recorded`).

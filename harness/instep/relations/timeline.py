@@ -38,7 +38,8 @@ class TimelineStep:
 
     chunk    `tokens` of the prompt; root: what follows the last of them, None: the prompt goes on
     decode   the root was committed and `root` follows
-    round    `drafts` were verified, the first `accepted` are right, and `root` follows
+    round    `drafts` were verified, those at `nodes` are right, and `root` follows. parents: of the drafts of a tree;
+             None: a chain
     origins  the trace's events: of a round its draft, verify and commit, else one
     """
 
@@ -47,8 +48,14 @@ class TimelineStep:
     tokens: int = 0
     root: int | None = None
     drafts: tuple[int, ...] = ()
-    accepted: int = 0
+    nodes: tuple[int, ...] = ()
+    parents: tuple[int, ...] | None = None
     uniforms: tuple[float, ...] = ()
+
+    @property
+    def right(self) -> tuple[int, ...]:
+        """The accepted drafts."""
+        return tuple(self.drafts[node - 1] for node in self.nodes)
 
 
 @dataclass
@@ -77,7 +84,7 @@ def timelines_of(trace: Trace) -> list[Timeline]:
     """
     live: dict[str, Timeline] = {}
     saved: dict[str, tuple[TimelineStep, ...]] = {}
-    drafted: dict[str, tuple[int, tuple[int, ...]]] = {}
+    drafted: dict[str, tuple[int, tuple[int, ...], tuple[int, ...] | None]] = {}
     verified: dict[str, tuple[int, tuple[float, ...]]] = {}
     found: list[Timeline] = []
     for index, event in enumerate(trace.events):
@@ -85,8 +92,9 @@ def timelines_of(trace: Trace) -> list[Timeline]:
             case e.Admit(request=name, prompt=prompt, sampling=sampling):
                 live[name] = Timeline(_new(name, found), prompt, index, sampling=sampling)
                 found.append(live[name])
-            case e.Draft(requests=names, picks=picks) if picks is not None:
-                drafted |= {name: (index, one) for name, one in zip(names, picks, strict=True)}
+            case e.Draft(requests=names, picks=picks, parents=trees) if picks is not None:
+                shapes = trees or (None,) * len(names)
+                drafted |= {name: (index, one, its) for name, one, its in zip(names, picks, shapes, strict=True)}
             case e.Forward(rows=rows):
                 for row in rows:
                     if row.kind == "verify":
@@ -97,9 +105,9 @@ def timelines_of(trace: Trace) -> list[Timeline]:
                         live[row.request].steps.append(step)
             case e.Commit(requests=names, accepted=paths) if paths is not None:
                 for name, path in zip(names, paths, strict=True):
-                    (begun, drafts), (ran, uniforms) = drafted[name], verified[name]
-                    origins, taken = (begun, ran, index), len(path.nodes)
-                    live[name].steps.append(TimelineStep("round", origins, 0, path.bonus, drafts, taken, uniforms))
+                    (begun, drafts, shape), (ran, drawn) = drafted[name], verified[name]
+                    step = TimelineStep("round", (begun, ran, index), 0, path.bonus, drafts, path.nodes, shape, drawn)
+                    live[name].steps.append(step)
             case e.Save(request=name, name=kept):
                 saved[kept] = tuple(live[name].steps)
             case e.Load(request=name, name=kept):
@@ -127,7 +135,7 @@ def decoded(timeline: Timeline) -> Timeline:
         if step.kind not in ("round", "decode"):
             steps.append(step)
             continue
-        said = (*step.drafts[: step.accepted], step.root)[:left]
+        said = (*step.right, step.root)[:left]
         steps += [TimelineStep("decode", step.origins[-1:], 1, token) for token in said]
         left -= len(said)
         if not left:
@@ -182,13 +190,19 @@ def _round(taken: Sequence[TimelineStep], width: int, vocab: int) -> TimelineSte
         return last
     drafts = [step.root or 0 for step in right]
     wrong = _wrong(last.root, width - len(drafts), vocab)
-    return TimelineStep("round", last.origins * 3, 0, last.root, (*drafts, *wrong), len(drafts))
+    return TimelineStep("round", last.origins * 3, 0, last.root, (*drafts, *wrong), chain(len(drafts)))
+
+
+def chain(count: int) -> tuple[int, ...]:
+    """The nodes of so many accepted drafts of a chain."""
+    return tuple(range(1, count + 1))
 
 
 def exact_windows(timeline: Timeline) -> Timeline:
-    """Rounds without a rejected draft: every window ends where it was accepted to."""
+    """Rounds without a rejected draft: every window is its accepted path, as a chain."""
     return replace(timeline, steps=[
-        step if step.kind != "round" else replace(step, drafts=step.drafts[: step.accepted]) if step.accepted
+        step if step.kind != "round"
+        else replace(step, drafts=step.right, nodes=chain(len(step.nodes)), parents=None) if step.nodes
         else TimelineStep("decode", step.origins[-1:], 1, step.root)
         for step in timeline.steps
     ])
@@ -250,16 +264,24 @@ def alone(trace: Trace, rewrite: Rewrite = lambda timeline: timeline) -> Rewritt
 def in_turn(timelines: Sequence[Timeline], written: Header) -> RewrittenTrace:
     """These timelines, one after the other."""
     steps = [step for timeline in timelines for step in timeline.steps]
-    widths = {len(step.drafts) for step in steps if step.kind == "round"}
-    header = _header(written, widths, max((step.tokens for step in steps), default=1))
+    widths = {len(step.drafts) for step in steps if step.kind == "round" and step.parents is None}
+    trees = any(step.parents is not None for step in steps)
+    header = _header(written, widths, max((step.tokens for step in steps), default=1), trees=trees)
     pairs = list(_events(timelines, header.num_steps))
     return RewrittenTrace(header, tuple(event for event, _ in pairs), tuple(origin for _, origin in pairs))
 
 
-def _header(header: Header, widths: Iterable[int], most: int) -> Header:
-    """The same slots and pages for the same widest window; further step counts are candidates (nobody asks a wish)."""
+def _header(header: Header, widths: Iterable[int], most: int, *, trees: bool) -> Header:
+    """The same slots and pages for the same widest window; further step counts are candidates (nobody asks a wish).
+
+    Where windows are trees the step count stays as it is; where none is any more, there need be no room for one.
+    """
+    if trees:
+        room = msgspec.structs.replace(header.capacity, max_tokens=max(header.capacity.max_tokens, most))
+        return msgspec.structs.replace(header, capacity=room)
     candidates = tuple(sorted({*header.candidates, *widths, 0}))
-    room = msgspec.structs.replace(header.capacity, max_tokens=max(header.capacity.max_tokens, most))
+    tokens = max(header.capacity.max_tokens, most)
+    room = msgspec.structs.replace(header.capacity, max_tokens=tokens, num_draft_tokens=None)
     written = {"candidate_steps": list(candidates)}
     return msgspec.structs.replace(header, candidates=candidates, adaptive=written, capacity=room)
 
@@ -270,7 +292,7 @@ def _events(timelines: Sequence[Timeline], num_steps: int) -> Iterator[tuple[e.A
         yield e.Admit(timeline.request, timeline.prompt, timeline.sampling), last
         for step in timeline.steps:
             last = step.origins[-1]
-            if step.kind == "round" and len(step.drafts) != num_steps:
+            if step.kind == "round" and step.parents is None and len(step.drafts) != num_steps:
                 num_steps = len(step.drafts)
                 yield e.SetNumSteps(num_steps), step.origins[0]
             yield from zip(_events_of(timeline.request, step), step.origins, strict=True)
@@ -287,6 +309,6 @@ def _events_of(name: str, step: TimelineStep) -> tuple[e.AnyEvent, ...]:
             return (e.Preempt(name),)
         case "resume":
             return (e.Resume(name),)
-    path = e.Path(tuple(range(1, step.accepted + 1)), step.root or 0)
+    path, shape = e.Path(step.nodes, step.root or 0), None if step.parents is None else (step.parents,)
     verify = e.Row(name, "verify", uniforms=step.uniforms)
-    return e.Draft((name,), (step.drafts,)), e.Forward((verify,)), e.Commit((name,), (path,))
+    return e.Draft((name,), (step.drafts,), shape), e.Forward((verify,)), e.Commit((name,), (path,))

@@ -177,7 +177,9 @@ def _of_verbs(plan: Plan, found: ByVerbs, variant: Variant) -> tuple[DerivedEngi
     engine = DerivedEngine(asked, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive)
     if "regions" not in asked.feeds:
         return engine, None
-    log = Instrumentation(None, {}, setting.device, Room(plan.capacity, max(steps) + 1), {"the capacity": room})
+    log = Instrumentation(
+        None, {}, setting.device, Room(plan.capacity, plan.capacity.widest(max(steps))), {"the capacity": room}
+    )
     log.of(GuardedSubject(engine))
     return engine, log
 
@@ -224,7 +226,7 @@ def instrumentation_of(plan: Plan, found: Ops | None) -> Instrumentation:
     }
     layouts = plan.setting.layout, plan.setting.snapshot_layout or plan.setting.layout
     told = found is not None and plan.setting.strategy in OURS["state"]  # another strategy lays out its own pools
-    room = Room(plan.capacity, max(steps) + 1, layouts if told else None)
+    room = Room(plan.capacity, plan.capacity.widest(max(steps)), layouts if told else None)
     return Instrumentation(found, declares(plan, found).rounds, plan.setting.device, room, handed)
 
 

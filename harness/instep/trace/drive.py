@@ -27,6 +27,7 @@ from .event_rules import EventRules, uniforms_due
 from .header import Header
 from .policy import Arrival, Policy, ScheduledAction
 from .request_table import Standing
+from .tree_picks import picks
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class _Driver:
         self.wanted: deque[int] = deque()
         self.forced = 0  # how many forced acceptances were used
         self.ending: set[str] = set()  # the requests that were complete after the round before
+        self.chance = Random(policy.seed)
         self.round = 0
         self.dice = Random(policy.seed)
 
@@ -149,9 +151,11 @@ class _Driver:
     def _one_round(self) -> Iterator[Step]:
         table = self.rules.table
         speculate = table.num_steps > 0 and self.round not in self.policy.plain
-        ready = [name for name in self._turned(Phase.READY) if self._left(name) > table.num_steps]
+        shapes = self.policy.trees[self.round % len(self.policy.trees)] if self.policy.trees else ()
+        drafts = max(map(len, shapes), default=table.num_steps)
+        ready = [name for name in self._turned(Phase.READY) if self._left(name) > drafts]
         if speculate and ready:
-            yield self._do(e.Draft(tuple(ready)))
+            yield self._do(self._trees(ready, shapes) if shapes else e.Draft(tuple(ready)))
             yield from self._contexts("abort", "refused", when="drafted")
         rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED, Phase.READY))
         if not rows:
@@ -216,24 +220,40 @@ class _Driver:
                 return min(done - standing.length, standing.unread)
         return standing.unread
 
+    def _trees(self, names: list[str], shapes: Sequence[tuple[int, ...]]) -> e.Draft:
+        """A draft of given shapes and tokens."""
+        parents = tuple(shapes[number % len(shapes)] for number in range(len(names)))
+        tokens = []
+        for name, shape in zip(names, parents, strict=True):
+            standing, proposal = self.rules.table.live[name], self.player.engine.state(name).proposal
+            text = (*standing.prompt, *standing.said)
+            tokens.append(picks(text, shape, proposal, self.rules.vocab, self.chance))
+        return e.Draft(tuple(names), tuple(tokens), parents)
+
     def _paths(self, names: list[str], own: Mapping[str, torch.Tensor]) -> tuple[e.Path, ...] | None:
         """The paths to force, by the policy or because of the stop token; None: the engine accepts by itself."""
-        windows = [self.rules.table.live[name].window for name in names]
-        stopped = not self.policy.overlap and any(self.policy.stop in window[1:] for window in windows)
+        standings = [self.rules.table.live[name] for name in names]
+        stopped = not self.policy.overlap and any(self.policy.stop in standing.window[1:] for standing in standings)
         if not self.policy.accept and not stopped:
             return None
-        return tuple(self._path(window, own[name].tolist()) for name, window in zip(names, windows, strict=True))
+        return tuple(self._path(standing, own[standing.request].tolist()) for standing in standings)
 
-    def _path(self, window: tuple[int, ...], own: list[int]) -> e.Path:
-        count = next((i for i, draft in enumerate(window[1:]) if draft != own[i]), len(window) - 1)
-        if self.policy.accept:
-            count = min(self.policy.accept[self.forced % len(self.policy.accept)], len(window) - 1)
-            self.forced += 1
-        accepted = window[1 : count + 1]
+    def _path(self, standing: Standing, own: list[int]) -> e.Path:
+        nodes = self._forced(standing) if self.policy.accept else _greedy(standing, own)
+        accepted = [standing.window[node] for node in nodes]
         if self.policy.stop in accepted and not self.policy.overlap:
             count = accepted.index(self.policy.stop)
-            return e.Path(tuple(range(1, count + 1)), window[count + 1])
-        return e.Path(tuple(range(1, count + 1)), own[count])
+            return e.Path(tuple(nodes[:count]), accepted[count])
+        return e.Path(tuple(nodes), own[nodes[-1] if nodes else 0])
+
+    def _forced(self, standing: Standing) -> list[int]:
+        """A path of as many drafts as the policy says, or to its end; at every fork another child is its turn."""
+        count, turn = self.policy.accept[self.forced % len(self.policy.accept)], self.forced
+        self.forced += 1
+        nodes: list[int] = []
+        while len(nodes) < count and (children := standing.children(nodes[-1] if nodes else 0)):
+            nodes.append(children[turn % len(children)])
+        return nodes
 
     def _do(self, event: e.AnyEvent) -> Step:
         where = f"policy, round {self.round}"
@@ -242,6 +262,17 @@ class _Driver:
         complete = filled(event, answer)
         self.rules.apply(complete, where)
         return Step(complete, answer)
+
+
+def _greedy(standing: Standing, own: list[int]) -> list[int]:
+    """The path that the engine's own choices accept."""
+    nodes: list[int] = []
+    while True:
+        at = nodes[-1] if nodes else 0
+        agreeing = [child for child in standing.children(at) if standing.window[child] == own[at]]
+        if not agreeing:
+            return nodes
+        nodes.append(agreeing[0])
 
 
 def filled(event: e.AnyEvent, answer: e.Answer | None) -> e.AnyEvent:

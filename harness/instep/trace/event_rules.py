@@ -187,10 +187,26 @@ def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
     for index, picks in enumerate(event.picks or ()):
         rules._tokens(f"picks[{index}]", picks)
     for index, parents in enumerate(event.parents or ()):
-        for node, parent in enumerate(parents, start=1):
-            if not 0 <= parent < node:
-                rules._no(f"parents[{index}][{node - 1}]", parent, f"an earlier node, 0 to {node - 1}")
+        _tree(rules, f"parents[{index}]", parents)
     rules._pages("draft", rules.table.positions(_drafting(rules, event)))
+
+
+def _tree(rules: EventRules, field: str, parents: tuple[int, ...]) -> None:
+    """Every draft continues an earlier node; where nodes branch, the window has room, and no path is too long."""
+    depths = [0]
+    for node, parent in enumerate(parents, start=1):
+        if not 0 <= parent < node:
+            rules._no(f"{field}[{node - 1}]", parent, f"an earlier node, 0 to {node - 1}")
+        depths.append(depths[parent] + 1)
+    if parents == tuple(range(len(parents))):
+        return
+    most, n = rules.table.capacity.num_draft_tokens, rules.table.num_steps
+    if most is None:
+        rules._no(field, "a tree", "a chain: the header has no capacity.num_draft_tokens")
+    if len(depths) > most:
+        rules._no(field, f"{len(depths)} nodes with the root", f"at most capacity.num_draft_tokens = {most}")
+    if max(depths) > n:
+        rules._no(field, f"a path of {max(depths)} drafts", f"at most num_steps = {n}")
 
 
 def _drafting(rules: EventRules, event: e.Draft) -> dict[str, int]:
@@ -279,8 +295,7 @@ def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
         at, standing = 0, rules.table.live[name]
         for depth, node in enumerate(path.nodes):
             if not 0 < node < len(standing.window) or standing.parents[node] != at:
-                children = [child for child, parent in enumerate(standing.parents) if parent == at]
-                expected = f"a child of node {at}: {children or 'it has none'}"
+                expected = f"a child of node {at}: {standing.children(at) or 'it has none'}"
                 rules._no(f"accepted[{index}].nodes[{depth}]", node, expected)
             at = node
         rules._tokens(f"accepted[{index}].bonus", (path.bonus,))

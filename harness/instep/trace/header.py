@@ -13,7 +13,7 @@ import msgspec
 
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Capacity
+from instep_reference.contract.engine import MOST_NODES, Capacity
 from instep_reference.contract.errors import BadInput
 
 SCHEMA = 2  # version of the wire format; it stays when an optional field is added
@@ -158,7 +158,8 @@ class FirstHeader(Header, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 def sound(header: Header, field: str) -> None:
     """Refuse a header whose numbers contradict each other. `field`: its file and line, for the error."""
-    room, widest = header.room(), max((*header.candidates, header.num_steps)) + 1
+    room, steps = header.room(), max((*header.candidates, header.num_steps))
+    nodes, widest = room.num_draft_tokens, room.widest(steps)
     rules: tuple[tuple[str, object, bool, str], ...] = (
         ("checkpoint.vocab", header.checkpoint.vocab, header.checkpoint.vocab > 0, "at least 1"),
         ("capacity.page_size", room.page_size, room.page_size > 0, "at least 1"),
@@ -171,6 +172,10 @@ def sound(header: Header, field: str) -> None:
          room.total_positions >= widest, f"at least {widest}, the widest window"),
         ("capacity.max_positions", room.max_positions, widest <= room.request_positions <= room.total_positions,
          f"{widest}, the widest window, to {room.total_positions}, what all pages hold"),
+        ("capacity.num_draft_tokens", nodes, nodes is None or steps < nodes <= MOST_NODES,
+         f"{steps + 1}, a chain of the largest step count and its root, to {MOST_NODES}"),
+        ("adaptive", "step counts that change, and trees", nodes is None or header.adaptive is None,
+         "no adaptive file where windows may be trees: adaptive step counts are for chains"),
         ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),
          "last events of at least 0"),
         ("lag", header.lag, header.lag >= int(header.recording.overlap), "at least 0, and 1 where rounds overlapped"),

@@ -61,7 +61,10 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """claim       the sentence that the trace is to prove
     steps       the schedule of step counts; `controller`: the engine's own wishes instead, `lag` rounds late
     overlap     rounds overlap: a request ends one round after its last token was chosen, and wishes are 1 round late
-    accept      forced numbers of accepted drafts, in turn over rounds and requests; none: greedy acceptance
+    accept      forced numbers of accepted drafts, in turn over rounds and requests; none: greedy acceptance. In a tree
+                the path turns to each child of a node in turn
+    trees       shapes of windows: an entry per round, in turn; in it the parents of every draft, in turn over the
+                requests. An empty entry: a round of chains by the draft head. None: chains
     plain       rounds that decode without drafts although the step count is above 0
     rotate      the batch order is rotated by one every round, so that row numbers differ from slots
     rounds      the most rounds; requests that are left then are finished
@@ -78,6 +81,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lag: int = 0
     overlap: bool = False
     accept: tuple[int, ...] = ()
+    trees: tuple[tuple[tuple[int, ...], ...], ...] = ()
     deeds: tuple[ScheduledAction, ...] = ()
     plain: tuple[int, ...] = ()
     rotate: bool = True

@@ -46,6 +46,10 @@ class Standing:
         """Whether its tokens are drawn."""
         return self.sampling is not None and self.sampling.draws
 
+    def children(self, node: int) -> list[int]:
+        """The drafts of the window that continue a node."""
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
     @property
     def unread(self) -> int:
         """Tokens of the prompt that no forward has taken yet."""

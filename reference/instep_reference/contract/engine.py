@@ -26,6 +26,8 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 import torch
 
+from .capacity import MOST_NODES as MOST_NODES
+from .capacity import Capacity as Capacity
 from .meaning import Meaning
 from .place import Place, See, memory_place
 from .sampling import Sampling
@@ -293,43 +295,6 @@ class RequestState:
         ):  # fmt: skip
             for layer, tensor in tensors.items():
                 yield memory_place(name, layer), tensor
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """How much room an engine has, as the header of a trace says. Both sides and the event rules use this.
-
-    slots          the order in which free slots are handed out: the first free one in this order.
-                   Slot 0 is reserved and never listed.
-    pages          the order in which free KV pages are handed out; page 0 is reserved.
-    page_size      tokens per KV page
-    max_tokens     the most tokens one forward may carry, over all rows
-    max_positions  the most positions one request may have, drafts in flight included; None: as many as all pages hold
-    num_draft_tokens  where windows may be trees: the most nodes of a window, its root included. Pools, budget and
-                   pages count nodes. None: every window is a chain of the step count in force
-    """
-
-    slots: tuple[int, ...]
-    pages: tuple[int, ...]
-    page_size: int
-    max_tokens: int
-    max_positions: int | None = None
-    num_draft_tokens: int | None = None
-
-    @property
-    def total_positions(self) -> int:
-        """How many positions all pages hold."""
-        return len(self.pages) * self.page_size
-
-    @property
-    def request_positions(self) -> int:
-        """The most positions one request may have."""
-        return self.total_positions if self.max_positions is None else self.max_positions
-
-    @property
-    def request_pages(self) -> int:
-        """The most pages one request may own: the width of a page table."""
-        return -(-self.request_positions // self.page_size)
 
 
 class Engine(Protocol):

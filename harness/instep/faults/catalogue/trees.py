@@ -1,0 +1,157 @@
+"""Windows that are trees: another node than the parent is continued, or another node than the accepted one is kept.
+
+Leaves out: mistakes that a chain shows as well (`rollback.py`, `draft.py`, `graph.py`).
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.place import STAGE_LEVEL, Place
+
+from ...replay.setting import Setting
+from ..base import Edit, Fault
+
+ROUND, BATCH, EAGLE = (f"instep_optimized/{name}.py" for name in ("round", "batch", "draft/eagle"))
+CONV, GDN, ATTEND, INDEX, PICK, MOVE = (
+    f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "attend", "index", "pick", "move")
+)
+RERUN, ACCEPTED = "instep_optimized/commit/rerun.py", "instep_optimized/commit/accepted.py"
+WINDOW, STATE, MIXED, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "mixed", "core"))
+KEYS, QUERY, ATTENDED = (Place("trunk", 3, component) for component in ("keys", "query", "attended"))
+SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")
+
+NODES = "inputs.rows, inputs.slots, acceptance.last_correct_step_indices, acceptance.accept_lens,"
+SNAPSHOT = Setting(strategy="snapshot")
+# The path of every request behind each other, in numbers that count the rows of the whole batch.
+PACKED = (
+    "        rows = torch.arange(count, device=path.device)\n"
+    "        packed = (path + rows[:, None] * width)[path >= 0]\n"
+    "        offset = {offset}\n"
+    "        node = (packed[acceptance.accept_lens.cumsum(0) - 1] - offset).clamp(0, width - 1)\n"
+)
+PATH = "        before, path = ops.select(x=slot_table.length, index=inputs.slots), acceptance.accept_index\n"
+
+
+def _node(what: str) -> Edit:
+    """The commit hands on another node than the last accepted one."""
+    return Edit(ROUND, NODES, NODES.replace("acceptance.last_correct_step_indices", what))
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "tree-as-chain-state", "tree-as-chain", "A node's state goes on from the row before it, whatever its parent.",
+        "", (Edit(GDN, "trail = Trail(state, ancestry(part, who))", "trail = Trail(state, None)"),),
+        "branching", Setting(), 5, CORE,
+        "the tree is taken for a chain", ("derived", "directed"), ("identity", "bytes"),
+    ),
+    Fault(
+        "tree-as-chain-conv", "tree-as-chain", "The conv of a node reads the rows before it, whatever its parent.",
+        "", (Edit(CONV, "    parents = ancestry(part, who)\n", "    parents = None\n"),),
+        "branching", Setting(), 5, MIXED,
+        "the tree is taken for a chain", ("derived",), ("identity", "bytes"),
+    ),
+    Fault(
+        "tree-as-chain-mask", "tree-as-chain",
+        "A node attends to every row before it, also to those of other branches.",
+        "", (Edit(ATTEND, "    nodes = nodes_seen(pages, begin, count)\n", "    nodes = None\n"),),
+        "branching", Setting(), 5, ATTENDED,
+        "the tree is taken for a chain", ("derived",), ("identity", "bytes"),
+    ),
+    Fault(
+        "tree-as-chain-rotary", "tree-as-chain",
+        "A row of the target turns by the number of its node, not by its depth.",
+        "",
+        (Edit(INDEX, "torch.where(covered, before[owner] + depth, 0), locations",
+              "torch.where(covered, before[owner] + (depth if lead else inside), 0), locations"),),
+        "branching", Setting(), 5, QUERY,
+        "is turned by the number of its node", ("derived",), ("identity", "bytes"),
+    ),
+    Fault(
+        "commit-depth-for-node", "commit-node", "The length of the path, less one, is taken for its last node.",
+        "", (_node("(acceptance.accept_lens - 1).clamp(min=0)"),),
+        "branching", SNAPSHOT, 6, WINDOW,
+        "whose number is the depth of the path", ("bytes", "directed"),
+    ),
+    Fault(
+        "commit-first-child", "commit-node",
+        "The commit takes the last node's oldest sibling: the first child of its parent.",
+        "",
+        (Edit(ROUND, PATH,
+              PATH + "        node = acceptance.last_correct_step_indices\n"
+              "        shapes = ops.select(x=parents, index=inputs.slots)\n"
+              "        node = (shapes == shapes.gather(1, node[:, None])).long().argmax(dim=1)\n"),
+         _node("node")),
+        "branching", SNAPSHOT, 6, WINDOW,
+        "a sibling of node", ("bytes", "directed"),
+    ),
+    Fault(
+        "commit-window-before-node", "commit-node",
+        "The window that is committed ends with the row before the last accepted node, the state is right.",
+        "",
+        (Edit("instep_optimized/commit/pair.py", "self.of_conv.commit(ops, accepted)",
+              "self.of_conv.commit(ops, accepted._replace(nodes=(accepted.nodes - 1).clamp(min=0)))"),),
+        "branching", SNAPSHOT, 6, WINDOW,
+        "after node", ("bytes",),
+    ),
+    Fault(
+        "packed-offset-of-sizes", "commit-node",
+        "The last node is looked up among the packed paths, less an offset that counts nodes; rows stand T apart.",
+        "",
+        (Edit(ROUND, PATH, PATH + PACKED.format(offset="inputs.width.cumsum(0) - inputs.width")),
+         _node("node")),
+        "branching", SNAPSHOT, 6, WINDOW,
+        "", ("bytes", "directed"),
+    ),
+    Fault(
+        "ring-not-moved", "path-not-moved",
+        "Kept tokens of the accepted path stay where their nodes stood in the ring.",
+        "", (Edit(RERUN, "accepted.path is None", "accepted.path is not None"),),
+        "branching", Setting(), 6, STATE,
+        "takes the tree for a chain: holds rows 0 to", ("directed", "bytes"),
+    ),
+    Fault(
+        "kv-not-moved", "path-not-moved", "Keys and values of the accepted path stay where their nodes stood.",
+        "", (Edit(ACCEPTED, '("keys", "values")', "()"),),
+        "branching", Setting(), 6, KEYS,
+        "", ("bytes", "derived"),
+    ),
+    Fault(
+        "path-moved-from-behind", "path-not-moved",
+        "Entries of the path are moved from the last to the first: one is written before it was read.",
+        "",
+        (Edit(MOVE, "source.T, target.T", "source.T.flip(0), target.T.flip(0)"),),
+        "branching", Setting(), 6, KEYS,
+        "", ("bytes", "derived"),
+    ),
+    Fault(
+        "parents-by-batch-row", "parents-of-another", "The shape of a window is looked up by batch row, not by slot.",
+        "",
+        (Edit(BATCH, "ops.plan_tree(parents=ops.select(x=parents, index=slots), slots=slots, count=count)",
+              "ops.plan_tree(parents=parents[: len(slots)], slots=slots, count=count)"),),
+        "branching", Setting(), 4, Place("chain.1", STAGE_LEVEL, "embedding"),
+        "", ("contracts", "serves"),
+    ),
+    Fault(
+        "parents-of-the-last-replay", "parents-of-another",
+        "The shapes of windows are not copied into a graph's inputs: it goes on with those that it was captured with.",
+        "vllm 44868",
+        (Edit("instep_optimized/graphs/runner.py", "    own[: len(given)].copy_(given, non_blocking=True)\n",
+              "    own[: len(given)].copy_(\n"
+              "        own[: len(given)] if given.dim() > 1 and given.shape[1] > 8 else given)\n"),),
+        "branching", Setting(ops="ledger", graphs=True), 4, SLOT_TABLE,
+        "tree of row 0 is", ("graphs", "labels", "identity"),
+    ),
+    Fault(
+        "walk-by-row-before", "walk", "A draft is compared with the pick of the row before it, not of its parent.",
+        "",
+        (Edit(PICK, "(window == picks.gather(1, at[:, None]))", "(window == picks.roll(1, 1))"),),
+        "branching", Setting(), 6, SLOT_TABLE,
+        "", ("identity", "decisions"),
+    ),
+    Fault(
+        "hidden-of-the-node-before", "draft-node", "The head runs on a node with the hidden row of the node before it.",
+        "",
+        (Edit(EAGLE, "ops.select(x=rows, index=parent)", "y"),),
+        "branching", Setting(), 4, Place("chain.2", STAGE_LEVEL, "hidden"),
+        "", ("derived",), ("identity", "bytes"),
+    ),
+)

@@ -1,0 +1,70 @@
+"""Conditions that only windows that are trees meet. They are counted where a room has `num_draft_tokens`.
+
+Leaves out: every other condition, and the counting (`coverage.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from instep_reference.contract import engine as e
+
+from ..trace.request_table import Standing
+
+if TYPE_CHECKING:
+    from .coverage import Turn
+
+
+def _windows(turn: Turn) -> list[Standing]:
+    """The windows that a forward verifies."""
+    rows = turn.event.rows if isinstance(turn.event, e.Forward) else ()
+    return [turn.before.live[row.request] for row in rows if row.kind == "verify"]
+
+
+def branches(standing: Standing) -> bool:
+    return standing.parents != tuple(range(-1, len(standing.parents) - 1))
+
+
+def _shapes_differ(turn: Turn) -> bool:
+    return len({standing.parents for standing in _windows(turn) if branches(standing)}) > 1
+
+
+def _beside_chain(turn: Turn) -> bool:
+    return {branches(standing) for standing in _windows(turn)} == {True, False}
+
+
+def _beside_prompt(turn: Turn) -> bool:
+    prompts = isinstance(turn.event, e.Forward) and any(row.kind == "prefill" for row in turn.event.rows)
+    return prompts and any(map(branches, _windows(turn)))
+
+
+def _equal_siblings(turn: Turn) -> bool:
+    return any(
+        len({standing.window[child] for child in children}) < len(children)
+        for standing in _windows(turn) for node in range(len(standing.parents))
+        if (children := standing.children(node))
+    )
+
+
+def _accepted(holds: Callable[[tuple[int, ...], int], bool]) -> Callable[[Turn], bool]:
+    """Of a commit: whether it holds for the accepted drafts and the number of nodes of some tree."""
+
+    def trees(turn: Turn) -> Iterator[tuple[tuple[int, ...], int]]:
+        if isinstance(turn.event, e.Commit) and turn.event.accepted is not None:
+            for name, path in zip(turn.event.requests, turn.event.accepted, strict=True):
+                if branches(standing := turn.before.live[name]):
+                    yield path.nodes, len(standing.parents)
+
+    return lambda turn: any(holds(nodes, count) for nodes, count in trees(turn))
+
+
+TREES: dict[str, Callable[[Turn], bool]] = {
+    "trees of different shapes in one batch": _shapes_differ,
+    "a tree beside a chain": _beside_chain,
+    "a tree beside a prompt": _beside_prompt,
+    "siblings with equal tokens": _equal_siblings,
+    "an accepted path that is not 1, 2, ...": _accepted(lambda nodes, _: nodes != tuple(range(1, len(nodes) + 1))),
+    "nothing of a tree accepted": _accepted(lambda nodes, _: not nodes),
+    "the last node of a tree accepted": _accepted(lambda nodes, count: nodes[-1:] == (count - 1,)),
+}

@@ -1,0 +1,36 @@
+"""The tokens of a tree that a recording drafts: looked up in the request's own text, as an n-gram drafter does.
+
+The first child of a node is what followed the same two tokens last, the next one what followed them before that. The
+root's first child is the draft head's proposal, where there is one. Leaves out: the shape, which the policy gives.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import chain, count
+
+LOOKED_UP = 2  # tokens before the one that is wanted
+
+
+def picks(
+    text: Sequence[int], parents: Sequence[int], proposal: int | None, vocab: int, chance: random.Random
+) -> tuple[int, ...]:
+    """A token for every draft; siblings differ. text: all tokens so far, the root last; parents: of every draft."""
+    lines: list[tuple[int, ...]] = [()]
+    tokens: list[int] = []
+    for number, parent in enumerate(parents):
+        taken = {tokens[other] for other in range(number) if parents[other] == parent}
+        wished = [] if parent or proposal is None else [proposal]
+        wanted = chain(wished, _followers((*text, *lines[parent])), (chance.randrange(vocab) for _ in count()))
+        tokens.append(next(token for token in wanted if token not in taken))
+        lines.append((*lines[parent], tokens[-1]))
+    return tuple(tokens)
+
+
+def _followers(text: Sequence[int]) -> Iterator[int]:
+    """What followed the last tokens of the text earlier in it, the latest first."""
+    last = tuple(text[-LOOKED_UP:])
+    for end in range(len(text) - 1, LOOKED_UP - 1, -1):
+        if tuple(text[end - LOOKED_UP : end]) == last:
+            yield text[end]

@@ -1,0 +1,51 @@
+"""How much room an engine has: slots, pages, tokens, nodes. Both sides and the event rules use this.
+
+Leaves out: what the room costs (each side's own).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_NODES = 63  # of a tree: the ancestors of a node are the bits of an int64
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How much room an engine has, as the header of a trace says. Both sides and the event rules use this.
+
+    slots          the order in which free slots are handed out: the first free one in this order.
+                   Slot 0 is reserved and never listed.
+    pages          the order in which free KV pages are handed out; page 0 is reserved.
+    page_size      tokens per KV page
+    max_tokens     the most tokens one forward may carry, over all rows
+    max_positions  the most positions one request may have, drafts in flight included; None: as many as all pages hold
+    num_draft_tokens  where windows may be trees: the most nodes of a window, its root included. Pools, budget and
+                   pages count nodes. None: every window is a chain of the step count in force
+    """
+
+    slots: tuple[int, ...]
+    pages: tuple[int, ...]
+    page_size: int
+    max_tokens: int
+    max_positions: int | None = None
+    num_draft_tokens: int | None = None
+
+    def widest(self, num_steps: int) -> int:
+        """The tokens of the widest window, where so many drafts a round are the most that a chain has."""
+        return max(num_steps + 1, self.num_draft_tokens or 0)
+
+    @property
+    def total_positions(self) -> int:
+        """How many positions all pages hold."""
+        return len(self.pages) * self.page_size
+
+    @property
+    def request_positions(self) -> int:
+        """The most positions one request may have."""
+        return self.total_positions if self.max_positions is None else self.max_positions
+
+    @property
+    def request_pages(self) -> int:
+        """The most pages one request may own: the width of a page table."""
+        return -(-self.request_positions // self.page_size)

@@ -1,0 +1,128 @@
+"""Windows that are trees, on the harness's side: what is recorded, what is looked at, and who sees which slip.
+
+Leaves out: the oracle's form of a tree (`test_tree_forms.py`), and the catalogue's faults (`catalogue/trees.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from instep.carried import fixtures
+from instep.faults import FAMILIES, TRACES
+from instep.faults.base import Edit
+from instep.fuzz.campaign import Settings, campaign
+from instep.fuzz.coverage import Coverage
+from instep.fuzz.tree_coverage import TREES
+from instep.observe.calls import linked, seen
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.trace.event_rules import EventRules
+from instep.trace.file import read
+from instep.trace.tree_picks import picks
+from instep.verdict import Exit
+from instep_reference.contract.engine import Draft
+from support.checkpoints import write
+from support.planting import planted_here
+
+BRANCHING = TRACES / "branching.jsonl"
+BATCH, INDEX, ROUND, RERUN = (
+    f"instep_optimized/{name}.py" for name in ("batch", "ops/plain/index", "round", "commit/rerun")
+)
+NODES_OF = "Nodes(plan.before.flatten(), plan.depth.flatten(), plan.ancestors.flatten(), plan.depth.shape[1])"
+
+
+@pytest.mark.parametrize(
+    ("parents", "told"), [((-1,), ()), ((-1, 0, 1, 2), ()), ((-1, 0, 0, 2), ((-1,), (0,), (0,), (2,)))], ids=str
+)
+def test_rows_of_a_chain_continue_the_row_before_and_of_a_tree_their_parents(parents, told):
+    assert linked(parents) == told
+
+
+@pytest.mark.parametrize(
+    ("before", "sets", "told"),
+    [
+        (8, [], (8, ())),
+        (8, [0b1, 0b11, 0b111], (8, ())),  # a chain
+        (8, [0b1, 0b101], (8, ((8,), (8, 10)))),
+        (8, [0b1, 0b11, 0b101], (8, ((8,), (8, 9), (8, 10)))),
+        (8, [0b11], (9, ())),  # a step of the head: what it sees without a gap stands before it
+        (8, [0b1001], (9, ((11,),))),
+    ],
+    ids=str,
+)
+def test_what_rows_of_attention_see_is_told_by_position(before, sets, told):
+    assert seen(before, sets) == told
+
+
+def test_siblings_that_are_recorded_differ_and_the_first_child_is_the_proposal():
+    parents, text = (0, 0, 0, 1, 1, 2), (5, 6, 7, 5, 6, 8, 5, 6)
+    for seed in range(20):
+        tokens = picks(text, parents, 3, 9, random.Random(seed))
+        assert tokens[:3] == (3, 8, 7)  # the proposal; what followed 5, 6 last; what followed them before that
+        assert tokens[3] != tokens[4]
+
+
+def test_committed_traces_of_trees_meet_every_condition_of_trees_that_a_recording_can():
+    """Siblings of a recording differ; those of a fuzzed run need not."""
+    coverage = Coverage()
+    for path in (BRANCHING, fixtures() / "traces" / "trees.jsonl"):
+        trace = read(path)
+        rules = EventRules(trace.header)
+        coverage.begin()
+        for event in trace.events:
+            before = replace(rules.table, live=dict(rules.table.live))
+            rules.apply(event)
+            coverage.note(before, event, rules.table)
+    assert {name for name in TREES if not coverage.counts()[name]} == {"siblings with equal tokens"}
+
+
+SLIPS = [
+    ("a mask", (Edit(BATCH, NODES_OF, NODES_OF.replace("plan.ancestors", "(plan.ancestors | plan.ancestors >> 1)")),),
+     "rerun", 5, "contracts", "sees positions"),
+    ("a parent", (Edit(BATCH, NODES_OF, NODES_OF.replace("plan.before", "(plan.before - (plan.before > 0).long())")),),
+     "rerun", 5, "contracts", "continues node"),
+    ("a move elsewhere", (Edit(INDEX, "place = before[:, None] + node", "place = before[:, None] + node + 1"),),
+     "rerun", 6, "tails", "where this event does not write"),
+    ("another node", (Edit(ROUND, "acceptance.last_correct_step_indices, acceptance.accept_lens,",
+                           "(acceptance.last_correct_step_indices - 1).clamp(min=0), acceptance.accept_lens,"),),
+     "snapshot", 6, "labels", ""),
+    ("an own path", (Edit("instep_optimized/ops/plain/pick.py", "fits.long().argmax(dim=1)",
+                          "(parents == at[:, None]).long().argmax(dim=1)"),
+                     Edit("instep_optimized/ops/plain/pick.py", "fits.any(dim=1)",
+                          "(parents == at[:, None]).any(dim=1)")), "rerun", 6, "identity", ""),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("edits", "strategy", "event", "check", "says"), [slip[1:] for slip in SLIPS],
+                         ids=[slip[0] for slip in SLIPS])  # fmt: skip
+def test_a_slip_in_a_tree_is_seen_by_the_check_that_is_meant_to(edits, strategy, event, check, says):
+    with planted_here(*edits):
+        findings = Replay(read(BRANCHING), Setting("ledger", strategy=strategy)).run(until=event).verdict.findings
+    mine = [found for found in findings if found.check == check]
+    assert mine and mine[0].event == event and says in mine[0].diagnosis, [found.diagnosis for found in findings[:5]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
+
+
+@pytest.mark.slow
+def test_fuzzed_trees_agree_and_a_planted_slip_is_found_and_shrinks_to_a_tree(model: Path, tmp_path: Path):
+    setting = Setting("ledger", strategy="rerun", conv="windows")
+    clean = campaign(Settings(setting, model, 6, 1, tmp_path / "clean", trees=6))
+    assert clean.exit == Exit.AGREED, None if clean.found is None else clean.found.verdict.findings[0]
+    with planted_here(Edit(RERUN, "accepted.path is None", "accepted.path is not None")):
+        faulty = campaign(Settings(setting, model, 40, 1, tmp_path / "faulty", trees=6))
+    assert faulty.exit == Exit.DIVERGED and faulty.found is not None
+    events = read(faulty.found.trace).events
+    assert any(isinstance(event, Draft) and event.parents for event in events) and len(events) < 15
+
+
+def test_every_kind_of_fault_of_trees_is_served_by_the_trace_of_trees():
+    assert {fault.trace for fault in FAMILIES["trees"]} == {"branching"}
