@@ -58,7 +58,7 @@ def test_the_readme_and_the_page_of_the_code_stay_short() -> None:
 def test_the_pages_name_every_command_and_every_option_of_a_setting() -> None:
     readme, page = (TOP / "README.md").read_text(), (TOP / "docs" / "commands.md").read_text()
     assert [name for name in COMMANDS if name not in readme] == []
-    assert [name for name in OPTIONS if f"| `--{name}`" not in page] == []
+    assert [name for name in OPTIONS if f"| `--{name.replace('_', '-')}`" not in page] == []
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(TOP)))

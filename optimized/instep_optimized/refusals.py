@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from instep_reference.contract.engine import Path, Row
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.sampling import UNIFORM
 
 from .request import Request
 
@@ -76,6 +77,7 @@ class Refusals:
                 if row.kind == "verify" or (prefill and row.tokens < unread):
                     _no(f"forward of {row.request!r}", "a root", "none: no token is chosen there")
                 self._tokens(f"root of {row.request!r}", [row.root])
+            _drawn(row, request, chooses=not prefill or row.tokens == unread)
 
     def commit(self, names: Sequence[str], accepted: Sequence[Path] | None) -> None:
         self._must_be("commit", names, VERIFIED)
@@ -142,6 +144,14 @@ class Refusals:
         for token in tokens:
             if not 0 <= token < self._vocab:
                 _no(what, f"token {token}", f"tokens from 0 to {self._vocab - 1}")
+
+
+def _drawn(row: Row, request: Request, *, chooses: bool) -> None:
+    """A row that chooses a token of a request that samples has its uniforms, and no other row has any."""
+    samples = request.sampling is not None and request.sampling.draws
+    due = 0 if not (samples and chooses) else request.drafts + 2 if row.kind == "verify" else 1
+    if len(row.uniforms) != due or any(not 0 <= u < 1 or u % UNIFORM for u in row.uniforms):
+        _no(f"uniforms of {row.request!r}", list(row.uniforms), f"{due}, multiples of 2**-24 below 1")
 
 
 def _distinct(what: str, names: Sequence[str]) -> None:

@@ -77,7 +77,7 @@ def tree_inputs(trees: Sequence[Sequence[int]], width: int) -> list[list[int]]:
     return lines
 
 
-IDLE = Inputs(-1, -1, 0, 0, -1, 0, -1)  # type: ignore[arg-type]  # the value of each input in rows that pad a bucket
+IDLE = Inputs(-1, -1, 0, 0, -1, 0, 0)  # type: ignore[arg-type]  # the value of each input in rows that pad a bucket
 
 
 class Verified(NamedTuple):

@@ -39,7 +39,7 @@ NAMED = (
     "gate-exp-of-running-sums", "mtp-hidden-row-stride", "mtp-hidden-not-chained-labels", "update-of-a-stale-state",
     "chunk-boundary-begins-anew-labels", "draft-prefill-padded-token", "draft-chain-own-drafts", "narrow-offset",
     "layer-kind-polluted", "pending-after-load", "count-permute-batch", "count-permute-lengths", "lifecycle-loss-root",
-    "controller-one-batch-late",
+    "controller-one-batch-late", "tree-as-chain-mask", "tree-as-chain-rotary",
 )
 SAYS |= {fault: by_id()[fault].says for fault in NAMED}
 

@@ -77,7 +77,7 @@ def test_the_caller_stride_is_found_and_its_trace_shows_it(model: Path, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "examples"), [("ledger", 12), ("plain", 3)])
+@pytest.mark.parametrize(("ops", "examples"), [("ledger", 12), ("plain", 6)])
 def test_nothing_is_found_without_a_fault(ops: str, examples: int, model: Path, tmp_path: Path) -> None:
     result = campaign(Settings(Setting(ops), model, examples, int(SEED), tmp_path / "found"))
     assert result.exit == Exit.AGREED, None if result.found is None else result.found.verdict.findings[0]

@@ -156,6 +156,8 @@ def chunk(tokens: int) -> e.Forward:
 ])  # fmt: skip
 def test_a_condition_is_met_by_what_it_says(events: tuple[e.AnyEvent, ...], condition: str, holds: bool) -> None:
     assert (condition in met(*events)) is holds
+
+
 def test_trees_have_conditions_of_their_own_where_there_may_be_any() -> None:
     room = structs.replace(HEADER, capacity=structs.replace(HEADER.capacity, num_draft_tokens=4))
     drafted = (*ENTERED, e.Draft(("a", "b"), ((7, 7, 8), (8, 8)), ((0, 0, 1), (0, 1))))
@@ -163,12 +165,12 @@ def test_trees_have_conditions_of_their_own_where_there_may_be_any() -> None:
     alone = e.Commit(("a", "b"), (path(0), path(0)))
     forward = e.Forward((e.Row("a", "verify"), e.Row("b", "verify")))
     shown = met(*drafted, forward, header=room)
-    assert {"a tree beside a chain", "siblings with equal tokens"} <= shown
+    assert "a tree beside a chain" in shown
     assert not {"trees of different shapes in one batch", "a tree beside a prompt"} & shown
     beside = (*ENTERED, e.Admit("c", (4, 5)), e.Draft(("a", "b"), ((7, 8, 8), (7, 8)), ((0, 0, 1), (0, 0))))
     mixed = met(*beside, e.Forward((*forward.rows, e.Row("c", "prefill", 1))), header=room)
     assert {"trees of different shapes in one batch", "a tree beside a prompt"} <= mixed
-    assert not {"a tree beside a chain", "siblings with equal tokens"} & mixed
+    assert "a tree beside a chain" not in mixed
     left_out, last = "an accepted path that is not 1, 2, ...", "the last node of a tree accepted"
     assert {left_out, last} <= met(*drafted, forward, commit, header=room)
     assert met(*drafted, forward, alone, header=room) == {"accepted: none", "nothing of a tree accepted"}

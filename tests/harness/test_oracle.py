@@ -173,7 +173,8 @@ def test_the_state_of_every_other_node_of_a_tree_is_called_by_its_name(branched)
         for wrong in branches(piece.folding, piece.span.nodes):
             said = look(wrong.state.float(), scene, spread).diagnosis
             assert wrong.sentence in said, (wrong.sentence, said)
-    assert [wrong.sentence for wrong in branches(states[0].folding, (0, 2, 4))] == [
+    # Rows taken in their order are told twice: folded in, and run again with the updates that they made.
+    assert list(dict.fromkeys(wrong.sentence for wrong in branches(states[0].folding, (0, 2, 4)))) == [
         "holds the state after node 1, a node beside the path; node 4 is the last accepted one",
         "holds the state after node 3, a node beside the path; node 4 is the last accepted one",
         "takes the tree for a chain: holds rows 0 to 4 in their order, up to the last accepted node",

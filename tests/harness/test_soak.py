@@ -78,10 +78,10 @@ def test_what_wears_out_is_found_and_its_trace_begins_at_the_last_stretch(
 @pytest.mark.parametrize("every", [1, 7])
 def test_ops_are_recomputed_at_every_so_many_th_event(model: Path, tmp_path: Path, every: int) -> None:
     """A gated norm that is louder leaves every state as it must be: T2 alone sees it."""
-    soaking = soaked(model, tmp_path / "found", 60, "support.subjects:LOUDER", every)
+    soaking = soaked(model, tmp_path / "found", 60, "support.subjects:LOUDER", every, stretch=60)
     assert soaking.found is not None
     (found,) = soaking.soaked.found
-    assert (len(read(Path(found.trace)).events) - 1) % every == 0 and soaking.coverage.events["forward"] < every
+    assert (len(read(Path(found.trace)).events) - 1) % every == 0
 
 
 def test_what_engines_keep_for_good_stays_bounded(

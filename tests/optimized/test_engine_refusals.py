@@ -203,7 +203,7 @@ def test_a_path_that_is_no_chain_is_refused(checkpoint: Checkpoint) -> None:
     Draft(("a",)).on(subject)
     Forward((Row("a", "verify"),)).on(subject)
     before = snapshot(subject)
-    with pytest.raises(Unsupported, match="verifies chains"):
+    with pytest.raises(BadInput, match="2 is no child of node 0"):
         Commit(("a",), (Way((2,), 5),)).on(subject)
     assert untouched(subject, before, {}) > 0
     assert Commit(("a",), (Way((1, 2), 5),)).on(subject).accept_index.tolist() == [[0, 1, 2, -1]]

@@ -80,7 +80,8 @@ def test_rows_are_packed_as_plain_packs_them_and_read_again(dtype: torch.dtype) 
             given = (number + 1) * rows
             ops.store_rows(rows=given, pool=units.pool, locations=locations, scales=units.scales)
         table, one = draw.ints([[1, 2, -1]] * 3), draw.ints([0])
-        pages = Pages(kept[0].pool, kept[1].pool, table, one + 1, one, one + 2, one, 2, kept[0].scales, kept[1].scales)
+        pages = Pages(kept[0].pool, kept[1].pool, table, one + 1, one, one + 2, one, 2,
+                      key_scales=kept[0].scales, value_scales=kept[1].scales)  # fmt: skip
         found.append((kept, ops.attend(query=query, pages=pages, to=ATTENDED)))
     (right, attended), (mine, other) = found
     for x, y in zip(mine, right, strict=True):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from instep.checks import Check
 from instep.checks.derived import Derived
@@ -34,7 +35,7 @@ from instep.trace.header import Header, Model, Room
 from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps
 from instep.verdict import Comparison, Verdict
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Event, RequestState
+from instep_reference.contract.engine import Draft, Event, RequestState
 from instep_reference.contract.place import COMPONENTS, Place, See, unseen
 from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
@@ -42,6 +43,7 @@ from instep_reference.weights import Weights
 
 from .checkpoints import write
 
+NODES = 8  # of a window that is a tree, at most
 ROOM = Room(slots=(4, 1, 6), pages=tuple(range(40, 0, -1)), page_size=4, max_tokens=40)
 POLICY = Policy(
     name="small", claim="checks see what they look at", capacity=ROOM, num_steps=3,
@@ -107,7 +109,9 @@ def run(
     truth = numbers("truth", torch.float64, unseen)
     rounded = numbers("rounded", wide(activation), rounding(rounds), Reordered(torch.Generator().manual_seed(0)))
     subject = numbers("subject", wide(activation), reordered(rounds, seed))
-    return list(_contexts(header_of(opened), events, subject, truth, rounded, rounds))
+    trees = any(isinstance(event, Draft) and event.parents is not None for event in events)
+    told = structs.replace(POLICY, capacity=structs.replace(ROOM, num_draft_tokens=NODES if trees else None))
+    return list(_contexts(header_of(opened, told), events, subject, truth, rounded, rounds))
 
 
 def run_labels(opened: Checkpoint, events: Sequence[Event]) -> list[EventContext]:

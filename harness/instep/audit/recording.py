@@ -90,11 +90,14 @@ class Recorded:
         first = self.num_steps or next(
             (max(map(len, event.picks)) for event in self.events if isinstance(event, Draft) and event.picks), 0
         )
-        room = Room(tuple(range(1, requests + 1)), tuple(range(1, requests + 1)), PAGE, PAGE, PAGE)
         known = sorted({*steps, first} - {0}) or [0]
+        shapes = [tree for event in self.events if isinstance(event, Draft) for tree in event.parents or ()]
+        trees = any(tree != tuple(range(len(tree))) for tree in shapes)
+        units = tuple(range(1, requests + 1))
+        room = Room(units, units, PAGE, PAGE, PAGE, known[-1] + 1 if trees else None)
         return Header(
             schema=2, name=self.path.name, claim="A recording.", checkpoint=model, capacity=room, num_steps=first,
-            candidates=tuple(known), adaptive={"candidate_steps": known} if known[1:] else None,
+            candidates=tuple(known), adaptive={"candidate_steps": known} if known[1:] and not trees else None,
             lag=0, seed=0, stop=None, replay=(), created={},
         )
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
+from instep_reference import gdn
 
-from ..observe.recomputation import Folding, fold
+from ..observe.recomputation import Folding, fold, rule_inputs
 from ..observe.tree_forms import lines
 from .scene import Wrong
 
@@ -20,16 +20,25 @@ def branches(folding: Folding, path: Sequence[int]) -> list[Wrong]:
     The state after an earlier node of the path, as its parent or the root, is that of a smaller count of tokens.
     """
     assert folding.parents is not None, "asked of trees alone"
-    parents, last = folding.parents, path[-1]
-    found = [
-        Wrong(f"holds the state after node {node}, {kin(parents, path, node)}; node {last} is the last accepted one",
-              _after(folding, line))
-        for node, line in enumerate(lines(parents)) if node not in path
-    ]  # fmt: skip
-    for rows, means in _as_chains(path, len(parents)):
-        found.append(Wrong(f"takes the tree for a chain: holds rows 0 to {rows - 1} in their order, {means}",
-                           _after(folding, range(rows))))  # fmt: skip
+    found = [Wrong(says, fold(folding.tokens, folding.base, nodes)[0]) for says, nodes in
+             beside("state", folding.parents, path)]  # fmt: skip
+    # An engine that keeps updates runs rows again with those that their own parents' states made.
+    _, k, _, log_decay, _, _ = rule_inputs(folding.tokens)
+    updates, base = folding.tokens.of("update")[None], folding.base.to(k)[None]
+    for says, nodes in _as_chains(path, len(folding.parents)):
+        rows = list(nodes)
+        found.append(Wrong(says, gdn.absorb(k[:, rows], log_decay[:, rows], updates[:, rows], base)[0]))
     return found
+
+
+def beside(what: str, parents: Sequence[int], path: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
+    """What a memory (`what`: its name) would be after the nodes of another path: a sentence, and these nodes."""
+    last = path[-1]
+    for node, line in enumerate(lines(parents)):
+        if node not in path:
+            said = f"holds the {what} after node {node}, {kin(parents, path, node)}"
+            yield f"{said}; node {last} is the last accepted one", line
+    yield from _as_chains(path, len(parents))
 
 
 def kin(parents: Sequence[int], path: Sequence[int], node: int) -> str:
@@ -44,11 +53,9 @@ def kin(parents: Sequence[int], path: Sequence[int], node: int) -> str:
     return "the last node of the window" if node == len(parents) - 1 else "a node beside the path"
 
 
-def _as_chains(path: Sequence[int], width: int) -> Iterator[tuple[int, str]]:
-    """How many rows a mistake takes that knows no parents."""
+def _as_chains(path: Sequence[int], width: int) -> Iterator[tuple[str, Sequence[int]]]:
+    """The rows that a mistake takes that knows no parents."""
     means = {width: "all of them", path[-1] + 1: "up to the last accepted node", len(path): "as many as are accepted"}
-    return ((rows, said) for rows, said in means.items() if list(path) != list(range(rows)))
-
-
-def _after(folding: Folding, nodes: Sequence[int]) -> torch.Tensor:
-    return fold(folding.tokens, folding.base, nodes)[0]
+    for rows, said in means.items():
+        if list(path) != list(range(rows)):
+            yield f"takes the tree for a chain: holds rows 0 to {rows - 1} in their order, {said}", range(rows)

@@ -16,7 +16,7 @@ from instep_reference.contract.engine import Commit, Forward, Load, RequestState
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 from instep_reference.contract.rounding import read_as
 
-from ..observe.context import EventContext, LastForward
+from ..observe.context import EventContext, LastForward, branching
 from ..observe.earlier import last_forward
 from ..observe.memory import Trespass, bits
 from ..observe.oracle import Oracle
@@ -25,6 +25,7 @@ from ..observe.rows import RowSpan, row_spans, rows
 from ..observe.storage import entries, narrower
 from ..verdict import Comparison, Sides, Skipped, Tier
 from .base import counted, exact, held, slot_of
+from .branches import beside
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
 CACHES = (
@@ -167,8 +168,9 @@ class Bytes:
             return result
         verb = "accepted" if span.kind == "commit" else "given"
         others = tuple(_others(forward, span.request, layer))
+        tree = branching(forward.parents.get(span.request, ())) if span.kind == "commit" else None
         return replace(
-            result, sides=replace(result.sides, wrongs=partial(wrong_windows, before, fed, nodes, verb, others)))
+            result, sides=replace(result.sides, wrongs=partial(wrong_windows, before, fed, nodes, verb, others, tree)))
 
     def _entries(self, source: str, row: torch.Tensor) -> torch.Tensor:
         """Rows as memory that is stored in tiles keeps them; another memory keeps their bits."""
@@ -247,18 +249,24 @@ def _others(forward: LastForward, request: str, layer: int) -> Iterator[tuple[st
 
 def wrong_windows(
     before: torch.Tensor, fed: torch.Tensor, nodes: Sequence[int], verb: str,
-    others: Iterable[tuple[str, torch.Tensor, torch.Tensor]],
+    others: Iterable[tuple[str, torch.Tensor, torch.Tensor]], parents: Sequence[int] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a conv window [C, W-1] would be if a known mistake had been made, and the sentence that says so."""
-    for count in range(len(fed) + 1):
-        yield held("window", count, len(nodes), verb), shifted(before, fed[:count])
+    """What a conv window [C, W-1] would be if a known mistake had been made, and the sentence that says so.
+
+    nodes: the rows of fed [n, C] that came in; parents: of all of them, where they are a tree
+    """
+    line = fed if parents is None else fed[list(nodes)]
+    for count in range(len(line) + 1):
+        yield held("window", count, len(nodes), verb), shifted(before, line[:count])
+    for says, rows_taken in () if parents is None else beside("window", parents, nodes):
+        yield says, shifted(before, fed[list(rows_taken)])
     begun = shifted(torch.zeros_like(before), fed[list(nodes)])
     yield "was begun anew: what came before these tokens is lost", begun
     yield "is all zero", torch.zeros_like(before)
-    for name, window, taken in others:
-        for count in range(len(taken) + 1):
+    for name, window, theirs in others:
+        for count in range(len(theirs) + 1):
             after = f"after {counted(count)}" if count else "from before the step"
-            yield f'holds the window of request "{name}" {after}', shifted(window, taken[:count])
+            yield f'holds the window of request "{name}" {after}', shifted(window, theirs[:count])
 
 
 def shifted(window: torch.Tensor, fed: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place
 
-from ..observe.context import EventContext
+from ..observe.context import EventContext, branching
 from ..observe.earlier import last_forward
 from ..observe.rows import row_spans, rows
 from .allowance import NEAR
@@ -38,7 +38,8 @@ def named_window(
         if name != request and (theirs := rows(forward.truth, place, its)) is not None
     ]
     right, x = shifted(before, fed[nodes]), found.to(truth)
-    wrongs = [*wrong_windows(before, fed, nodes, verb, others), ("has the newest input first", right.flip(1)),
+    tree = branching(forward.parents.get(request, ())) if span.nodes else None
+    wrongs = [*wrong_windows(before, fed, nodes, verb, others, tree), ("has the newest input first", right.flip(1)),
               *((f"is shifted by {by} to {side}", right.roll(step, 1)) for by, step, side in
                 (("one", 1, "newer inputs"), ("one", -1, "older inputs")))]  # fmt: skip
     near = [

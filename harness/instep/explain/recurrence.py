@@ -107,8 +107,8 @@ def _of_sums(log_decay: torch.Tensor, size: int) -> torch.Tensor:
 
 def _tokens(case: Case) -> Tokens | None:
     work = None if case.piece is None else case.piece.work
-    if case.component not in ("core", "state") or not isinstance(work, LayerWork):
-        return None
+    if case.component not in ("core", "state") or not isinstance(work, LayerWork) or work.parents is not None:
+        return None  # of a tree, rows are no steps of one walk
     own = [case.own(name) for name in ("q", "k", "v", "log_decay", "beta")]
     rows = [row for row in own if row is not None]
     assert case.piece is not None, "there is a work"

@@ -39,14 +39,6 @@ def _beside_prompt(turn: Turn) -> bool:
     return prompts and any(map(branches, _windows(turn)))
 
 
-def _equal_siblings(turn: Turn) -> bool:
-    return any(
-        len({standing.window[child] for child in children}) < len(children)
-        for standing in _windows(turn) for node in range(len(standing.parents))
-        if (children := standing.children(node))
-    )
-
-
 def _accepted(holds: Callable[[tuple[int, ...], int], bool]) -> Callable[[Turn], bool]:
     """Of a commit: whether it holds for the accepted drafts and the number of nodes of some tree."""
 
@@ -63,7 +55,6 @@ TREES: dict[str, Callable[[Turn], bool]] = {
     "trees of different shapes in one batch": _shapes_differ,
     "a tree beside a chain": _beside_chain,
     "a tree beside a prompt": _beside_prompt,
-    "siblings with equal tokens": _equal_siblings,
     "an accepted path that is not 1, 2, ...": _accepted(lambda nodes, _: nodes != tuple(range(1, len(nodes) + 1))),
     "nothing of a tree accepted": _accepted(lambda nodes, _: not nodes),
     "the last node of a tree accepted": _accepted(lambda nodes, count: nodes[-1:] == (count - 1,)),

@@ -49,14 +49,14 @@ class Expected:
     copies: frozenset[Copy] = frozenset()  # what is kept of requests after the event
     sampling: Mapping[str, Sampling] = field(default_factory=dict)  # of the requests that draw
 
-    def is_tree(self, request: str) -> bool:
-        """Whether its window in flight branches."""
-        return self.tree(request) is not None
-
     def tree(self, request: str) -> tuple[int, ...] | None:
         """The parent of each node of its window in flight; None: it does not branch."""
-        parents = self.parents.get(request, ())
-        return None if parents == tuple(range(-1, len(parents) - 1)) else parents
+        return branching(self.parents.get(request, ()))
+
+
+def branching(parents: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The parents of a window's nodes; None where each node follows the node before."""
+    return None if parents == tuple(range(-1, len(parents) - 1)) else parents
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,30 @@ def _attended(op: Op) -> Op:
 
 def _alone(pages: Pages, request: int, row: int) -> Pages:
     one, at = slice(request, request + 1), int(pages.begin[request]) + row
+    bits = 0 if pages.ancestors is None else int(pages.ancestors[at])
+    if bits:
+        return _side_by_side(pages, request, bits)
     count = pages.count[one]
-    sees = None if pages.ancestors is None else pages.ancestors[at : at + 1]
-    in_tree = sees is not None and bool(sees.any())  # its bits count from where the window begins
     return replace(
         pages, slots=pages.slots[one], begin=torch.zeros_like(count), count=torch.ones_like(count),
-        before=pages.before[one] + (0 if in_tree else row), most=1, ancestors=sees,
+        before=pages.before[one] + row, most=1, ancestors=None, nodes=0,
     )
+
+
+def _side_by_side(pages: Pages, request: int, bits: int) -> Pages:
+    """Copies of what a node sees, without gaps: a sum over gaps has other bits than that over the path as a chain."""
+    before, size, table = int(pages.before[request]), pages.keys.shape[1], pages.table
+    seen = torch.tensor([*range(before), *(before + n for n in range(bits.bit_length()) if bits >> n & 1)])
+    seen = seen.to(table.device)
+    spots = table[pages.slots[request], seen // size], seen % size
+    count = -(-len(seen) // size)
+    keys, values, *scales = (
+        None if x is None
+        else torch.cat((x[spots], x.new_zeros(count * size - len(seen), *x.shape[2:]))).view(count, size, *x.shape[2:])
+        for x in (pages.keys, pages.values, pages.key_scales, pages.value_scales)
+    )
+    assert keys is not None and values is not None, "of a pool there may be no scales"
+    none = torch.zeros_like(pages.count[:1])
+    return Pages(keys, values, torch.arange(count, device=table.device).to(table)[None], slots=none, begin=none,
+                 count=none + 1, before=none + len(seen) - 1, most=1, key_scales=scales[0],
+                 value_scales=scales[1])  # fmt: skip

@@ -79,19 +79,30 @@ class Reusing(Participant):
     of: a digest of everything but the events
     """
 
+    _last: Served | None = None
+    _behind = False  # whether the engine has not served what was read
+
     def __init__(self, name: str, engine: Rounds[Any, Any, Any], of: bytes, **given: Any) -> None:
-        super().__init__(name, engine, **given)
         self.reference, self._path, self._run = engine, of, set[bytes]()
-        self._last: Served | None = None
-        self._behind = False  # whether the engine has not served what was read
+        super().__init__(name, engine, **given)
+
+    @property
+    def engine(self) -> Any:
+        """The engine as it stands after the last event: what was read and not served is taken up first."""
+        if self._behind and self._last is not None:
+            self._take_up(self._last.left)
+            self._behind = False
+        return self.reference
+
+    @engine.setter
+    def engine(self, engine: Any) -> None:
+        assert engine is self.reference, "a side has one engine"
 
     def serve(self, event: Event) -> Side:
         path = hashlib.sha256(self._path + repr(event).encode()).digest()
         served = SHELF.get(path)
         if served is None:
-            if self._behind and self._last is not None:
-                self._take_up(self._last.left)
-            served, self._behind = self._noted(super().serve(event)), False
+            served = self._noted(super().serve(event))
             SHELF.put(path, served, self._run)
         else:
             self._behind = True

@@ -70,8 +70,9 @@ def _behind(slots: torch.Tensor) -> int:
 
 def _plan_tree(given: dict[str, Any]) -> Iterator[str]:
     yield from owned("slots", given["slots"], _behind(given["slots"]))
-    yield from within("count", given["count"], given["parents"].shape[1] + 1, lowest=0)
-    yield from _parents(given["parents"], given["count"].where(given["slots"] >= 0, 0))
+    count = given["count"].where(given["slots"] >= 0, 0)  # of nobody it may be anything
+    yield from within("count", count, given["parents"].shape[1] + 1, lowest=0)
+    yield from _parents(given["parents"], count)
 
 
 def _plan_path(given: dict[str, Any]) -> Iterator[str]:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .adaptive import AdaptiveFile, Bracket
+    from .capacity import Capacity
     from .checkpoint import Checkpoint
     from .config import ModelConfig
     from .copies import ShowsCopies
     from .engine import (
         Abort,
         Admit,
-        Capacity,
         Commit,
         Committed,
         Draft,
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 # Those without torch first.
-_HOMES = ("errors", "config", "adaptive", "sampling", "meaning", "place", "engine", "copies", "checkpoint")
+_HOMES = ("errors", "config", "adaptive", "sampling", "meaning", "place", "capacity", "engine", "copies", "checkpoint")
 
 
 def __getattr__(name: str) -> object:

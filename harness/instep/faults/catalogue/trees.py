@@ -5,7 +5,7 @@ Leaves out: mistakes that a chain shows as well (`rollback.py`, `draft.py`, `gra
 
 from __future__ import annotations
 
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ...replay.setting import Setting
 from ..base import Edit, Fault
@@ -24,7 +24,7 @@ SNAPSHOT = Setting(strategy="snapshot")
 # The path of every request behind each other, in numbers that count the rows of the whole batch.
 PACKED = (
     "        rows = torch.arange(count, device=path.device)\n"
-    "        packed = (path + rows[:, None] * width)[path >= 0]\n"
+    "        packed = (path + rows[:, None] * width).flatten()[(path < 0).flatten().long().argsort(stable=True)]\n"
     "        offset = {offset}\n"
     "        node = (packed[acceptance.accept_lens.cumsum(0) - 1] - offset).clamp(0, width - 1)\n"
 )
@@ -52,7 +52,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "tree-as-chain-mask", "tree-as-chain",
         "A node attends to every row before it, also to those of other branches.",
-        "", (Edit(ATTEND, "    nodes = nodes_seen(pages, begin, count)\n", "    nodes = None\n"),),
+        "",
+        (Edit(ATTEND, "    nodes = nodes_seen(pages, begin, count)\n",
+              "    nodes = None if count > 1 else nodes_seen(pages, begin, count)\n"),),
         "branching", Setting(), 5, ATTENDED,
         "the tree is taken for a chain", ("derived",), ("identity", "bytes"),
     ),
@@ -80,7 +82,7 @@ FAULTS: tuple[Fault, ...] = (
               "        shapes = ops.select(x=parents, index=inputs.slots)\n"
               "        node = (shapes == shapes.gather(1, node[:, None])).long().argmax(dim=1)\n"),
          _node("node")),
-        "branching", SNAPSHOT, 6, WINDOW,
+        "branching", SNAPSHOT, 15, WINDOW,
         "a sibling of node", ("bytes", "directed"),
     ),
     Fault(
@@ -88,7 +90,8 @@ FAULTS: tuple[Fault, ...] = (
         "The window that is committed ends with the row before the last accepted node, the state is right.",
         "",
         (Edit("instep_optimized/commit/pair.py", "self.of_conv.commit(ops, accepted)",
-              "self.of_conv.commit(ops, accepted._replace(nodes=(accepted.nodes - 1).clamp(min=0)))"),),
+              "from dataclasses import replace\n"
+              "self.of_conv.commit(ops, replace(accepted, nodes=(accepted.nodes - 1).clamp(min=0)))"),),
         "branching", SNAPSHOT, 6, WINDOW,
         "after node", ("bytes",),
     ),
@@ -110,25 +113,25 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "kv-not-moved", "path-not-moved", "Keys and values of the accepted path stay where their nodes stood.",
-        "", (Edit(ACCEPTED, '("keys", "values")', "()"),),
+        "", (Edit(ACCEPTED, '("keys", "values", f"keys{SCALES}", f"values{SCALES}")', "()"),),
         "branching", Setting(), 6, KEYS,
-        "", ("bytes", "derived"),
+        "was written 2 positions too late", ("bytes", "derived"),
     ),
     Fault(
         "path-moved-from-behind", "path-not-moved",
         "Entries of the path are moved from the last to the first: one is written before it was read.",
         "",
         (Edit(MOVE, "source.T, target.T", "source.T.flip(0), target.T.flip(0)"),),
-        "branching", Setting(), 6, KEYS,
-        "", ("bytes", "derived"),
+        "branching", SNAPSHOT, 6, KEYS,
+        "position 2 is that of position 3", ("bytes", "derived"),
     ),
     Fault(
         "parents-by-batch-row", "parents-of-another", "The shape of a window is looked up by batch row, not by slot.",
         "",
         (Edit(BATCH, "ops.plan_tree(parents=ops.select(x=parents, index=slots), slots=slots, count=count)",
               "ops.plan_tree(parents=parents[: len(slots)], slots=slots, count=count)"),),
-        "branching", Setting(), 4, Place("chain.1", STAGE_LEVEL, "embedding"),
-        "", ("contracts", "serves"),
+        "branching", Setting(), 4, SLOT_TABLE,
+        "which is no node before it", ("contracts", "serves"),
     ),
     Fault(
         "parents-of-the-last-replay", "parents-of-another",
@@ -141,17 +144,18 @@ FAULTS: tuple[Fault, ...] = (
         "tree of row 0 is", ("graphs", "labels", "identity"),
     ),
     Fault(
-        "walk-by-row-before", "walk", "A draft is compared with the pick of the row before it, not of its parent.",
+        "walk-first-child", "walk",
+        "The engine's own walk goes to a node's first child, whatever the target picks there.",
         "",
-        (Edit(PICK, "(window == picks.gather(1, at[:, None]))", "(window == picks.roll(1, 1))"),),
-        "branching", Setting(), 6, SLOT_TABLE,
+        (Edit(PICK, "(window == picks.gather(1, at[:, None]))", "(window >= 0)"),),
+        "branching", Setting(), 6, Place("trunk", AFTER_LAYERS, "pick"),
         "", ("identity", "decisions"),
     ),
     Fault(
         "hidden-of-the-node-before", "draft-node", "The head runs on a node with the hidden row of the node before it.",
         "",
         (Edit(EAGLE, "ops.select(x=rows, index=parent)", "y"),),
-        "branching", Setting(), 4, Place("chain.2", STAGE_LEVEL, "hidden"),
+        "branching", Setting(), 4, Place("chain.2", STAGE_LEVEL, "post_normed"),
         "", ("derived",), ("identity", "bytes"),
     ),
 )
