@@ -77,13 +77,14 @@ def test_the_caller_stride_is_found_and_its_trace_shows_it(model: Path, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "examples"), [("ledger", 12), ("plain", 6)])
+@pytest.mark.parametrize(("ops", "examples"), [("ledger", 30), ("plain", 4)])
 def test_nothing_is_found_without_a_fault(ops: str, examples: int, model: Path, tmp_path: Path) -> None:
     result = campaign(Settings(Setting(ops), model, examples, int(SEED), tmp_path / "found"))
     assert result.exit == Exit.AGREED, None if result.found is None else result.found.verdict.findings[0]
     assert result.examples >= examples and result.elements > 0
     assert not (tmp_path / "found").exists()
-    for condition in ("several requests in one forward", "accepted: ragged", "a verify after a switch"):
+    met = ("several requests in one forward", "accepted: ragged", "a verify after a switch")
+    for condition in met if ops == "ledger" else met[:1]:
         assert result.coverage.counts()[condition] > 0, condition
 
 
@@ -192,8 +193,8 @@ PAGE_KEPT = Edit(  # pages are handed out request by request, so that a refused 
     "instep_optimized/memory/__init__.py", "self.pages.grow(wants)",
     "[new for want in wants for new in self.pages.grow([want])]",
 )
-CLAIM = "        self._claim(request, 0)\n"
-ENTER = "        self._requests[request] = Request(request, prompt, ints(prompt, self._device))\n"
+CLAIM = "        self._claim(request, 0, sampling)\n"
+ENTER = "        self._requests[request] = Request(request, prompt, ints(prompt, self._device), sampling)\n"
 NAME_KEPT = Edit("instep_optimized/engine.py", CLAIM + ENTER, ENTER + CLAIM)  # entered before the slot is claimed
 LATE_CHECK = Edit("instep_optimized/engine.py", "self._refusals.forward(rows)", "None")
 REFUSED = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "lifecycle" / "refused.jsonl"

