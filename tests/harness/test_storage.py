@@ -17,11 +17,13 @@ from instep.carried import model
 from instep.faults import FAMILIES, TRACES
 from instep.faults.base import Fault
 from instep.observe import storage
+from instep.replay.patching import as_kept
 from instep.replay.replay import Replay
 from instep.replay.setting import FP8, Setting
 from instep.trace.file import read
 from instep.verdict import Exit
 from instep_optimized import Options, load
+from instep_optimized.memory.units import Block
 from instep_optimized.ops.plain import tiles
 from instep_optimized.options import check
 from instep_reference.contract.checkpoint import Checkpoint
@@ -132,3 +134,13 @@ def test_the_option_comes_back_in_the_command_and_memory_counts_the_scales(inste
     assert one["pools"]["state_scales"] == layers * 4 * numbers_of_a_state // (16 * 128)
     assert "depend on the schedule" in complaint(
         instep("memory", "qwen3.5-9b", "--state-dtype", FP8, "--strategy", "lazy-rerun"))
+
+
+def test_what_is_put_in_for_memory_in_tiles_is_stored_in_tiles() -> None:
+    x = torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    values, scales = tiles.packed(x.float(), torch.float8_e4m3fn, (1, 2))
+    kept = as_kept(x, Block(values * 0, torch.zeros_like(scales)))
+    assert isinstance(kept, Block) and torch.equal(kept.scales, scales)
+    assert torch.equal(kept.values.view(torch.uint8), values.view(torch.uint8))
+    plain = as_kept(x, torch.zeros(1, dtype=torch.bfloat16))
+    assert isinstance(plain, torch.Tensor) and torch.equal(plain, x.bfloat16())

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from instep_optimized import OptimizedEngine
+from instep_optimized.memory.units import Block, Copied
+from instep_optimized.ops.plain.tiles import packed
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.errors import BadInput
@@ -102,8 +104,15 @@ class PatchableEngine(OptimizedEngine):
         for place in places:
             name = field_of(place)
             layers = changed.setdefault(name, dict(getattr(memory, name)))
-            layers[place.layer] = getattr(right, name)[place.layer].to(layers[place.layer])
+            layers[place.layer] = as_kept(getattr(right, name)[place.layer], layers[place.layer])
         self._restore(kept, replace(memory, **changed))
+
+
+def as_kept(x: torch.Tensor, like: Copied) -> Copied:
+    """x as the engine keeps a copy of such memory: narrower, in tiles where it stands in tiles."""
+    if isinstance(like, torch.Tensor):
+        return x.to(like)
+    return Block(*packed(x.to(like.scales), like.values.dtype, like.scales.shape[-2:]))
 
 
 def field_of(place: Place) -> str:

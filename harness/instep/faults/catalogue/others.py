@@ -97,7 +97,7 @@ FAULTS: tuple[Fault, ...] = (
         "controller-mid-round", "controller",
         "A wish switches the round at once, where the driver has not yet put it in force.",
         "", (MID_ROUND,), "late", Setting(ops="ledger"), 9,
-        Place("chain.1", AFTER_LAYERS, "pick"), "", ("identity", "serves"),
+        Place("trunk", STAGE_LEVEL, "embedding"), "raised BadInput (picks: found", ("serves",),
     ),
     Fault(
         "batch-dependent-tile", "batch-dependent-tile",

@@ -92,7 +92,8 @@ FAULTS: tuple[Fault, ...] = (
         "conv-no-rollback", "conv-no-rollback", "The conv window is taken after the whole window, rejected drafts too.",
         "vllm 50272",
         (Edit(SNAPSHOT, ACCEPTED, "source=pair.snapshots.at(\n                    accepted.rows, "
-              "accepted.nodes if self.component == \"state\" else accepted.nodes * 0 + pair.snapshots.shape[1] - 1,\n"
+              "accepted.nodes if self.component == \"state\" "
+              "else accepted.nodes * 0 + pair.snapshots.pool.shape[1] - 1,\n"
               "                ),"),),
         "ragged", Setting(), 5, CONV,
         "holds the window after 5 tokens; 3 were accepted", ("bytes",), ("directed",),

@@ -52,7 +52,7 @@ FAULTS: tuple[Fault, ...] = (
                   "    if scales is not None:\n"
                   "        scales[spots // size] = scales[spots // size, spots % size][:, None]\n"),),
         "rounds", Setting(kv_dtype=FP8), 2, Place("trunk", 3, "keys"),
-        "where this event does not write", ("bytes", "tails"),
+        "", ("bytes", "tails"),
     ),
     Fault(
         "rounded-per-token", "rounded-twice", "A window rounds the state after each of its tokens, not at its commit.",
