@@ -139,7 +139,7 @@ def test_the_option_comes_back_in_the_command_and_memory_counts_the_scales(inste
 def test_what_is_put_in_for_memory_in_tiles_is_stored_in_tiles() -> None:
     x = torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     values, scales = tiles.packed(x.float(), torch.float8_e4m3fn, (1, 2))
-    kept = as_kept(x, Block(values * 0, torch.zeros_like(scales)))
+    kept = as_kept(x, Block(torch.zeros_like(values), torch.zeros_like(scales)))
     assert isinstance(kept, Block) and torch.equal(kept.scales, scales)
     assert torch.equal(kept.values.view(torch.uint8), values.view(torch.uint8))
     plain = as_kept(x, torch.zeros(1, dtype=torch.bfloat16))
