@@ -101,7 +101,8 @@ def need(
     tokens: the most of a request; the page table is as wide as they need (`Capacity.max_positions`).
     """
     ops = ops or load("plain")
-    room, most = replace(ONE, max_positions=tokens, num_draft_tokens=nodes), max(widest, nodes or 0)
+    room = replace(ONE, max_positions=tokens, num_draft_tokens=nodes)
+    most = room.widest(widest - 1)
     sizes = Sizes(types_of(options, ops), options.layout, room, most, ops.keeps, options.snapshot_layout)
     with calling(MAKES):
         kept = kept_by(config, sizes, options.strategy, options.conv, ops)

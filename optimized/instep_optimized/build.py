@@ -29,8 +29,7 @@ def built(
     checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int]
 ) -> tuple[Model, dict[int, Round]]:
     """The model on its pools, and one round per candidate. Pools are sized for the window of the largest candidate."""
-    config, device, widest = checkpoint.config, torch.device(options.device), max(candidates) + 1
-    widest = max(widest, capacity.num_draft_tokens or 0)
+    config, device, widest = checkpoint.config, torch.device(options.device), capacity.widest(max(candidates))
     check_room(capacity, widest)
     sizes = Sizes(types_of(options, ops), options.layout, capacity, widest, ops.keeps,
                   options.snapshot_layout)  # fmt: skip

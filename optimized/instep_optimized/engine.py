@@ -26,7 +26,7 @@ from instep_reference.contract.engine import (
     RequestState,
     Row,
 )
-from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
+from instep_reference.contract.errors import OutOfCapacity, Unsupported
 from instep_reference.contract.place import Place, See, unseen
 from instep_reference.contract.sampling import Sampling
 
@@ -93,7 +93,7 @@ class OptimizedEngine:
     # Events
 
     def admit(self, request: str, prompt: tuple[int, ...], sampling: Sampling | None = None) -> None:
-        self._refusals.admit(request, prompt)
+        self._refusals.admit(request, prompt, sampling)
         self._claim(request, 0, sampling)
         self._requests[request] = Request(request, prompt, ints(prompt, self._device), sampling)
 
@@ -156,7 +156,7 @@ class OptimizedEngine:
 
     def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
         self._refusals.commit(requests, accepted)
-        forced = forced_paths(accepted, len(requests), trees=self._capacity.num_draft_tokens is not None)
+        forced = forced_paths(accepted, len(requests))
         verified = self._named(requests)
         if not verified:
             return _nothing(self._device)
@@ -190,8 +190,6 @@ class OptimizedEngine:
     def load(self, request: str, name: str) -> None:
         self._refusals.load(request, name)
         kept, memory = self._saved[name]
-        if kept.prompt != self._requests[request].prompt:
-            raise BadInput(f"load of {name!r}", found=f"another prompt in {request!r}", expected="the prompt it has")
         self._restore(replace(kept, name=request, sampling=self._requests[request].sampling), memory)
 
     def preempt(self, request: str) -> None:

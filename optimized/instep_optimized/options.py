@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage
@@ -20,7 +21,6 @@ from .draft import DRAFTERS
 from .layout import StateLayout
 from .memory.budget import Component
 from .ops.base import Ops, Types
-from .ops.placing import MOST_NODES
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from instep_reference.contract.engine import Path, Row
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.sampling import UNIFORM
+from instep_reference.contract.sampling import UNIFORM, Sampling
 
 from .request import Request
 
@@ -32,16 +32,19 @@ class Refusals:
     """One method per kind of event that may be illegal. It reads the engine's own books and never writes them."""
 
     def __init__(
-        self, live: Mapping[str, Request], preempted: Mapping[str, Any], saved: Mapping[str, Any], vocab: int
-    ) -> None:
+        self, live: Mapping[str, Request], preempted: Mapping[str, Any], saved: Mapping[str, tuple[Request, Any]],
+        vocab: int,
+    ) -> None:  # fmt: skip
         self._live, self._preempted, self._saved, self._vocab = live, preempted, saved, vocab
 
-    def admit(self, name: str, prompt: Sequence[int]) -> None:
+    def admit(self, name: str, prompt: Sequence[int], sampling: Sampling | None = None) -> None:
         if not name or name in self._live or name in self._preempted:
             _no(f"admit of {name!r}", "a name that is in use" if name else "no name", "a name that no request has")
         if not prompt:
             _no(f"prompt of {name!r}", "no token", f"tokens from 0 to {self._vocab - 1}")
         self._tokens(f"prompt of {name!r}", prompt)
+        for field, found, expected in () if sampling is None else sampling.wrong():
+            _no(f"sampling.{field} of {name!r}", found, expected)
 
     def draft(
         self, names: Sequence[str], picks: Sequence[Sequence[int]] | None, trees: Sequence[Sequence[int]],
@@ -57,6 +60,11 @@ class Refusals:
             wrong = [node for node, parent in enumerate(tree, start=1) if not 0 <= parent < node]
             if wrong or not tree:
                 _no("parents", list(tree), "for each draft an earlier node; at least one draft")
+            depths = [0]
+            for parent in tree:
+                depths.append(depths[parent] + 1)
+            if tuple(tree) != tuple(range(len(tree))) and max(depths) > num_steps:
+                _no("parents", f"a path of {max(depths)} drafts", f"at most num_steps = {num_steps}")
         if picks is not None:
             sizes, due = [len(one) for one in picks], [len(tree) for tree in trees]
             if sizes != due:
@@ -68,7 +76,9 @@ class Refusals:
         self._nobody("forward", VERIFIED)
         _distinct("forward", [row.request for row in rows])
         for row in rows:
-            self._must_be("forward", [row.request], *MAY_RUN.get(row.kind, ()))
+            if row.kind not in MAY_RUN:
+                _no(f"forward of {row.request!r}", f"a row of kind {row.kind!r}", f"one of {', '.join(MAY_RUN)}")
+            self._must_be("forward", [row.request], *MAY_RUN[row.kind])
             request, prefill = self._live[row.request], row.kind == "prefill"
             unread = len(request.prompt) - request.length.exact if prefill else 1  # of a prompt no count is owed
             if not 1 <= row.tokens <= unread:
@@ -110,6 +120,8 @@ class Refusals:
         self._must_be("load", [name], WAITING)
         if under not in self._saved:
             _no(f"load of {under!r}", "nothing of that name", f"one of {', '.join(self._saved) or 'none'}")
+        if self._saved[under][0].prompt != self._live[name].prompt:
+            _no(f"load of {under!r}", f"another prompt in {name!r}", "the prompt it has")
 
     def preempt(self, name: str) -> None:
         self._must_be("preempt", [name], WAITING, PREFILLING, READY)

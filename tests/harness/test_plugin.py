@@ -264,12 +264,13 @@ def test_an_engine_that_is_led_by_verbs_is_an_item_of_its_own(home: Path) -> Non
      "--instep-ops outranks instep_engine of the ini file"),
 ])  # fmt: skip
 def test_who_serves_is_what_was_typed_and_the_ini_file_yields_aloud(home, ini, typed, served, said):
-    (home / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
-    done = session(home, "--instep-traces=traces", typed, "-v")
+    from_file = ("-c", "who.ini", "--rootdir", ".")  # no pytest.ini: the next test would read it too
+    (home / "who.ini").write_text(f"[pytest]\n{ini}\n")
+    done = session(home, *from_file, "--instep-traces=traces", typed, "-v")
     assert done.code == 0 and f"short.jsonl::{served} PASSED" in done.out and "1 passed" in done.out, done.out
     assert f"instep: {said}" in done.out
-    (home / "pytest.ini").write_text("[pytest]\ninstep_ops = ledger\ninstep_engine = support.by_verbs:right\n")
-    both = session(home, "--instep-traces=traces")
+    (home / "who.ini").write_text("[pytest]\ninstep_ops = ledger\ninstep_engine = support.by_verbs:right\n")
+    both = session(home, *from_file, "--instep-traces=traces")
     assert both.code == 4 and "instep_engine: found instep_ops beside it" in both.out + both.err
 
 

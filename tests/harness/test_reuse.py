@@ -99,6 +99,7 @@ OTHER = {
         plan, checkpoint=replace(plan.checkpoint, config=replace(plan.checkpoint.config, eps=1e-3))),
     "steps": lambda plan: replace(plan, num_steps=plan.num_steps + 1),
     "rounding": lambda plan: narrow(plan, "bfloat16"),
+    "width": lambda plan: narrow(plan, "float64"),
     "drafter": lambda plan: replace(plan, setting=replace(plan.setting, drafter="vanilla")),
 }
 
@@ -123,21 +124,34 @@ def test_a_replay_agrees_with_itself_and_computes_the_reference_once(small: Trac
 
 
 def test_what_is_kept_is_bounded_and_a_run_keeps_its_beginning() -> None:
-    def served(size: int) -> Served:
-        return Served(Side("truth", None), {}, None, None, frozenset(), size)
+    def served(**tensors: int) -> Served:
+        return Served(Side("truth", None), {}, None, None, {ord(name): size for name, size in tensors.items()})
 
     shelf, mine = Shelf(most=10), {b"1", b"2"}
-    for path, size, run in ((b"0", 4, set()), (b"1", 4, set()), (b"2", 4, {b"1"})):
-        shelf.put(path, served(size), run)
+    for path, kept, run in ((b"0", {"a": 2, "s": 2}, set()), (b"1", {"b": 4}, set()), (b"2", {"c": 4}, {b"1"})):
+        shelf.put(path, served(**kept), run)
     assert [*shelf._kept] == [b"1", b"2"] and shelf.size == 8
-    shelf.put(b"3", served(4), mine)
-    shelf.put(b"4", served(11), set())
+    shelf.put(b"3", served(d=4), mine)
+    shelf.put(b"4", served(e=11), set())
     assert [*shelf._kept] == [b"1", b"2"] and shelf.size == 8, "no room but in its own run; larger than all room"
     assert shelf.get(b"1") is not None and shelf.get(b"3") is None
-    shelf.put(b"5", served(4), set())
-    assert [*shelf._kept] == [b"1", b"5"], "the one that was read last stays"
+    shelf.put(b"5", served(b=4, f=4), set())
+    assert [*shelf._kept] == [b"1", b"5"] and shelf.size == 8, "the last read stays; what two hold counts once"
+    shelf.put(b"6", served(g=2), set())
+    assert [*shelf._kept] == [b"1", b"5", b"6"] and shelf.size == 10
+    shelf.put(b"7", served(h=4), set())
+    assert [*shelf._kept] == [b"6", b"7"] and shelf.size == 6, "b is held by 1 and 5, so giving up 1 frees nothing"
     shelf.clear()
     assert shelf.size == 0 and shelf.get(b"1") is None
+
+
+def test_the_memory_of_a_replay_that_is_kept_is_counted_byte_for_byte(small: Trace, shelf: Shelf) -> None:
+    Replay(small, Setting("plain")).run()
+    memory = {}
+    for served in shelf._kept.values():
+        for tensor in reuse._tensors((served.side, served.left)):
+            memory[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    assert shelf.size == sum(memory.values()) > 0
 
 
 def test_a_fault_planted_in_the_reference_reads_nothing(small: Trace) -> None:

@@ -16,6 +16,7 @@ from instep.replay.setting import Setting
 from instep.soak import kept, soak, turns
 from instep.trace.file import read
 from instep.verdict import Exit
+from instep_reference.contract.engine import Forward
 from support import subjects
 from support.checkpoints import write
 from support.command import Runner, complaint
@@ -77,11 +78,13 @@ def test_what_wears_out_is_found_and_its_trace_begins_at_the_last_stretch(
 
 @pytest.mark.parametrize("every", [1, 7])
 def test_ops_are_recomputed_at_every_so_many_th_event(model: Path, tmp_path: Path, every: int) -> None:
-    """A gated norm that is louder leaves every state as it must be: T2 alone sees it."""
+    """A gated norm that is louder leaves every state right: T2 alone sees it, in the first forward that it judges."""
     soaking = soaked(model, tmp_path / "found", 60, "support.subjects:LOUDER", every, stretch=60)
     assert soaking.found is not None
     (found,) = soaking.soaked.found
-    assert (len(read(Path(found.trace)).events) - 1) % every == 0
+    events = read(Path(found.trace)).events
+    judged = [n for n, event in enumerate(events) if n % every == 0 and isinstance(event, Forward)]
+    assert judged == [len(events) - 1]
 
 
 def test_what_engines_keep_for_good_stays_bounded(

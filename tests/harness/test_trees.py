@@ -112,11 +112,11 @@ def test_fuzzed_trees_agree_and_a_planted_slip_is_found_and_shrinks_to_a_tree(mo
     setting = Setting("ledger", strategy="rerun", conv="windows")
     clean = campaign(Settings(setting, model, 6, 1, tmp_path / "clean", trees=6))
     assert clean.exit == Exit.AGREED, None if clean.found is None else clean.found.verdict.findings[0]
-    with planted_here(Edit(RERUN, "accepted.path is None", "accepted.path is None or bool(accepted)")):
-        faulty = campaign(Settings(setting, model, 40, 1, tmp_path / "faulty", trees=6))
+    with planted_here(Edit(RERUN, "accepted.path is None", "True")):
+        faulty = campaign(Settings(setting, model, 40, 1, tmp_path / "faulty", trees=6, shrink_s=20.0))
     assert faulty.exit == Exit.DIVERGED and faulty.found is not None
     events = read(faulty.found.trace).events
-    assert any(isinstance(event, Draft) and event.parents for event in events) and len(events) < 25
+    assert any(isinstance(event, Draft) and event.parents for event in events) and len(events) < 20
 
 
 def test_every_kind_of_fault_of_trees_is_served_by_the_trace_of_trees():

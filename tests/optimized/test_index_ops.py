@@ -304,7 +304,7 @@ def test_what_keeps_the_contract_is_not_reported(op: str) -> None:
         ("shift", {"behind": ints(7)}, "1 tokens stand behind 2 requests"),
         ("shift", {"tokens": ints(4, 5, 6).int()}, "tokens are torch.int32, not int64"),
         ("accept", {"count": ints(3, 0)}, "count run from 0 to 3, there are 3"),
-        ("accept", {"forced_last": ints(2, -1)}, "more drafts are forced than the window has"),
+        ("accept", {"forced_last": ints(2, -1)}, "a node is forced that the window does not have"),
         ("accept", {"forced_bonus": ints(2, -1).int()}, "forced_bonus are torch.int32, not int64"),
         ("accept", {"parents": ints(-1, 1, 0, 0).view(2, 2)}, "node 1 continues 1, which is no node before it"),
         ("accept", {"parents": ints(-1, 0).view(2, 1)}, "parents is (2, 1), (2, 2) fits"),

@@ -35,6 +35,7 @@ from . import draw
 from .coverage import Coverage
 from .example import Diverged, Example
 from .machine import Machine
+from .seeded import by_seed_alone
 
 EVENTS = 16  # rules per run; a rule is up to three events
 SEEDS_APART = 10**6  # between the batches of neighbouring seeds
@@ -129,7 +130,8 @@ def _batch(host: _Host, examples: int, seed: int) -> None:
 
     factory: Any = machine  # Hypothesis takes anything that makes a machine, but its types allow only classes
     try:
-        run_state_machine_as_test(factory, settings=how)
+        with by_seed_alone():
+            run_state_machine_as_test(factory, settings=how)
     except (Over, Exception) as error:
         host.ended(error)
 

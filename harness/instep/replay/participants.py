@@ -273,7 +273,8 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
     arithmetic = Reordered(generator, engine.operands)
     of = digest_of(
-        plan.checkpoint, draw, said, plan.setting.state, plan.num_steps, plan.adaptive, plan.setting.mode, asked)
+        plan.checkpoint, draw, said, plan.setting.width, plan.setting.state, plan.num_steps, plan.adaptive,
+        plan.setting.mode, asked)
     return Reusing(
         "rounded", engine, of, arithmetic=arithmetic, first=rounding(said.rounds, chance), asked=asked)
 

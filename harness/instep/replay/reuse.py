@@ -9,7 +9,7 @@ Leaves out: which sides there are (`participants.py`).
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, fields, is_dataclass
@@ -25,29 +25,32 @@ from ..observe.reorder import Reordered
 from ..player import Side
 from .participant import Participant
 
-MOST = 256 << 20  # bytes of tensors that are kept
+MOST = 512 << 20  # bytes of tensors that are kept
 REMEMBERED = ("requests", "preempted", "saved", "num_steps")  # by a reference engine, beside its controller
 
 
 @dataclass(frozen=True)
 class Served:
     """An event that was served. left: what the engine remembers after it; chance, form: where its arithmetic stood;
-    tensors: all that it holds, by their ids; size: bytes of those that the event before did not hold."""
+    tensors: the bytes of all memory of tensors that it holds, by its address."""
 
     side: Side
     left: Mapping[str, Any]
     chance: torch.Tensor | None
     form: str | None
-    tensors: frozenset[int]
-    size: int
+    tensors: Mapping[int, int]
 
 
 class Shelf:
-    """The events that are kept: by a digest of their run and of all its events up to this one."""
+    """The events that are kept: by a digest of their run and of all its events up to this one.
+
+    size: bytes of all tensors that they hold. One that several of them hold counts once, and until the last one goes.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self.most, self.size = most, 0
         self._kept: OrderedDict[bytes, Served] = OrderedDict()  # the last used one stands last
+        self._holders: Counter[int] = Counter()  # tensor -> events that hold it
 
     def get(self, path: bytes) -> Served | None:
         if path in self._kept:
@@ -56,17 +59,28 @@ class Shelf:
 
     def put(self, path: bytes, served: Served, run: set[bytes]) -> None:
         """What was not used for longest makes room, but nothing of this run: the next one reads it from its start."""
-        while self.size + served.size > self.most:
+        if sum(served.tensors.values()) > self.most:
+            return
+        while self.size + sum(size for key, size in served.tensors.items() if not self._holders[key]) > self.most:
             oldest = next(iter(self._kept), None)
-            if oldest is None or oldest in run or served.size > self.most:
+            if oldest is None or oldest in run:
                 return
-            self.size -= self._kept.pop(oldest).size
+            self._drop(self._kept.pop(oldest))
         self._kept[path] = served
-        self.size += served.size
+        self.size += sum(size for key, size in served.tensors.items() if not self._holders[key])
+        self._holders.update(served.tensors.keys())
+
+    def _drop(self, served: Served) -> None:
+        self._holders.subtract(served.tensors.keys())
+        for key, size in served.tensors.items():
+            if not self._holders[key]:
+                del self._holders[key]
+                self.size -= size
 
     def clear(self) -> None:
         """For whoever changes the reference itself."""
         self._kept.clear()
+        self._holders.clear()
         self.size = 0
 
 
@@ -113,14 +127,14 @@ class Reusing(Participant):
         return served.side
 
     def _noted(self, side: Side) -> Served:
-        engine, last, within = self.reference, self._last, self.arithmetic
+        engine, within = self.reference, self.arithmetic
         left = {name: copy(getattr(engine, name)) for name in REMEMBERED}
         left["controller"] = deepcopy(engine.controller)
-        held = {id(tensor): tensor.nbytes for tensor in _tensors((side, left))}
-        size = sum(held[new] for new in held.keys() - (frozenset() if last is None else last.tensors))
+        storages = [tensor.untyped_storage() for tensor in _tensors((side, left))]
+        held = {storage.data_ptr(): storage.nbytes() for storage in storages}
         drawn = within.generator.get_state() if isinstance(within, Reordered) else None
         operands = within.operands if isinstance(within, Reordered) else None
-        return Served(side, left, drawn, None if operands is None else operands.form, frozenset(held), size)
+        return Served(side, left, drawn, None if operands is None else operands.form, held)
 
     def _take_up(self, left: Mapping[str, Any]) -> None:
         for name, value in left.items():

@@ -14,15 +14,18 @@ from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.strategies import SearchStrategy
 
 from instep_reference.contract.engine import Abort, Finish, SetNumSteps
+from instep_reference.contract.errors import InstepError
 from instep_reference.contract.event_facts import Phase
 
 from ..fuzz import draw
 from ..fuzz.example import Example
 from ..fuzz.machine import Host, Machine
+from ..fuzz.seeded import by_seed_alone
 
 T = TypeVar("T")
 
 MOST_SAVED = 12  # copies per set of engines: there is no event that gives one up, and memory is to stay flat
+TRIES = 1000  # of one draw; half of all succeed at worst
 ROUNDS = 2  # of three turns so many are a round, where one is legal
 
 
@@ -33,11 +36,13 @@ class Seeded:
         self._random = Random(seed)
 
     def draw(self, strategy: SearchStrategy[T]) -> T:
-        while True:
-            try:
-                return ConjectureData(random=self._random).draw(strategy)
-            except StopTest:  # a draw that the strategy itself gave up, such as a list without room for one more
-                continue
+        with by_seed_alone():
+            for _ in range(TRIES):
+                try:
+                    return ConjectureData(random=self._random).draw(strategy)
+                except StopTest:  # a draw that the strategy itself gave up, such as a list without room for one more
+                    continue
+        raise InstepError(f"{TRIES} draws from {strategy} gave up; expected a value: its conditions hold too rarely")
 
 
 class Turns(Machine):

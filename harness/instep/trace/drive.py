@@ -86,7 +86,6 @@ class _Driver:
         self.wanted: deque[int] = deque()
         self.forced = 0  # how many forced acceptances were used
         self.ending: set[str] = set()  # the requests that were complete after the round before
-        self.chance = Random(policy.seed)
         self.round = 0
         self.dice = Random(policy.seed)
 
@@ -227,7 +226,7 @@ class _Driver:
         for name, shape in zip(names, parents, strict=True):
             standing, proposal = self.rules.table.live[name], self.player.engine.state(name).proposal
             text = (*standing.prompt, *standing.said)
-            tokens.append(picks(text, shape, proposal, self.rules.vocab, self.chance))
+            tokens.append(picks(text, shape, proposal, self.rules.vocab, self.dice))
         return e.Draft(tuple(names), tuple(tokens), parents)
 
     def _paths(self, names: list[str], own: Mapping[str, torch.Tensor]) -> tuple[e.Path, ...] | None:

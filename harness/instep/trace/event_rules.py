@@ -19,13 +19,12 @@ from typing import Any, NoReturn, get_args
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import ANYWHERE, FACTS, ROW_FACTS, Phase, facts, kind_of, named
-from instep_reference.contract.sampling import UNIFORM, Sampling
+from instep_reference.contract.sampling import UNIFORM
 
 from .file import Trace
 from .header import Header
 from .request_table import RequestTable, Standing
 
-TEMPERATURES = (0.001, 1000.0)  # the smallest and the largest with which something is drawn
 # Every kind of event or row, as a policy chooses among them.
 KINDS = {
     "admit": FACTS[e.Admit], "prefill": ROW_FACTS["prefill"], "draft": FACTS[e.Draft], **ROW_FACTS,
@@ -150,22 +149,9 @@ def _admit(rules: EventRules, event: e.Admit, choices: bool) -> None:
     if not event.prompt:
         rules._no("prompt", "no token", "at least one")
     rules._tokens("prompt", event.prompt)
-    if event.sampling is not None:
-        _sampling(rules, event.sampling)
+    for field, found, expected in () if event.sampling is None else event.sampling.wrong():
+        rules._no(f"sampling.{field}", found, expected)
     rules._free_slot("admit")
-
-
-def _sampling(rules: EventRules, said: Sampling) -> None:
-    """Numbers with which fp32 computes: not so near to 0 that a logit over the temperature is no number."""
-    low, high = TEMPERATURES
-    for field, found, holds, expected in (
-        ("temperature", said.temperature, said.temperature == 0 or low <= said.temperature <= high,
-         f"0, or {low} to {high}"),
-        ("top_k", said.top_k, said.top_k is None or said.top_k >= 1, "at least 1"),
-        ("top_p", said.top_p, said.top_p is None or 0 < said.top_p <= 1, "above 0, and at most 1"),
-    ):
-        if not holds:
-            rules._no(f"sampling.{field}", found, expected)
 
 
 def _admitted(rules: EventRules, event: e.Admit) -> None:

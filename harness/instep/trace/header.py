@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import MOST_NODES, Capacity
+from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 
 SCHEMA = 2  # version of the wire format; it stays when an optional field is added

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 
 from instep_reference.contract.engine import Committed, Path
-from instep_reference.contract.errors import Unsupported
 
 from ..memory import Memory
 from ..memory.slot_table import SlotTable
@@ -46,14 +45,11 @@ def gather_path(
     ops.move_rows(pool=final, source=rows.source, target=rows.target)
 
 
-def forced_paths(accepted: Sequence[Path] | None, requests: int, *, trees: bool = False) -> list[list[int]]:
-    """[last accepted node, bonus] of every request; [-1, -1] where the engine does its own greedy acceptance."""
+def forced_paths(accepted: Sequence[Path] | None, requests: int) -> list[list[int]]:
+    """[last accepted node, bonus] of every request; [-1, -1] where the engine accepts by itself."""
     if accepted is None:
         return [[-1, -1]] * requests
-    for path in () if trees else accepted:
-        if path.nodes != tuple(range(1, len(path.nodes) + 1)):
-            raise Unsupported(f"accepted nodes {path.nodes}: this engine verifies chains, whose paths are 1, 2, ...")
-    return [[path.nodes[-1] if path.nodes else 0, path.bonus] for path in accepted]
+    return [[(0, *path.nodes)[-1], path.bonus] for path in accepted]
 
 
 def answered(acceptance: Acceptance, widest: int) -> Committed:

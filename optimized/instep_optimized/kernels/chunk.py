@@ -55,6 +55,7 @@ def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         TOKENS=TOKENS, KT=wide, PRECISION=PRECISION, warps=WARPS["solve"],
     )  # fmt: skip
     columns = max(SMALLEST_DOT, min(power_of_2(values), tile(VALUE_COLUMNS, 64)))
+    assert part.read.scales is None or columns % ROWS.value == 0 or columns >= values, "a program has whole tiles"
     launch(
         _carry, (ceil_div(values, columns), heads, requests if blocks else 0), *rows, *gates, solved, mixed,
         core, core.stride(0), core.stride(1), *spans, part.fresh, *flat(part.read, 3, part.read),

@@ -14,12 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from instep_reference.contract.rounding import SCALE_BITS
+from instep_reference.contract.rounding import SCALE_BITS, STATE_ROWS
 
 from ..layout import Address
 from .runtime import launch, power_of_2
 
-ROWS = tl.constexpr(16)  # of V, that share a scale
+ROWS = tl.constexpr(STATE_ROWS)
 MOST = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
 LEAST = tl.constexpr(torch.finfo(torch.float32).tiny)  # the smallest scale: that of a tile of zeros
 CUT = tl.constexpr((1 << 24 - SCALE_BITS) - 1)  # the bits of a scale that are 0

@@ -16,11 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
+from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.errors import Unsupported
 
 from ..layout import Part, Updates
 from ..ops.base import GdnInputs
-from ..ops.placing import MOST_NODES
 from .address import flat, given
 from .body import again, step
 from .runtime import ceil_div, launch, power_of_2, tile
@@ -50,6 +50,7 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column
     tree = part.parents is not None
     assert part.parents is None or (part.most <= MOST_NODES and part.parents.is_contiguous()), "trees of few nodes"
+    assert part.read.scales is None or rows % ROWS.value == 0 or rows >= values, "a program has whole tiles of a state"
     # Of a tree the update of every row is kept until the launch ends: rows that go back run it again.
     did = core.new_empty(core.shape, dtype=torch.float32) if tree else None
     launch(

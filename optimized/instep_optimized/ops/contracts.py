@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.place import Place
 
 from ..layout import Address, Pages, Part, Ring
 from .around import OPS, Op, Wrapper, memory_of, tensors_of
 from .index_contracts import RULES, distinct, owned, spans, within
-from .placing import MOST_NODES
 from .shapes import misfits, shapes
 
 Report = Callable[[str], None]

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
+from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.sampling import UNIFORM
-
-from .placing import MOST_NODES
 
 
 def _place_rows(given: dict[str, Any]) -> Iterator[str]:
@@ -28,7 +27,8 @@ def _place_rows(given: dict[str, Any]) -> Iterator[str]:
     if bool(((at < 0) & (count > 0)).any()):
         yield f"a row would stand at position {int(at.min())}"
     if depth is not None:
-        yield from within("depth", depth, MOST_NODES, lowest=0)
+        # The depth of a row of a chunk beside trees is its number. The draft head runs one node of each at a time.
+        yield from within("depth", depth, max(given["rows"], MOST_NODES), lowest=0)
 
 
 def _advance(given: dict[str, Any]) -> Iterator[str]:
@@ -45,7 +45,7 @@ def _accept(given: dict[str, Any]) -> Iterator[str]:
     yield from within("count", count, width + 1, lowest=0)
     yield from whole(given, "window", "picks", "forced_last", "forced_bonus")
     if bool((forced >= count.clamp(min=1)).any()):
-        yield "more drafts are forced than the window has"
+        yield "a node is forced that the window does not have"
     if given.get("parents") is not None:
         yield from _parents(given["parents"], count)
 

@@ -13,8 +13,6 @@ from instep_reference.contract.place import Place
 
 from ..layout import Address
 
-MOST_NODES = 63  # of a window that is a tree: the ancestors of a node are bits of an int64, whose sign stays clear
-
 
 class RowPlacement(NamedTuple):
     """All int64: positions, locations [N] of packed rows; before, count [B] of requests; last [B]: their last rows."""

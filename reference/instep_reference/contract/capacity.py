@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_NODES = 63  # of a tree: the ancestors of a node are the bits of an int64
+MOST_NODES = 63  # of a tree: the ancestors of a node are bits of an int64, whose sign stays clear
 
 
 @dataclass(frozen=True)

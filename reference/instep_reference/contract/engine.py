@@ -26,7 +26,6 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 import torch
 
-from .capacity import MOST_NODES as MOST_NODES
 from .capacity import Capacity as Capacity
 from .meaning import Meaning
 from .place import Place, See, memory_place

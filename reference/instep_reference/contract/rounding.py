@@ -82,7 +82,8 @@ class Blocked:
 
 
 Storage = torch.dtype | Blocked
-SCALED_STATE = Blocked(torch.float8_e4m3fn, (None, 16))  # [HV, K, V]: a scale per 16 rows of V
+STATE_ROWS = 16  # of V, that share a scale
+SCALED_STATE = Blocked(torch.float8_e4m3fn, (None, STATE_ROWS))  # [HV, K, V]
 # [positions, kv_heads, head_dim]: a scale per position and head. One per page would grow when a larger row comes to a
 # page that is part full: rows that are committed would change their bytes, and read otherwise than when they were used.
 SCALED_KV = Blocked(torch.float8_e4m3fn, (1, None))

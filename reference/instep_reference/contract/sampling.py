@@ -22,9 +22,14 @@ The choice at a node of a window (a decode row and a last prefill chunk are a wi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 UNIFORM = 2.0**-24  # every uniform is a multiple of it, below 1: so it is exact in fp32 and in JSON
+# With these fp32 computes: a temperature is not so near to 0 that a logit over it is no number, and a top_k is exact.
+TEMPERATURES = (0.001, 1000.0)  # the smallest and the largest with which something is drawn
+MOST_KEPT = 2**24  # the largest top_k
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -40,3 +45,13 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     @property
     def draws(self) -> bool:
         return self.temperature > 0
+
+    def wrong(self) -> Iterator[tuple[str, object, str]]:
+        """Field, what it has and what is expected, of every field with which nothing can be drawn."""
+        low, high = TEMPERATURES
+        if not (self.temperature == 0 or low <= self.temperature <= high):
+            yield "temperature", self.temperature, f"0, or {low} to {high}"
+        if self.top_k is not None and not 1 <= self.top_k <= MOST_KEPT:
+            yield "top_k", self.top_k, f"at least 1, and at most {MOST_KEPT}"
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            yield "top_p", self.top_p, "above 0, and at most 1"

@@ -8,21 +8,19 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from instep_reference.contract.rounding import SCALE_BITS
+from instep_reference.contract.rounding import SCALE_BITS, STATE_ROWS
 
 from ...layout import Address
 
-ROWS = 16  # of an axis that has neither one scale in all nor one per number
 LEAST = torch.finfo(torch.float32).tiny  # the smallest scale: that of a tile of zeros
-
-
 CUT = (1 << 24 - SCALE_BITS) - 1  # the bits of a scale that are 0
 
 
 def packed(x: torch.Tensor, dtype: torch.dtype, grid: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """x [..., a, b] -> the same in `dtype`, and its scales [..., *grid]: the tile's largest number by that of dtype."""
     largest = _largest(_largest(x.float().abs(), -1, grid[-1]), -2, grid[-2])
-    scales = (largest / torch.finfo(dtype).max).clamp_min(LEAST)
+    # Divided by a tensor: on a card torch multiplies by the reciprocal of a number, which rounds otherwise.
+    scales = (largest / torch.full_like(largest, torch.finfo(dtype).max)).clamp_min(LEAST)
     scales = ((scales.view(torch.int32) + CUT) & ~CUT).view(torch.float32)  # rounded up, so nothing overflows
     return (x.float() / _spread(scales, x)).to(dtype), scales
 
@@ -57,9 +55,9 @@ def _largest(x: torch.Tensor, axis: int, scales: int) -> torch.Tensor:
     if scales == x.shape[axis]:
         return x
     if scales > 1:
-        missing = scales * ROWS - x.shape[axis]  # zeros are never the largest
+        missing = scales * STATE_ROWS - x.shape[axis]  # zeros are never the largest
         x = pad(x.movedim(axis, -1), (0, missing))
-        return x.reshape(*x.shape[:-1], scales, ROWS).amax(-1).movedim(-1, axis)
+        return x.reshape(*x.shape[:-1], scales, STATE_ROWS).amax(-1).movedim(-1, axis)
     return x.amax(axis, keepdim=True)
 
 
@@ -67,5 +65,5 @@ def _spread(scales: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A scale for every number of its tile; where an axis has one scale, broadcasting does it."""
     for axis in (-2, -1):
         if scales.shape[axis] not in (1, like.shape[axis]):
-            scales = scales.repeat_interleave(ROWS, axis).narrow(axis, 0, like.shape[axis])
+            scales = scales.repeat_interleave(STATE_ROWS, axis).narrow(axis, 0, like.shape[axis])
     return scales
