@@ -20,6 +20,7 @@ from instep.trace.policy import Arrival
 from instep_reference.acceptance import chain
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import Phase
 from instep_reference.contract.sampling import UNIFORM, Sampling
 from instep_reference.sampling import Drawing, drawn, probabilities
 from support.traces import header, policy, recorded
@@ -152,7 +153,8 @@ def test_what_is_refused_says_why(rules: EventRules, event: e.AnyEvent, says: st
 
 
 def test_uniforms_that_are_due_are_taken() -> None:
-    begun(Sampling(1.0), *WINDOW, e.Forward((e.Row("a", "verify", uniforms=(0.0, 0.5, 0.25, 1 - UNIFORM, 0.125)),)))
+    due = e.Forward((e.Row("a", "verify", uniforms=(0.0, 0.5, 0.25, 1 - UNIFORM, 0.125)),))
+    assert begun(Sampling(1.0), *WINDOW, due).table.live["a"].phase is Phase.VERIFIED
 
 
 def test_a_policy_draws_its_uniforms_from_its_seed(tmp_path: Path) -> None:

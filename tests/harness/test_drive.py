@@ -5,6 +5,7 @@ Leaves out: what the engine computes; a small random reference makes the choices
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -152,6 +153,12 @@ def test_policies_and_prompts_are_read_strictly(tmp_path):
     file.write_text('{"name": "x"}')
     with pytest.raises(BadInput, match="missing required field"):
         read_policy(file)
+    refused = policy(deeds=(ScheduledAction(1, "refused"),))
+    idle = policy(deeds=(ScheduledAction(1, "idle"), ScheduledAction(1, "idle", of=e.Idle())))
+    for told, complaint in ((refused, r"deeds\[0\].of: found no event"), (idle, r"deeds\[1\].of: found an event")):
+        file.write_bytes(msgspec.json.encode(told))
+        with pytest.raises(BadInput, match=complaint):
+            read_policy(file)
 
 
 def test_prompts_of_these_tests_reach_over_several_chunks():

@@ -22,6 +22,7 @@ from instep.trace.file import read
 from instep.trace.tree_picks import picks
 from instep.verdict import Exit
 from instep_reference.contract.engine import Draft
+from instep_reference.contract.errors import BadInput
 from support.checkpoints import write
 from support.planting import planted_here
 
@@ -61,6 +62,9 @@ def test_siblings_that_are_recorded_differ_and_the_first_child_is_the_proposal()
         tokens = picks(text, parents, 3, 9, random.Random(seed))
         assert tokens[:3] == (3, 8, 7)  # the proposal; what followed 5, 6 last; what followed them before that
         assert tokens[3] != tokens[4]
+    assert {*picks(text, (0,) * 9, 3, 9, random.Random(0))} == {*range(9)}
+    with pytest.raises(BadInput, match="node 0 with 10 children, expected at most 9"):
+        picks(text, (0,) * 10, 3, 9, random.Random(0))
 
 
 SLIPS = [

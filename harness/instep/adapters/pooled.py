@@ -124,8 +124,8 @@ def pooled(
     served: dict[str, Any] = {"fused_gdn": fused} if raw else {"gdn": gdn, "fused_gdn": None}
     products = {form: product for form, product in base.products.items() if not form.startswith("gdn.")}
     return replace(
-        base, name=name, keeps="inputs", captures=False, tiled=False, packed=packed, trees=False, products=products,
-        **served,
+        base, name=name, keeps="inputs", captures=False, tiled=False, packed=packed or base.packed, trees=False,
+        products=products, **served,
     )
 
 

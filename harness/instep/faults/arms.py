@@ -80,7 +80,7 @@ def replayed(folder: Path, trace: Path, how: Setting, out: Path) -> Arm:
     code, seconds, error = _ran(lambda: plant.run(folder, *words))
     if not out.exists():
         return Arm(code, seconds, error=error or "no result")
-    run = json.loads(out.read_text())["runs"][0]
+    run = _run_of(out, folder)
     return Arm(
         code, seconds, tuple(run["findings"]), run["looked"], run["served"], tuple(trail.read_text().splitlines()),
         run["calls"], run["events"], run["of"], run["message"] or "", (run["located"] or {}).get("cause", ""),
@@ -93,7 +93,7 @@ def related(folder: Path, trace: Path, how: Setting, out: Path, relation: str) -
     code, seconds, error = _ran(lambda: plant.run(folder, *words))
     if not out.exists():
         return Arm(code, seconds, error=error or "no result")
-    run = json.loads(out.read_text())["runs"][0]
+    run = _run_of(out, folder)
     looked = {run["relation"]: run["tiers"][0]} if run["tiers"] else {}
     whole = run["of"] if run["elements"] else 0
     return Arm(code, seconds, tuple(run["findings"]), looked, run["served"], events=whole, of=run["of"],
@@ -118,6 +118,12 @@ def spoken(folder: Path, trace: Path, how: Setting, out: Path) -> Said:
     words = (str(trace), str(tokens), str(out), msgspec.json.encode(how).decode())
     _, _, error = _ran(lambda: plant.run_python(folder, "-m", "instep.faults.freerun", *words))
     return msgspec.json.decode(out.read_bytes(), type=Said) if out.exists() else Said(error=error or "no result")
+
+
+def _run_of(out: Path, folder: Path) -> dict[str, Any]:
+    """The run of a result file. Files of the copy are named without its folder, which is gone afterwards."""
+    run: dict[str, Any] = json.loads(out.read_text().replace(f"{folder}/", ""))["runs"][0]
+    return run
 
 
 def _ran(run: Callable[[], subprocess.CompletedProcess[str]]) -> tuple[int | None, float, str]:

@@ -53,6 +53,7 @@ class Settings:
 
     setting  how the subject is set up; sampled: fields of it that every run draws anew (`draw.SAMPLED`)
     trees    windows are trees of up to so many nodes, and the step count stays as it is; 0: chains
+    number   of a finding whose trace must not replace those before it; 0: a campaign has one finding
     """
 
     setting: Setting
@@ -65,6 +66,7 @@ class Settings:
     sampled: Collection[str] = draw.SAMPLED
     trees: int = 0
     command: str = "fuzz"  # the one that draws: names the trace of a finding
+    number: int = 0
 
 
 @dataclass
@@ -272,7 +274,8 @@ def must_be_free(settings: Settings) -> None:
 
 
 def _name(settings: Settings) -> str:
-    return f"{settings.command}-{settings.setting.name}-{settings.seed}"
+    name = f"{settings.command}-{settings.setting.name}-{settings.seed}"
+    return f"{name}-{settings.number}" if settings.number else name
 
 
 def write(example: Example, settings: Settings, begin: int = 0) -> None:

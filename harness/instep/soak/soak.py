@@ -1,7 +1,7 @@
 """Rounds on engines that stay, until a number of rounds or a time; each event is served by all sides and compared.
 
-A *stretch* is some rounds behind which every request leaves, so that a trace can begin there. Engines serve
-STRETCHES of them and are then made anew: what they keep for good, such as saved copies, stays bounded.
+After some rounds, a *stretch*, every request leaves, so that a trace can begin there. Engines serve STRETCHES of
+them and are then made anew. So what they keep for good, such as saved copies, stays bounded.
 Leaves out: the drawn rules (`turns.py`) and the file (`kept.py`).
 """
 
@@ -31,9 +31,7 @@ from ..verdict import Comparison, Skipped, Tier
 from .kept import Found, Session, Soaked
 from .turns import Seeded, Turns
 
-STRETCH = 200  # rounds
 STRETCHES = 10  # that one set of engines serves
-EVERY = 20  # events between two that are recomputed
 RECOMPUTED = (Tier.DERIVED,)  # tiers that cost most: judged at every so many-th event
 LEFT_OUT = (Tier.PROPAGATED, Tier.DECISIONS)  # which need a whole rounded run, and which `replay` and `fuzz` judge
 
@@ -74,8 +72,9 @@ class Soak:
     """One session; implements `machine.Host`. After it, `soaked` has its sums, `found` what parted the sides."""
 
     def __init__(self, settings: Settings, soaked: Soaked, session: Session, ask: Ask) -> None:
-        must_be_free(settings)
-        self.settings, self.soaked, self.session, self.ask = settings, soaked, session, ask
+        self.settings = replace(settings, number=len(soaked.found) + 1)
+        must_be_free(self.settings)
+        self.soaked, self.session, self.ask = soaked, session, ask
         self.interrupted = False
         self.opened = Checkpoint.open(settings.checkpoint)
         self.model = Model.of(self.opened, settings.checkpoint, ".")
@@ -96,6 +95,8 @@ class Soak:
         except KeyboardInterrupt:  # what was served counts
             self.interrupted = True
         self._sum_up()
+        if not self.session.events:  # the rounds were all there
+            self.soaked.sessions.remove(self.session)
 
     def _engines(self) -> None:
         """One set of engines, from its first stretch to its last."""

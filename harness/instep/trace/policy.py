@@ -115,6 +115,12 @@ def read_policy(path: Path) -> Policy:
     for field, found, smallest, least in rules:
         if smallest < least:
             raise BadInput(f"{path.name}: {field}", found=found, expected=f"at least {least}")
+    for index, deed in enumerate(policy.deeds):
+        if (deed.of is None) is (deed.do == "refused"):
+            raise BadInput(
+                f"{path.name}: deeds[{index}].of",
+                found="no event" if deed.of is None else f"an event beside {deed.do}",
+                expected='the event that is refused where `do` is "refused", and only there')
     if policy.controller and policy.steps:
         raise BadInput(f"{path.name}: steps", found="a schedule and a controller", expected="one of them")
     return policy

@@ -7,8 +7,11 @@ root's first child is the draft head's proposal, where there is one. Leaves out:
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, count
+
+from instep_reference.contract.errors import BadInput
 
 LOOKED_UP = 2  # tokens before the one that is wanted
 
@@ -16,7 +19,14 @@ LOOKED_UP = 2  # tokens before the one that is wanted
 def picks(
     text: Sequence[int], parents: Sequence[int], proposal: int | None, vocab: int, chance: random.Random
 ) -> tuple[int, ...]:
-    """A token for every draft; siblings differ. text: all tokens so far, the root last; parents: of every draft."""
+    """A token for every draft; siblings differ. text: all tokens so far, the root last; parents: of every draft.
+
+    Raises BadInput if a node has more children than the vocabulary has tokens.
+    """
+    node, children = max(Counter(parents).items(), key=lambda item: item[1])
+    if children > vocab:
+        raise BadInput("trees", found=f"node {node} with {children} children",
+                       expected=f"at most {vocab}: a token of the vocabulary for each")
     lines: list[tuple[int, ...]] = [()]
     tokens: list[int] = []
     for number, parent in enumerate(parents):
