@@ -27,6 +27,11 @@ class Drawing:
     parents: Sequence[int]
     uniforms: Sequence[float]
 
+    @classmethod
+    def alone(cls, sampling: Sampling, uniforms: Sequence[float]) -> Drawing:
+        """Of a row that has no window: a window of one node."""
+        return cls(sampling, (0,), (-1,), uniforms)
+
     @property
     def final(self) -> float:
         return self.uniforms[-1]

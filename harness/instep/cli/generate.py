@@ -5,6 +5,7 @@ Leaves out: how (`instep.generate`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,8 @@ from .finish import finish
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
+    from instep_reference.contract.sampling import Sampling
+
     from ..generate.decode import Ask, Decoded
     from ..generate.words import Words
     from ..verdict import Verdict
@@ -34,6 +37,11 @@ def generate(
     tokens: Annotated[int, typer.Option(help="The most that each request says.", min=1)] = 64,
     batch: Annotated[int, typer.Option(help="Requests at a time; others follow as these finish.", min=1)] = 8,
     chunk: Annotated[int, typer.Option(help="Prompt tokens of a request in one step.", min=1)] = 64,
+    temperature: Annotated[float, typer.Option(help="Above 0: tokens are drawn, and drafts accepted by rejection.",
+                                               min=0.0)] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Only so many of the likeliest tokens are drawn from.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens that sum up to it.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same tokens.", min=0)] = 0,
     check: Annotated[int, typer.Option(help="How many requests the reference reads again.", min=1)] = 4,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Read none again, and show no speed.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Keep the run as a trace, for `instep replay`.")] = None,
@@ -58,7 +66,9 @@ def generate(
     asked = _prompts(checkpoint, prompt, prompts, words, opened.config.vocab)
     kept = frozenset() if unchecked else _sample(list(asked), check)
     steps = _steps(num_steps, adaptive, opened.config.mtp_layers)
-    ask = _ask(checkpoint, opened, setting, asked, steps, tokens, batch, chunk, kept, trace)
+    ask = replace(
+        _ask(checkpoint, opened, setting, asked, steps, tokens, batch, chunk, kept, trace),
+        sampling=_sampling(temperature, top_k, top_p), seed=seed)
     for message in candidates(ask.num_steps, ask.header.adaptive_file("adaptive"))[1]:
         print(message)
     decoded = decode(ask)
@@ -119,6 +129,19 @@ def _sample(names: list[str], count: int) -> frozenset[str]:
     """So many of them, evenly spread, the first and the last among them."""
     count = min(count, len(names))
     return frozenset(names[number * (len(names) - 1) // max(count - 1, 1)] for number in range(count))
+
+
+def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sampling | None:
+    from instep_reference.contract.errors import BadInput
+    from instep_reference.contract.sampling import Sampling
+
+    said = Sampling(temperature, top_k, top_p)
+    for field, found, expected in said.wrong():
+        raise BadInput(f"--{field.replace('_', '-')}", found=found, expected=expected)
+    if not said.draws and (top_k, top_p) != (None, None):
+        raise BadInput("--temperature", found=temperature, expected="one above 0 beside --top-k and --top-p",
+                       hint="at 0 the likeliest token is taken")
+    return said if said.draws else None
 
 
 def _steps(num_steps: int | None, adaptive: Path | None, mtp_layers: int) -> tuple[int, dict[str, Any] | None]:
