@@ -19,6 +19,7 @@ from instep_reference.sampling import Drawing, drawn, fp32, probabilities
 
 from ..observe.context import EventContext
 from ..observe.rows import RowSpan, row_spans, rows
+from ..observe.tree_forms import depths
 from ..verdict import Comparison, Explained, Tier
 from .base import slot_of
 from .reach import Row, part
@@ -197,7 +198,4 @@ def _laid_out(drawing: Drawing | None, nodes: int) -> tuple[float, ...]:
 
 
 def _by_depth(drawing: Drawing) -> tuple[float, ...]:
-    depths: list[int] = []
-    for parent in drawing.parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return (*(drawing.uniforms[depth] for depth in depths), drawing.final)
+    return (*(drawing.uniforms[depth] for depth in depths(drawing.parents)), drawing.final)
