@@ -1,6 +1,6 @@
 """The coverage report says which conditions a run met: a run made by hand meets exactly those that it was made for.
 
-Leaves out: whether a campaign meets them.
+Leaves out: what a campaign draws.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from instep.fuzz.campaign import Settings, campaign
 from instep.fuzz.coverage import Coverage
 from instep.fuzz.tree_coverage import TREES
+from instep.replay.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
 from instep_reference.contract import engine as e
+from support.checkpoints import write
 
 HEADER = Header(
     schema=SCHEMA, name="by hand", claim="", checkpoint=Model(".", "", "", 64, 1),
@@ -175,3 +178,9 @@ def test_trees_have_conditions_of_their_own_where_there_may_be_any() -> None:
     assert {left_out, last} <= met(*drafted, forward, commit, header=room)
     assert met(*drafted, forward, alone, header=room) == {"accepted: none", "nothing of a tree accepted"}
     assert not set(TREES) & set(Coverage().counts())
+
+
+def test_a_campaign_of_overlapped_rounds_says_so(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", num_hidden_layers=2, full_attention_interval=2)
+    counts = campaign(Settings(Setting("ledger", overlap=True), model, 2, 1, tmp_path / "found")).coverage.counts()
+    assert counts["finished while rounds overlap"] == counts["finished"] > 0
