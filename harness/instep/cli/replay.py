@@ -44,7 +44,7 @@ def replay(
     ladder: Annotated[bool, typer.Option("--ladder/--no-ladder", help="After a divergence, run again with one thing "
                                                                       "otherwise, to say where it was made.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to look at there: heat map, timeline, findings.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the result there as a page to look at.")] = None,
     trail: Annotated[Path | None, typer.Option(help="Write a digest of every event's bytes there, for diff.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:

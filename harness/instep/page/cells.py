@@ -11,7 +11,6 @@ Leaves out: what an event computes (`lanes.py`), words and colours.
 from __future__ import annotations
 
 import math
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +35,8 @@ class Row(NamedTuple):
     def of(cls, place: Place) -> Row:
         if place.stage != "trunk":
             return cls(place.stage, DRAFT)
-        return cls("trunk", TABLE if place.layer == STAGE_LEVEL and place.component in ("length", "root") else place.layer)
+        of_table = place.layer == STAGE_LEVEL and place.component in ("length", "root")
+        return cls("trunk", TABLE if of_table else place.layer)
 
     def label(self, kinds: Sequence[str]) -> str:
         """kinds: of the trunk's layers, as the configuration names them."""
@@ -105,7 +105,7 @@ class _Names:
 def _line(
     ones: Sequence[Comparison], checks: _Names, components: _Names, requests: Mapping[str, int]
 ) -> tuple[object, ...]:
-    """check, how many, elements; then of the worst its component, request, slot, worst and allowed; less if all exact."""
+    """check, how many, elements; unless all is exact: component, request, slot, worst, allowed, whether right."""
     worst = max(ones, key=lambda one: (not one.agrees, math.isnan(one.headroom), one.headroom))
     counts = (checks.number((worst.check, worst.tier.value)), len(ones), sum(one.elements for one in ones))
     if worst.tier in EXACT and worst.agrees:

@@ -35,7 +35,7 @@ class Table(NamedTuple):
 class Page:
     """What a page says.
 
-    claim     the sentence that the trace proves; summary: what was done, in a sentence
+    claim     the sentence that the trace proves; summary: what every run came to, in a sentence
     messages  the message of every run that diverged, which ends in its command
     tiers     how much was compared; terminal: all that the command prints
     charts    the data of the charts: the timeline, and the runs with their findings
@@ -44,7 +44,7 @@ class Page:
     name: str
     claim: str
     exit: Exit
-    summary: str
+    summary: Sequence[str]
     messages: Sequence[str]
     tiers: Table
     terminal: str
@@ -71,7 +71,7 @@ def document(page: Page) -> str:
 <body>
 <header class="{page.exit.name.lower()}">
 <h1><span class="verdict">{escape(word)}</span> {escape(page.name)}</h1>
-<p>{escape(page.summary)}</p>
+{"".join(f"<p>{escape(run)}</p>" for run in page.summary)}
 <p class="claim">{escape(page.claim)}</p>
 </header>
 <main>

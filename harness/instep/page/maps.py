@@ -15,7 +15,6 @@ from instep_reference.contract.place import Place
 from ..observe.context import EventContext
 from ..observe.rows import row_spans, rows
 from ..player import Side
-from ..replay.replay import Outcome
 from ..verdict import Comparison
 from .cells import short
 
@@ -24,9 +23,8 @@ MEMORY = {"state": ("key row", "value column"), "conv": ("age", "channel"), "key
           "values": ("position", "number")}  # component of a request's memory -> what its rows and columns are
 
 
-def maps_of(outcome: Outcome, finding: Comparison) -> dict[str, Any] | None:
-    """None: there is no tensor of one shape on both sides."""
-    context = outcome.last
+def maps_of(context: EventContext | None, finding: Comparison) -> dict[str, Any] | None:
+    """context: of the last event. None: there is no tensor of one shape on both sides."""
     if context is None or context.index != finding.event or finding.request is None or finding.raised is not None:
         return None
     found, right = (_tensor(context, side, finding) for side in (context.subject, context.truth))

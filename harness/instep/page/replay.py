@@ -5,7 +5,7 @@ Leaves out: how a page is written down (`document.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any
 
@@ -13,18 +13,19 @@ from rich.console import Console
 
 from instep_reference.contract.place import STAGE_LEVEL
 
+from ..replay.replay import Outcome
 from ..report import terminal
 from ..report.data import listed_findings, worst
-from ..report.words import command_at, divergence, numbers, where
-from ..replay.replay import Outcome
+from ..report.words import DIFFERS, command, command_at, divergence, numbers, where
 from ..trace.file import Trace
-from ..verdict import Exit
 from . import cells
 from .document import Page, Table, document
 from .lanes import Lanes, lanes_of
 from .maps import maps_of
 
 WIDE = 160  # columns of what the terminal says, where nothing has to be broken
+MAPPED = 8  # tensors that are drawn
+EVENT = 10**9  # stands for any event in a command; no trace is so long
 
 
 def page_of(outcomes: Sequence[Outcome], trace: Trace) -> str:
@@ -33,22 +34,20 @@ def page_of(outcomes: Sequence[Outcome], trace: Trace) -> str:
     overlap = outcomes[0].plan.setting.overlap
     lanes = lanes_of(trace, len(config.layer_kinds), overlap=overlap)
     messages = [divergence(outcome) for outcome in outcomes if outcome.verdict.findings]
-    end = worst(outcomes)
     said = Console(file=StringIO(), width=WIDE, color_system=None)
     terminal.show(outcomes, said)
     assert isinstance(said.file, StringIO)
     return document(Page(
-        outcomes[0].name, trace.header.claim, end, _first(outcomes, end), messages, _tiers(outcomes),
-        said.file.getvalue(),
+        outcomes[0].name, trace.header.claim, worst(outcomes), [_summary(outcome) for outcome in outcomes], messages,
+        _tiers(outcomes), said.file.getvalue(),
         {**lanes.data(), "runs": [_run(outcome, lanes, config.layer_kinds) for outcome in outcomes]},
     ))
 
 
-def _first(outcomes: Sequence[Outcome], end: Exit) -> str:
-    """The verdict in a sentence."""
-    judged = sum(outcome.verdict.elements for outcome in outcomes)
-    names = ", ".join(outcome.plan.setting.name for outcome in outcomes if outcome.verdict.exit is end)
-    return f"{names}: {terminal.short(judged)} numbers compared over {outcomes[0].of} events"
+def _summary(outcome: Outcome) -> str:
+    word, _ = terminal.VERDICTS[outcome.verdict.exit]
+    numbers = f"{terminal.short(outcome.verdict.elements)} numbers compared"
+    return f"{outcome.plan.setting.name} {word}: {numbers} in {outcome.served_events} of {outcome.of} events"
 
 
 def _tiers(outcomes: Sequence[Outcome]) -> Table:
@@ -72,17 +71,24 @@ def _run(outcome: Outcome, lanes: Lanes, kinds: Sequence[str]) -> dict[str, Any]
         **cells.data(verdict.compared, rows, lanes.requests),
         "not_judged": cells.not_judged(lanes.due, rows, verdict.compared, verdict.events),
         "notes": [[skip.event, skip.check, skip.reason, skip.where] for skip in verdict.skipped],
-        "findings": [
-            {"event": found.event, "row": number[cells.Row.of(found.place)], "where": where(found),
-             "says": found.diagnosis or "differs from the reference", "measured": numbers(found),
-             "command": command_at(outcome, found.event, found.place.layer) if outcome.again else "",
-             "maps": maps_of(outcome, found)}
-            for found in listed_findings(verdict.findings)
-        ],
-    }  # fmt: skip
+        "findings": _findings(outcome, number),
+    }
 
 
-EVENT = 10**9  # stands for any event in a command; no trace is so long
+def _findings(outcome: Outcome, rows: Mapping[cells.Row, int]) -> list[dict[str, Any]]:
+    """As the result file lists them; of each tensor one map, at the first finding that is about it."""
+    drawn, listed = set[tuple[object, ...]](), []
+    for found in listed_findings(outcome.verdict.findings):
+        about, new = (found.event, found.place, found.request, found.head), len(drawn) < MAPPED
+        new &= about not in drawn
+        drawn.add(about)
+        listed.append({
+            "event": found.event, "row": rows[cells.Row.of(found.place)], "where": where(found),
+            "says": found.diagnosis or DIFFERS, "measured": numbers(found),
+            "command": command(outcome, found) if outcome.again else "",
+            "maps": maps_of(outcome.last, found) if new else None,
+        })
+    return listed
 
 
 def _command(outcome: Outcome, row: cells.Row) -> list[str]:

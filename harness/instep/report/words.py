@@ -39,6 +39,7 @@ UNDECLARED = (
     "hint: this engine declares no rounding, so all of it is held to fp32; what it stores or multiplies narrower on "
     "purpose is declared by `rounds` and `products` of its maker (docs/adapters.md, 4)"
 )
+DIFFERS = "differs from the reference"
 COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # checks whose number is not an error
 
 
@@ -65,7 +66,7 @@ def message(
     measured: the first finding's numbers, as `numbers` words them;  placed: other words for where a finding stands
     """
     first, *others = findings
-    lines = [(placed or where)(first), f"{first.diagnosis or 'differs from the reference'}          ({measured})"]
+    lines = [(placed or where)(first), f"{first.diagnosis or DIFFERS}          ({measured})"]
     lines += trace(next((found.raised for found in findings if found.raised is not None), None))
     if others:
         here = all(found.event == first.event for found in others)

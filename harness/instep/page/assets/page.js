@@ -4,6 +4,7 @@
   const root = document.documentElement, data = JSON.parse(document.getElementById("data").textContent);
   const GAP = 0.06;            // part of an event's width that stays free between two cells
   const CELLS = 14000;         // cells that are drawn at most: beyond, neighbouring events share one
+  const AROUND = 32;           // events that are seen before the end of a run that diverged
   const FAINT = 1e-4;          // a part of the allowance below which all look alike
   const WORDS = { set_num_steps: "new step count" };
   const BLOCKS = ["prefill", "draft", "verify", "commit", "decode"];
@@ -168,7 +169,7 @@
       yAxis: [
         { type: "category", gridIndex: 0, data: rows, inverse: true, axisTick: { show: false }, axisLine: { show: false }, axisLabel: { color: ink, fontSize: 12, width: left - 14, overflow: "truncate" } },
         { type: "category", gridIndex: 1, data: [...Array(lanes).keys()].map(String), inverse: true, show: false },
-        { type: "value", gridIndex: 2, min: 0, max: most, interval: most, splitLine: { lineStyle: { color: line } }, axisLabel: { color: quiet, fontSize: 12 },
+        { type: "value", gridIndex: 2, min: 0, max: most, interval: most, axisLine: { show: false }, axisTick: { show: false }, splitLine: { lineStyle: { color: line } }, axisLabel: { color: quiet, fontSize: 12 },
           name: "drafts a round", nameLocation: "middle", nameRotate: 0, nameGap: 30, nameTextStyle: { color: ink, fontSize: 12, align: "right" } },
       ],
       dataZoom: [
@@ -329,19 +330,26 @@
     Object.assign(state, { event, row });
     root.dataset.selected = event === null ? "" : `${event} ${row === null ? "" : run().rows[row]}`.trim();
     if (write && event !== null) {
-      const words = new URLSearchParams({ run: run().name, event, ...(row !== null && { row: run().rows[row] }) });
+      const words = new URLSearchParams({ run: state.run, event, ...(row !== null && { row: run().rows[row] }) });
       history.replaceState(null, "", `#${words}`);
     }
     refresh(); describe();
   }
   function fromAddress() {
-    const words = new URLSearchParams(location.hash.slice(1)), named = data.runs.findIndex((each) => each.name === words.get("run"));
-    if (named >= 0 && named !== state.run) { state.run = named; rebuild(); }
+    const words = new URLSearchParams(location.hash.slice(1)), named = Number(words.get("run") ?? state.run);
+    if (data.runs[named] && named !== state.run) { state.run = named; rebuild(); }
     const event = Number.parseInt(words.get("event"), 10), row = run().rows.indexOf(words.get("row")), first = run().findings[0];
     if (event >= 0 && event < total) choose(event, row < 0 ? null : row, false);
-    else if (first) choose(first.event, first.row, false); else choose(null, null, false);
+    else if (first) choose(first.event, first.row, false);
+    else {  // the cell that used most of its allowance
+      const rows = run().rows.length, most = run().used.reduce((best, used, at) => (used > run().used[best] ? at : best), 0);
+      choose(Math.floor(most / rows), most % rows, false);
+    }
     const zoom = /^(\d+)-(\d+)$/.exec(words.get("zoom") ?? "");
-    if (zoom) chart.dispatchAction({ type: "dataZoom", startValue: +zoom[1] - 0.5, endValue: +zoom[2] + 0.5 });
+    if (zoom) look(+zoom[1], +zoom[2]); else if (first) look(run().served - AROUND, run().served + AROUND / 4);
+  }
+  function look(from, to) {
+    chart.dispatchAction({ type: "dataZoom", startValue: Math.max(from, 0) - 0.5, endValue: Math.min(to, total - 1) + 0.5 });
   }
   function keys(event) {
     const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
@@ -366,7 +374,7 @@
   function sizes() {
     const rows = run().rows.length, lanes = Math.max(...data.lanes, 0) + 1;
     const heat = Math.max(rows * Math.min(24, Math.max(9, 560 / rows)), 60), high = lanes * (lanes > 8 ? 34 : 40);
-    return { heat, lanes: high, all: heat + high + 40 + 14 + 44 + 66 };
+    return { heat, lanes: high, all: heat + high + 40 + 14 + 44 + 58 };
   }
   function rebuild() {
     const size = sizes(), host = document.getElementById("chart");
