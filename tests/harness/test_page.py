@@ -23,6 +23,7 @@ from instep.faults import TRACES, by_id
 from instep.page import cells
 from instep.page.cells import HEAD, TABLE, Row
 from instep.page.lanes import lanes_of
+from instep.page.maps import pooled
 from instep.page.replay import page_of
 from instep.replay.setting import Setting
 from instep.report.words import divergence
@@ -138,7 +139,8 @@ def test_a_cell_has_a_line_for_each_check_with_what_used_most():
 
 def test_rows_stand_in_the_order_of_the_data_flow():
     places = (
-        ("chain.10", 0, "key"), ("chain.2", AFTER_LAYERS, "pick"), ("extend.1", 1, "key"), ("trunk", AFTER_LAYERS, "pick"),
+        ("chain.10", 0, "key"), ("chain.2", AFTER_LAYERS, "pick"), ("extend.1", 1, "key"),
+        ("trunk", AFTER_LAYERS, "pick"),
     )
     compared = [comparison(place=Place(*place)) for place in places]
     rows = cells.rows_of(2, compared, [Row("extend", 0)])
@@ -157,6 +159,16 @@ def test_where_an_event_computes_and_nothing_was_compared_is_not_judged():
     rows = cells.rows_of(2, compared, {row for event in due.values() for row in event})
     missing = [(at // len(rows), rows[at % len(rows)].label(KINDS)) for at in cells.not_judged(due, rows, compared, 2)]
     assert missing == [(1, "embedding"), (1, "layer 1 GDN"), (1, "draft extend")], "event 2 was not served"
+
+
+def test_a_large_tensor_is_shown_by_the_largest_difference_of_each_block():
+    right = torch.arange(100 * 200.0).view(100, 200)
+    found = right.clone()
+    found[99, 199] += 5
+    found[50, 7] = float("nan")
+    small, expected = pooled(found, right)
+    assert small.shape == expected.shape == (34, 67) and not (small - expected)[:16].any()
+    assert (small - expected)[-1, -1] == 5 and small[16, 2].isnan() and expected[16, 2] == right[50, 7]
 
 
 def test_the_timeline_has_what_every_event_does_to_every_request():

@@ -40,7 +40,7 @@ def maps_of(context: EventContext | None, finding: Comparison) -> dict[str, Any]
         found, right = found.T, right.T
     else:
         found, right = (tensor.reshape(len(tensor), -1) for tensor in (found, right))
-    shape, found, right = list(found.shape), *_pooled(found, right)
+    shape, found, right = list(found.shape), *pooled(found, right)
     axes = MEMORY.get(finding.place.component, ("row", "number"))
     return {
         "head": head, "shape": shape, "axes": axes, "found": _numbers(found), "expected": _numbers(right),
@@ -58,17 +58,18 @@ def _tensor(context: EventContext, side: Side, finding: Comparison) -> torch.Ten
     return None if span is None else rows(side, place, span)
 
 
-def _pooled(found: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def pooled(found: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each block the number at the largest difference."""
     height, width = (-(-size // most) for size, most in zip(found.shape, (MOST_ROWS, MOST_COLUMNS), strict=True))
     pad = (0, -found.shape[1] % width, 0, -found.shape[0] % height)
-    blocks = []
-    for tensor in ((found - right).abs().nan_to_num(torch.inf), found, right):
-        filled = torch.nn.functional.pad(tensor, pad, value=-1.0 if not blocks else 0.0)
-        rows_of_blocks = filled.unflatten(0, (-1, height)).unflatten(2, (-1, width)).transpose(1, 2)
-        blocks.append(rows_of_blocks.flatten(2))
-    at = blocks[0].argmax(-1, keepdim=True)
-    return blocks[1].gather(-1, at).squeeze(-1), blocks[2].gather(-1, at).squeeze(-1)
+    down, across = (found.shape[0] + pad[3]) // height, (found.shape[1] + pad[1]) // width
+
+    def blocks(tensor: torch.Tensor, filled: float) -> torch.Tensor:
+        whole = torch.nn.functional.pad(tensor, pad, value=filled).view(down, height, across, width)
+        return whole.transpose(1, 2).reshape(down, across, -1)
+
+    largest = blocks((found - right).abs().nan_to_num(torch.inf), -1.0).argmax(-1, keepdim=True)
+    return blocks(found, 0.0).gather(-1, largest)[..., 0], blocks(right, 0.0).gather(-1, largest)[..., 0]
 
 
 def _numbers(tensor: torch.Tensor) -> list[list[float | str]]:

@@ -5,7 +5,7 @@
   const GAP = 0.06;            // part of an event's width that stays free between two cells
   const CELLS = 14000;         // cells that are drawn at most: beyond, neighbouring events share one
   const AROUND = 32;           // events that are seen before the end of a run that diverged
-  const FAINT = 1e-4;          // a part of the allowance below which all look alike
+  const FAINT = 1e-3;          // a part of the allowance below which all look alike
   const WORDS = { set_num_steps: "new step count" };
   const BLOCKS = ["prefill", "draft", "verify", "commit", "decode"];
   const SHAPES = {             // of marks that are no block, in a square from -1 to 1
@@ -143,10 +143,11 @@
       { type: "rect", shape, style: { fill, opacity: share < 1 ? 0.3 : 1 } },
       { type: "rect", shape: inner, style: { fill } },
     ];
-    if (tree >= 0 && shape.width > 12) children.push({ type: "polyline", silent: true, style: { stroke: color("on"), fill: "none", lineWidth: 1.3 },
+    if (tree >= 0 && shape.width > 12) children.push({ type: "polyline", silent: true, style: { stroke: color(what === "commit" ? "ink" : "on"), fill: "none", lineWidth: 1.3 },
       shape: { points: [[shape.x + 2, shape.y + 7], [shape.x + 5, shape.y + 3], [shape.x + 8, shape.y + 7]] } });
     if (wide > 9 + 6 * text.length) children.push({ type: "text", silent: true, style: { text, x: shape.x + shape.width / 2, y: shape.y + shape.height / 2,
-      align: "center", verticalAlign: "middle", fill: share < 0.5 ? color("ink") : color("on"), font: "12px sans-serif" } });
+      align: "center", verticalAlign: "middle", font: "12px sans-serif",
+      ...(what === "commit" ? { fill: color("ink"), stroke: color("stay"), lineWidth: 2 } : { fill: color("on") }) } });
     return { type: "group", children };
   }
 
@@ -188,7 +189,7 @@
         { ...fixed, id: "chosen", type: "custom", z: 6, silent: true, renderItem: outlined("focus", 2, false) },
         { ...fixed, id: "stays", type: "custom", xAxisIndex: 1, yAxisIndex: 1, data: data.stays.map((stay) => [stay[2], stay[3], data.lanes[stay[0]]]), renderItem: stays },
         { ...fixed, id: "marks", type: "custom", xAxisIndex: 1, yAxisIndex: 1, z: 3, renderItem: mark },
-        { id: "steps", type: "line", xAxisIndex: 2, yAxisIndex: 2, step: "end", symbol: "none", silent: true, lineStyle: { color: color("draft"), width: 2 },
+        { id: "steps", type: "line", xAxisIndex: 2, yAxisIndex: 2, step: "end", symbol: "none", silent: true, lineStyle: { color: color("mark"), width: 2 },
           data: [...data.steps.map(([event, count], index) => [index ? event : -0.5, count]), [total - 0.5, data.steps.at(-1)[1]]] },
       ],
     };
@@ -322,7 +323,7 @@
     const own = row === null ? [...run().commands[0]] : [...run().commands[row]];
     if (served && own[0]) parts.push(copied(own.join(String(event))));
     parts.push(el("h4", {}, `The event: ${stepCount(event)} drafts a round`));
-    for (const one of marksAt.get(event) ?? []) parts.push(el("div", {}, told(one), one[5] < 0 ? null : tree(data.trees[one[5]])));
+    parts.push(el("div", { class: "marks" }, ...(marksAt.get(event) ?? []).map((one) => el("div", {}, told(one), one[5] < 0 ? null : tree(data.trees[one[5]])))));
     panel.replaceChildren(...parts);
   }
 
@@ -388,11 +389,11 @@
       click: () => { state.run = index; rebuild(); const first = run().findings[0]; choose(first ? first.event : null, first ? first.row : null); } }, each.name))));
     charts.append(
       el("div", { class: "card" },
-        el("div", { class: "bar" }, el("h2", {}, "Layers and events"), runs, el("span", {}, "part of the allowance used: 1e-4 or less", el("i", { class: "swatch ramp" }), "1"),
+        el("div", { class: "bar" }, el("h2", {}, "Layers and events"), runs, el("span", {}, `part of the allowance used: ${FAINT} or less`, el("i", { class: "swatch ramp" }), "1"),
           swatch("exact", "exact"), swatch("", "not judged", "hatched"), swatch("", "finding", "finding")),
-        el("div", { id: "chart", tabindex: "0", role: "group", "aria-label": "Heat map of layers and events, timeline of requests; arrow keys move the chosen cell" }),
         el("div", { class: "bar" }, el("h2", {}, "Requests"), ...BLOCKS.filter((what) => used.has(what)).map((what) => swatch(what, what === "commit" ? "commit, as high as accepted" : what)),
-          ...Object.keys(SHAPES).filter((what) => used.has(what)).map((what) => glyph(what, what)), el("span", { class: "hint" }, "ctrl + wheel zooms, dragging moves, arrow keys choose"))),
+          ...Object.keys(SHAPES).filter((what) => used.has(what)).map((what) => glyph(what, what)), el("span", { class: "hint" }, "ctrl + wheel zooms, dragging moves, arrow keys choose")),
+        el("div", { id: "chart", tabindex: "0", role: "group", "aria-label": "Heat map of layers and events, timeline of requests; arrow keys move the chosen cell" })),
       el("div", { class: "card", id: "panel", "aria-live": "polite" }));
     charts.hidden = false;
   }
