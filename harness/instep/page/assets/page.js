@@ -147,7 +147,7 @@
       shape: { points: [[shape.x + 2, shape.y + 7], [shape.x + 5, shape.y + 3], [shape.x + 8, shape.y + 7]] } });
     if (wide > 9 + 6 * text.length) children.push({ type: "text", silent: true, style: { text, x: shape.x + shape.width / 2, y: shape.y + shape.height / 2,
       align: "center", verticalAlign: "middle", font: "12px sans-serif",
-      ...(what === "commit" ? { fill: color("ink"), stroke: color("stay"), lineWidth: 2 } : { fill: color("on") }) } });
+      ...(share < 1 ? { fill: color("ink"), stroke: color("stay"), lineWidth: 2 } : { fill: color("on") }) } });
     return { type: "group", children };
   }
 
@@ -185,8 +185,8 @@
         { ...fixed, id: "exact", type: "custom", renderItem: cell(() => ({ fill: color("exact") })) },
         { ...fixed, id: "missing", type: "custom", renderItem: cell(() => ({ fill: hatch() })) },
         { ...fixed, id: "unserved", type: "custom", silent: true, data: run().served < total ? [[run().served, total - 1, 0]] : [], renderItem: unserved },
-        { ...fixed, id: "found", type: "custom", z: 5, renderItem: outlined("bad-fill", 3, true) },
-        { ...fixed, id: "chosen", type: "custom", z: 6, silent: true, renderItem: outlined("focus", 2, false) },
+        { ...fixed, id: "found", type: "custom", z: 5, renderItem: outlined("bad-fill", "bad", 2) },
+        { ...fixed, id: "chosen", type: "custom", z: 6, silent: true, renderItem: outlined(null, "ink", 3) },
         { ...fixed, id: "stays", type: "custom", xAxisIndex: 1, yAxisIndex: 1, data: data.stays.map((stay) => [stay[2], stay[3], data.lanes[stay[0]]]), renderItem: stays },
         { ...fixed, id: "marks", type: "custom", xAxisIndex: 1, yAxisIndex: 1, z: 3, renderItem: mark },
         { id: "steps", type: "line", xAxisIndex: 2, yAxisIndex: 2, step: "end", symbol: "none", silent: true, lineStyle: { color: color("mark"), width: 2 },
@@ -204,12 +204,12 @@
         fill: color("ink"), backgroundColor: color("ground"), padding: [4, 8], borderRadius: 4, font: "13px sans-serif" } }] : []),
     ] };
   }
-  const outlined = (name, width, filled) => (params, api) => {
+  const outlined = (fill, stroke, lineWidth) => (params, api) => {
     const high = api.size([0, 1])[1], shape = box(params, api, api.value(0), api.value(1), api.value(2), Math.max(high, 6), 0);
     if (!shape) return null;
     const grown = Math.max(0, 9 - shape.width) / 2;  // a finding is seen however many events there are
     return { type: "rect", shape: { x: shape.x - grown, y: shape.y, width: shape.width + 2 * grown, height: shape.height },
-      style: { fill: filled ? color(name) : "transparent", stroke: filled ? color("ink") : color(name), lineWidth: width } };
+      style: { fill: fill ? color(fill) : "transparent", stroke: color(stroke), lineWidth } };
   };
 
   /** Draws anew what hangs on the zoom, the run, or the cell that was chosen. */
