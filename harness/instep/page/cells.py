@@ -108,7 +108,7 @@ def _line(
     """check, how many, elements; unless all is exact: component, request, slot, worst, allowed, whether right."""
     worst = max(ones, key=lambda one: (not one.agrees, math.isnan(one.headroom), one.headroom))
     counts = (checks.number((worst.check, worst.tier.value)), len(ones), sum(one.elements for one in ones))
-    if worst.tier in EXACT and worst.agrees:
+    if worst.agrees and (worst.tier in EXACT or not worst.allowed):
         return counts
     component = NAMES.get(worst.place.component, worst.place.component)
     return (

@@ -3,7 +3,7 @@
 (async () => {
   const root = document.documentElement, data = JSON.parse(document.getElementById("data").textContent);
   const GAP = 0.06;            // part of an event's width that stays free between two cells
-  const CELLS = 14000;         // cells that are drawn at most: beyond, neighbouring events share one
+  const CELLS = 8000;          // cells that are drawn at most: beyond, neighbouring events share one
   const AROUND = 32;           // events that are seen before the end of a run that diverged
   const FAINT = 1e-3;          // a part of the allowance below which all look alike
   const WORDS = { set_num_steps: "new step count" };
@@ -17,7 +17,9 @@
     load: [[[-0.35, 1], [0.35, 1], [0.35, 0], [0.9, 0], [0, -1], [-0.9, 0], [-0.35, 0]]],
   };
   const total = data.events.length, kindOf = (event) => data.kinds[data.events[event]];
-  const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+  const kept = new Map();      // colours of the present theme, and the tile of the hatching
+  const once = (name, make) => { if (!kept.has(name)) kept.set(name, make()); return kept.get(name); };
+  const color = (name) => once(name, () => getComputedStyle(root).getPropertyValue(`--${name}`).trim());
 
   /** An element; text is only ever set as text, so nothing of a trace becomes markup. */
   function el(tag, attributes = {}, ...inside) {
@@ -92,12 +94,12 @@
 
   // ---- the charts
 
-  function hatch() {
+  const hatch = () => once("tile", () => {
     const tile = el("canvas", { width: 8, height: 8 }), pen = tile.getContext("2d");
     pen.strokeStyle = color("hatch"); pen.lineWidth = 1.6;
     for (const shift of [-8, 0, 8]) { pen.beginPath(); pen.moveTo(shift, 8); pen.lineTo(shift + 8, 0); pen.stroke(); }
     return { image: tile, repeat: "repeat" };
-  }
+  });
   /** The rectangle of events and a row, cut to the chart. */
   function box(params, api, begin, end, row, high, gap = GAP) {
     const [left, middle] = api.coord([begin - 0.5 + gap / 2, row]), [right] = api.coord([end + 0.5 - gap / 2, row]);
@@ -423,7 +425,7 @@
     document.getElementById("chart").addEventListener("keydown", keys);
     addEventListener("resize", () => chart.resize());
     addEventListener("hashchange", fromAddress);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { rebuild(); describe(); });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { kept.clear(); rebuild(); describe(); });
     chart.on("finished", () => { root.dataset.rendered = "true"; });
     fromAddress();
   } catch (error) {
