@@ -31,7 +31,7 @@ from instep.trace.file import Trace, read
 from instep.verdict import Comparison, Skipped, Tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
-from support.command import Runner
+from support.command import Runner, complaint
 from support.outcomes import comparison, outcome
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -182,6 +182,18 @@ def test_the_timeline_has_what_every_event_does_to_every_request():
     whats = {mark[2] for mark in kept.marks}
     assert whats >= {"admit", "save", "load", "preempt", "resume"}
     assert -1 in {slot for _, slot, _, _ in kept.stays}
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--html", "-", "--json", "-"), "a file of its own"), (("--html", "."), "found a folder"),
+    (("--trail", "t", "--html", "t"), "a file of its own"), (("--html", "none/page.html"), "no such folder"),
+    (("--html", TRACES / "ragged.jsonl"), "a file of its own"),
+])  # fmt: skip
+def test_a_page_takes_the_place_of_nothing_else(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in complaint(instep("replay", TRACES / "ragged.jsonl", *words)) and not list(tmp_path.iterdir())
 
 
 @pytest.fixture

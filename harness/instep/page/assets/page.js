@@ -284,7 +284,8 @@
     const mix = (value, scale) => {  // from orange over the ground to blue; what is no number is grey
       if (typeof value !== "number") return nulls;
       const t = Math.sign(value) * Math.sqrt(Math.min(1, Math.abs(value) / scale)), dark = matchMedia("(prefers-color-scheme: dark)").matches;
-      const end = t > 0 ? [0.13, 0.44, 0.71] : [0.84, 0.37, 0], zero = dark ? [0.05, 0.07, 0.09] : [1, 1, 1], s = Math.abs(t);
+      const ends = dark ? [[0.51, 0.77, 0.97], [1, 0.58, 0.25]] : [[0.13, 0.44, 0.71], [0.84, 0.37, 0]], zero = dark ? [0.05, 0.07, 0.09] : [1, 1, 1];
+      const end = ends[t > 0 ? 0 : 1], s = Math.abs(t);
       return zero.map((low, index) => low + (end[index] - low) * s);
     };
     const draw = (rows, name, scale) => {
@@ -305,7 +306,7 @@
       const numbers = line.length === 3 ? ["", "", "exact"] : [number(line[6]), number(line[7]), Number.isFinite(used) ? number(used) : "over"];
       return el("tr", line[8] === 0 ? { class: "over" } : {}, ...[`${tier} ${check}`, `${line[1]}`, line[2].toLocaleString("en"), at, ...numbers].map((text) => el("td", {}, text)));
     });
-    const heads = ["check", "compared", "numbers", "tightest at", "found", "allowed", "part used"];
+    const heads = ["check", "compared", "numbers", "tightest at", "measured", "allowed", "part used"];
     return el("div", { class: "wide" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", {}, head)))), el("tbody", {}, ...body)));
   }
   function describe() {
@@ -324,7 +325,7 @@
     }
     const own = row === null ? [...run().commands[0]] : [...run().commands[row]];
     if (served && own[0]) parts.push(copied(own.join(String(event))));
-    parts.push(el("h4", {}, `The event: ${stepCount(event)} drafts a round`));
+    parts.push(el("h4", {}, `What the event does, with a step count of ${stepCount(event)}`));
     parts.push(el("div", { class: "marks" }, ...(marksAt.get(event) ?? []).map((one) => el("div", {}, told(one), one[5] < 0 ? null : tree(data.trees[one[5]])))));
     panel.replaceChildren(...parts);
   }
