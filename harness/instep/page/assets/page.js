@@ -384,12 +384,20 @@
     const size = sizes(), host = document.getElementById("chart");
     host.style.height = `${size.all}px`;
     for (const button of document.querySelectorAll("#runs button")) button.setAttribute("aria-pressed", String(Number(button.dataset.number) === state.run));
-    chart.resize(); chart.setOption(option(size), { notMerge: true }); refresh();
+    chart.resize(); chart.setOption(option(size), { notMerge: true });
+    look(state.from, state.to); refresh();
+  }
+  function change(index) {
+    const label = run().rows[state.row ?? -1];
+    state.run = index;
+    rebuild();
+    const first = run().findings[0], row = run().rows.indexOf(label);
+    if (first) choose(first.event, first.row); else choose(state.event, row < 0 ? null : row);
   }
   function build() {
     const charts = document.getElementById("charts"), used = new Set(data.marks.map((each) => each[2]));
     const runs = el("span", { id: "runs" }, ...(data.runs.length < 2 ? [] : data.runs.map((each, index) => el("button", { type: "button", "data-number": index,
-      click: () => { state.run = index; rebuild(); const first = run().findings[0]; choose(first ? first.event : null, first ? first.row : null); } }, each.name))));
+      click: () => change(index) }, each.name))));
     charts.append(
       el("div", { class: "card" },
         el("div", { class: "bar" }, el("h2", {}, "Layers and events"), runs, el("span", {}, `part of the allowance used: ${FAINT} or less`, el("i", { class: "swatch ramp" }), "1"),
