@@ -151,14 +151,17 @@ def test_rows_stand_in_the_order_of_the_data_flow():
 
 
 def test_where_an_event_computes_and_nothing_was_compared_is_not_judged():
-    due = lanes_of(trace_of(*round_of("a")), 2).due
+    due = lanes_of(trace_of(*round_of("a")), ("gdn", "attention")).due
     assert {event: sorted({row.stage for row in rows}) for event, rows in due.items()} == {
-        1: ["extend", "trunk"], 2: ["chain.1", "chain.2", "chain.3"], 3: ["trunk"], 4: ["extend"],
+        1: ["extend", "trunk"], 2: ["chain.1", "chain.2", "chain.3"], 3: ["trunk"], 4: ["extend", "trunk"],
     }
+    assert Row("trunk", HEAD) in due[1] & due[3] and due[4] == {Row("extend", 0), Row("trunk", 0)}, "GDN alone"
     compared = [comparison(event=1, place=Place("trunk", 0, "state"))]
     rows = cells.rows_of(2, compared, {row for event in due.values() for row in event})
-    missing = [(at // len(rows), rows[at % len(rows)].label(KINDS)) for at in cells.not_judged(due, rows, compared, 2)]
-    assert missing == [(1, "embedding"), (1, "layer 1 GDN"), (1, "draft extend")], "event 2 was not served"
+    missing = [divmod(at, len(rows)) for at in cells.not_judged(due, rows, compared, 2)]
+    assert [(event, rows[row].label(("gdn", "attention"))) for event, row in missing] == [
+        (1, "embedding"), (1, "layer 1 attention"), (1, "final rows, logits"), (1, "draft extend"),
+    ], "event 2 was not served"
 
 
 def test_a_large_tensor_is_shown_by_the_largest_difference_of_each_block():
@@ -172,13 +175,13 @@ def test_a_large_tensor_is_shown_by_the_largest_difference_of_each_block():
 
 
 def test_the_timeline_has_what_every_event_does_to_every_request():
-    lanes = lanes_of(read(TRACES / "branching.jsonl"), 4)
+    lanes = lanes_of(read(TRACES / "branching.jsonl"), KINDS)
     assert list(lanes.requests) == ["a", "b", "c"] and lanes.steps == [[0, 3]]
     at = {(event, request): (what, number, of, tree) for event, request, what, number, of, tree in lanes.marks}
     assert at[3, 2] == ("prefill", 7, 27, -1) and at[5, 0][:3] == ("verify", 7, 7)
     what, accepted, of, tree = at[6, 0]
     assert (what, accepted, of, lanes.trees[tree]) == ("commit", 3, 6, [(-1, 0, 0, 1, 2, 1, 4), (2, 4, 6)])
-    kept = lanes_of(read(TRACES / "kept.jsonl"), 4)
+    kept = lanes_of(read(TRACES / "kept.jsonl"), KINDS)
     whats = {mark[2] for mark in kept.marks}
     assert whats >= {"admit", "save", "load", "preempt", "resume"}
     assert -1 in {slot for _, slot, _, _ in kept.stays}

@@ -10,7 +10,7 @@ Leaves out: what came of the events. Events that the replay did not reach are sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,8 +58,8 @@ class Lanes:
         return lanes
 
 
-def lanes_of(trace: Trace, layers: int, *, overlap: bool = False) -> Lanes:
-    """Every event of the trace, by the rules. layers: how many the trunk has."""
+def lanes_of(trace: Trace, kinds: Sequence[str], *, overlap: bool = False) -> Lanes:
+    """Every event of the trace, by the rules. kinds: of the trunk's layers, as the configuration names them."""
     found, rules = Lanes(steps=[[0, trace.header.num_steps]]), EventRules(trace.header, overlap=overlap)
     drafts, table = trace.header.checkpoint.mtp_layers > 0, rules.table
     open_stays: dict[str, list[int]] = {}
@@ -73,7 +73,7 @@ def lanes_of(trace: Trace, layers: int, *, overlap: bool = False) -> Lanes:
         _stays(index, table, found, open_stays)
         if isinstance(event, e.SetNumSteps):
             found.steps.append([index, event.num_steps])
-        if due := _due(event, table, layers, drafts):
+        if due := _due(event, before, table, kinds, drafts):
             found.due[index] = due
     return found
 
@@ -121,12 +121,17 @@ def _marks(event: e.Event, before: dict[str, Standing], table: RequestTable, fou
             yield [found.requests.get(name, NOBODY), kind_of(event), 0, 0, NOBODY]
 
 
-def _due(event: e.Event, table: RequestTable, layers: int, drafts: bool) -> set[Row]:
+def _due(
+    event: e.Event, before: dict[str, Standing], table: RequestTable, kinds: Sequence[str], drafts: bool
+) -> set[Row]:
     """The rows in which an event computes numbers, as far as the trace alone says."""
     due: set[Row] = set()
     if isinstance(event, e.Forward):
-        due |= {Row("trunk", layer) for layer in (STAGE_LEVEL, *range(layers))}
-        due |= {Row("trunk", HEAD)} if any(row.kind != "prefill" for row in event.rows) else set()
+        due |= {Row("trunk", layer) for layer in (STAGE_LEVEL, *range(len(kinds)))}
+        chooses = any(row.kind != "prefill" or row.tokens == before[row.request].unread for row in event.rows)
+        due |= {Row("trunk", HEAD)} if chooses else set()
+    if isinstance(event, e.Commit):  # the states go to the accepted position
+        due |= {Row("trunk", layer) for layer, kind in enumerate(kinds) if kind == "gdn"}
     extends = isinstance(event, e.Commit) or any(row.kind != "verify" for row in getattr(event, "rows", ()))
     if extends and drafts:
         due.add(Row(draft_stage(0), 0))

@@ -32,14 +32,15 @@ def page_of(outcomes: Sequence[Outcome], trace: Trace) -> str:
     """The whole file."""
     config = outcomes[0].plan.checkpoint.config
     overlap = outcomes[0].plan.setting.overlap
-    lanes = lanes_of(trace, len(config.layer_kinds), overlap=overlap)
+    lanes = lanes_of(trace, config.layer_kinds, overlap=overlap)
     messages = [divergence(outcome) for outcome in outcomes if outcome.verdict.findings]
+    said_of_tiers = filter(None, [terminal.left_out(outcomes[0])])
     said = Console(file=StringIO(), width=WIDE, color_system=None)
     terminal.show(outcomes, said)
     assert isinstance(said.file, StringIO)
     return document(Page(
-        outcomes[0].name, trace.header.claim, worst(outcomes), [_summary(outcome) for outcome in outcomes], messages,
-        _tiers(outcomes), said.file.getvalue(),
+        outcomes[0].name, trace.header.claim, worst(outcomes), [*map(_summary, outcomes), *said_of_tiers],
+        messages, _tiers(outcomes), said.file.getvalue(),
         {**lanes.data(), "runs": [_run(outcome, lanes, config.layer_kinds) for outcome in outcomes]},
     ))
 

@@ -49,9 +49,14 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     for outcome in outcomes:
         if outcome.verdict.findings:
             say(console, divergence(outcome))
-    if outcomes[0].left_out:  # always the last line: what was not compared has not agreed
-        asked, left = named(outcomes[0].tiers), named(outcomes[0].left_out)
-        say(console, f"only {asked} judged; left out by --tiers: {left}", style="yellow")
+    if said := left_out(outcomes[0]):  # always the last line: what was not compared has not agreed
+        say(console, said, style="yellow")
+
+
+def left_out(outcome: Outcome) -> str:
+    """The tiers that nobody asked for; empty where all were."""
+    asked, left = named(outcome.tiers), named(outcome.left_out)
+    return f"only {asked} judged; left out by --tiers: {left}" if left else ""
 
 
 def _runs(outcomes: Sequence[Outcome]) -> Table:
