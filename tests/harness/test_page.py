@@ -5,6 +5,7 @@ Leaves out: the words, which are those of the terminal (`test_report.py`).
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -22,6 +23,7 @@ import torch
 from instep.faults import TRACES, by_id
 from instep.page import cells
 from instep.page.cells import HEAD, TABLE, Row
+from instep.page.document import ASSETS
 from instep.page.lanes import lanes_of
 from instep.page.maps import pooled
 from instep.page.replay import page_of
@@ -185,6 +187,15 @@ def test_the_timeline_has_what_every_event_does_to_every_request():
     whats = {mark[2] for mark in kept.marks}
     assert whats >= {"admit", "save", "load", "preempt", "resume"}
     assert -1 in {slot for _, slot, _, _ in kept.stays}
+
+
+def test_the_charts_library_goes_with_its_licences_and_the_way_it_is_made():
+    code = gzip.decompress((ASSETS / "echarts.js.gz").read_bytes()).decode()
+    licences, made = ((ASSETS / f"echarts.{name}").read_text() for name in ("licenses.txt", "txt"))
+    assert code.startswith("/*!\n" + licences) and "The Apache Software Foundation" in licences
+    named = {(name.lower(), version) for name, version in re.findall(r"(?m)^(?:Apache )?(\w+) (\d[\d.]+)$", licences)}
+    assert named == {(name, version) for name, version in re.findall(r"(\w+)@([\d.]+)", made) if name != "esbuild"}
+    assert {name for name, _ in named} == {"echarts", "zrender", "tslib"}
 
 
 @pytest.mark.parametrize(("words", "said"), [

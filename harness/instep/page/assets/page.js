@@ -346,7 +346,8 @@
     if (event >= 0 && event < total) choose(event, row < 0 ? null : row, false);
     else if (first) choose(first.event, first.row, false);
     else {  // the cell that used most of its allowance
-      const rows = run().rows.length, most = run().used.reduce((best, used, at) => (used > run().used[best] ? at : best), 0);
+      const rows = run().rows.length, rank = (used) => (used === -2 ? -0.5 : used);
+      const most = run().used.reduce((best, used, at) => (rank(used) > rank(run().used[best]) ? at : best), 0);
       choose(Math.floor(most / rows), most % rows, false);
     }
     const zoom = /^(\d+)-(\d+)$/.exec(words.get("zoom") ?? "");
