@@ -50,7 +50,8 @@ def truth(checkpoint: Checkpoint, ops: str = "plain") -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "options", "draws"), [
-    ("ledger", {}, False), ("plain", {"strategy": "snapshot"}, True), ("plain", {"graphs": True, "overlap": True}, False),
+    ("ledger", {}, False), ("plain", {"strategy": "snapshot"}, True),
+    ("plain", {"graphs": True, "overlap": True}, False),
 ])  # fmt: skip
 def test_the_engine_is_the_reference_s(model: Checkpoint, ops: str, options: dict[str, Any], draws: bool) -> None:
     both = TwoSides(engine(model, ops, **options), truth(model, ops), watched="graphs" not in options)

@@ -162,7 +162,7 @@ class _Host:
         if self.smallest is None:
             self.result.examples += 1
             self.progress(self.result.examples)
-            self.result.coverage.begin()
+            self.result.coverage.begin(heads=header.heads)
         try:
             return Example(plan, header)
         except Exception as error:

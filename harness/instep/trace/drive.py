@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from msgspec.structs import replace
@@ -29,6 +29,9 @@ from .policy import Arrival, Policy, ScheduledAction
 from .request_table import Standing
 from .tree_picks import picks
 
+if TYPE_CHECKING:
+    from ..proposers import Propose
+
 
 @dataclass(frozen=True)
 class Step:
@@ -40,10 +43,16 @@ class Step:
 
 def drive(
     policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, engine: e.Engine,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Observer] = (), propose: Propose | None = None,
 ) -> Iterator[Step]:
-    """Yield events until every request is over. The engine serves each of them; `observers` see it."""
-    return _Driver(policy, prompts, header, Player("driven", engine, observers)).run()
+    """Yield events until every request is over. The engine serves each of them; `observers` see it.
+
+    propose: who makes the drafts of chains, on the tokens that the host knows; None: the engine's own head
+    """
+    if propose is not None and policy.overlap:
+        raise BadInput("policy overlap", found="rounds that overlap", expected="none where drafts are proposed on the "
+                       "host: it knows the tokens of a round only after the next was launched")  # fmt: skip
+    return _Driver(policy, prompts, header, Player("driven", engine, observers), propose).run()
 
 
 def recorded(steps: list[Step]) -> dict[str, torch.Tensor]:
@@ -75,9 +84,10 @@ def own_say(event: e.Event, answer: e.Answer | None) -> torch.Tensor | None:
 
 class _Driver:
     def __init__(
-        self, policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, player: Player
+        self, policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, player: Player,
+        propose: Propose | None = None,
     ) -> None:
-        self.policy, self.prompts, self.player = policy, prompts, player
+        self.policy, self.prompts, self.player, self.propose = policy, prompts, player, propose
         self.rules = EventRules(header, overlap=policy.overlap)
         self.most = header.room().request_positions
         self.queue = deque(sorted(policy.arrivals, key=lambda arrival: arrival.arrive))
@@ -153,8 +163,8 @@ class _Driver:
         shapes = self.policy.trees[self.round % len(self.policy.trees)] if self.policy.trees else ()
         drafts = max(map(len, shapes), default=table.num_steps)
         ready = [name for name in self._turned(Phase.READY) if self._left(name) > drafts]
-        if speculate and ready:
-            yield self._do(self._trees(ready, shapes) if shapes else e.Draft(tuple(ready)))
+        if speculate and ready and (drafting := self._trees(ready, shapes) if shapes else self._chains(ready)).requests:
+            yield self._do(drafting)
             yield from self._contexts("abort", "refused", when="drafted")
         rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED, Phase.READY))
         if not rows:
@@ -218,6 +228,15 @@ class _Driver:
             if done > standing.length:
                 return min(done - standing.length, standing.unread)
         return standing.unread
+
+    def _chains(self, names: list[str]) -> e.Draft:
+        """A draft of chains. A request for which nobody proposes anything is left out, and decodes."""
+        if self.propose is None:
+            return e.Draft(tuple(names))
+        table = self.rules.table
+        found = {name: tuple(self.propose((*table.live[name].prompt, *table.live[name].said), table.num_steps))
+                 for name in names}  # fmt: skip
+        return e.Draft(tuple(filter(found.get, names)), tuple(filter(None, found.values())))
 
     def _trees(self, names: list[str], shapes: Sequence[tuple[int, ...]]) -> e.Draft:
         """A draft of given shapes and tokens."""
