@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from instep.cli.record import make
+from instep.faults import FAMILIES
 from instep.faults.base import Edit
 from instep.proposers import ngram
 from instep.replay.replay import Replay
@@ -23,13 +24,14 @@ from instep_reference.contract.errors import BadInput
 from support.command import complaint
 
 HOME = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "drafters"
+TRACES = HOME.parent / "faults"
 PROMPTS = read_prompts(HOME / "prompts.json")
-POLICY = read_policy(HOME / "handed.policy.json")
+POLICY = read_policy(TRACES / "handed.policy.json")
 
 
 @pytest.fixture(scope="module")
 def handed() -> Trace:
-    return read(HOME / "handed.jsonl")
+    return read(TRACES / "handed.jsonl")
 
 
 @pytest.mark.parametrize(("text", "count", "drafts"), [
@@ -79,7 +81,7 @@ def test_an_engine_that_drafts_all_the_same_is_found(handed, plant, edits):
 
 def test_one_trace_serves_both_ways(instep):
     """A trace of a head's drafts replayed with the drafts handed in; what the recorder chose is then not compared."""
-    told = instep("replay", HOME / "several.jsonl", "--ops", "ledger", "--drafter", "external")
+    told = instep("replay", TRACES / "several.jsonl", "--ops", "ledger", "--drafter", "external")
     assert told.code == Exit.AGREED, told.out + told.err
 
 
@@ -120,7 +122,7 @@ def test_any_callable_proposes(tmp_path, monkeypatch):
 ])  # fmt: skip
 def test_what_cannot_be_recorded_is_refused(words, says, instep, tmp_path):
     said = complaint(instep("record", "--checkpoint", HOME, "--prompts", HOME / "prompts.json",
-                            "--policy", HOME / "handed.policy.json", "--out", tmp_path / "x", *words))  # fmt: skip
+                            "--policy", TRACES / "handed.policy.json", "--out", tmp_path / "x", *words))  # fmt: skip
     assert says in said
 
 
@@ -143,3 +145,14 @@ def test_memory_counts_no_draft_kv(instep):
     config = Checkpoint.open(HOME).config
     heads, none = (need(config, Options(drafter=mode), 4, 64).per_token for mode in ("vanilla", "external"))
     assert heads / none == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAMILIES["drafters"], ids=lambda fault: fault.id)
+def test_a_fault_of_a_drafter_is_found_where_it_is_and_named(fault, plant):
+    """The draft head's memory has a range of validity of its own; several layers; blocks that are handed in."""
+    plant(*fault.edits)
+    trace = read(TRACES / f"{fault.trace}.jsonl")
+    found = Replay(trace, fault.how).run(until=fault.event).verdict.findings[0]
+    assert (found.event, found.place) == (fault.event, fault.place)
+    assert fault.says in found.diagnosis and found.check in fault.seen_by
