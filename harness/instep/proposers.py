@@ -1,7 +1,8 @@
 """Who proposes drafts where an engine is handed them (`--drafter`): an n-gram look-up that ships, or any callable.
 
-A proposer runs on the host, between the rounds, on all tokens that the request has so far: it is not a round late. So
-whoever leads the engine waits for the tokens of the round before. Leaves out: what an engine does with drafts.
+A proposer runs on the host, between the rounds, on all tokens that the request has so far: it is not a round late, and
+whoever leads the engine waits for the tokens of the round before. Where rounds overlap nobody waits, and it is one
+round late: it is asked for what follows if all drafts in flight are accepted. Leaves out: what an engine does with it.
 """
 
 from __future__ import annotations

@@ -8,17 +8,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec import structs
 
 from instep.cli.record import make
 from instep.faults import FAMILIES
 from instep.faults.base import Edit
 from instep.proposers import ngram
+from instep.replay.participants import Plan, reference
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
+from instep.replay.single import header_of
+from instep.trace.drive import drive
+from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
+from instep.trace.header import Recording
 from instep.trace.policy import read_policy, read_prompts
 from instep.verdict import Exit
+from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Draft, Forward
 from instep_reference.contract.errors import BadInput
 from support.command import complaint
@@ -117,7 +124,6 @@ def test_any_callable_proposes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("words", "says"), [
     (("--drafter", "external"), "nobody proposes, expected ngram, or module:attribute"),
-    (("--drafter", "ngram", "--overlap"), "it knows the tokens of a round only after the next was launched"),
     (("--drafter", "medusa"), "eagle, vanilla, external, ngram, or module:attribute"),
 ])  # fmt: skip
 def test_what_cannot_be_recorded_is_refused(words, says, instep, tmp_path):
@@ -136,11 +142,38 @@ def test_generated_and_read_again(instep, tmp_path):
     assert instep("replay", kept, "--ops", "ledger").code == Exit.AGREED
 
 
+@pytest.mark.slow
+def test_where_rounds_overlap_the_proposer_is_a_round_late(tmp_path):
+    """It never sees what the last forward said; drafts are right only where all in flight were accepted."""
+    asked: list[tuple[int, ...]] = []
+
+    def noted(text, count):
+        asked.append(text)
+        return ngram(text, count)
+
+    setting = Setting(dtype="float64", drafter="ngram", overlap=True)
+    plain = structs.replace(POLICY, deeds=(), steps=(), lag=1, overlap=True)
+    trace = make(HOME, PROMPTS, plain, tmp_path / "late.jsonl", setting)
+    taken = [len(path.nodes) for event in trace.events if isinstance(event, Commit) for path in event.accepted]
+    assert max(taken) == 3 and min(taken) == 0
+    assert Replay(trace, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
+    opened = Checkpoint.open(HOME)
+    header, _ = header_of(plain, opened, recording=Recording("external", "float64", overlap=True))
+    plan = Plan(opened, header.room(), header.num_steps, header.adaptive_file("policy"), setting)
+    known: dict[str, tuple[int, ...]] = {}
+    rules = EventRules(header, overlap=True)
+    for step in drive(plain, PROMPTS, header, reference(plan, torch.float64), propose=noted):
+        assert set(asked) <= set(known.values()), "what the last forward said"
+        asked.clear()
+        if isinstance(step.event, Forward):
+            known = {name: (*one.prompt, *one.said) for name, one in rules.table.live.items()}
+        rules.apply(step.event)
+
+
 def test_memory_counts_no_draft_kv(instep):
     """One attention layer and three MTP layers: a quarter of the KV is left."""
     from instep.budget import need
     from instep_optimized import Options
-    from instep_reference.contract.checkpoint import Checkpoint
 
     config = Checkpoint.open(HOME).config
     heads, none = (need(config, Options(drafter=mode), 4, 64).per_token for mode in ("vanilla", "external"))

@@ -49,9 +49,6 @@ def drive(
 
     propose: who makes the drafts of chains, on the tokens that the host knows; None: the engine's own head
     """
-    if propose is not None and policy.overlap:
-        raise BadInput("policy overlap", found="rounds that overlap", expected="none where drafts are proposed on the "
-                       "host: it knows the tokens of a round only after the next was launched")  # fmt: skip
     return _Driver(policy, prompts, header, Player("driven", engine, observers), propose).run()
 
 
@@ -97,6 +94,7 @@ class _Driver:
         self.forced = 0  # how many forced acceptances were used
         self.ending: set[str] = set()  # the requests that were complete after the round before
         self.round = 0
+        self.behind: dict[str, tuple[int, int]] = {}  # where rounds overlap: tokens before the last one, its drafts
         self.dice = Random(policy.seed)
 
     def run(self) -> Iterator[Step]:
@@ -169,6 +167,9 @@ class _Driver:
         rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED, Phase.READY))
         if not rows:
             return
+        if self.policy.overlap:
+            standings = [table.live[row.request] for row in rows]
+            self.behind = {one.request: (len(one.said), max(len(one.window) - 1, 0)) for one in standings}
         step = self._do(e.Forward(tuple(rows)))
         yield step
         yield from self._contexts("abort", "refused", when="verified")
@@ -231,12 +232,16 @@ class _Driver:
 
     def _chains(self, names: list[str]) -> e.Draft:
         """A draft of chains. A request for which nobody proposes anything is left out, and decodes."""
-        if self.propose is None:
-            return e.Draft(tuple(names))
-        table = self.rules.table
-        found = {name: tuple(self.propose((*table.live[name].prompt, *table.live[name].said), table.num_steps))
-                 for name in names}  # fmt: skip
-        return e.Draft(tuple(filter(found.get, names)), tuple(filter(None, found.values())))
+        found = {} if self.propose is None else {name: self._proposed(name, self.propose) for name in names}
+        return e.Draft(tuple(filter(found.get, names)), tuple(filter(None, found.values()))) if found else (
+            e.Draft(tuple(names)))
+
+    def _proposed(self, name: str, propose: Propose) -> tuple[int, ...]:
+        """Where rounds overlap, the host does not know yet what the last one said: all its drafts are taken for
+        accepted, and its bonus is proposed too."""
+        standing, count = self.rules.table.live[name], self.rules.table.num_steps
+        said, drafts = self.behind.get(name, (len(standing.said), -1))
+        return tuple(propose((*standing.prompt, *standing.said[:said]), drafts + 1 + count))[drafts + 1 :]
 
     def _trees(self, names: list[str], shapes: Sequence[tuple[int, ...]]) -> e.Draft:
         """A draft of given shapes and tokens."""
