@@ -51,7 +51,7 @@ from .sampling import in_units
 from .transfer.to_device import ints
 from .transfer.to_host import HostCopy, Roots
 
-NO_OPINION = -1  # `own` of a model that has no draft head
+NO_OPINION = -1  # `own` without a draft head
 
 
 class OptimizedEngine:
@@ -110,7 +110,7 @@ class OptimizedEngine:
         if parents is not None and picks is None:
             raise Unsupported("a tree without its drafts: the drafter has no trees of its own")
         if self._model.drafter is None and picks is None:
-            raise Unsupported("this model has no draft head: drafts must be given")
+            raise Unsupported("no draft head is in use: a draft event must bring its picks")
         self._refusals.draft(requests, picks, trees, steps)
         drafted = self._named(requests)
         if not drafted:

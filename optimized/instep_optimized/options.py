@@ -13,11 +13,11 @@ import torch
 
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.drafters import DRAFTERS
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage
 
 from .commit import known
-from .draft import DRAFTERS
 from .layout import StateLayout
 from .memory.budget import Component
 from .ops.base import Ops, Types
@@ -35,7 +35,7 @@ class Options:
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
     strategy    how rejected drafts are undone in the states; a name of `commit.STRATEGIES` or of `Ops.keepers`
     conv        the same in the conv windows; a name of `commit.CONV_FORMS` or of `Ops.keepers`
-    drafter     how drafts are made; with the model type a key of `draft.DRAFTERS`
+    drafter     how drafts are made; with the model type a key of `contract.drafters.DRAFTERS`
     guarded     red zones between units, so that a pitch is never the packed size
     graphs      draft, verify, decode and commit run as graphs, captured at the start for every step count
     overlap     a round may be launched before the accepted counts of the round before are known. Pages are then

@@ -16,7 +16,7 @@ from instep_reference.contract.engine import Commit, Forward, Load, RequestState
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 from instep_reference.contract.rounding import read_as
 
-from ..observe.context import EventContext, LastForward, branching
+from ..observe.context import EventContext, KeptCopy, LastForward, branching
 from ..observe.earlier import last_forward
 from ..observe.memory import Trespass, bits
 from ..observe.oracle import Oracle
@@ -186,11 +186,11 @@ class Bytes:
 
     def _came_back(self, context: EventContext, event: Load | Resume) -> Iterator[Comparison]:
         """What was preempted or saved comes back bit by bit."""
-        earlier, name = context.earlier, event.request
-        kept = earlier.saved.get(event.name) if isinstance(event, Load) else earlier.preempted.get(name)
+        kept, name = kept_of(context, event), event.request
         bits = kept is not None and name not in context.shown.rebuilt and context.shown.memory(name)
         for result in self._unchanged(context, name, kept.state) if bits and kept is not None else ():
-            said = result.diagnosis and f"{CAME_BACK}: {result.diagnosis}"
+            how = "" if result.agrees else draft_alone(context, result.place)
+            said = result.diagnosis and f"{CAME_BACK}: {how}{result.diagnosis}"
             yield replace(result, diagnosis=said)
 
     def _unchanged(self, context: EventContext, name: str, before: RequestState) -> Iterator[Comparison]:
@@ -224,6 +224,32 @@ class Bytes:
             self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
             allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said, sides=sides,
         )  # fmt: skip
+
+
+def kept_of(context: EventContext, event: Load | Resume) -> KeptCopy | None:
+    """What the event is to bring back."""
+    copies = context.earlier.saved if isinstance(event, Load) else context.earlier.preempted
+    return copies.get(event.name if isinstance(event, Load) else event.request)
+
+
+def draft_alone(context: EventContext, place: Place) -> str:
+    """What is said first where a load or a resume brought back the target's memory, and the draft head's KV did not
+    come with it, or not as far: the draft's memory has a range of validity of its own. Empty elsewhere."""
+    event = context.event
+    kept = kept_of(context, event) if isinstance(event, Load | Resume) else None
+    after = context.subject.after.get(event.request) if isinstance(event, Load | Resume) else None
+    if kept is None or after is None or place.stage == "trunk" or place.component not in ("keys", "values"):
+        return ""
+    found, right = (dict(state.parts()) for state in (after, kept.state))
+    if not all(one.stage != "trunk" or torch.equal(bits(found[one]), bits(its)) for one, its in right.items()
+               if one in found):  # fmt: skip
+        return ""
+    mine, due = found.get(place), right[place]
+    valid = 0
+    if mine is not None and mine.shape == due.shape and len(due):
+        valid = int((bits(mine) == bits(due)).flatten(1).all(1).cumprod(0).sum())
+    far = f"is valid for its first {valid} of {len(due)} positions alone" if valid else "did not"
+    return f"the target's memory came back, the draft KV {far}: "
 
 
 def _as_if(trespass: Trespass) -> str:

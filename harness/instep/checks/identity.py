@@ -104,10 +104,13 @@ class Identity:
         answer = context.subject.answer
         assert isinstance(answer, Drafted)
         drafts, own = answer.drafts.tolist(), answer.own.tolist()
+        headless = isinstance(context.truth.answer, Drafted) and bool((context.truth.answer.own < 0).all())
         for row, name in enumerate(event.requests):
             right = own[row] if event.picks is None else list(event.picks[row])
             right = right + [-1] * (len(drafts[row]) - len(right))  # a smaller tree than others of the batch
             yield exact(self, context, DRAFT_PICK, drafts[row], right, "drafts are {}", name)
+            if headless:  # drafts are handed in: nobody has an own one
+                yield exact(self, context, DRAFT_PICK, own[row], [-1] * len(own[row]), "own drafts are {}", name)
             for number, place, said in self._heads(context, row, name, len(own[row])):
                 yield exact(self, context, place, own[row][number], said, f"own draft {number + 1} is {{}}", name)
 

@@ -21,7 +21,7 @@ from ..observe.memory import pattern
 from ..observe.rows import whose
 from ..verdict import Comparison, Tier
 from .base import held, slot_of
-from .bytes import CAME_BACK
+from .bytes import CAME_BACK, draft_alone, kept_of
 
 MASK = (1 << 64) - 1
 
@@ -60,7 +60,7 @@ class Labels:
             wrong = _differing(found, right)
             said = self._diagnosis(context, name, place, found, right, wrong) if wrong.any() else ""
             if said and _came_back(context, name, place, found):
-                said = f"{CAME_BACK}: {said}"
+                said = f"{CAME_BACK}: {draft_alone(context, place)}{said}"
             yield self._comparison(context, place, right.numel(), int(wrong.sum()), name, said)
 
     def _diagnosis(
@@ -101,10 +101,10 @@ class Labels:
 
 def _came_back(context: EventContext, name: str, place: Place, found: torch.Tensor | None) -> bool:
     """Whether this very event brings the request back, and otherwise than it was kept."""
-    event, earlier = context.event, context.earlier
+    event = context.event
     if not isinstance(event, Load | Resume) or event.request != name:
         return False
-    kept = earlier.saved.get(event.name) if isinstance(event, Load) else earlier.preempted.get(name)
+    kept = kept_of(context, event)
     were = None if kept is None else dict(kept.state.parts()).get(place)
     return were is not None and (found is None or not torch.equal(were, found))
 

@@ -164,7 +164,7 @@ class _Host:
         if self.smallest is None:
             self.result.examples += 1
             self.progress(self.result.examples)
-            self.result.coverage.begin(overlap=plan.setting.overlap)
+            self.result.coverage.begin(overlap=plan.setting.overlap, heads=header.heads)
         try:
             return Example(plan, header)
         except Exception as error:

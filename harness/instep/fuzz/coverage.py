@@ -14,6 +14,7 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import ROW_FACTS, Phase, facts, kind_of, named
 
 from ..trace.request_table import RequestTable
+from . import drafter_coverage
 from .tree_coverage import TREES
 
 
@@ -48,6 +49,7 @@ class Turn:
     after: RequestTable
     past: Past
     overlap: bool = False  # whether rounds overlap
+    heads: int = 1  # how many MTP layers are in use
 
 
 Condition = Callable[[Turn], bool]
@@ -61,15 +63,18 @@ class Coverage:
         self.pairs: Counter[tuple[str, str]] = Counter()
         self.events: Counter[str] = Counter()
         self._trees = False  # whether any run had windows that may be trees
+        self._drafters: dict[str, Condition] = {}  # of the drafters of the runs
         self.begin()
 
-    def begin(self, *, overlap: bool = False) -> None:
-        self._past, self._last, self._overlap = Past(), "start", overlap
+    def begin(self, *, overlap: bool = False, heads: int = 1) -> None:
+        self._past, self._last, self._overlap, self._heads = Past(), "start", overlap, heads
+        self._drafters |= drafter_coverage.of(heads)
 
     def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
-        turn, kind = Turn(before, event, after, self._past, self._overlap), kind_of(event)
+        turn, kind = Turn(before, event, after, self._past, self._overlap, self._heads), kind_of(event)
+        conditions = {**CONDITIONS, **TREES, **drafter_coverage.of(self._heads)}
         self._trees = self._trees or after.capacity.num_draft_tokens is not None
-        self.met.update(name for name, holds in {**CONDITIONS, **TREES}.items() if holds(turn))
+        self.met.update(name for name, holds in conditions.items() if holds(turn))
         self.events[kind] += 1
         self.pairs[self._last, kind] += 1
         self._last = kind
@@ -77,7 +82,7 @@ class Coverage:
 
     def counts(self) -> dict[str, int]:
         """Condition -> how many events met it."""
-        return {name: self.met[name] for name in (*CONDITIONS, *(TREES if self._trees else ()))}
+        return {name: self.met[name] for name in (*CONDITIONS, *(TREES if self._trees else ()), *self._drafters)}
 
 
 def _rows(turn: Turn, *kinds: str) -> list[e.Row]:

@@ -90,6 +90,8 @@ class Oracle:
                     yield from self._commit(context, span, verified)
         elif isinstance(event, Draft) and self.config.mtp_layers == 1:
             yield from self._chains(context)
+        elif isinstance(event, Draft) and not self.config.mtp_layers and self.every_op:
+            yield Skipped("derived", context.index, "no draft head is in use: drafts are handed in")
 
     # -- the target --------------------------------------------------------------------------------------
 

@@ -176,7 +176,7 @@ class Server:
 
     def __init__(self, header: Header, player: Player, engine: object) -> None:
         self.rules, self.player, self.engine = EventRules(header), player, engine
-        heads = {layer: torch.empty(0) for layer in range(header.checkpoint.mtp_layers)}
+        heads = {layer: torch.empty(0) for layer in range(header.heads)}
         # Of a state only the number of MTP layers is looked at, to know whose rows are whose.
         self.unasked = e.RequestState(0, None, None, None, {}, {}, {}, {}, heads, heads)
 

@@ -27,6 +27,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.adaptive import resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.drafters import in_use
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import See, unseen
@@ -68,6 +69,11 @@ class Plan:
     adaptive: AdaptiveFile | None
     setting: Setting
     directory: Path | None = None  # where the checkpoint stands
+
+    @property
+    def in_use(self) -> Checkpoint:
+        """The checkpoint as the drafter of this plan uses it, for whoever computes layers again."""
+        return replace(self.checkpoint, config=in_use(self.checkpoint.config, self.setting.mode))
 
 
 @dataclass

@@ -46,7 +46,7 @@ class Labelled:
 def relabelled(trace: Trace) -> Labelled:
     """The trace in stamps, for the model of `checkpoint.py` with as many requests."""
     events, names = trace.events, tuple(event.request for event in trace.events if isinstance(event, e.Admit))
-    made = config(len(names), mtp_layers=min(trace.header.checkpoint.mtp_layers, 1))
+    made = config(len(names), mtp_layers=min(trace.header.heads, 1))
     digest = stream_checkpoint(made).digest
     model = Model("in memory", digest, digest, made.vocab, made.mtp_layers)
     header = replace(trace.header, checkpoint=model, stop=None)

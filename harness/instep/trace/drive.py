@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from msgspec.structs import replace
@@ -29,6 +29,9 @@ from .policy import Arrival, Policy, ScheduledAction
 from .request_table import Standing
 from .tree_picks import picks
 
+if TYPE_CHECKING:
+    from ..proposers import Propose
+
 
 @dataclass(frozen=True)
 class Step:
@@ -40,10 +43,13 @@ class Step:
 
 def drive(
     policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, engine: e.Engine,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Observer] = (), propose: Propose | None = None,
 ) -> Iterator[Step]:
-    """Yield events until every request is over. The engine serves each of them; `observers` see it."""
-    return _Driver(policy, prompts, header, Player("driven", engine, observers)).run()
+    """Yield events until every request is over. The engine serves each of them; `observers` see it.
+
+    propose: who makes the drafts of chains, on the tokens that the host knows; None: the engine's own head
+    """
+    return _Driver(policy, prompts, header, Player("driven", engine, observers), propose).run()
 
 
 def recorded(steps: list[Step]) -> dict[str, torch.Tensor]:
@@ -75,9 +81,10 @@ def own_say(event: e.Event, answer: e.Answer | None) -> torch.Tensor | None:
 
 class _Driver:
     def __init__(
-        self, policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, player: Player
+        self, policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, player: Player,
+        propose: Propose | None = None,
     ) -> None:
-        self.policy, self.prompts, self.player = policy, prompts, player
+        self.policy, self.prompts, self.player, self.propose = policy, prompts, player, propose
         self.rules = EventRules(header, overlap=policy.overlap)
         self.most = header.room().request_positions
         self.queue = deque(sorted(policy.arrivals, key=lambda arrival: arrival.arrive))
@@ -87,6 +94,7 @@ class _Driver:
         self.forced = 0  # how many forced acceptances were used
         self.ending: set[str] = set()  # the requests that were complete after the round before
         self.round = 0
+        self.behind: dict[str, tuple[int, int]] = {}  # where rounds overlap: tokens before the last one, its drafts
         self.dice = Random(policy.seed)
 
     def run(self) -> Iterator[Step]:
@@ -153,12 +161,15 @@ class _Driver:
         shapes = self.policy.trees[self.round % len(self.policy.trees)] if self.policy.trees else ()
         drafts = max(map(len, shapes), default=table.num_steps)
         ready = [name for name in self._turned(Phase.READY) if self._left(name) > drafts]
-        if speculate and ready:
-            yield self._do(self._trees(ready, shapes) if shapes else e.Draft(tuple(ready)))
+        if speculate and ready and (drafting := self._trees(ready, shapes) if shapes else self._chains(ready)).requests:
+            yield self._do(drafting)
             yield from self._contexts("abort", "refused", when="drafted")
         rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED, Phase.READY))
         if not rows:
             return
+        if self.policy.overlap:
+            standings = [table.live[row.request] for row in rows]
+            self.behind = {one.request: (len(one.said), max(len(one.window) - 1, 0)) for one in standings}
         step = self._do(e.Forward(tuple(rows)))
         yield step
         yield from self._contexts("abort", "refused", when="verified")
@@ -218,6 +229,19 @@ class _Driver:
             if done > standing.length:
                 return min(done - standing.length, standing.unread)
         return standing.unread
+
+    def _chains(self, names: list[str]) -> e.Draft:
+        """A draft of chains. A request for which nobody proposes anything is left out, and decodes."""
+        found = {} if self.propose is None else {name: self._proposed(name, self.propose) for name in names}
+        return e.Draft(tuple(filter(found.get, names)), tuple(filter(None, found.values()))) if found else (
+            e.Draft(tuple(names)))
+
+    def _proposed(self, name: str, propose: Propose) -> tuple[int, ...]:
+        """Where rounds overlap, the host does not know yet what the last one said: all its drafts are taken for
+        accepted, and its bonus is proposed too."""
+        standing, count = self.rules.table.live[name], self.rules.table.num_steps
+        said, drafts = self.behind.get(name, (len(standing.said), -1))
+        return tuple(propose((*standing.prompt, *standing.said[:said]), drafts + 1 + count))[drafts + 1 :]
 
     def _trees(self, names: list[str], shapes: Sequence[tuple[int, ...]]) -> e.Draft:
         """A draft of given shapes and tokens."""

@@ -42,7 +42,7 @@ class EventRules:
     def __init__(self, header: Header, *, overlap: bool = False) -> None:
         self.overlap = overlap
         self.vocab = header.checkpoint.vocab
-        self.drafts_itself = header.checkpoint.mtp_layers > 0
+        self.drafts_itself = header.heads > 0
         self.candidates = frozenset({0, *header.candidates})
         self.table = RequestTable(header.room(), header.num_steps)
         self._where = ""

@@ -14,6 +14,7 @@ import msgspec
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.drafters import heads_of
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 
@@ -90,7 +91,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a setting on which the recorded tokens depend. A replay must have the same.
 
-    drafter  how drafts were made: eagle, vanilla
+    drafter  how drafts were made: eagle, vanilla, external
     dtype    the dtype of the recording engine
     overlap  whether rounds overlapped: then a request ended, and a step count changed, one round later
     """
@@ -128,6 +129,11 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def room(self) -> Capacity:
         return self.capacity.capacity()
+
+    @property
+    def heads(self) -> int:
+        """How many MTP layers are in use, as recorded."""
+        return heads_of(self.recording.drafter, self.checkpoint.mtp_layers)
 
     def adaptive_file(self, field: str) -> AdaptiveFile | None:
         return None if self.adaptive is None else AdaptiveFile.of(self.adaptive, f"{field}: adaptive")
