@@ -31,6 +31,7 @@ Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is writte
 # (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one error of a
 # correct engine in 31 000, of 4 draws by one in 93. Over many rows such numbers average out, and fewer draws do.
 DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
+MOST_EXPERTS = 16  # that all run where draws, which may choose otherwise, are one axis; of more, one draw after another
 # What comes out of an op that rounds it once, where its operands are no narrower than declared: draws from own inputs
 # show it before that rounding (`checks/allowance.py`).
 ROUNDED_ONCE = ("core",)
@@ -230,7 +231,7 @@ class Runner:
         self, work: Work, draws: int, store: Store, base: torch.Tensor | None, *, experts: bool,
         chance: torch.Generator | None = None, own: Mapping[Place, torch.Tensor] | None = None, further: int = 0,
     ) -> list[Run]:
-        """All draws at once, as a further axis; one by one where rows choose experts, which no axis can follow.
+        """All draws at once, as a further axis; one by one where rows choose among more than `MOST_EXPERTS`.
 
         base: the state before a prefill chunk; None: whatever the delta rule does here, it does token by token.
         own: rows that go on from their places in so many further draws, which are a run of their own.
@@ -261,9 +262,10 @@ class Runner:
                 state = rule.state
             return places, () if state is None else (store("state", state),)
 
-        with Reordered(self.generator, operands):
+        one_by_one = experts and self.rounded.config.experts > MOST_EXPERTS
+        with Reordered(self.generator, operands, together=not one_by_one):
             numbers = torch.arange(draws if own is None else draws + further)
-            if experts:
+            if one_by_one:
                 places, state = _stacked([draw(number) for number in numbers])
             else:
                 places, state = torch.func.vmap(draw, randomness="different")(numbers)
