@@ -109,8 +109,10 @@ def test_the_page_breaks_five_things_and_says_the_same_of_the_states(write: Writ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"graphs": True}, {"layout": "KV", "overlap": True}], ids=str)
-@pytest.mark.parametrize("name", ["mine", "folded"])
+@pytest.mark.parametrize(("name", "options"), [
+    ("mine", {"graphs": True}), ("mine", {"layout": "KV", "overlap": True}), ("folded", {}),
+    ("folded", {"graphs": True, "layout": "KV", "overlap": True}),
+], ids=str)  # fmt: skip
 def test_it_agrees_through_preemption_abort_reload_and_step_counts(
     name: str, options: dict[str, Any], write: Write, small: Trace
 ) -> None:

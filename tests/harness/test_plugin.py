@@ -27,6 +27,8 @@ from support.golden import Golden
 
 TOP = Path(__file__).resolve().parents[2]
 ROOTS = ":".join(str(TOP / root) for root in ("reference", "optimized", "harness"))
+# What a session within this one has no need of; the last of them collects garbage, twice a session.
+LEAN = [word for name in ("cacheprovider", "faulthandler", "unraisableexception") for word in ("-p", f"no:{name}")]
 
 OFF_BY_ONE = Edit(
     "instep_optimized/commit/snapshot.py",
@@ -66,7 +68,7 @@ def session(home: Path, *args: str, roots: str = "") -> Ran:
             done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
             return Ran(done.returncode, done.stdout, done.stderr)
         patch.setattr(sys, "path", [*sys.path])
-        code = pytest.main(["-p", "no:cacheprovider", "-p", "no:faulthandler", *args], [plugin])
+        code = pytest.main([*LEAN, *args], [plugin])
         patch.delitem(sys.modules, "test_own", raising=False)
     return Ran(int(code), out.getvalue(), err.getvalue())
 

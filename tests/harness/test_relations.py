@@ -50,7 +50,7 @@ from instep_optimized.ops.by_row import BY_ROW
 from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from instep_reference.contract.place import Place, unseen
-from support.traces import policy, recorded
+from support.traces import brief, policy, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -59,9 +59,16 @@ SLOTS = (5, 2)
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Chunks, rounds, a preemption, a reload: every kind of event, and few of each."""
+    told = msgspec.structs.replace(brief(), capacity=msgspec.structs.replace(policy().capacity, slots=SLOTS))
+    return recorded(tmp_path_factory.mktemp("relations"), told)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Chunks, rounds of every outcome, a preemption, a reload: all that two slots can see."""
     told = policy(capacity=msgspec.structs.replace(policy().capacity, slots=SLOTS))
-    return recorded(tmp_path_factory.mktemp("relations"), told)
+    return recorded(tmp_path_factory.mktemp("whole"), told)
 
 
 def case(trace: Trace, ops: str, *, bitwise: bool = False, tokens: int = 64, **plan: Any) -> Case:
@@ -352,9 +359,9 @@ def test_bitwise_holds_what_an_op_set_s_name_does_not_promise(trace: Trace) -> N
     lambda timeline: timeline, decoded, rejected((1, 3), 64), rescheduled((0, 1, 3, 1), 64), exact_windows, chunked(()),
     chunked((1, 2, 3)),
 ], ids=["as it was", "decoded", "rejected", "rescheduled", "exact windows", "whole", "small chunks"])  # fmt: skip
-def test_a_course_told_otherwise_is_legal_and_says_the_same(trace: Trace, rewrite: Any) -> None:
+def test_a_course_told_otherwise_is_legal_and_says_the_same(whole: Trace, rewrite: Any) -> None:
     said = {}
-    for told in (alone(trace), alone(trace, rewrite)):
+    for told in (alone(whole), alone(whole, rewrite)):
         rules, texts = EventRules(told.header), {}
         for event in told.events:
             rules.apply(event)
@@ -364,19 +371,19 @@ def test_a_course_told_otherwise_is_legal_and_says_the_same(trace: Trace, rewrit
             assert text[:shorter] == said[name][:shorter] and (shorter > 1 or name == "d")
 
 
-def test_every_request_has_a_course_of_its_own(trace: Trace) -> None:
-    told = {timeline.request: timeline for timeline in timelines_of(trace)}
+def test_every_request_has_a_course_of_its_own(whole: Trace) -> None:
+    told = {timeline.request: timeline for timeline in timelines_of(whole)}
     assert set(told) == {"a", "b", "c", "d"}
-    loads = [index for index, event in enumerate(trace.events) if isinstance(event, Load)]
+    loads = [index for index, event in enumerate(whole.events) if isinstance(event, Load)]
     assert loads and [step.origins[-1] for step in told["d"].steps].count(loads[0]) >= 1, "what led to the saved state"
-    assert not any(isinstance(event, Load) for event in alone(trace).events)
+    assert not any(isinstance(event, Load) for event in alone(whole).events)
     rounds = [step for timeline in told.values() for step in timeline.steps if step.kind == "round"]
     assert {len(step.nodes) for step in rounds} >= {0, 1}
     assert all(
-        isinstance(trace.events[one], kind) for step in rounds for one, kind in
-        zip(step.origins, (Draft, Forward, Commit), strict=True) if not isinstance(trace.events[one], Load)
+        isinstance(whole.events[one], kind) for step in rounds for one, kind in
+        zip(step.origins, (Draft, Forward, Commit), strict=True) if not isinstance(whole.events[one], Load)
     )
-    assert as_traced(trace).events == trace.events
+    assert as_traced(whole).events == whole.events
 
 
 def test_the_table_is_complete() -> None:

@@ -66,7 +66,7 @@ def test_what_wears_out_is_found_and_its_trace_begins_at_the_last_stretch(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subjects.LATE.gated_norm, "calls", 0)
-    soaking = soaked(model, tmp_path / "found", 60, LATE, every=1, stretch=2)
+    soaking = soaked(model, tmp_path / "found", 60, LATE, every=1, stretch=1)
     (found,) = soaking.soaked.found
     assert soaking.soaked.exit == Exit.DIVERGED and found.again
     trace = read(Path(found.trace))
@@ -107,7 +107,7 @@ def test_what_engines_keep_for_good_stays_bounded(
         whole.append(not example.rules.table.live if last else None)
 
     monkeypatch.setattr(soak.Example, "serve", watched)
-    soaking = soaked(model, tmp_path / "found", 40)
-    assert soaking.soaked.exit == Exit.AGREED and soaking.soaked.engines == 5
+    soaking = soaked(model, tmp_path / "found", 24)
+    assert soaking.soaked.exit == Exit.AGREED and soaking.soaked.engines == 3
     assert max(most) == 1 and {one for one in whole if one is not None} == {True}
-    assert soaking.soaked.conditions["saved"] <= 5 and sum(soaking.soaked.conditions.values()) > 100
+    assert soaking.soaked.conditions["saved"] <= 3 and sum(soaking.soaked.conditions.values()) > 60
