@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
+from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 from instep_reference.contract.rounding import read_as
 
@@ -26,6 +27,7 @@ from ..observe.storage import entries, narrower
 from ..verdict import Comparison, Sides, Skipped, Tier
 from .base import counted, exact, held, slot_of
 from .branches import beside
+from .prefixes import FINAL, of_prefix
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
 CACHES = (
@@ -69,6 +71,7 @@ class Bytes:
         elif isinstance(context.event, Load | Resume):
             busy = {context.event.request}
             yield from self._came_back(context, context.event)
+        yield from self._tracked(context)
         for name in context.subject.before.keys() & context.subject.after.keys() - busy - context.expected.flying:
             if context.shown.memory(name):
                 yield from self._unchanged(context, name, context.subject.before[name])
@@ -154,19 +157,52 @@ class Bytes:
             if pick is not None and len(pick) == 1:
                 yield exact(self, context, PROPOSAL, after.proposal, int(pick[0]), "draft 1 is {}", extend.request)
 
+    def _tracked(self, context: EventContext) -> Iterator[Comparison]:
+        """A prefix: what is moved into it. Its state, where it ends inside a path, is judged by T2d."""
+        forward, due = last_forward(context), context.expected.prefixes
+        for name, under in tracks(context.event).items():
+            prefix, after = context.subject.tracked.get(under), context.subject.after[name]
+            if under not in due or prefix is None or forward is None or prefix.length != due[under]:
+                continue  # T0 has said so
+            span, begin = forward.spans[name], forward.subject.before[name].length
+            nodes = [row.nodes for row in row_spans(context, "extend") if row.request == name]
+            taken = list(nodes[0] if span.kind == "verify" else range(span.count))[: prefix.length - begin]
+            for result in self._moved(context, span, prefix, after, forward, taken):
+                yield of_prefix(under, result)
+
+    def _moved(
+        self, context: EventContext, span: RowSpan, prefix: RequestState, after: RequestState, forward: LastForward,
+        taken: list[int],
+    ) -> Iterator[Comparison]:
+        found = dict(prefix.parts())
+        for place, right in after.parts():
+            if place.component in ("keys", "values"):
+                right = right[: prefix.length - (place.stage != "trunk")]
+            elif prefix.length != after.length:
+                continue
+            if right.numel():
+                yield self._same(context, place, span.request, found.get(place), right)
+        for layer, window in forward.subject.before[span.request].conv.items() if prefix.length != after.length else ():
+            fed = rows(forward.subject, Place("trunk", layer, "qkv"), span)
+            if fed is not None and len(fed) > max(taken) and window.numel():
+                yield self._window(context, span, layer, window, fed, taken, forward, prefix)
+        final = rows(forward.subject, FINAL, span)
+        if final is not None and len(final) > taken[-1]:
+            yield self._same(context, FINAL, span.request, prefix.final, final[taken[-1]])
+
     def _window(
         self, context: EventContext, span: RowSpan, layer: int, before: torch.Tensor, fed: torch.Tensor,
-        nodes: list[int], forward: LastForward,
+        nodes: list[int], forward: LastForward, prefix: RequestState | None = None,
     ) -> Comparison:
         """A conv window [C, W-1] after the rows `nodes` of fed [n, C] came in; a wrong count of rows is named."""
         fits = fed.dim() == before.dim() and fed.shape[1] == before.shape[0]
         right = shifted(before, fed[nodes]) if fits else fed[nodes]
-        found = context.subject.after[span.request].conv.get(layer)
+        found = (prefix or context.subject.after[span.request]).conv.get(layer)
         result = self._same(context, Place("trunk", layer, "conv"), span.request, found, right)
         result = self._as_declared(result, found, fed.dtype)
         if result.sides is None or not fits:
             return result
-        verb = "accepted" if span.kind == "commit" else "given"
+        verb = "tracked" if prefix is not None else "accepted" if span.kind == "commit" else "given"
         others = tuple(_others(forward, span.request, layer))
         tree = branching(forward.parents.get(span.request, ())) if span.kind == "commit" else None
         return replace(
@@ -189,9 +225,22 @@ class Bytes:
         earlier, name = context.earlier, event.request
         kept = earlier.saved.get(event.name) if isinstance(event, Load) else earlier.preempted.get(name)
         bits = kept is not None and name not in context.shown.rebuilt and context.shown.memory(name)
-        for result in self._unchanged(context, name, kept.state) if bits and kept is not None else ():
+        for result in self._unchanged(context, name, self._extended(context, kept.state)) if bits and kept else ():
             said = result.diagnosis and f"{CAME_BACK}: {result.diagnosis}"
             yield replace(result, diagnosis=said)
+
+    def _extended(self, context: EventContext, kept: RequestState) -> RequestState:
+        """What a copy becomes when it is loaded: of a prefix the draft head takes in the last row, at this event."""
+        spans = row_spans(context, "extend") if kept.final is not None else []
+        if not spans:
+            return kept
+        grown: dict[str, dict[int, torch.Tensor]] = {}
+        for field, stage, source, _ in CACHES:
+            for layer, cache in getattr(kept, field).items() if stage == "extend" else ():
+                row = rows(context.subject, Place(_stage(stage, layer), layer, source), spans[0])
+                entered = cache[:0] if row is None else self._entries(source, row.to(cache.dtype))
+                grown.setdefault(field, {})[layer] = torch.cat((cache, entered))
+        return replace(kept, draft_keys=grown.get("draft_keys", {}), draft_values=grown.get("draft_values", {}))
 
     def _unchanged(self, context: EventContext, name: str, before: RequestState) -> Iterator[Comparison]:
         after = context.subject.after.get(name)
