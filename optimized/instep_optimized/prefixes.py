@@ -75,18 +75,17 @@ class Prefixes:
         self, ops: Ops, strategy: CommitPair, verified: Sequence[Request], track: Sequence[str], counts: HostCopy
     ) -> dict[str, int]:
         """Track the last multiples of the interval that committed paths reach -> request: tokens. Waits for counts."""
-        tracked = {}
+        tracked, every = {}, self.capacity.track_interval or 1
         for number, (request, under) in enumerate(zip(verified, track, strict=False)):
             if not under:
                 continue
             request.length.settle()
             path, after = _line(counts, PATH, number, len(verified)), request.length.exact
-            count = self.capacity.boundary(after - len(path), after)
-            if count is not None and request.row is not None:
-                depth, slot = count - (after - len(path)) - 1, self.memory.slots.of(request.name)
+            before, count = after - len(path), after // every * every
+            if count > before and request.row is not None:
+                depth, slot = count - before - 1, self.memory.slots.of(request.name)
                 peeked = strategy.peek_node(ops, slot, count, request.row, path[depth])
-                final = self.memory.slot_table.final[slot, depth]
-                self._keep(under, request, count, peeked, final)
+                self._keep(under, request, count, peeked, self.memory.slot_table.final[slot, depth])
                 tracked[request.name] = count
         return tracked
 

@@ -181,14 +181,19 @@ class Bytes:
             elif prefix.length != after.length:
                 continue
             if right.numel():
-                yield self._same(context, place, span.request, found.get(place), right)
+                result = self._same(context, place, span.request, found.get(place), right)
+                others = partial(_of_others, context, span.request, place, len(right))
+                result = replace(result, sides=result.sides and replace(result.sides, wrongs=others))
+                yield _with_last(result, found.get(place))
         for layer, window in forward.subject.before[span.request].conv.items() if prefix.length != after.length else ():
             fed = rows(forward.subject, Place("trunk", layer, "qkv"), span)
             if fed is not None and len(fed) > max(taken) and window.numel():
                 yield self._window(context, span, layer, window, fed, taken, forward, prefix)
         final = rows(forward.subject, FINAL, span)
         if final is not None and len(final) > taken[-1]:
-            yield self._same(context, FINAL, span.request, prefix.final, final[taken[-1]])
+            result = self._same(context, FINAL, span.request, prefix.final, final[taken[-1]])
+            others = partial(_other_rows, final, forward, span.request)
+            yield replace(result, sides=result.sides and replace(result.sides, wrongs=others))
 
     def _window(
         self, context: EventContext, span: RowSpan, layer: int, before: torch.Tensor, fed: torch.Tensor,
@@ -273,6 +278,30 @@ class Bytes:
             self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
             allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said, sides=sides,
         )  # fmt: skip
+
+
+def _other_rows(mine: torch.Tensor, forward: LastForward, request: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The final rows that a prefix of this request may have kept instead of its last token's."""
+    for number, row in enumerate(mine):
+        yield f"is the final row of token {number} of this event", row
+    for name, span in forward.spans.items():
+        for row in rows(forward.subject, FINAL, span) if name != request else ():  # type: ignore[union-attr]
+            yield f'is a final row of request "{name}"', row
+
+
+def _of_others(context: EventContext, request: str, place: Place, count: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a prefix holds that was read out of another request."""
+    for name, state in context.subject.after.items():
+        held = dict(state.parts()).get(place)
+        if name != request and held is not None:
+            yield f'holds what belongs to request "{name}"', held[:count]
+
+
+def _with_last(result: Comparison, found: torch.Tensor | None) -> Comparison:
+    """A prefix that keeps one row of the draft head too many is called so."""
+    more = found is not None and result.diagnosis and found.numel() > result.elements
+    said = "keeps the draft head's last row, which was made of the token behind the prefix"
+    return replace(result, diagnosis=said) if more and result.place.stage != "trunk" else result
 
 
 def _as_if(trespass: Trespass) -> str:

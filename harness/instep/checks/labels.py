@@ -98,6 +98,8 @@ class Labels:
             return held("state", has, taken, "accepted")
         for other, state in context.truth.after.items():
             its = dict(state.parts()).get(place)
+            if its is not None and place.component in ("keys", "values"):
+                its = its[: len(found)]  # of a prefix: so many rows
             if other != name and its is not None and its.shape == found.shape and torch.equal(its, found.cpu()):
                 return f'holds what belongs to request "{other}"'
         poison = context.log.poison

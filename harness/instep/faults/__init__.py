@@ -20,6 +20,7 @@ from .catalogue import (
     numerics,
     others,
     paths,
+    prefixes,
     rings,
     rollback,
     sampling,
@@ -47,6 +48,7 @@ FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "neighbours": neighbours.FAULTS,
     "answers": answers.FAULTS,
     "sampling": sampling.FAULTS,
+    "prefixes": prefixes.FAULTS,
     "trees": trees.FAULTS,
     "others": others.FAULTS,
 }

@@ -216,20 +216,20 @@ class _Driver:
                 rows.append(self._drawing(e.Row(name, "verify" if standing.phase is Phase.DRAFTED else "decode")))
             elif tokens := min(self._chunk(standing), room, self._to_boundary(standing)):
                 room -= tokens
-                end = standing.length + tokens
-                under = self._prefix(name, self.rules.table.capacity.boundary(standing.length, end) == end)
-                rows.append(self._drawing(e.Row(name, "prefill", tokens, track=under)))
+                rows.append(self._drawing(e.Row(name, "prefill", tokens, track=self._prefix(name, tokens, whole=True))))
         return rows
 
     def _tracking(self, names: Sequence[str]) -> tuple[str, ...]:
         """Names for the prefixes of windows that may reach a multiple of the interval."""
-        table, live = self.rules.table, [self.rules.table.live[name] for name in names]
-        found = (table.capacity.boundary(one.length, one.length + len(one.window)) is not None for one in live)
-        named = tuple(self._prefix(name, some) for name, some in zip(names, found, strict=True))
+        named = tuple(self._prefix(name, len(self.rules.table.live[name].window)) for name in names)
         return named if any(named) else ()
 
-    def _prefix(self, name: str, tracked: bool) -> str:
-        return f"{name}, {len(self.rules.table.saved)}" if tracked else ""
+    def _prefix(self, name: str, tokens: int, *, whole: bool = False) -> str:
+        """A name for the prefix that a request may reach with so many tokens more; whole: with all of them."""
+        table = self.rules.table
+        reached = table.boundary(name, tokens)
+        due = reached is not None and not (whole and reached < table.live[name].length + tokens)
+        return f"{name}, {len(table.saved)}" if due else ""
 
     def _drawing(self, row: e.Row) -> e.Row:
         """The row, with uniforms where its request draws."""

@@ -302,10 +302,11 @@ def _committed(rules: EventRules, event: e.Commit) -> None:
     for name, path, kept in zip(event.requests, event.accepted or (), under, strict=True):
         standing = rules.table.live[name]
         said = (*standing.said, *(standing.window[node] for node in path.nodes), path.bonus)
+        count = rules.table.boundary(name, 1 + len(path.nodes))
         length = standing.length + 1 + len(path.nodes)
         ahead = standing.length + len(standing.window) - length if rules.overlap and not kept else 0
         rules.table.change(name, length=length, root=path.bonus, said=said, window=(), parents=(), ahead=ahead)
-        if kept and (count := rules.table.capacity.boundary(standing.length, length)) is not None:
+        if kept and count is not None:
             rules.table.track(name, kept, count)
 
 

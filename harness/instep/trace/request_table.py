@@ -81,6 +81,12 @@ class RequestTable:
         preempted = self.in_phase(Phase.PREEMPTED)
         return frozenset([*(("save", name) for name in self.saved), *(("preempt", name) for name in preempted)])
 
+    def boundary(self, name: str, tokens: int) -> int | None:
+        """The last multiple of the interval that a request reaches with so many tokens more."""
+        before, every = self.live[name].length, self.capacity.track_interval
+        last = (before + tokens) // every * every if every else 0
+        return last if last > before else None
+
     def track(self, name: str, under: str, tokens: int) -> None:
         """Keep the first tokens of a request as a prefix."""
         standing = self.live[name]

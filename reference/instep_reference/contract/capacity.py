@@ -37,11 +37,6 @@ class Capacity:
         """The tokens of the widest window, where so many drafts a round are the most that a chain has."""
         return max(num_steps + 1, self.num_draft_tokens or 0)
 
-    def boundary(self, before: int, after: int) -> int | None:
-        """The last multiple of `track_interval` that a request reaches on its way from `before` to `after` tokens."""
-        last = 0 if self.track_interval is None else after - after % self.track_interval
-        return last if last > before else None
-
     @property
     def total_positions(self) -> int:
         """How many positions all pages hold."""
