@@ -44,6 +44,7 @@ from .mixed import planned
 from .ops.base import Ops
 from .ops.padding_aware import first_of, node_runs, noting, show, watched
 from .options import Options, check
+from .prefixes import Prefixes
 from .refusals import Refusals
 from .request import Request, logical
 from .round import IDLE, inputs_of, kind_of, tree_inputs
@@ -75,7 +76,7 @@ class OptimizedEngine:
         self._see: See = unseen
         self._capacity, self._vocab = capacity, config.vocab
         self._controller = Controller(num_steps, adaptive)
-        check(options, config, self._controller.candidates[-1], ops, capacity.num_draft_tokens)
+        check(options, config, self._controller.candidates[-1], ops, capacity.num_draft_tokens, capacity.track_interval)
         if capacity.num_draft_tokens is not None and adaptive is not None:
             raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
         self.messages = tuple(self._controller.messages)
@@ -83,10 +84,11 @@ class OptimizedEngine:
         self._memory = self._model.memory
         self._round = self._rounds[num_steps]
         self._requests: dict[str, Request] = {}
-        # Requests without a slot, and saved states by name: what the host knows, and copies of their memory.
+        # Requests without a slot, and saved states and prefixes by name: what the host knows, and copies of memory.
         self._preempted: dict[str, tuple[Request, Kept]] = {}
         self._saved: dict[str, tuple[Request, Kept]] = {}
-        self._refusals = Refusals(self._requests, self._preempted, self._saved, self._vocab)
+        self._prefixes = Prefixes(self._memory, capacity, self._saved)
+        self._refusals = Refusals(self._requests, self._preempted, self._saved, self._vocab, capacity.track_interval)
         self._graphs = prepared(ops, self._rounds.values(), self._device) if options.graphs else None
         self._untold: list[HostCopy] = []  # accepted counts that the controller was not told yet
 
@@ -137,7 +139,7 @@ class OptimizedEngine:
         write_set.check_tokens(rows, self._requests, self._capacity)
         self._grow(requests, lambda exact: write_set.forward_wants(rows, self._requests, exact=exact))
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
-        kinds, at, roots = {row.kind for row in rows}, self._round, None
+        kinds, at, roots, final = {row.kind for row in rows}, self._round, None, None
         if kinds == {"verify"}:
             own = self._run("verify", requests, uniforms=in_units(rows, at.width)).picks.flatten()
             if self._capacity.num_draft_tokens is not None:  # a row for every column: windows end before
@@ -146,31 +148,37 @@ class OptimizedEngine:
         elif kinds == {"decode"}:
             own, roots = self._run("decode", requests, [[p.forced] for p in plan], uniforms=in_units(rows, 1))
         else:  # several kinds, or prefill chunks: never captured in a graph
-            own, roots = mixed.forward(self._ops, self._model, at.strategy, plan, at.num_steps)
+            own, roots, final = mixed.forward(self._ops, self._model, at.strategy, plan, at.num_steps)
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
         for p in plan:
             p.ran()
         self._controller.decoded(sum(row.kind == "decode" for row in rows))
-        rooted = [p.request.name for p in plan if p.rooted]
-        return Forwarded(Roots(rooted, roots), {p.request.name: picks for p, picks in said if p.asked})
+        chosen = Roots([p.request.name for p in plan if p.rooted], roots)
+        self._prefixes.chosen(self._requests, chosen)
+        tracked = {} if final is None else self._prefixes.of_chunks(self._base, at.strategy, plan, final)
+        return Forwarded(chosen, {p.request.name: picks for p, picks in said if p.asked}, tracked)
 
-    def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
-        self._refusals.commit(requests, accepted)
+    def commit(
+        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
+    ) -> Committed:
+        self._refusals.commit(requests, accepted, track)
         forced = forced_paths(accepted, len(requests))
         verified = self._named(requests)
         if not verified:
             return _nothing(self._device)
         self._catch_up()
         answer = self._run("commit", verified, forced, [request.row for request in verified])
-        counts = HostCopy(answer.accept_lens)
+        counts = self._prefixes.counts(answer)
         for number, request in enumerate(verified):
             request.length.settle()  # counts of the rounds before: _catch_up has read them, so nothing waits here
             request.length.owe(counts, number, 1 + request.drafts)
+        self._prefixes.accepted(verified, counts)
+        tracked = self._prefixes.of_paths(self._base, self._round.strategy, verified, track, counts)
         widest = 1 + max(request.drafts for request in verified)
         for request in verified:
             request.parents, request.row = (), None
         self._untold.append(counts)
-        return answered(answer, widest)
+        return replace(answered(answer, widest), tracked=tracked)
 
     def set_num_steps(self, num_steps: int) -> None:
         self._refusals.set_num_steps(num_steps, self._controller.candidates)
@@ -189,8 +197,10 @@ class OptimizedEngine:
 
     def load(self, request: str, name: str) -> None:
         self._refusals.load(request, name)
-        kept, memory = self._saved[name]
-        self._restore(replace(kept, name=request, sampling=self._requests[request].sampling), memory)
+        (kept, memory), live = self._saved[name], self._requests[request]
+        self._restore(kept.given_to(live), memory)
+        if memory.final is not None:  # a prefix
+            mixed.extend_prefix(self._ops, self._model, self._requests[request], memory.final, self._round.num_steps)
 
     def preempt(self, request: str) -> None:
         self._refusals.preempt(request)
@@ -223,6 +233,10 @@ class OptimizedEngine:
             kept, memory = self._preempted[request]
             return logical(kept, copied(memory))
         return logical(*self._kept(request))
+
+    def prefix(self, name: str) -> RequestState:
+        kept, memory = self._saved[name]
+        return logical(kept, copied(memory))
 
     def regions(self) -> list[Region]:
         return self._memory.regions()

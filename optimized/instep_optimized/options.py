@@ -109,15 +109,27 @@ NO_TREES: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
+# The same where prefixes are tracked.
+NOT_TRACKED: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
+    (lambda o, c, s: c.mtp_layers > 1,
+     "prefixes with several MTP layers: the last rows of the further layers are made of guesses", ("drafter",)),
+    (lambda o, c, s: not {o.strategy, o.conv}.isdisjoint(s.keepers),
+     "tracked prefixes: a strategy that comes with an op set is not asked for the memory after a node",
+     ("strategy", "conv")),
+)  # fmt: skip
+
+
 NAMED: tuple[tuple[str, Component, str], ...] = (
     ("strategy", "state", "commit strategy"), ("conv", "conv", "form of conv window"),
 )
 
 
-def check(options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: int | None = None) -> None:
+def check(
+    options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: int | None = None, interval: int | None = None
+) -> None:
     """Refuse what this side does not serve, before anything is allocated.
 
-    steps: the most drafts of a round;  nodes: `Capacity.num_draft_tokens`
+    steps: the most drafts of a round;  nodes: `Capacity.num_draft_tokens`;  interval: `Capacity.track_interval`
     """
     for field, component, what in NAMED:
         names = known(component, ops)
@@ -135,12 +147,12 @@ def check(options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: in
                 layers = f"{config.mtp_layers} MTP layer{'s' * (config.mtp_layers != 1)}"
                 said += [f"model type {config.model_type}", layers, f"up to {steps} drafts"]
             raise Unsupported(f"{why} ({', '.join(said)})")
-    if nodes is None:
-        return
-    if not steps < nodes <= MOST_NODES:
+    if interval is not None and interval < 1:
+        raise BadInput("capacity.track_interval", found=interval, expected="at least 1")
+    if nodes is not None and not steps < nodes <= MOST_NODES:
         expected = f"from {steps + 1}, the root and {steps} drafts, to {MOST_NODES}: ancestors are bits of an int64"
         raise BadInput("capacity.num_draft_tokens", found=nodes, expected=expected)
-    for serves_none, why, fields in NO_TREES:
+    for serves_none, why, fields in (*NO_TREES * (nodes is not None), *NOT_TRACKED * (interval is not None)):
         if serves_none(options, config, ops):
             said = [f"op set {ops.name}", *(f"{name} {getattr(options, name)}" for name in fields)]
             raise Unsupported(f"{why} ({', '.join(said)})")

@@ -75,6 +75,9 @@ class TensorModel:
         x, kept = trunk.layer(config, draft.layers[layer], layer, stage, x, cache, positions, see)
         return at("final", rms_norm(x, draft.norm, config.eps), AFTER_LAYERS), cast(AttentionMemory, kept)
 
+    def until(self, cache: AttentionMemory, count: int) -> AttentionMemory:
+        return AttentionMemory(cache.keys[:count], cache.values[:count])
+
     def pick(self, rows: torch.Tensor, stage: str, see: See) -> list[int]:
         scores = trunk.logits(self.weights, rows, see, stage)
         return [int(token) for token in trunk.pick(scores, see, stage)]
@@ -116,7 +119,8 @@ class ReferenceEngine(Rounds[torch.Tensor, Memories, AttentionMemory]):
 
     def __init__(
         self, weights: Weights, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
-        see: See = unseen, draft_with: Drafter | None = None,
+        see: See = unseen, draft_with: Drafter | None = None, track_interval: int | None = None,
     ) -> None:
         chosen = drafter(weights.config, mode) if draft_with is None else draft_with
-        super().__init__(TensorModel(weights), chosen, num_steps=num_steps, adaptive=adaptive, see=see)
+        super().__init__(TensorModel(weights), chosen, num_steps=num_steps, adaptive=adaptive, see=see,
+                         track_interval=track_interval)

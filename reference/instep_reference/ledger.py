@@ -110,6 +110,10 @@ class LabelModel:
         assert isinstance(kept, KvLabels), "MTP layers are attention layers"
         return tell.of(AFTER_LAYERS, "final", x), kept
 
+    def until(self, cache: KvLabels, count: int) -> KvLabels:
+        keys, values = cache.keys[:count], cache.values[:count]
+        return KvLabels(keys, values, _total(keys, values))
+
     def pick(self, rows: Labels, stage: str, see: See) -> list[int]:
         picks = self._largest(rows, stage, see)
         see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(picks, dtype=torch.int64))
@@ -168,10 +172,11 @@ class LedgerEngine(Rounds[Labels, Memory, KvLabels]):
 
     def __init__(
         self, config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
-        see: See = unseen,
+        see: See = unseen, track_interval: int | None = None,
     ) -> None:
         super().__init__(
-            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, see=see)
+            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, see=see,
+            track_interval=track_interval)
 
 
 @dataclass(frozen=True)
@@ -261,10 +266,15 @@ def _attention(
     query, key = tell.of(layer, "query", projected, positions), tell.of(layer, "key", key_raw, positions)
     total, own, attended = memory.total, code(Place(tell.stage, layer, "attended")), []
     for t, position in enumerate(positions):
-        total = (total + mix(mix(key[t], value[t]), position)) & MASK
+        total = (total + _total(key[t : t + 1], value[t : t + 1], position)) & MASK
         attended.append(mix(mix(total, query[t]), own))
     opened = tell.of(layer, "opened", tell.show(layer, "attended", attended), projected)
     return tell.of(layer, "mixer", opened), KvLabels((*memory.keys, *key), (*memory.values, *value), total)
+
+
+def _total(keys: Sequence[int], values: Sequence[int], start: int = 0) -> int:
+    """What a query reads of entries at positions start, start + 1, .."""
+    return sum(mix(mix(*pair), position) for position, pair in enumerate(zip(keys, values, strict=True), start)) & MASK
 
 
 def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:

@@ -47,6 +47,10 @@ class Model(Protocol[Rows, Memory, Cache]):
         """Run one MTP layer over rows (hidden p, token p + 1) at positions start, .. -> the rows y, the cache."""
         ...
 
+    def until(self, cache: Cache, count: int) -> Cache:
+        """The cache as it was after its first `count` rows."""
+        ...
+
     def pick(self, rows: Rows, stage: str, see: See) -> list[int]:
         """The argmax of the logits of each row. The draft head uses the target's lm_head."""
         ...

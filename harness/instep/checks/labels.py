@@ -12,6 +12,7 @@ from zlib import crc32
 import torch
 
 from instep_reference.contract.engine import Load, RequestState, Resume
+from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D
 from instep_reference.contract.place import Place
 
@@ -22,6 +23,7 @@ from ..observe.rows import whose
 from ..verdict import Comparison, Tier
 from .base import held, slot_of
 from .bytes import CAME_BACK, draft_alone, kept_of
+from .prefixes import FINAL, of_prefix
 
 MASK = (1 << 64) - 1
 
@@ -37,7 +39,11 @@ class Labels:
             if truth.numel():
                 yield self._rows(context, place, truth)
         for name, state in context.truth.after.items():
-            yield from self._memory(context, name, state, name in context.expected.flying)
+            yield from self._memory(context, name, state, context.subject.after.get(name),
+                                    name in context.expected.flying)  # fmt: skip
+        for name, under in tracks(context.event).items():
+            if under in context.truth.tracked:
+                yield from (of_prefix(under, one) for one in self._prefix(context, name, under))
 
     def _rows(self, context: EventContext, place: Place, truth: torch.Tensor) -> Comparison:
         found = context.subject.places.get(place)
@@ -50,8 +56,17 @@ class Labels:
             said = "has no such rows" if found is None or missing else _row_sentence(found, truth, row)
         return self._comparison(context, place, truth.numel(), int(wrong.sum()), request, said)
 
-    def _memory(self, context: EventContext, name: str, truth: RequestState, in_flight: bool) -> Iterator[Comparison]:
-        subject = context.subject.after.get(name)
+    def _prefix(self, context: EventContext, name: str, under: str) -> Iterator[Comparison]:
+        right, found = context.truth.tracked[under], context.subject.tracked.get(under)
+        yield from self._memory(context, name, right, found, False)
+        assert right.final is not None, "it is a prefix"
+        wrong = int(_differing(None if found is None else found.final, right.final).sum())
+        said = f"its final row is wrong in {wrong} of {right.final.numel()} elements" if wrong else ""
+        yield self._comparison(context, FINAL, right.final.numel(), wrong, name, said)
+
+    def _memory(
+        self, context: EventContext, name: str, truth: RequestState, subject: RequestState | None, in_flight: bool
+    ) -> Iterator[Comparison]:
         seen = {} if subject is None else dict(subject.parts())
         for place, right in truth.parts():
             if not right.numel() or (in_flight and place.component in ("conv", "state")):
@@ -83,6 +98,8 @@ class Labels:
             return held("state", has, taken, "accepted")
         for other, state in context.truth.after.items():
             its = dict(state.parts()).get(place)
+            if its is not None and place.component in ("keys", "values"):
+                its = its[: len(found)]  # of a prefix: so many rows
             if other != name and its is not None and its.shape == found.shape and torch.equal(its, found.cpu()):
                 return f'holds what belongs to request "{other}"'
         poison = context.log.poison

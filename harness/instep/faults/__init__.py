@@ -21,6 +21,7 @@ from .catalogue import (
     numerics,
     others,
     paths,
+    prefixes,
     rings,
     rollback,
     sampling,
@@ -49,6 +50,7 @@ FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "neighbours": neighbours.FAULTS,
     "answers": answers.FAULTS,
     "sampling": sampling.FAULTS,
+    "prefixes": prefixes.FAULTS,
     "trees": trees.FAULTS,
     "others": others.FAULTS,
 }

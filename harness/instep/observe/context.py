@@ -48,6 +48,7 @@ class Expected:
     parents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of each node of a window, -1 for the root
     copies: frozenset[Copy] = frozenset()  # what is kept of requests after the event
     sampling: Mapping[str, Sampling] = field(default_factory=dict)  # of the requests that draw
+    prefixes: Mapping[str, int] = field(default_factory=dict)  # tracked so far: name -> how many tokens it has
 
     def tree(self, request: str) -> tuple[int, ...] | None:
         """The parent of each node of its window in flight; None: it does not branch."""
@@ -89,7 +90,7 @@ class Earlier:
 
     forward    the last forward; None before the first
     proposed   request -> what each MTP layer picked behind its root
-    preempted  request -> its copy; saved: name -> the copy kept under it
+    preempted  request -> its copy; saved: name -> the copy kept under it, or the prefix
     """
 
     forward: LastForward | None = None

@@ -18,7 +18,8 @@ import torch
 from instep_reference import gdn, trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Forward, RequestState
+from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Forward, Load, RequestState
+from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, draft_stage
 from instep_reference.contract.rounding import Product, Storage
 from instep_reference.gdn import GdnMemory
@@ -27,21 +28,12 @@ from instep_reference.weights import GdnWeights, Weights
 
 from ..verdict import Skipped
 from .context import EventContext
+from .handed_over import handed_over
 from .head_rows import of_step, one_row, reading
 from .layer_work import LayerWork, Work, draft_of, positions_of
 from .own_inputs import shown
 from .products import NONE
-from .recomputation import (
-    REMEMBERED,
-    Folding,
-    PreviousStep,
-    Recomputation,
-    Run,
-    Runner,
-    again,
-    fold,
-    only,
-)
+from .recomputation import REMEMBERED, Folding, PreviousStep, Recomputation, Run, Runner, only
 from .rows import RowSpan, paths, row_spans, rows
 from .storage import entries
 from .tree_forms import lines
@@ -88,6 +80,9 @@ class Oracle:
                 verified = self.flights.pop(span.request, None)
                 if verified is not None:
                     yield from self._commit(context, span, verified)
+        elif isinstance(event, Load):
+            for span in row_spans(context, "extend") if self.config.mtp_layers else ():
+                yield from self._loaded(context, span, event.name)
         elif isinstance(event, Draft) and self.config.mtp_layers == 1:
             yield from self._chains(context)
         elif isinstance(event, Draft) and not self.config.mtp_layers and self.every_op:
@@ -199,6 +194,12 @@ class Oracle:
                 tree = verified.folding.parents
                 folding = self._folding(context, verified, verified.folding.base, span.count, tree)
                 yield replace(self.runner.fold(verified, folding, span.nodes), span=span)
+                under = tracks(context.event).get(name, "")
+                reached = context.expected.prefixes.get(under, 0) - span.start
+                if under in context.subject.tracked and 0 < reached < span.count:  # else it is the state itself
+                    inside = replace(span, count=reached, nodes=span.nodes[:reached])
+                    folding = self._folding(context, verified, verified.folding.base, reached, tree)
+                    yield replace(self.runner.fold(verified, folding, inside.nodes), span=inside, prefix=under)
         self._remember(span, layers)
         at = Place("trunk", AFTER_LAYERS, "final")
         final = None if forward is None else rows(forward.subject, at, forward.spans[name])
@@ -223,6 +224,14 @@ class Oracle:
         others = [] if bare is None else [("reads the target's rows before the final norm", bare)]
         others.append(("reads the target's rows shifted by one", hidden.roll(1, 0)))
         yield from self._layers(context, span, tokens, hidden, context.subject.before[name], others)
+
+    def _loaded(self, context: EventContext, span: RowSpan, name: str) -> Iterator[Recomputation]:
+        """The last row of a prefix, with the token that follows in the prompt of the request that loads it."""
+        kept = context.earlier.saved.get(name)
+        if kept is None or kept.state.final is None or kept.state.length != span.start + 1:
+            return  # T0 has said so
+        tokens = list(context.expected.prompts[span.request][span.start + 1 :])
+        yield from self._layers(context, span, tokens, kept.state.final[None], kept.state)
 
     def _layers(
         self, context: EventContext, span: RowSpan, following: list[int], hidden: torch.Tensor, before: RequestState,
@@ -359,25 +368,6 @@ def to_state(
         return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at, **forms.get("gdn", {}))[1].state
 
     return work
-
-
-def handed_over(base: torch.Tensor, previous: PreviousStep) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """What a miscounted step may have handed over instead of `base`, the state after it: a sentence, and the state."""
-    tokens = previous.tokens
-    if tokens is None:
-        return
-    count = len(tokens.of("beta"))
-    twice = "counts the tokens of the previous step twice"
-    yield twice, partial(_folded, tokens, base, range(count))
-    if previous.verb == "accepted":
-        yield twice, partial(again, tokens, base)
-    for some in range(1, count):
-        said = f"{some} token{'s' * (some > 1)} of the previous step; {count} were {previous.verb}"
-        yield f"was carried on from the state after {said}", partial(_folded, tokens, previous.base, range(some))
-
-
-def _folded(tokens: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
-    return fold(tokens, base, nodes)[0]
 
 
 def _base(before: RequestState, layer: int, start: int) -> torch.Tensor:

@@ -14,10 +14,12 @@ from typing import NamedTuple
 import torch
 
 from instep_reference import gdn
+from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product, Storage
 from instep_reference.weights import Weights
 
+from ..player import Side
 from .layer_work import Work
 from .products import CUTS, FOLDED, InChunks, Operands
 from .reorder import Reordered, by_a_unit, up_or_down
@@ -105,6 +107,7 @@ class Recomputation:
     dithered    so many further draws, in which every declared rounding falls up or down by chance
     narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
     leans       whether every second yardstick cuts operands off (`products.py`)
+    prefix      of a state that is tracked: the name under which it is kept; the span ends with its last token
     """
 
     span: RowSpan
@@ -120,6 +123,11 @@ class Recomputation:
     dithered: Callable[[int], Run] | None = None
     narrow: bool = False
     leans: bool = False
+    prefix: str = ""
+
+    def left(self, side: Side) -> RequestState:
+        """What a side holds that this piece ends in."""
+        return side.tracked[self.prefix] if self.prefix else side.after[self.request]
 
     @property
     def request(self) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Path
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Load, Path
 from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
 from ..player import Side
@@ -51,6 +51,9 @@ def row_spans(context: EventContext, stage: str) -> list[RowSpan]:
         return _pack(_of_forward(context, event, stage)) if family in ("trunk", "extend") else []
     if isinstance(event, Commit):
         return _pack(_of_commit(context, event)) if family == "extend" else []
+    if isinstance(event, Load) and stage == "extend" and event.name in context.expected.prefixes:
+        last = context.expected.prefixes[event.name] - 1  # with its own next token it is a row of its prompt
+        return _pack([(event.request, "prefill", 1, last, 0, ())])
     if isinstance(event, Draft) and family == "chain":
         step, expected = int(stage.partition(".")[2]), context.expected  # a head runs on no draft that has no child
         return _pack([(name, "draft", 1, expected.lengths_after[name], 1, ()) for name in event.requests

@@ -136,6 +136,7 @@ def expect(before: RequestTable, after: RequestTable) -> Expected:
         prompts={name: s.prompt for table in (before, after) for name, s in table.live.items()},
         parents={name: s.parents for table in (before, after) for name, s in table.live.items() if s.window},
         copies=after.copies(),
+        prefixes={name: kept.length for name, kept in after.saved.items() if kept.prefix},
         sampling={name: s.sampling for name, s in after.live.items() if s.sampling is not None and s.draws},
     )
 

@@ -138,11 +138,26 @@ class _Driver:
             if arrival.prompt not in self.prompts:
                 raise BadInput("policy arrivals", found=f'prompt "{arrival.prompt}"', expected=f"{list(self.prompts)}")
             self.arrivals[arrival.request] = arrival
-            prompt = self.prompts[arrival.prompt]
+            prompt = (*self._text(arrival), *self.prompts[arrival.prompt])
             if len(prompt) > self.most:
                 raise BadInput(f'prompt "{arrival.prompt}"', found=f"{len(prompt)} tokens",
                                expected=f"at most {self.most}, the positions that a request may have")
             yield self._do(e.Admit(arrival.request, prompt, arrival.sampling))
+            yield from self._hit(arrival.request, prompt)
+
+    def _text(self, arrival: Arrival) -> tuple[int, ...]:
+        """All tokens so far of the request that it comes behind."""
+        there = {standing.request: standing for standing in (*self.rules.table.ended, *self.rules.table.live.values())}
+        if arrival.behind and arrival.behind not in there:
+            raise BadInput("policy arrivals", found=f'behind "{arrival.behind}"', expected=f"one of {[*there]}")
+        return (*there[arrival.behind].prompt, *there[arrival.behind].said) if arrival.behind else ()
+
+    def _hit(self, name: str, prompt: tuple[int, ...]) -> Iterator[Step]:
+        """Load the longest tracked prefix that the prompt begins with, as far as there is room for it."""
+        kept = {under: s.length for under, s in self.rules.table.saved.items() if s.prefix and s.fits(prompt)}
+        under = max(kept, key=lambda one: kept[one], default="")
+        if under and not self.rules.table.pages_missing({name: kept[under]}):
+            yield self._do(e.Load(name, under))
 
     def _step_count(self) -> Iterator[Step]:
         wanted_num_steps = self.rules.table.num_steps
@@ -175,7 +190,7 @@ class _Driver:
         yield from self._contexts("abort", "refused", when="verified")
         assert isinstance(step.answer, e.Forwarded)
         if flying := [row.request for row in rows if row.request in table.in_phase(Phase.VERIFIED)]:
-            yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own)))
+            yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own), self._tracking(flying)))
 
     def _finishing(self) -> Iterator[Step]:
         known, self.ending = self.ending, set(filter(self._ended, self.rules.table.in_phase(Phase.READY)))
@@ -210,15 +225,32 @@ class _Driver:
         for name, standing in live.items():
             if standing.phase in (Phase.DRAFTED, Phase.READY):
                 rows.append(self._drawing(e.Row(name, "verify" if standing.phase is Phase.DRAFTED else "decode")))
-            elif tokens := min(self._chunk(standing), room):
+            elif tokens := min(self._chunk(standing), room, self._to_boundary(standing)):
                 room -= tokens
-                rows.append(self._drawing(e.Row(name, "prefill", tokens)))
+                rows.append(self._drawing(e.Row(name, "prefill", tokens, track=self._prefix(name, tokens, whole=True))))
         return rows
+
+    def _tracking(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Names for the prefixes of windows that may reach a multiple of the interval."""
+        named = tuple(self._prefix(name, len(self.rules.table.live[name].window)) for name in names)
+        return named if any(named) else ()
+
+    def _prefix(self, name: str, tokens: int, *, whole: bool = False) -> str:
+        """A name for the prefix that a request may reach with so many tokens more; whole: with all of them."""
+        table = self.rules.table
+        reached = table.boundary(name, tokens)
+        due = reached is not None and not (whole and reached < table.live[name].length + tokens)
+        return f"{name}, {len(table.saved)}" if due else ""
 
     def _drawing(self, row: e.Row) -> e.Row:
         """The row, with uniforms where its request draws."""
         due = uniforms_due(self.rules.table.live[row.request], row)
         return replace(row, uniforms=tuple(self.dice.randrange(round(1 / UNIFORM)) * UNIFORM for _ in range(due)))
+
+    def _to_boundary(self, standing: Standing) -> int:
+        """How many tokens there are to the next multiple of the interval, at which chunks end."""
+        every = self.rules.table.capacity.track_interval
+        return standing.unread if every is None else every - standing.length % every
 
     def _chunk(self, standing: Standing) -> int:
         """The next chunk size of the request's own list. After its end the list starts again."""

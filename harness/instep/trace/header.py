@@ -62,7 +62,7 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """`Capacity` on the wire. An unknown field is an error.
 
     Old traces have no max_positions: there a request may have as many positions as all pages hold. Only traces whose
-    windows may be trees have num_draft_tokens.
+    windows may be trees have num_draft_tokens, and only those that track prefixes track_interval.
     """
 
     slots: tuple[int, ...]
@@ -71,6 +71,7 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     max_tokens: int
     max_positions: int | None = None
     num_draft_tokens: int | None = None
+    track_interval: int | None = None
 
     def capacity(self) -> Capacity:
         return Capacity(**msgspec.structs.asdict(self))
@@ -181,6 +182,10 @@ def sound(header: Header, field: str) -> None:
          f"{widest}, the widest window, to {room.total_positions}, what all pages hold"),
         ("capacity.num_draft_tokens", nodes, nodes is None or steps < nodes <= MOST_NODES,
          f"{steps + 1}, a chain of the largest step count and its root, to {MOST_NODES}"),
+        ("capacity.track_interval", room.track_interval, (room.track_interval or 1) > 0, "at least 1"),
+        ("capacity.track_interval", f"prefixes, and {header.checkpoint.mtp_layers} MTP layers",
+         room.track_interval is None or header.checkpoint.mtp_layers < 2,
+         "one MTP layer at most: the last rows of further ones are made of guesses"),
         ("adaptive", "step counts that change, and trees", nodes is None or header.adaptive is None,
          "no adaptive file where windows may be trees: adaptive step counts are for chains"),
         ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),

@@ -6,15 +6,18 @@ Leaves out: what the numbers mean. Two things use a copy: the length of a reques
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 
 
 class HostCopy:
-    """A device tensor, copied to the host. The copy starts at once. A round has no other transfer to the host."""
+    """Device tensors, copied to the host. The copy starts at once. A round has no other transfer to the host."""
 
-    def __init__(self, numbers: torch.Tensor) -> None:
+    def __init__(self, *parts: torch.Tensor) -> None:
         self._found: list[int] | None = None
+        self._ends = [0, *accumulate(part.numel() for part in parts)]
+        numbers = parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
         self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
         self._numbers.copy_(numbers, non_blocking=True)
         self._done = None
@@ -23,13 +26,13 @@ class HostCopy:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done.record()
 
-    def list(self) -> list[int]:
-        """The numbers. The first call waits until the copy has finished."""
+    def list(self, part: int = 0) -> list[int]:
+        """The numbers of one tensor. The first call waits until the copy has finished."""
         if self._found is None:
             if self._done is not None:
                 self._done.synchronize()
             self._found = self._numbers.tolist()
-        return self._found
+        return self._found[self._ends[part] : self._ends[part + 1]]
 
 
 class Length:

@@ -22,6 +22,7 @@ class Capacity:
     max_positions  the most positions one request may have, drafts in flight included; None: as many as all pages hold
     num_draft_tokens  where windows may be trees: the most nodes of a window, its root included. Pools, budget and
                    pages count nodes. None: every window is a chain of the step count in force
+    track_interval  prefixes of requests are tracked at multiples of so many tokens; None: none is
     """
 
     slots: tuple[int, ...]
@@ -30,6 +31,7 @@ class Capacity:
     max_tokens: int
     max_positions: int | None = None
     num_draft_tokens: int | None = None
+    track_interval: int | None = None
 
     def widest(self, num_steps: int) -> int:
         """The tokens of the widest window, where so many drafts a round are the most that a chain has."""
