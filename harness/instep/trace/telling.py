@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import kind_of
+from instep_reference.contract.event_facts import kind_of, tracks
 from instep_reference.contract.sampling import Sampling
 
 from ..observe.tree_forms import depths
@@ -32,7 +32,9 @@ def told(trace: Trace) -> Iterator[tuple[int, str, str]]:
 def said(event: e.Event, before: Live, after: RequestTable) -> str:
     """before: the live requests in front of the event; after: all that is known behind it."""
     words = WORDS.get(type(event))
-    return "" if words is None else words(event, before, after.live)
+    text = "" if words is None else words(event, before, after.live)
+    kept = [f'{request} under "{name}"' for request, name in tracks(event).items()]
+    return f"{text}; tracks {', '.join(kept)}" if kept else text
 
 
 def _admit(event: e.Admit, before: Live, after: Live) -> str:
