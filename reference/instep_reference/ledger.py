@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
 from math import prod
 from struct import pack
 from zlib import crc32
@@ -16,9 +17,10 @@ from zlib import crc32
 import torch
 
 from .contract.adaptive import AdaptiveFile
+from .contract.capacity import Capacity
 from .contract.config import ModelConfig
 from .contract.engine import RequestState
-from .contract.labels import MIX_A, MIX_B, MIX_C, MIX_D, SPREAD
+from .contract.labels import MIX_A, MIX_B, MIX_C, MIX_D, SCORES, SPREAD
 from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
 from .contract.sampling import UNIFORM
 from .draft import drafter
@@ -115,6 +117,10 @@ class LabelModel:
         see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(picks, dtype=torch.int64))
         return picks
 
+    def best(self, rows: Labels, count: int, stage: str, see: See) -> list[list[tuple[int, float]]]:
+        """Labels have no probabilities either: tokens and whole numbers that follow from the token that is named."""
+        return [most_named(token, count, self.config.vocab) for token in self._largest(rows, stage, see)]
+
     def draw(self, rows: Labels, drawing: Drawing, stage: str, see: See) -> list[int]:
         """Labels have no probabilities: a draw is a mixture of everything that it may depend on."""
         said, sampling = [], drawing.sampling
@@ -168,10 +174,10 @@ class LedgerEngine(Rounds[Labels, Memory, KvLabels]):
 
     def __init__(
         self, config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
-        see: See = unseen,
+        see: See = unseen, room: Capacity | None = None,
     ) -> None:
         super().__init__(
-            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, see=see)
+            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, see=see, room=room)
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,12 @@ class Teller:
     def show(self, layer: int, component: str, labels: Labels) -> Labels:
         self.see(Place(self.stage, layer, component), expand(labels, _shape(component, self.config)))
         return labels
+
+
+def most_named(token: int, count: int, vocab: int) -> list[tuple[int, float]]:
+    """What stands for the most probable tokens where the logits name this one."""
+    falls = list(accumulate((mix(token, rank) >> 1) % SCORES for rank in range(count)))
+    return [((token + rank) % vocab, -float(fall)) for rank, fall in enumerate(falls)]
 
 
 def _layer(
