@@ -14,6 +14,7 @@ import torch
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.grown import MOST_BEAMS
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage
 
 from .commit import known
@@ -114,10 +115,12 @@ NAMED: tuple[tuple[str, Component, str], ...] = (
 )
 
 
-def check(options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: int | None = None) -> None:
+def check(
+    options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: int | None = None, topk: int | None = None
+) -> None:
     """Refuse what this side does not serve, before anything is allocated.
 
-    steps: the most drafts of a round;  nodes: `Capacity.num_draft_tokens`
+    steps: the most drafts of a round;  nodes: `Capacity.num_draft_tokens`;  topk: `Capacity.topk`
     """
     for field, component, what in NAMED:
         names = known(component, ops)
@@ -135,6 +138,12 @@ def check(options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: in
                 layers = f"{config.mtp_layers} MTP layer{'s' * (config.mtp_layers != 1)}"
                 said += [f"model type {config.model_type}", layers, f"up to {steps} drafts"]
             raise Unsupported(f"{why} ({', '.join(said)})")
+    if topk is not None:
+        if nodes is None or not config.mtp_layers or options.drafter != "eagle":
+            raise Unsupported("trees that the drafter grows (capacity.topk) need num_draft_tokens and eagle drafting")
+        if not 1 <= topk <= config.vocab or topk * (steps - 1) > MOST_BEAMS:
+            expected = f"from 1 to {config.vocab} tokens; at most {MOST_BEAMS} rows of {steps - 1} steps have a bit"
+            raise BadInput("capacity.topk", found=topk, expected=expected)
     if nodes is None:
         return
     if not steps < nodes <= MOST_NODES:

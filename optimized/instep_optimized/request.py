@@ -5,6 +5,7 @@ Leaves out: where the request's memory stands (`memory/`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -34,7 +35,7 @@ class Request:
     sampling: Sampling | None = None
     length: Length = field(default_factory=Length)
     rooted: bool = False
-    parents: tuple[int, ...] = ()
+    parents: Sequence[int] = ()
     row: int | None = None
 
     @property

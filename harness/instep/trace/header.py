@@ -16,6 +16,7 @@ from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.grown import MOST_BEAMS
 
 SCHEMA = 2  # version of the wire format; it stays when an optional field is added
 
@@ -61,7 +62,7 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """`Capacity` on the wire. An unknown field is an error.
 
     Old traces have no max_positions: there a request may have as many positions as all pages hold. Only traces whose
-    windows may be trees have num_draft_tokens.
+    windows may be trees have num_draft_tokens, and only those whose drafter grows trees have topk.
     """
 
     slots: tuple[int, ...]
@@ -70,6 +71,7 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     max_tokens: int
     max_positions: int | None = None
     num_draft_tokens: int | None = None
+    topk: int | None = None
 
     def capacity(self) -> Capacity:
         return Capacity(**msgspec.structs.asdict(self))
@@ -175,6 +177,9 @@ def sound(header: Header, field: str) -> None:
          f"{widest}, the widest window, to {room.total_positions}, what all pages hold"),
         ("capacity.num_draft_tokens", nodes, nodes is None or steps < nodes <= MOST_NODES,
          f"{steps + 1}, a chain of the largest step count and its root, to {MOST_NODES}"),
+        ("capacity.topk", room.topk, room.topk is None or _grows(header, room, steps),
+         f"1 to {header.checkpoint.vocab} children per node with capacity.num_draft_tokens, eagle drafting, at most "
+         f"{MOST_BEAMS} rows of the draft head, and room for them"),
         ("adaptive", "step counts that change, and trees", nodes is None or header.adaptive is None,
          "no adaptive file where windows may be trees: adaptive step counts are for chains"),
         ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),
@@ -187,6 +192,13 @@ def sound(header: Header, field: str) -> None:
         if not holds:
             raise BadInput(f"{field}: {name}", found=found, expected=expected)
     header.adaptive_file(field)
+
+
+def _grows(header: Header, room: Capacity, steps: int) -> bool:
+    """Whether a drafter may grow trees of its own there."""
+    eagle = header.checkpoint.mtp_layers == 1 and header.recording.drafter == "eagle"
+    fits = room.drafted(steps, room.grown(steps)) < room.request_positions and room.drafted(steps, 0) <= MOST_BEAMS
+    return room.num_draft_tokens is not None and 1 <= (room.topk or 0) <= header.checkpoint.vocab and eagle and fits
 
 
 def _units(units: tuple[int, ...]) -> bool:

@@ -31,6 +31,7 @@ from ..kernels.runtime import must_round
 from ..kernels.tree import plan_path, plan_tree
 from .base import Ops, Types
 from .by_row import BY_ROW
+from .plain.grow import build_tree, select_beams, topk_tokens
 from .plain.ring import kept_updates
 
 KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "update", "logits")  # stored in fp32, as they are computed
@@ -87,6 +88,9 @@ TRITON = Ops(
     plan_ring=plan_ring,
     plan_tree=plan_tree,
     plan_path=plan_path,
+    topk_tokens=topk_tokens,
+    select_beams=select_beams,
+    build_tree=build_tree,
     move=move,
     move_rows=move_rows,
     keeps="update",
