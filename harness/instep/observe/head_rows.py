@@ -13,6 +13,7 @@ from instep_reference.norms import rms_norm
 from instep_reference.weights import Weights
 
 from .context import EventContext
+from .growth import step_of
 from .layer_work import Work, draft_of
 from .rows import RowSpan, row_spans, rows
 
@@ -21,10 +22,11 @@ def one_row(row: torch.Tensor | None) -> torch.Tensor | None:
     return None if row is None else row[None]
 
 
-def of_step(context: EventContext, span: RowSpan, step: int, layer: int, component: str) -> torch.Tensor | None:
-    """The row of a request in another step of the same draft. A step has rows only for requests that run it."""
-    stage = f"chain.{step}"
-    mine = next((other for other in row_spans(context, stage) if other.request == span.request), None)
+def of_node(context: EventContext, span: RowSpan, node: int, layer: int, component: str) -> torch.Tensor | None:
+    """The row of a request on another node of the same draft. A step has rows only for requests that run it."""
+    stage = f"chain.{step_of(context, node)}"
+    mine = next((other for other in row_spans(context, stage)
+                 if other.request == span.request and other.nodes in ((), (node,))), None)  # fmt: skip
     return None if mine is None else rows(context.subject, Place(stage, layer, component), mine)
 
 

@@ -35,10 +35,20 @@ class Growing:
     def step(self, said: Sequence[Sequence[tuple[int, float]]]) -> None:
         """said: of every beam its most probable tokens, and their log-probabilities."""
         first, number = len(self.candidates), len(self.beams)
-        for beam, children in zip(self.beams[-1], said, strict=True):
-            score = 0.0 if beam == ROOT else self.candidates[beam].score
-            self.candidates += [Candidate(beam, token, number, score + chance) for token, chance in children]
+        new = [
+            Candidate(parent, token, number, self.score(parent, chance))
+            for parent, children in zip(map(self.parent, range(len(self.beams[-1]))), said, strict=True)
+            for token, chance in children
+        ]
+        self.candidates += new
         self.beams.append(self.highest(range(first, len(self.candidates)), self.topk))
+
+    def parent(self, beam: int) -> int:
+        """Of what the head said about a beam of the last step."""
+        return self.beams[-1][beam]
+
+    def score(self, parent: int, chance: float) -> float:
+        return chance + (0.0 if parent == ROOT else self.candidates[parent].score)
 
     def highest(self, among: Sequence[int], count: int) -> list[int]:
         """The candidates with the highest scores, the highest first; of equal ones the lower number first."""
