@@ -140,15 +140,13 @@ def _select_beams(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _build_tree(given: dict[str, Any]) -> Iterator[str]:
-    """A candidate's parent comes before it and has no lower score; there is room for the root and a draft."""
-    parents, scores = given["parents"], given["scores"]
+    """A candidate's parent comes before it; there is room for the root and a draft."""
+    parents = given["parents"]
     yield from whole(given, "tokens", "parents")
     yield from within("nodes", parents.new_tensor([given["nodes"]]), MOST_NODES + 1, lowest=2)
     number = torch.arange(parents.shape[1], device=parents.device)
     if bool(((parents < -1) | (parents >= number)).any()):
         yield "a candidate continues one that does not come before it"
-    elif bool(((parents >= 0) & (scores > scores.gather(1, parents.clamp(min=0)))).any()):
-        yield "a candidate has a higher score than its parent"
 
 
 def _plan_ring(given: dict[str, Any]) -> Iterator[str]:
