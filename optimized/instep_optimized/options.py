@@ -141,8 +141,9 @@ def check(
     if topk is not None:
         if nodes is None or not config.mtp_layers or options.drafter != "eagle":
             raise Unsupported("trees that the drafter grows (capacity.topk) need num_draft_tokens and eagle drafting")
-        if not 1 <= topk <= config.vocab or topk * (steps - 1) > MOST_BEAMS:
-            expected = f"from 1 to {config.vocab} tokens; at most {MOST_BEAMS} rows of {steps - 1} steps have a bit"
+        if not 1 <= topk <= min(config.vocab, MOST_BEAMS) or topk * (steps - 1) > MOST_BEAMS:
+            most = min(config.vocab, MOST_BEAMS)
+            expected = f"from 1 to {most}; at most {MOST_BEAMS} rows of {steps - 1} steps have a bit"
             raise BadInput("capacity.topk", found=topk, expected=expected)
     if nodes is None:
         return

@@ -178,8 +178,8 @@ def sound(header: Header, field: str) -> None:
         ("capacity.num_draft_tokens", nodes, nodes is None or steps < nodes <= MOST_NODES,
          f"{steps + 1}, a chain of the largest step count and its root, to {MOST_NODES}"),
         ("capacity.topk", room.topk, room.topk is None or _grows(header, room, steps),
-         f"1 to {header.checkpoint.vocab} children per node with capacity.num_draft_tokens, eagle drafting, at most "
-         f"{MOST_BEAMS} rows of the draft head, and room for them"),
+         f"1 to {min(MOST_BEAMS, header.checkpoint.vocab)} children per node, with capacity.num_draft_tokens, eagle "
+         f"drafting, at most {MOST_BEAMS} rows of the draft head, and room for them"),
         ("adaptive", "step counts that change, and trees", nodes is None or header.adaptive is None,
          "no adaptive file where windows may be trees: adaptive step counts are for chains"),
         ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),
@@ -197,8 +197,10 @@ def sound(header: Header, field: str) -> None:
 def _grows(header: Header, room: Capacity, steps: int) -> bool:
     """Whether a drafter may grow trees of its own there."""
     eagle = header.checkpoint.mtp_layers == 1 and header.recording.drafter == "eagle"
-    fits = room.drafted(steps, room.grown(steps)) < room.request_positions and room.drafted(steps, 0) <= MOST_BEAMS
-    return room.num_draft_tokens is not None and 1 <= (room.topk or 0) <= header.checkpoint.vocab and eagle and fits
+    topk, rows = room.topk or 0, room.drafted(steps, 0)
+    fits = room.drafted(steps, room.grown(steps)) < room.request_positions and rows <= MOST_BEAMS
+    few = 1 <= topk <= min(MOST_BEAMS, header.checkpoint.vocab)
+    return room.num_draft_tokens is not None and few and eagle and fits
 
 
 def _units(units: tuple[int, ...]) -> bool:

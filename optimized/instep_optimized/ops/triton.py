@@ -16,6 +16,7 @@ from ..kernels.attend import attend
 from ..kernels.conv import conv
 from ..kernels.draw import draw
 from ..kernels.gdn import gdn
+from ..kernels.grow import build_tree, select_beams, topk_tokens
 from ..kernels.index import advance, choose, place_rows, shift
 from ..kernels.inputs import gdn_inputs
 from ..kernels.moe import moe
@@ -31,7 +32,6 @@ from ..kernels.runtime import must_round
 from ..kernels.tree import plan_path, plan_tree
 from .base import Ops, Types
 from .by_row import BY_ROW
-from .plain.grow import build_tree, select_beams, topk_tokens
 from .plain.ring import kept_updates
 
 KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "update", "logits")  # stored in fp32, as they are computed
