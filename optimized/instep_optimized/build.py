@@ -53,6 +53,7 @@ def built(
     model = Model(trunk, drafter, memory)
     nodes = capacity.num_draft_tokens
     return model, {
-        steps: Round(steps, strategies.make(config, sizes, memory, nodes or steps + 1, *chosen), model, nodes)
+        steps: Round(
+            steps, strategies.make(config, sizes, memory, nodes or steps + 1, *chosen), model, nodes, capacity.topk)
         for steps in candidates
     }

@@ -50,7 +50,7 @@ from .request import Request, logical
 from .round import IDLE, inputs_of, kind_of, tree_inputs
 from .sampling import in_units
 from .transfer.to_device import ints
-from .transfer.to_host import HostCopy, Roots
+from .transfer.to_host import HostCopy, Parents, Roots
 
 NO_OPINION = -1  # `own` without a draft head
 
@@ -76,7 +76,8 @@ class OptimizedEngine:
         self._see: See = unseen
         self._capacity, self._vocab = capacity, config.vocab
         self._controller = Controller(num_steps, adaptive)
-        check(options, config, self._controller.candidates[-1], ops, capacity.num_draft_tokens, capacity.track_interval)
+        check(options, config, self._controller.candidates[-1], ops, capacity.num_draft_tokens, topk=capacity.topk,
+              interval=capacity.track_interval)
         if capacity.num_draft_tokens is not None and adaptive is not None:
             raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
         self.messages = tuple(self._controller.messages)
@@ -104,32 +105,61 @@ class OptimizedEngine:
         parents: tuple[tuple[int, ...], ...] | None = None,
     ) -> Drafted:
         steps, nodes = self._round.num_steps, self._capacity.num_draft_tokens
-        trees = parents if parents is not None else (tuple(range(steps)),) * len(requests)
+        grown = self._capacity.grown(steps)
+        alike = tuple(range(steps if picks is not None or not grown else grown))  # of a tree to grow: as many drafts
+        trees = parents if parents is not None else (alike,) * len(requests)
         if nodes is None and any(tuple(tree) != tuple(range(steps)) for tree in trees):
             raise Unsupported("drafts that form a tree: without num_draft_tokens windows are chains of num_steps")
         if nodes is not None and any(len(tree) >= nodes for tree in trees):
             raise OutOfCapacity(f"a window of {1 + max(map(len, trees))} nodes; there is room for {nodes}")
         if parents is not None and picks is None:
-            raise Unsupported("a tree without its drafts: the drafter has no trees of its own")
+            raise Unsupported("a tree without its drafts: what the drafter grows has shapes of its own")
         if self._model.drafter is None and picks is None:
             raise Unsupported("no draft head is in use: a draft event must bring its picks")
         self._refusals.draft(requests, picks, trees, steps)
         drafted = self._named(requests)
         if not drafted:
-            empty = torch.zeros(len(drafted), steps, dtype=torch.int64, device=self._device)
-            return Drafted(empty, empty.clone())
-        wanted = {name: len(tree) for name, tree in zip(requests, trees, strict=True)}
+            empty = torch.zeros(len(drafted), len(alike), dtype=torch.int64, device=self._device)
+            return Drafted(empty, empty.clone(), empty.clone() if grown else None)
+        room = self._capacity
+        wanted = {name: room.drafted(steps, len(tree)) for name, tree in zip(requests, trees, strict=True)}
         self._grow(drafted, lambda exact: write_set.draft_wants(wanted, self._requests, exact=exact))
-        forced: Sequence[Sequence[int]] = [[-1] * steps] * len(drafted) if picks is None else picks
         for request, tree in zip(drafted, trees, strict=True):
             request.parents = tuple(tree)
+        if grown:
+            return self._grown(drafted, picks, trees, grown)
+        forced: Sequence[Sequence[int]] = [[-1] * steps] * len(drafted) if picks is None else picks
+        kind, shapes = "draft", [] if nodes is None else tree_inputs(trees, nodes)
         if nodes is not None:
+            kind = "draft" if all(tuple(tree) == alike for tree in trees) else "draft of trees"
             forced = [[*choices, *[0] * (nodes - 1 - len(choices))] for choices in forced]
-        said = torch.stack(self._run("draft", drafted, forced), dim=1)
-        if nodes is not None:
+        if kind == "draft":
+            shapes = [line[:nodes] for line in shapes]
+        said = torch.stack(self._run(kind, drafted, forced, tree=shapes), dim=1)
+        if kind != "draft":
             said, steps = self._cut(said, trees), max(map(len, trees))
         drafts, own = said[:, :steps].contiguous(), said[:, steps:].contiguous()
         return Drafted(drafts, own if self._model.drafter is not None else torch.full_like(drafts, NO_OPINION))
+
+    def _grown(
+        self, drafted: Sequence[Request], picks: Sequence[Sequence[int]] | None, trees: Sequence[Sequence[int]],
+        grown: int,
+    ) -> Drafted:
+        """The drafter grows its trees; the window is the given one, where one is given."""
+        width, count = self._round.width, len(drafted)
+        if picks is None:
+            forced, tree, most = [[-1] * (width - 1)] * count, [[-1] * width] * count, grown
+        else:  # behind the end of a given window stands nothing of the grown one
+            forced, most = [[*one, *[0] * (width - 1 - len(one))] for one in picks], max(map(len, picks))
+            tree = [line[:width] for line in tree_inputs(trees, width, behind=0)]
+        drafts, own, parents = self._run("draft", drafted, forced, tree=tree)
+        shapes = parents[:, 1 : 1 + grown].contiguous()
+        if picks is None:
+            copy = HostCopy(shapes.flatten())
+            for number, request in enumerate(drafted):
+                request.parents = Parents(copy, number * grown, grown)
+        behind = torch.arange(most, device=self._device) >= ints([len(tree) for tree in trees], self._device)[:, None]
+        return Drafted(drafts[:, :most].masked_fill(behind, -1), own[:, :grown].contiguous(), shapes)
 
     def forward(self, rows: tuple[Row, ...]) -> Forwarded:
         if not rows:
@@ -251,7 +281,8 @@ class OptimizedEngine:
             {name: kept.length.exact for name, (kept, _) in aside.items()} for aside in (self._saved, self._preempted)
         )
         writes = write_set.writes_of(
-            event, self._requests, saved, preempted, self._round.num_steps, self._memory, overlap=self._options.overlap
+            event, self._requests, saved, preempted, self._round.num_steps, self._memory, self._capacity,
+            overlap=self._options.overlap,
         )
         trees = self._capacity.num_draft_tokens is not None
         lines = write_set.SLOT_TABLE_OF_TREES if trees else write_set.SLOT_TABLE
@@ -278,25 +309,24 @@ class OptimizedEngine:
     def _run(
         self, kind: str, requests: Sequence[Request], forced: Sequence[Sequence[int]] = (),
         rows: Sequence[int | None] | None = None, uniforms: Sequence[Sequence[int]] = (),
+        tree: Sequence[Sequence[int]] = (),
     ) -> Any:
         """Run the body of one event on the inputs that come from the host: eagerly, or as a captured graph."""
         kind = kind_of(kind, bool(uniforms))
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
-        counts = [1 + request.drafts for request in requests] if body.width == self._round.width else None
-        trees = [request.parents for request in requests]
+        counts = [1 + request.drafts for request in requests] if body.ragged else None
         inputs = inputs_of(
             slots, range(len(slots)) if rows is None else rows, body.width, forced, self._device, counts, uniforms,
-            tree_inputs(trees, self._round.width) if body.tree else (),
+            tree,
         )
         if self._graphs is None:
             return body.run(self._ops, inputs)
         # Inside a graph no row can be cut: what a replay shows is noted, and cut when the answer says which rows count.
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen))
-        ragged = kind == "verify" and self._capacity.num_draft_tokens is not None
-        lens = answer.accept_lens if kind == "commit" else counts if ragged else None
-        covered = None if lens is None else first_of(lens, body.width)
-        show(self._see, seen, lambda place: node_runs(place, trees) if body.tree else covered)
+        lens = answer.accept_lens if kind == "commit" else counts if self._capacity.num_draft_tokens else None
+        covered, trees = None if lens is None else first_of(lens, body.width), [one.parents for one in requests]
+        show(self._see, seen, lambda place: node_runs(place, trees) if kind == "draft of trees" else covered)
         return answer
 
     def _cut(self, said: torch.Tensor, trees: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.drafters import DRAFTERS
 from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.grown import MOST_BEAMS
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage
 
 from .commit import known
@@ -125,11 +126,12 @@ NAMED: tuple[tuple[str, Component, str], ...] = (
 
 
 def check(
-    options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: int | None = None, interval: int | None = None
+    options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: int | None = None, *, topk: int | None = None,
+    interval: int | None = None,
 ) -> None:
     """Refuse what this side does not serve, before anything is allocated.
 
-    steps: the most drafts of a round;  nodes: `Capacity.num_draft_tokens`;  interval: `Capacity.track_interval`
+    steps: the most drafts of a round;  nodes, topk, interval: `num_draft_tokens`, `topk`, `track_interval` of the room
     """
     for field, component, what in NAMED:
         names = known(component, ops)
@@ -149,6 +151,13 @@ def check(
             raise Unsupported(f"{why} ({', '.join(said)})")
     if interval is not None and interval < 1:
         raise BadInput("capacity.track_interval", found=interval, expected="at least 1")
+    if topk is not None:
+        if nodes is None or not config.mtp_layers or options.drafter != "eagle":
+            raise Unsupported("trees that the drafter grows (capacity.topk) need num_draft_tokens and eagle drafting")
+        if not 1 <= topk <= min(config.vocab, MOST_BEAMS) or topk * (steps - 1) > MOST_BEAMS:
+            most = min(config.vocab, MOST_BEAMS)
+            expected = f"from 1 to {most}; at most {MOST_BEAMS} rows of {steps - 1} steps have a bit"
+            raise BadInput("capacity.topk", found=topk, expected=expected)
     if nodes is not None and not steps < nodes <= MOST_NODES:
         expected = f"from {steps + 1}, the root and {steps} drafts, to {MOST_NODES}: ancestors are bits of an int64"
         raise BadInput("capacity.num_draft_tokens", found=nodes, expected=expected)

@@ -37,7 +37,7 @@ class Request:
     sampling: Sampling | None = None
     length: Length = field(default_factory=Length)
     rooted: bool = False
-    parents: tuple[int, ...] = ()
+    parents: Sequence[int] = ()
     row: int | None = None
     said: list[Callable[[], Sequence[int]]] = field(default_factory=list)
 

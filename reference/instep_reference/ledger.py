@@ -16,25 +16,20 @@ from zlib import crc32
 import torch
 
 from .contract.adaptive import AdaptiveFile
+from .contract.capacity import Capacity
 from .contract.config import ModelConfig
 from .contract.engine import RequestState
-from .contract.labels import MIX_A, MIX_B, MIX_C, MIX_D, SPREAD
+from .contract.labels import SPREAD
 from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
 from .contract.sampling import UNIFORM
 from .draft import drafter
+from .mixing import MASK as MASK
+from .mixing import mix as mix
+from .mixing import most_named
 from .rounds import Rounds
 from .sampling import Drawing
 
-MASK = (1 << 64) - 1
 SIGN = 1 << 63
-
-
-def mix(a: int, b: int) -> int:
-    """One label made of two. In 64 bits two different mixtures do not meet by accident."""
-    x = (a * MIX_A + b * MIX_B + MIX_C) & MASK
-    x ^= x >> 29
-    x = x * MIX_D & MASK
-    return x ^ (x >> 32)
 
 
 def code(place: Place) -> int:
@@ -119,6 +114,10 @@ class LabelModel:
         see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(picks, dtype=torch.int64))
         return picks
 
+    def best(self, rows: Labels, count: int, stage: str, see: See) -> list[list[tuple[int, float]]]:
+        """Labels have no probabilities either: tokens and whole numbers that follow from the token that is named."""
+        return [most_named(token, count, self.config.vocab) for token in self._largest(rows, stage, see)]
+
     def draw(self, rows: Labels, drawing: Drawing, stage: str, see: See) -> list[int]:
         """Labels have no probabilities: a draw is a mixture of everything that it may depend on."""
         said, sampling = [], drawing.sampling
@@ -172,11 +171,10 @@ class LedgerEngine(Rounds[Labels, Memory, KvLabels]):
 
     def __init__(
         self, config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
-        see: See = unseen, track_interval: int | None = None,
+        see: See = unseen, room: Capacity | None = None,
     ) -> None:
         super().__init__(
-            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, see=see,
-            track_interval=track_interval)
+            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, see=see, room=room)
 
 
 @dataclass(frozen=True)

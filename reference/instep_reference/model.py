@@ -55,6 +55,10 @@ class Model(Protocol[Rows, Memory, Cache]):
         """The argmax of the logits of each row. The draft head uses the target's lm_head."""
         ...
 
+    def best(self, rows: Rows, count: int, stage: str, see: See) -> list[list[tuple[int, float]]]:
+        """Of each row the most probable tokens and their log-probabilities, the most probable first."""
+        ...
+
     def draw(self, rows: Rows, drawing: Drawing, stage: str, see: See) -> list[int]:
         """A token per row of a window, drawn from its logits."""
         ...

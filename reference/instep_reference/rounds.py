@@ -15,11 +15,12 @@ import torch
 from .acceptance import answer, chain, greedy
 from .adaptive import Controller, resolve
 from .contract.adaptive import AdaptiveFile
+from .contract.capacity import Capacity
 from .contract.engine import Committed, Drafted, Forwarded, Path, RequestState, Row
 from .contract.errors import Unsupported
 from .contract.place import See, unseen
 from .contract.sampling import Sampling
-from .draft.base import Asked, Drafter, Proposed
+from .draft.base import Asked, Drafter, GrowsTrees, Proposed
 from .model import Cache, Memory, Model, Rows
 from .sampling import Drawing
 from .verify import Node, verify
@@ -62,11 +63,14 @@ class Rounds(Generic[Rows, Memory, Cache]):
 
     def __init__(
         self, model: Model[Rows, Memory, Cache], drafter: Drafter, *, num_steps: int,
-        adaptive: AdaptiveFile | None = None, see: See = unseen, track_interval: int | None = None,
+        adaptive: AdaptiveFile | None = None, see: See = unseen, room: Capacity | None = None,
     ) -> None:
-        if track_interval is not None and len(drafter.begin(model).caches) > 1:
+        self.room = room
+        if room is not None and room.topk is not None and not isinstance(drafter, GrowsTrees):
+            raise Unsupported("trees that the drafter grows (capacity.topk): this drafter proposes no trees")
+        self.track_interval = None if room is None else room.track_interval
+        if self.track_interval is not None and len(drafter.begin(model).caches) > 1:
             raise Unsupported("tracked prefixes with several MTP layers: their last rows are made of guesses")
-        self.track_interval = track_interval
         self.model, self.drafter, self.see = model, drafter, see
         self.adaptive = adaptive is not None
         candidates = resolve(adaptive, num_steps)
@@ -91,6 +95,8 @@ class Rounds(Generic[Rows, Memory, Cache]):
     ) -> Drafted:
         if self.adaptive and any(tuple(tree) != tuple(range(len(tree))) for tree in parents or ()):
             raise Unsupported("a tree with adaptive step counts: chains only")
+        if self.room is not None and self.room.topk is not None:
+            return self._grown(requests, picks, parents, self.room)
         drafts, own = [], []
         for i, name in enumerate(requests):
             live = self.requests[name]
@@ -102,6 +108,27 @@ class Rounds(Generic[Rows, Memory, Cache]):
             drafts.append(ours)
             own.append(theirs)
         return Drafted(self._table(drafts), self._table(own))
+
+    def _grown(
+        self, requests: Sequence[str], picks: Sequence[Sequence[int]] | None, parents: Sequence[Sequence[int]] | None,
+        room: Capacity,
+    ) -> Drafted:
+        """The drafter's own trees; the window is the given one, where one is given."""
+        assert isinstance(self.drafter, GrowsTrees) and room.topk is not None, "asked at the start"
+        drafts, own, shapes = [], [], []
+        for i, name in enumerate(requests):
+            live = self.requests[name]
+            tokens = (*live.standing.tokens, _known(live.standing.root))
+            ours, tree = self.drafter.grow(
+                self.model, live.standing.proposed, tokens, self.num_steps, room.topk, room.grown(self.num_steps),
+                self.see)
+            used = ours if picks is None else list(picks[i])
+            shape = tree if picks is None else range(len(used)) if parents is None else parents[i]
+            self.requests[name] = replace(live, drafts=tuple(used), parents=(-1, *shape))
+            drafts.append(used)
+            own.append(ours)
+            shapes.append(tree)
+        return Drafted(self._table(drafts), self._table(own), self._table(shapes))
 
     def forward(self, rows: tuple[Row, ...]) -> Forwarded:
         roots: dict[str, int] = {}

@@ -23,6 +23,7 @@ from support.checkpoints import write
 from support.two_sides import CAPACITY, TwoSides
 
 EVERY, STEPS = 4, 5
+TRACKED = replace(CAPACITY, track_interval=EVERY)
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 CHAIN, TREE = tuple(range(STEPS)), (0, 0, 2, 2, 3)
 PROMPT, PICKS, ROOT = (5, 9, 33, 2, 40, 17), (21, 22, 23, 24, 25), 12
@@ -34,7 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 def engine(checkpoint: Checkpoint, ops: str, nodes: int | None = None, **options: Any) -> OptimizedEngine:
-    room = replace(CAPACITY, track_interval=EVERY, num_draft_tokens=nodes)
+    room = replace(TRACKED, num_draft_tokens=nodes)
     return OptimizedEngine(checkpoint, load(ops), Options(**options), room, num_steps=STEPS)
 
 
@@ -80,7 +81,7 @@ def checked(subject: OptimizedEngine, truth: Any, shape: tuple[int, ...], *, wat
 def test_labels_of_prefixes_and_of_requests_that_go_on_from_them_are_right(
     checkpoint: Checkpoint, strategy: str, conv: str, nodes: int | None, shape: tuple[int, ...]
 ) -> None:
-    truth = LedgerEngine(checkpoint.config, num_steps=STEPS, track_interval=EVERY)
+    truth = LedgerEngine(checkpoint.config, num_steps=STEPS, room=TRACKED)
     checked(engine(checkpoint, "ledger", nodes, strategy=strategy, conv=conv), truth, shape)
 
 
@@ -91,7 +92,7 @@ def test_numbers_are_right_too_while_rounds_overlap_and_in_graphs(
     checkpoint: Checkpoint, options: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
     weights = Weights.of(checkpoint, torch.float64, torch.device("cpu"))
-    truth = ReferenceEngine(weights, num_steps=STEPS, track_interval=EVERY)
+    truth = ReferenceEngine(weights, num_steps=STEPS, room=TRACKED)
     nodes = None if shape == CHAIN else STEPS + 1
     subject = engine(checkpoint, "plain", nodes, activation=torch.float64, state=torch.float64, **options)
     checked(subject, truth, shape, watched=not options.get("graphs"))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from instep_reference.contract.capacity import Capacity
 from instep_reference.contract.engine import Engine, Path, Row
 from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
@@ -23,6 +24,7 @@ KINDS = ("dense", "next", "moe", "gdn only", "attention only", "labels")
 PROMPT = (5, 9, 33, 2, 2, 40, 17, 61, 8)
 ROOT = 12
 EVERY = 4  # the interval of tracked prefixes
+TRACKED = Capacity((1,), (1,), 1, 1, track_interval=EVERY)
 SOME = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -30,12 +32,12 @@ SOME = settings(max_examples=8, deadline=None, suppress_health_check=[HealthChec
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """num_steps -> a fresh engine of this kind."""
     if request.param == "labels":
-        return lambda num_steps: LedgerEngine(config("dense"), num_steps=num_steps, track_interval=EVERY)
+        return lambda num_steps: LedgerEngine(config("dense"), num_steps=num_steps, room=TRACKED)
     kinds = {"gdn only": ["linear_attention"] * 2, "attention only": ["full_attention"] * 2}
     extra = {"layer_types": kinds[request.param], "num_hidden_layers": 2} if request.param in kinds else {}
     kind = request.param if request.param in ("next", "moe") else "dense"
     held = weights(tmp_path_factory.mktemp("checkpoint") / "model", kind, **extra)
-    return lambda num_steps: ReferenceEngine(held, num_steps=num_steps, track_interval=EVERY)
+    return lambda num_steps: ReferenceEngine(held, num_steps=num_steps, room=TRACKED)
 
 
 tokens = st.integers(0, 63)

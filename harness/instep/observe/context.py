@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #   extend   forward: prefill and decode rows;  commit: accept_lens rows per request;  logits and pick: one
 #            row per request whose root is known. extend.i: the same, of MTP layer i; where a prompt goes on, but not
 #            far enough for the next layer, a row for that one too
-#   chain.i  draft: one row per request
+#   chain.i  draft: one row per request; where the drafter grows trees one per beam, and logits alone at chain.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Expected:
     copies: frozenset[Copy] = frozenset()  # what is kept of requests after the event
     sampling: Mapping[str, Sampling] = field(default_factory=dict)  # of the requests that draw
     prefixes: Mapping[str, int] = field(default_factory=dict)  # tracked so far: name -> how many tokens it has
+    topk: int | None = None  # where the drafter grows trees, the children of a node;  grown: the drafts of such a tree
+    grown: int = 0
 
     def tree(self, request: str) -> tuple[int, ...] | None:
         """The parent of each node of its window in flight; None: it does not branch."""

@@ -28,8 +28,9 @@ from instep_reference.weights import GdnWeights, Weights
 
 from ..verdict import Skipped
 from .context import EventContext
+from .growth import head_tree
 from .handed_over import handed_over
-from .head_rows import of_step, one_row, reading
+from .head_rows import of_node, reading, row_of_parent, wrong_rows
 from .layer_work import LayerWork, Work, draft_of, positions_of
 from .own_inputs import shown
 from .products import NONE
@@ -257,23 +258,21 @@ class Oracle:
             others = [(f"reads {'the target' if chained else f'MTP layer {layer}'}'s rows", stale)]
 
     def _chains(self, context: EventContext) -> Iterator[Recomputation]:
-        """Step i reads draft i and the head's own y of its parent's step, which in a chain is the step before."""
-        answer, event = context.subject.answer, context.event
+        """A row reads the token of its node and the head's own y of its parent, which in a chain is the step before."""
+        answer, event, steps = context.subject.answer, context.event, context.expected.num_steps
         assert isinstance(answer, Drafted) and isinstance(event, Draft)
-        for i in range(1, answer.drafts.shape[1]):
+        for i in range(1, answer.drafts.shape[1] if context.expected.topk is None else steps):
             for span in row_spans(context, f"chain.{i}"):
-                before, line = context.subject.before[span.request], lines(context.expected.parents[span.request])[i]
-                *earlier, parent = line[:-1]
-                fed = [one_row(before.proposal_hidden)]
-                fed += [of_step(context, span, j, AFTER_LAYERS, "final") for j in line[1:-1]]
-                stale = [(f"reads the head's row of step {j}, not of step {parent}", y)
-                         for j, y in zip(earlier, fed, strict=False)]  # fmt: skip
-                bare = of_step(context, span, parent, 0, "hidden")
-                others = [*stale, ("reads the head's row before its final norm", bare)]
-                if fed[-1] is not None:
-                    token = int(answer.drafts[event.requests.index(span.request), i - 1])
-                    known = [(says, y) for says, y in others if y is not None]
-                    yield from self._head(context, span, f"chain.{i}", [token], fed[-1], before, known, line=line)
+                tree = head_tree(context, span.request, answer.drafts[event.requests.index(span.request)].tolist())
+                node, before = (*span.nodes, i)[0], context.subject.before[span.request]
+                if tree is None or node >= len(tree.parents):
+                    continue  # T0 has said so
+                line = lines(tree.parents)[node]
+                fed = row_of_parent(context, span, line)
+                if fed is not None:
+                    known = wrong_rows(context, span, line, len(tree.parents))
+                    token = tree.tokens[node - 1]
+                    yield from self._head(context, span, f"chain.{i}", [token], fed, before, known, line=line)
 
     def _head(
         self, context: EventContext, span: RowSpan, stage: str, tokens: list[int], hidden: torch.Tensor,
@@ -293,7 +292,7 @@ class Oracle:
         fused = rows(side, Place(stage, STAGE_LEVEL, "fused"), span)
         if fused is None or fused.shape[0] != span.count:
             return
-        scratch = [[of_step(context, span, step, 0, name) for step in line[1:-1]] for name in ("key", "value")]
+        scratch = [[of_node(context, span, step, 0, name) for step in line[1:-1]] for name in ("key", "value")]
         there = [[row for row in one if row is not None and len(row)] for one in scratch]
         if any(len(one) != len(line[1:-1]) for one in there):
             return

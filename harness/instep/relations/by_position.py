@@ -21,6 +21,7 @@ from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..engines.derived import DerivedEngine
 from ..observe.context import EventContext
+from ..observe.growth import head_tree
 from ..observe.memory import UNWATCHED
 from ..observe.observers import on_host
 from ..observe.rows import RowSpan, row_spans
@@ -222,8 +223,11 @@ def _keys(context: EventContext, stage: str, span: RowSpan) -> tuple[Key, ...]:
         return tuple(range(span.start, span.start + span.count))
     step = int(stage.partition(".")[2])
     picks = (context.event.picks or ())[context.event.requests.index(span.request)]
-    _, *drafts = lines(context.expected.parents[span.request])[step]
-    return ((span.start, *(picks[node - 1] for node in drafts)),)
+    tree = head_tree(context, span.request, picks)
+    if tree is None:
+        return ((span.start, step, *span.nodes),)
+    _, *drafts = lines(tree.parents)[(*span.nodes, step)[0]]
+    return ((span.start, *(tree.tokens[node - 1] for node in drafts)),)
 
 
 def _accepted(block: Block, nodes: tuple[int, ...]) -> Block:

@@ -267,6 +267,8 @@ def checked_answer(event: Event, found: object) -> Answer | None:
         if field.name == "tracked":
             continue
         value = getattr(found, field.name)
+        if value is None and field.default is None:
+            continue
         right = isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == len(names)
         must(right, f"{what}: {field.name}", value, f"a tensor with {len(names)} lines, one per request")
         must_hold(f"{what}: {field.name}", value, whole=True)

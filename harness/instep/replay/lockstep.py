@@ -138,6 +138,8 @@ def expect(before: RequestTable, after: RequestTable) -> Expected:
         copies=after.copies(),
         prefixes={name: kept.length for name, kept in after.saved.items() if kept.prefix},
         sampling={name: s.sampling for name, s in after.live.items() if s.sampling is not None and s.draws},
+        topk=after.capacity.topk,
+        grown=after.capacity.grown(after.num_steps),
     )
 
 

@@ -118,7 +118,7 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
     if moves_labels(ops):
         true, rounded, draw = Participant("truth", LedgerEngine(
             plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=setting.mode,
-            track_interval=plan.capacity.track_interval,
+            room=plan.capacity,
         )), None, None
     else:
         true, draw = truth_participant(plan), partial(rounded_participant, plan, says, asked=engine is not None)
@@ -256,14 +256,13 @@ def enough_memory(capacity: Capacity) -> Iterator[None]:
 def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     """The reference in some width; on the CPU, whatever the subject runs on."""
     weights = Weights.of(plan.checkpoint, dtype, torch.device("cpu"))
-    return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode,
-                           track_interval=plan.capacity.track_interval)
+    return ReferenceEngine(
+        weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
 
 
 def truth_participant(plan: Plan, *, asked: bool = True) -> Participant:
     """The reference in fp64. asked: whether its states are asked for."""
-    of = digest_of(plan.checkpoint, "truth", plan.num_steps, plan.adaptive, plan.setting.mode, asked,
-                   plan.capacity.track_interval)
+    of = digest_of(plan.checkpoint, "truth", plan.num_steps, plan.adaptive, plan.setting.mode, asked, _room(plan))
     return Reusing("truth", reference(plan, torch.float64), of, asked=asked)
 
 
@@ -276,17 +275,22 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     said, generator = declares(plan, found), torch.Generator().manual_seed(abs(draw))
     chance = generator if draw < 0 else None
     weights = Weights.of(plan.checkpoint, plan.setting.width, torch.device("cpu"))
-    engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode,
-                           track_interval=plan.capacity.track_interval)
+    engine = StoringEngine(
+        weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
     engine.stored = said.rounds.get("state", plan.setting.state)
     engine.operands = Operands(said.products, weights, chance=chance)
     engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
     arithmetic = Reordered(generator, engine.operands)
     of = digest_of(
         plan.checkpoint, draw, said, plan.setting.width, plan.setting.state, plan.num_steps, plan.adaptive,
-        plan.setting.mode, asked, plan.capacity.track_interval)
+        plan.setting.mode, asked, _room(plan))
     return Reusing(
         "rounded", engine, of, arithmetic=arithmetic, first=rounding(said.rounds, chance), asked=asked)
+
+
+def _room(plan: Plan) -> tuple[int | None, ...]:
+    """All that the reference does with a capacity."""
+    return plan.capacity.topk, plan.capacity.num_draft_tokens, plan.capacity.track_interval
 
 
 def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -66,11 +66,12 @@ def recorded(steps: list[Step]) -> dict[str, torch.Tensor]:
 def own_say(event: e.Event, answer: e.Answer | None) -> torch.Tensor | None:
     """The engine's own choices, also where others are forced, as one int64 vector; None where nothing is chosen.
 
-    Draft: the head's argmaxes [B * n]; forward: the target's, in batch order; commit: accepted counts [B], bonus [B].
+    Draft: the head's argmaxes [B * n], or the tokens and then the parents of the trees that it grew; forward: the
+    target's, in batch order; commit: accepted counts [B], bonus [B].
     """
     match event, answer:
-        case _, e.Drafted(own=own):
-            return own.flatten().cpu()
+        case _, e.Drafted(own=own, own_parents=parents):
+            return torch.cat([own.flatten(), *([] if parents is None else [parents.flatten()])]).cpu()
         case e.Forward(rows=rows), e.Forwarded(own=said):
             found = [said[row.request].flatten().cpu() for row in rows if row.request in said]
             return torch.cat(found) if found else None
@@ -174,7 +175,8 @@ class _Driver:
         table = self.rules.table
         speculate = table.num_steps > 0 and self.round not in self.policy.plain
         shapes = self.policy.trees[self.round % len(self.policy.trees)] if self.policy.trees else ()
-        drafts = max(map(len, shapes), default=table.num_steps)
+        room, steps = table.capacity, table.num_steps
+        drafts = room.drafted(steps, max(map(len, shapes), default=room.grown(steps) or steps))
         ready = [name for name in self._turned(Phase.READY) if self._left(name) > drafts]
         if speculate and ready and (drafting := self._trees(ready, shapes) if shapes else self._chains(ready)).requests:
             yield self._do(drafting)
@@ -333,8 +335,9 @@ def _greedy(standing: Standing, own: list[int]) -> list[int]:
 def filled(event: e.AnyEvent, answer: e.Answer | None) -> e.AnyEvent:
     """The event with the choices that the engine made filled in."""
     match event, answer:
-        case e.Draft(picks=None), e.Drafted(drafts=drafts):
-            return replace(event, picks=tuple(tuple(one) for one in drafts.tolist()))
+        case e.Draft(picks=None), e.Drafted(drafts=drafts, own_parents=parents):
+            shapes = None if parents is None else tuple(tuple(one) for one in parents.tolist())
+            return replace(event, picks=tuple(tuple(one) for one in drafts.tolist()), parents=shapes)
         case e.Forward(rows=rows), e.Forwarded(roots=roots):
             return replace(event, rows=tuple(
                 replace(row, root=roots[row.request]) if row.root is None and row.request in roots else row

@@ -5,7 +5,8 @@
     between rounds: finish, preempt (resume returns to where it stood), save; anywhere: abort
 
 Pages: a list grows to cover the positions that an event may write: length + tokens (prefill), + window (verify),
-+ 1 (decode), + num_steps (draft), length (resume, load); it is never trimmed, and given back when the slot is.
++ 1 (decode), + drafts (draft; at least the rows of a grown tree's beams), length (resume, load); it is never trimmed,
+and given back when the slot is.
 No request may need more positions than `max_positions`.
 Between a verify and its commit nothing else runs. Leaves out: who chooses (`drive.py`) and what is computed.
 """
@@ -165,7 +166,9 @@ def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
         rules._no("draft", "num_steps 0", "a step count above 0")
     if event.picks is None and (choices or not rules.drafts_itself or event.parents is not None):
         rules._no("picks", "nothing", "the drafts of every request")
-    sizes = [n] * len(event.requests) if event.parents is None else [max(len(tree), 1) for tree in event.parents]
+    grown = 0 if event.picks is not None else rules.table.capacity.grown(n)
+    trees = ((0,) * (grown or n),) * len(event.requests) if event.parents is None else event.parents
+    sizes = [max(len(tree), 1) for tree in trees]
     if event.picks is not None and [len(picks) for picks in event.picks] != sizes:
         rules._no("picks", f"{[len(picks) for picks in event.picks]} drafts", f"{sizes}, one list per request")
     if len(sizes) != len(event.requests):
@@ -196,8 +199,9 @@ def _tree(rules: EventRules, field: str, parents: tuple[int, ...]) -> None:
 
 
 def _drafting(rules: EventRules, event: e.Draft) -> dict[str, int]:
-    sizes = [len(picks) for picks in event.picks] if event.picks else [rules.table.num_steps] * len(event.requests)
-    return dict(zip(event.requests, sizes, strict=True))
+    room, n = rules.table.capacity, rules.table.num_steps
+    sizes = [len(picks) for picks in event.picks] if event.picks else [room.grown(n) or n] * len(event.requests)
+    return {name: room.drafted(n, size) for name, size in zip(event.requests, sizes, strict=True)}
 
 
 def _drafted(rules: EventRules, event: e.Draft) -> None:

@@ -17,6 +17,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.drafters import heads_of
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.grown import MOST_BEAMS
 
 SCHEMA = 2  # version of the wire format; it stays when an optional field is added
 
@@ -62,7 +63,8 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """`Capacity` on the wire. An unknown field is an error.
 
     Old traces have no max_positions: there a request may have as many positions as all pages hold. Only traces whose
-    windows may be trees have num_draft_tokens, and only those that track prefixes track_interval.
+    windows may be trees have num_draft_tokens, only those that track prefixes track_interval, and only those whose
+    drafter grows trees topk.
     """
 
     slots: tuple[int, ...]
@@ -72,6 +74,7 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     max_positions: int | None = None
     num_draft_tokens: int | None = None
     track_interval: int | None = None
+    topk: int | None = None
 
     def capacity(self) -> Capacity:
         return Capacity(**msgspec.structs.asdict(self))
@@ -186,6 +189,9 @@ def sound(header: Header, field: str) -> None:
         ("capacity.track_interval", f"prefixes, and {header.checkpoint.mtp_layers} MTP layers",
          room.track_interval is None or header.checkpoint.mtp_layers < 2,
          "one MTP layer at most: the last rows of further ones are made of guesses"),
+        ("capacity.topk", room.topk, room.topk is None or _grows(header, room, steps),
+         f"1 to {min(MOST_BEAMS, header.checkpoint.vocab)} children per node, with capacity.num_draft_tokens, eagle "
+         f"drafting, at most {MOST_BEAMS} rows of the draft head, and room for them"),
         ("adaptive", "step counts that change, and trees", nodes is None or header.adaptive is None,
          "no adaptive file where windows may be trees: adaptive step counts are for chains"),
         ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),
@@ -198,6 +204,15 @@ def sound(header: Header, field: str) -> None:
         if not holds:
             raise BadInput(f"{field}: {name}", found=found, expected=expected)
     header.adaptive_file(field)
+
+
+def _grows(header: Header, room: Capacity, steps: int) -> bool:
+    """Whether a drafter may grow trees of its own there."""
+    eagle = header.checkpoint.mtp_layers == 1 and header.recording.drafter == "eagle"
+    topk, rows = room.topk or 0, room.drafted(steps, 0)
+    fits = room.drafted(steps, room.grown(steps)) < room.request_positions and rows <= MOST_BEAMS
+    few = 1 <= topk <= min(MOST_BEAMS, header.checkpoint.vocab)
+    return room.num_draft_tokens is not None and few and eagle and fits
 
 
 def _units(units: tuple[int, ...]) -> bool:

@@ -68,7 +68,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accept      forced numbers of accepted drafts, in turn over rounds and requests; none: greedy acceptance. In a tree
                 the path turns to each child of a node in turn
     trees       shapes of windows: an entry per round, in turn; in it the parents of every draft, in turn over the
-                requests. An empty entry: a round of chains by the draft head. None: chains
+                requests. An empty entry: the draft head's own chains, or trees where the capacity has topk. None: so
+                in every round
     plain       rounds that decode without drafts although the step count is above 0
     rotate      the batch order is rotated by one every round, so that row numbers differ from slots
     rounds      the most rounds; requests that are left then are finished

@@ -1,12 +1,13 @@
 """Whole numbers from the device to the host: the copy starts at once, and the host waits only when it reads it.
 
-Leaves out: what the numbers mean. Two things use a copy: the length of a request, and the roots of a forward.
+Leaves out: what the numbers mean. What uses a copy: lengths, roots, and the shapes of grown trees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import overload
 
 import torch
 
@@ -63,6 +64,23 @@ class Length:
     @property
     def exact(self) -> int:
         return self._known + sum(counts.list()[number] for counts, number in self._owed)
+
+
+class Parents(Sequence[int]):
+    """The parents in a tree that was grown on the device. Their number is known, the copy is read on a look-up."""
+
+    def __init__(self, copy: HostCopy, begin: int, count: int) -> None:
+        self._copy, self._begin, self._count = copy, begin, count
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        return self._copy.list()[self._begin : self._begin + self._count][at]
+
+    def __len__(self) -> int:
+        return self._count
 
 
 class Roots(Mapping[str, int]):

@@ -66,6 +66,8 @@ class Draft(Event, frozen=True):
              The chain itself runs on them too: step i runs on picks[i - 1].
     parents  per request, the parent node of every draft, for a tree (node 0 is the root, draft j is
              node j + 1); None: a chain. Only with picks.
+    Where the capacity has `topk`, the head grows a tree of its own (`contract/grown.py`), whatever is given: it runs on
+    its own beams. Without picks the window is this tree.
     """
 
     requests: tuple[str, ...]
@@ -230,10 +232,13 @@ class Drafted:
 
     own is the head's argmax after the drafts in use, not after its own; -1 without a head. Trees of one batch may
     differ in size: then n is the largest, and shorter rows end in -1.
+    own_parents [B, m] int64: where the drafter grows trees, the parent of each draft of its own tree. There own [B, m]
+    are the tokens of that tree, also where another window is given.
     """
 
     drafts: torch.Tensor
     own: torch.Tensor
+    own_parents: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
