@@ -92,6 +92,14 @@ def test_one_trace_serves_both_ways(instep):
     assert told.code == Exit.AGREED, told.out + told.err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [{"ops": "support.subjects:right"}, {"engine": "support.by_verbs:slipping"}])
+def test_somebody_elses_engine_is_handed_drafts_too(who, handed):
+    """Its model has no draft head then: one that has `eagle` alone would not serve three MTP layers."""
+    verdict = Replay(handed, Setting(**who)).run(until=16).verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+
+
 CALLED = """
 def last(tokens, count): return [tokens[-1]] * count
 def few(tokens, count): return [1]

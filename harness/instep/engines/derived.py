@@ -154,7 +154,7 @@ class DerivedEngine:
             standing = self.requests[name]
             self.requests[name] = replace(standing, window=(_known(standing.root), *drafts))
         own = {}
-        if staying and self.asked.has("draft"):
+        if staying and self.config.mtp_layers and self.asked.has("draft"):
             chosen = tuple(drafts for name, drafts in zip(requests, picks, strict=True) if name in staying)
             own = dict(zip(staying, self.asked.draft(tuple(staying), self.num_steps, chosen), strict=True))
         width = max(map(len, picks))

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from instep_optimized.layout import StateLayout
 
 from ..adapters import Subject
-from ..verdict import Tier
+from ..verdict import Skipped, Tier
 from .base import Case, Relation, Results, not_by_verbs
 from .by_position import PositionRecord
 from .compare import same
 from .engine_changes import WindowsOfOne
+from .guesses import WHY, without_guesses
 from .rewrites import undrawn, with_other_drafts, without_speculation
 from .timeline import (
     Rewrite,
@@ -60,14 +61,17 @@ def rewritten(
     """A row of the table; `exact`: whether this case is compared bit by bit."""
 
     def hold(case: Case) -> Results:
-        for one, other in runs(case):
+        for whole in runs(case):
+            one, other = map(without_guesses, whole)
+            if one is not whole[0]:
+                yield Skipped(name, 0, WHY)
             if exact(case):
                 yield from same(name, one, other)
             else:
                 yield from Yardstick(name, case.truth(), case.rounded, one, other, case.drawn).compare()
         if exact is where_rows_are_invariant and not exact(case) and case.row_by_row is not None:
             for one, other in runs(case.row_by_row):
-                yield from same(name, one, other)
+                yield from same(name, without_guesses(one), without_guesses(other))
 
     tiers = (Tier.BITWISE,) if exact is always else (Tier.BITWISE, Tier.PROPAGATED)
     return Relation(name, says, catches, tiers, hold, lacks)

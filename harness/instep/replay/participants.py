@@ -155,8 +155,8 @@ def _of_an_op_set(
 
 
 def _of_a_maker(plan: Plan, maker: Maker, variant: Variant) -> tuple[Subject, Instrumentation]:
-    """Somebody else's engine, and what logs it."""
-    setting, handed = plan.setting, lent_copies(plan)
+    """Somebody else's engine, and what logs it. Where drafts are handed in, its model has no draft head."""
+    setting, handed = plan.setting, lent_copies(replace(plan, checkpoint=plan.in_use))
     _must_be_as_it_is(setting, variant)
     instrumentation = instrumentation_of(handed, None)
     with instrumentation.making("the engine"):
@@ -181,7 +181,7 @@ def _of_verbs(plan: Plan, found: ByVerbs, variant: Variant) -> tuple[DerivedEngi
             dtype=setting.activation,
         )
         asked = Asked(must_have(made, found.name), found.make, plan.checkpoint.config)
-    engine = DerivedEngine(asked, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive)
+    engine = DerivedEngine(asked, plan.in_use, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive)
     if "regions" not in asked.feeds:
         return engine, None
     log = Instrumentation(
@@ -213,7 +213,7 @@ def bare(plan: Plan) -> Subject:
     if isinstance(found, ByVerbs):
         return _of_verbs(plan, found, AS_IS)[0]
     return make_subject(
-        found, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive,
+        found, plan.in_use, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive,
         device=setting.device, dtype=setting.activation, layout=setting.layout,
     )
 
