@@ -105,6 +105,14 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "draw-rest": "behind a refused draft something else is drawn than what the target leaves",
         "draw-numbers": "temperature, top-k or top-p are another request's, or are applied otherwise",
     },
+    "prefixes": {
+        "prefix-count": "a prefix is tracked under another number of tokens, or a multiple is missed",
+        "prefix-state": "a prefix holds what its donor had after another token",
+        "prefix-component": "whoever goes on from a prefix is not given every part of it",
+        "prefix-draft-row": "the draft head's last row is made of another token than the next one",
+        "prefix-owner": "a prefix holds what belongs to another request",
+        "prefix-changed": "a prefix goes on changing with its donor",
+    },
     "trees": {
         "tree-as-chain": "a node goes on from the row before it, not from its parent",
         "commit-node": "the committed state is that of another node of the tree",

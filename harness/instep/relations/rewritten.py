@@ -31,6 +31,7 @@ from .timeline import (
     prompt_only,
     rejected,
     rescheduled,
+    timelines_of,
 )
 from .tolerance import Yardstick
 
@@ -47,6 +48,16 @@ def always(case: Case) -> bool:
 
 def where_rows_are_invariant(case: Case) -> bool:
     return case.rows_are_invariant
+
+
+def where_prefixes_are_prefilled_alike(case: Case) -> bool:
+    """A request that shares a prefix with others, and brings it itself in the other run."""
+    return where_rows_are_invariant(case) and (case.labels or not brought_anew(case))
+
+
+def brought_anew(case: Case) -> bool:
+    """Whether some prefix is brought in other chunks than its donor's: products over them are summed otherwise."""
+    return any(step.anew for timeline in timelines_of(case.trace) for step in timeline.steps)
 
 
 def for_labels(case: Case) -> bool:
@@ -69,12 +80,15 @@ def rewritten(
                 yield from same(name, one, other)
             else:
                 yield from Yardstick(name, case.truth(), case.rounded, one, other, case.drawn).compare()
-        if exact is where_rows_are_invariant and not exact(case) and case.row_by_row is not None:
+        if exact in BY_ROWS and not exact(case) and case.row_by_row is not None and not brought_anew(case):
             for one, other in runs(case.row_by_row):
                 yield from same(name, without_guesses(one), without_guesses(other))
 
     tiers = (Tier.BITWISE,) if exact is always else (Tier.BITWISE, Tier.PROPAGATED)
     return Relation(name, says, catches, tiers, hold, lacks)
+
+
+BY_ROWS = (where_rows_are_invariant, where_prefixes_are_prefilled_alike)
 
 
 # What has no meaning
@@ -187,7 +201,7 @@ REWRITTEN: tuple[Relation, ...] = (
     ),
     rewritten(
         "alone", "a request alone in the engine is served as in the batch", _alone,
-        "a product whose rows share one scale",
+        "a product whose rows share one scale", exact=where_prefixes_are_prefilled_alike,
     ),
     rewritten(
         "draft_layout", "draft extend over a window's rows is draft extend over its accepted rows alone",

@@ -98,7 +98,7 @@ FAULTS: tuple[Fault, ...] = (
         ("bytes",), ("identity",),
     ),
     Fault(
-        "prefix-final-row-by-reference", "kept-copy-changed",
+        "prefix-final-row-by-reference", "prefix-changed",
         "The final row of a prefix is a view of the slot table: the next verify writes it.",
         "", (Edit(SAVED, "None if final is None else final.clone()", "final"),), "prefix", LABELS, 7,
         Place("trunk", STAGE_LEVEL, "length"), "changed while this event ran: final", ("copies",), ("identity",),
