@@ -27,6 +27,11 @@ class Drawing:
     parents: Sequence[int]
     uniforms: Sequence[float]
 
+    @classmethod
+    def alone(cls, sampling: Sampling, uniforms: Sequence[float]) -> Drawing:
+        """Of a row that has no window: a window of one node."""
+        return cls(sampling, (0,), (-1,), uniforms)
+
     @property
     def final(self) -> float:
         return self.uniforms[-1]
@@ -48,6 +53,14 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         before = torch.cat([torch.zeros_like(sorted_[:, :1]), sorted_.cumsum(-1)[:, :-1]], -1)
         sorted_ = torch.where(before < fp32(sampling.top_p, logits), scores, -torch.inf).softmax(-1)
     return torch.zeros_like(sorted_).scatter(-1, ids, sorted_)
+
+
+def most_probable(logits: torch.Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """Of each row (T, vocab) the most probable tokens and log_softmax there; of equal logits the lower token first."""
+    chances = logits.log_softmax(-1)
+    order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    pairs = zip(order.tolist(), chances.gather(1, order).tolist(), strict=True)
+    return [list(zip(*pair, strict=True)) for pair in pairs]
 
 
 def drawn(logits: torch.Tensor, drawing: Drawing) -> list[int]:

@@ -26,6 +26,7 @@ from instep.checks.allowance import UNDECIDED_CAP
 from instep.checks.derived import Derived
 from instep.observe.oracle import Oracle
 from instep.replay.lockstep import Lockstep, run
+from instep.replay.participants import participants_of
 from instep.replay.setting import Setting
 from instep.verdict import Comparison, Tier
 from instep_optimized.ops.base import ExpertWeights
@@ -134,11 +135,9 @@ def test_truth_runs_once_for_all_variants_of_a_scene(stage):
     on = stage.on(2)
     plan, kept = on.plan(Setting()), []
     for _ in range(2):
-        truth = stage.participants(plan, "float32").truth
+        truth = participants_of(plan).truth
         kept.append([truth.serve(event) for event in on.trace.events[:3]])
     assert all(one is other for one, other in zip(*kept, strict=True))
-    first, other = (stage.participants(plan, storage).rounded for storage in ("float32", "bfloat16"))
-    assert first is not other, "roundings are others"
 
 
 def test_a_wrong_engine_is_a_false_alarm_with_a_name(stage):
@@ -181,7 +180,7 @@ def test_an_injected_error_is_found_at_its_place(stage, name):
     """T2 at the first event in which it acts; run up to there alone."""
     on, place = stage.on(2), ERRORS[name].place
     plan = on.plan(Setting(f"instep.calibrate.injected_errors:{name}@0.01"))
-    participants = stage.participants(plan, "float32")
+    participants = participants_of(plan)
     oracle = Oracle(plan.checkpoint, participants.declared.rounds, torch.float32)
     verdict = run(Lockstep(on.trace, participants), [Derived(oracle)])
     assert verdict.findings[0].place == place and verdict.findings[0].event == 2

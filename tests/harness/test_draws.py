@@ -51,7 +51,7 @@ def test_whatever_logits_within_the_error_draw_is_reachable(parents: tuple[int, 
                       torch.randn(logits.shape, generator=dice, dtype=torch.float64).sign()):  # fmt: skip
             own = drawn(logits + error * shape, drawing)
             moved += own != right
-            parts = against(logits, drawing, right, own, [error] * len(own), torch.float64)
+            parts = against(DrawnRow.every(logits, drawing), right, own, [error] * len(own), torch.float64)
             assert max(parts) <= 1.001, (drawing, own, right)
     assert moved or error < 0.01
 
@@ -77,7 +77,7 @@ def test_the_part_of_what_is_allowed_is_1_where_the_bound_lies() -> None:
     for off, right in ((0.5, 0.5), (1.0, 1.0), (2.0, 2.0)):
         e_ = 1e-3
         uniform = 1 / (1 + math.exp(-2 * e_ * off))  # of the first token once logits are off by so much
-        row = DrawnRow(logits, Drawing(Sampling(1.0), (0,), (-1,), (uniform,)), 0)
+        row = DrawnRow(logits, Drawing.alone(Sampling(1.0), (uniform,)), 0)
         assert drawn(logits[None], row.drawing) == [1]
         assert part(row, 0, e_, torch.float64) == pytest.approx(right, rel=0.01)
     assert part(row, 7, 1e-3, torch.float64) == math.inf  # no such token
@@ -108,7 +108,8 @@ def test_known_mistakes_are_named_in_trees(mistake: str) -> None:
             own = drawn(logits, Drawing(drawing.sampling, drawing.tokens, TREE, (*by_depth, drawing.final)))
         if own == drawn(logits, drawing):
             continue
-        parts = against(logits, drawing, drawn(logits, drawing), own, [0.0] * 5, torch.float32)
+        assert [row.drawn for row in DrawnRow.every(logits, drawing)] == drawn(logits, drawing)
+        parts = against(DrawnRow.every(logits, drawing), drawn(logits, drawing), own, [0.0] * 5, torch.float32)
         said = Said(RowSpan("a", "verify", 0, 5, 0, 0, 5), drawing, logits, own, torch.float32)
         told = wrong_way(said, [said], {"a": drawing})
         assert max(parts) > 1 and told is not None

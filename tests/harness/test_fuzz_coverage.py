@@ -1,6 +1,6 @@
 """The coverage report says which conditions a run met: a run made by hand meets exactly those that it was made for.
 
-Leaves out: whether a campaign meets them.
+Leaves out: what a campaign draws.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from instep.fuzz.campaign import Settings, campaign
 from instep.fuzz.coverage import Coverage
 from instep.fuzz.tree_coverage import TREES
+from instep.replay.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
 from instep_reference.contract import engine as e
+from support.checkpoints import write
 
 HEADER = Header(
     schema=SCHEMA, name="by hand", claim="", checkpoint=Model(".", "", "", 64, 1),
@@ -47,7 +50,7 @@ def test_every_condition_is_met_by_a_committed_trace() -> None:
     for file in sorted(FIXTURES.rglob("*.jsonl")):
         trace = read(file)
         rules = EventRules(trace.header)
-        coverage.begin(overlap=trace.header.recording.overlap)
+        coverage.begin(overlap=trace.header.recording.overlap, heads=trace.header.heads)
         for event in trace.events:
             before = replace(rules.table, live=dict(rules.table.live))
             rules.apply(event)
@@ -175,3 +178,23 @@ def test_trees_have_conditions_of_their_own_where_there_may_be_any() -> None:
     assert {left_out, last} <= met(*drafted, forward, commit, header=room)
     assert met(*drafted, forward, alone, header=room) == {"accepted: none", "nothing of a tree accepted"}
     assert not set(TREES) & set(Coverage().counts())
+
+
+def test_a_campaign_of_overlapped_rounds_says_so(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", num_hidden_layers=2, full_attention_interval=2)
+    counts = campaign(Settings(Setting("ledger", overlap=True), model, 6, 1, tmp_path / "found")).coverage.counts()
+    assert counts["finished while rounds overlap"] == counts["finished"] > 0
+
+
+def test_conditions_of_a_drafter_are_met_and_counted_where_it_drafts() -> None:
+    coverage = Coverage()
+    assert not [name for name in coverage.counts() if "handed in" in name or "several MTP" in name]
+    for heads, said in ((0, "handed in"), (3, "several MTP layers")):
+        coverage.begin(heads=heads)
+        rules = EventRules(HEADER)
+        for event in (*VERIFIED, e.Commit(("a", "b"), (path(2), path(0)))):
+            before = replace(rules.table, live=dict(rules.table.live))
+            rules.apply(event)
+            coverage.note(before, event, rules.table)
+        assert coverage.counts()[f"{said}: accepted: ragged"] == 1
+        assert coverage.counts()[f"{said}: brought back behind a root"] == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from instep.faults.base import Edit
 from instep.generate.decode import Ask, decode
 from instep.generate.speed import Speed, rounds
 from instep.generate.words import Bytes, Numbers, prompts_from, stop_of, words_of
@@ -21,6 +22,7 @@ from instep_reference.contract.errors import BadInput
 from support.checkpoints import write as write_checkpoint
 from support.command import complaint
 from support.golden import MEASURED
+from support.planting import planted_here
 
 TINY = Path("fixtures/tiny")
 SHORT = ("--prompt", "Return the", "--prompt", "class Queue\n", "--prompt", "x", "--tokens", "12", "--batch", "2")
@@ -74,6 +76,34 @@ def test_the_command_prints_texts_and_a_speed_beside_its_check(instep, tmp_path,
     assert all(len(text["tokens"]) <= 12 for text in result["texts"].values())
     replayed = instep("replay", tmp_path / "t.jsonl", "--ops", "plain", "--until", "4")
     assert replayed.code == 0, replayed
+
+
+@pytest.mark.slow
+def test_drawn_tokens_are_read_again_by_what_drew_them(instep, tmp_path):
+    """An engine that takes another temperature, or draws a rejected draft again, is found; a right one is not."""
+    told = ("generate", TINY, *SHORT[:4], "--tokens", 8, "--temperature", "0.9", "--top-k", "20")
+    files = [tmp_path / f"{name}.json" for name in ("one", "again", "other")]
+    for file, seed in zip(files, (1, 1, 2), strict=True):
+        ran = instep(*told, "--seed", seed, "--json", file, "--trace", tmp_path / "t.jsonl")
+        assert ran.code == 0 and "drawn             temperature 0.9, top_k 20, seed" in ran.out, ran
+    one, again, other = (json.loads(file.read_text()) for file in files)
+    assert one["texts"] == again["texts"] != other["texts"] and one["elements"] > 1000
+    assert 0 < one["accepted"] < 3 and one["sampling"] == {"temperature": 0.9, "top_k": 20, "seed": 1}
+    assert instep("replay", tmp_path / "t.jsonl", "--ops", "ledger").code == 0
+    for slip in (("torch.where(heat > 0, heat, 1)", "torch.where(heat > 0, 2 * heat, 1)"),
+                 ("rest.scatter(1, token, 0.0)", "rest.scatter(1, token, 9.0)")):
+        with planted_here(Edit("instep_optimized/ops/plain/draw.py", *slip)):
+            ran = instep(*told, "--seed", 1)
+        assert ran.code == 1 and "the truth's" in ran.out and "tokens/s" not in ran.out, ran.out
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--top-k", "3"), "--temperature: found 0.0, expected one above 0 beside --top-k"),
+    (("--temperature", "0.00001"), "--temperature: found 1e-05, expected 0, or 0.001 to 1000.0"),
+    (("--temperature", "1", "--top-p", "1.5"), "--top-p: found 1.5, expected above 0, and at most 1"),
+])  # fmt: skip
+def test_a_sampling_with_which_nothing_can_be_drawn_is_one_line(instep, words, says):
+    assert says in complaint(instep("generate", TINY, *SHORT, *words))
 
 
 @pytest.mark.slow

@@ -12,8 +12,7 @@ import torch
 
 from instep.checks.branches import branches
 from instep.checks.directed import look, scene_of
-from instep.observe import same_piece
-from instep.observe import second_form
+from instep.observe import same_piece, second_form
 from instep.observe.oracle import Oracle
 from instep.observe.recomputation import Recomputation
 from instep.observe.reorder import by_a_unit, up_or_down

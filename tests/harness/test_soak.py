@@ -50,7 +50,8 @@ def test_two_sessions_make_one_sum(instep: Runner, model: Path, tmp_path: Path) 
     assert now["events"] == sum(session["events"] for session in run["sessions"]) > then["runs"][0]["events"] > 4
     assert all(session["memory_mib"] and session["machine"]["torch"] for session in run["sessions"])
     assert instep(*told, "--rounds", 9).code == Exit.AGREED, "all of them are there"
-    assert json.loads(file.read_text())["runs"][0]["rounds"] == 9
+    kept_now: Any = json.loads(file.read_text())
+    assert kept_now["runs"][0]["rounds"] == 9 and len(kept_now["soaked"][0]["sessions"]) == 2
     assert "expected 3, with which it was begun" in complaint(instep(*told, "--rounds", 12, "--stretch", 5))
     assert "--minutes" in complaint(instep(*told))
     file.write_text("{}")
@@ -85,6 +86,10 @@ def test_ops_are_recomputed_at_every_so_many_th_event(model: Path, tmp_path: Pat
     events = read(Path(found.trace)).events
     judged = [n for n, event in enumerate(events) if n % every == 0 and isinstance(event, Forward)]
     assert judged == [len(events) - 1]
+    further = soak.Soak(soaking.settings, soaking.soaked, kept.session("cpu", None), soak.Ask(120, None))
+    further.run()
+    first, second = (Path(one.trace) for one in soaking.soaked.found)
+    assert first != second and first.is_file() and second.is_file(), "a second finding replaces no trace"
 
 
 def test_what_engines_keep_for_good_stays_bounded(

@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from instep.cli import app
+from instep.faults.base import Edit
 from instep.replay.setting import Setting
 from instep.streams.checkpoint import before_silu, config, stream_checkpoint
 from instep.streams.relabel import relabelled
@@ -24,6 +25,7 @@ from instep.verdict import Exit
 from instep_optimized.commit import STRATEGIES
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
+from support.planting import planted_here
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
 
@@ -103,6 +105,36 @@ def test_right_engines_hold_what_they_should(strategy: str, level: str, ragged: 
     read_off = [c for c in found.verdict.compared if c.check == "stream"]
     assert {c.place.component for c in read_off} == {"conv", "state", "values"}
     assert {c.place.stage for c in read_off} == {"trunk", "extend"} and sum(c.elements for c in read_off) > 50_000
+
+
+IN_TREES = [
+    ("the node before the last accepted one", "instep_optimized/round.py",
+     "acceptance.last_correct_step_indices, acceptance.accept_lens,",
+     "(acceptance.last_correct_step_indices - 1).clamp(min=0), acceptance.accept_lens,", "snapshot", "state"),
+    ("a node continues the one before it", "instep_optimized/batch.py", "plan.before.flatten()",
+     "(plan.before - (plan.before > 0).long()).flatten()", "snapshot", "conv"),
+    ("keys and values stay at their nodes", "instep_optimized/ops/plain/index.py",
+     "place = before[:, None] + node", "place = before[:, None] + torch.arange(node.shape[1])", "columns", "values"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "old", "new", "strategy", "component"), [one[1:] for one in IN_TREES],
+                         ids=[one[0] for one in IN_TREES])  # fmt: skip
+def test_an_accepted_path_leaves_the_stamps_of_its_own_nodes(file, old, new, strategy, component):
+    """The stamp of a draft says its depth, and whether it is on the accepted path: siblings have the same depth."""
+    trace = read(TRACES / "faults" / "branching.jsonl")
+    setting, until = Setting("plain", strategy=strategy), 16
+    right = streamed(trace, setting, "op", until=until)
+    assert right.verdict.exit is Exit.AGREED and right.verdict.elements > 50_000
+    drafts = [event for event in relabelled(trace).trace.events[:until] if isinstance(event, e.Draft)]
+    stamps = [Stamp.of(token) for event in drafts for picks in event.picks or () for token in picks]
+    assert {stamp.rejected for stamp in stamps} == {True, False}
+    assert any(len({stamp.position for stamp in stamps if stamp.rejected is wrong}) > 1 for wrong in (True, False))
+    with planted_here(Edit(file, old, new)):
+        findings = streamed(trace, setting, "op", until=until).verdict.findings
+    said = [found.diagnosis for found in findings if found.check == "stream" and found.place.component == component]
+    assert any("holds position" in one and "a rejected draft" in one for one in said), findings[:4]
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from ..observe.context import EventContext
 from ..observe.oracle import Oracle
 from ..observe.recomputation import Recomputation
 from ..replay.lockstep import Lockstep
-from ..replay.participants import Plan
+from ..replay.participants import Plan, participants_of
 from ..replay.setting import Setting
 from ..verdict import Comparison, Skipped, Tier
 from .injected_errors import ERRORS
@@ -142,7 +142,7 @@ def _to_the_commit(
     stage: Stage, scene: Scene, plan: Plan
 ) -> tuple[list[Comparison], EventContext, Sequence[Recomputation | Skipped], Oracle]:
     """Everything that is said up to the first commit that accepts a draft, that context, and the oracle's pieces."""
-    participants = stage.participants(plan, plan.setting.dtype)
+    participants = participants_of(plan)
     lockstep, said = Lockstep(scene.trace, participants), list[Comparison]()
     oracle = Oracle(plan.checkpoint, participants.declared.rounds, plan.setting.width, participants.declared.products)
     checks = _checks(oracle)

@@ -1,23 +1,21 @@
 """Correct variants: engines that are right, no two alike, and how much of every allowance they use.
 
-Consecutive variants share a scene, so its truth is run once. Leaves out: engines that are a little wrong (`graded.py`).
+Consecutive variants share a scene, so its truth is run once (`replay/reuse.py`).
+Leaves out: engines that are a little wrong (`graded.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from instep_optimized.layout import StateLayout
-from instep_reference.contract.engine import Event
 
 from ..checks.directed import Directed
 from ..explain import Older, explained
-from ..player import Player, Side
 from ..replay.lockstep import Lockstep
 from ..replay.lockstep import run as run_all
-from ..replay.participant import Participant
-from ..replay.participants import Participants, Plan, participants_of
+from ..replay.participants import Plan, participants_of
 from ..replay.replay import checks_for, oracle_for
 from ..replay.setting import FP8, Setting
 from ..verdict import Verdict
@@ -82,18 +80,17 @@ def variants(count: int, op_sets: Iterable[str] = ()) -> Iterator[Variant]:
 
 @dataclass
 class Stage:
-    """Runs variants on their scenes. The answers of truth and rounded reference on the last scene are kept."""
+    """Runs variants on their scenes. The last scene is kept."""
 
     device: str = "cpu"
     pairs: int = 0  # of a block and a wrong state, over all runs
     _scene: tuple[int, Scene] | None = None
-    _kept: dict[str, Kept] = field(default_factory=dict)
 
     def run(self, variant: Variant) -> Verdict:
         """Run every check over the whole scene, up to the first one that fails. None should fail."""
         scene = self.on(variant.scene)
         plan = variant.plan(scene, self.device)
-        participants = self.participants(plan, "/".join(variant.storage))
+        participants = participants_of(plan)
         oracle, older = oracle_for(plan, participants), Older()
         checks, lockstep = checks_for(oracle), Lockstep(scene.trace, participants)
         verdict = run_all(lockstep, (*checks, older))
@@ -103,44 +100,8 @@ class Stage:
 
     def on(self, number: int) -> Scene:
         if self._scene is None or number != self._scene[0]:
-            self._scene, self._kept = (number, scene(number)), {}
+            self._scene = number, scene(number)
         return self._scene[1]
-
-    def participants(self, plan: Plan, storage: str) -> Participants:
-        """All sides of a plan. Truth and rounded reference give their kept answers if they have run before."""
-        participants = participants_of(plan)
-        rounded = participants.rounded
-        assert rounded is not None, "correct op sets compute"
-        draw = participants.rounded_draw
-        assert draw is not None, "what has a rounded run can draw it again"
-        return replace(
-            participants, truth=self._again("truth", lambda: participants.truth),
-            rounded=self._again(storage, lambda: rounded),
-            rounded_draw=lambda number: self._again(f"{storage} {number}", lambda: draw(number)),
-        )
-
-    def _again(self, name: str, make: Callable[[], Participant]) -> Participant:
-        """The kept side of that name, from its first event on; `make` makes it the first time."""
-        if name not in self._kept:
-            self._kept[name] = Kept(make())
-        self._kept[name].at = 0
-        return self._kept[name]
-
-
-class Kept(Participant):
-    """A side that runs each event once and keeps its answer. `at`: how many events it has answered in this run."""
-
-    def __init__(self, fresh: Participant) -> None:
-        Player.__init__(self, fresh.name, fresh.engine, fresh.observers)
-        self.activations, self.states, self.arithmetic = fresh.activations, fresh.states, fresh.arithmetic
-        self.kept: list[Side] = []
-        self.at = 0
-
-    def serve(self, event: Event) -> Side:
-        if self.at == len(self.kept):
-            self.kept.append(super().serve(event))
-        self.at += 1
-        return self.kept[self.at - 1]
 
 
 def described(variant: Variant) -> Mapping[str, object]:

@@ -19,6 +19,7 @@ from .derived import Derived
 from .directed import Directed
 from .draws import Draws
 from .graphs import Graphs
+from .grown import Grown
 from .hostreads import HostReads
 from .identity import Identity
 from .labels import Labels
@@ -39,13 +40,13 @@ def structure() -> tuple[Check, ...]:
 
 def for_labels() -> tuple[Check, ...]:
     """The subject moves labels (`ledger`): everything is exact."""
-    return (Identity(), Labels(), Bytes(), *structure())
+    return (Identity(), Grown(), Labels(), Bytes(), *structure())
 
 
 def for_numbers(oracle: Oracle) -> tuple[Check, ...]:
     """The subject computes. In this order the directed diagnosis of a state comes before its bare size."""
     arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Draws(), Propagated(), Decisions()
-    return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic)
+    return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic, Grown())
 
 
 def for_free_runs(oracle: FreeOracle, *, memory: bool) -> tuple[Check, ...]:

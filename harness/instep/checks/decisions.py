@@ -6,13 +6,12 @@ Leaves out: forced choices, which are given (T0 compares them).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted
 from instep_reference.contract.place import AFTER_LAYERS, Place
-from instep_reference.sampling import Drawing
 
 from ..observe.context import EventContext
 from ..observe.rows import RowSpan, parted, row_spans, rows
@@ -22,15 +21,17 @@ from .base import exact, slot_of
 from .draws import PICK, against, drawing_of
 from .judge import Chosen, Ties, chosen, granted
 from .propagated import carried, family
+from .reach import Row
 
 
 def drawn_choices(
-    logits: torch.Tensor, right: torch.Tensor, own: torch.Tensor, drawing: Drawing, noise: float, stored: torch.dtype
+    drawn_from: Sequence[Row], right: torch.Tensor, own: torch.Tensor, noise: float, stored: torch.dtype
 ) -> Chosen:
     """T4 of drawn tokens: another one only where logits that are off as T3 grants would draw it (`reach.py`)."""
-    most = granted(logits.abs().amax(-1), torch.tensor(noise), stored)
+    largest = torch.stack([row.logits.abs().amax() for row in drawn_from])
+    most = granted(largest, torch.tensor(noise), stored)
     errors = (most / MARGIN_ERRORS).tolist()  # of one logit
-    part = torch.tensor(against(logits, drawing, right.tolist(), own.tolist(), errors, stored))
+    part = torch.tensor(against(drawn_from, right.tolist(), own.tolist(), errors, stored))
     return Chosen(part * most, part, right != own)
 
 
@@ -76,7 +77,7 @@ class Decisions:
         own, largest, noise = own.to(right.device), seen.to(right.device).argmax(-1), self.noise[family(place, span)]
         drawing = drawing_of(context, span) if place == PICK else None
         if drawing is not None:  # whether it follows from its own logits was asked before (`draws.py`)
-            choices = drawn_choices(logits, right, own, drawing, noise, seen.dtype)
+            choices = drawn_choices(Row.every(logits, drawing), right, own, noise, seen.dtype)
         elif torch.equal(own, largest):
             choices = chosen(logits, right, own, noise, seen.dtype)
         else:

@@ -19,6 +19,7 @@ from instep_reference.sampling import Drawing, drawn, fp32, probabilities
 
 from ..observe.context import EventContext
 from ..observe.rows import RowSpan, row_spans, rows
+from ..observe.tree_forms import depths
 from ..verdict import Comparison, Explained, Tier
 from .base import slot_of
 from .reach import Row, part
@@ -63,7 +64,7 @@ class Draws:
     def _drawn(self, context: EventContext, one: Said, said: Sequence[Said], beside: Beside) -> Comparison:
         span, drawing, logits, own, width = one
         right = drawn(logits, drawing)
-        parts = against(logits, drawing, right, own, [0.0] * len(own), width)
+        parts = against(Row.every(logits, drawing), right, own, [0.0] * len(own), width)
         row = max(range(len(own)), key=parts.__getitem__)
         told, why = "", None
         if parts[row] > 1:
@@ -85,22 +86,21 @@ def drawing_of(context: EventContext, span: RowSpan) -> Drawing | None:
         return None
     uniforms = next(row.uniforms for row in event.rows if row.request == span.request)
     if span.kind != "verify":
-        return Drawing(sampling, (0,), (-1,), uniforms)
+        return Drawing.alone(sampling, uniforms)
     return Drawing(sampling, expected.windows[span.request], expected.parents[span.request], uniforms)
 
 
 def against(
-    logits: torch.Tensor, drawing: Drawing, right: Sequence[int], own: Sequence[int], errors: Sequence[float],
-    width: torch.dtype,
+    drawn_from: Sequence[Row], right: Sequence[int], own: Sequence[int], errors: Sequence[float], width: torch.dtype,
 ) -> list[float]:
-    """Per row how near its own token is to what these logits draw, if it is another one; 1 is the limit.
+    """Per row how near its own token is to what its logits draw, if it is another one; 1 is the limit.
 
     errors: what each row's logits may be off by;  width: of the subject's logits
     """
     width = torch.float64 if width is torch.float64 else SINGLE
     return [
-        0.0 if token == due else part(Row(row, drawing, node), token, error, width)
-        for node, (row, due, token, error) in enumerate(zip(logits, right, own, errors, strict=True))
+        0.0 if token == due else part(row, token, error, width)
+        for row, due, token, error in zip(drawn_from, right, own, errors, strict=True)
     ]
 
 
@@ -198,7 +198,4 @@ def _laid_out(drawing: Drawing | None, nodes: int) -> tuple[float, ...]:
 
 
 def _by_depth(drawing: Drawing) -> tuple[float, ...]:
-    depths: list[int] = []
-    for parent in drawing.parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return (*(drawing.uniforms[depth] for depth in depths), drawing.final)
+    return (*(drawing.uniforms[depth] for depth in depths(drawing.parents)), drawing.final)

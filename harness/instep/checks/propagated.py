@@ -89,6 +89,8 @@ class Propagated:
             assert rounded is not None, "the rounded run has every place"
             if number == len(self._carried):
                 self._carried.append(carried(sampled))
+            if number and parted(sampled, place.stage, span):
+                continue  # this draw grew another tree
             yield rounded, self._carried[number][family(place, span)]
 
     def _memory(self, context: EventContext, place: Place, request: str, truth: torch.Tensor) -> Comparison:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from instep_reference.sampling import Drawing, fp32
+from instep_reference.sampling import Drawing, drawn, fp32
 
 from .allowance import SCORE_ULPS, sums_error
 
@@ -30,6 +30,16 @@ class Row:
     logits: torch.Tensor
     drawing: Drawing
     node: int
+
+    @classmethod
+    def every(cls, logits: torch.Tensor, drawing: Drawing) -> list[Row]:
+        """The rows of a window, whose logits [T, vocab] are given."""
+        return [cls(row, drawing, node) for node, row in enumerate(logits)]
+
+    @property
+    def drawn(self) -> int:
+        """The token that these logits draw. It depends on no other row's."""
+        return drawn(self.logits.expand(len(self.drawing.tokens), -1), self.drawing)[self.node]
 
     @property
     def children(self) -> list[int]:

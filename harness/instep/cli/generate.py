@@ -5,15 +5,19 @@ Leaves out: how (`instep.generate`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..options import PROPOSED
 from .finish import finish
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
+    from instep_reference.contract.sampling import Sampling
+
     from ..generate.decode import Ask, Decoded
     from ..generate.words import Words
     from ..verdict import Verdict
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 FIRST_STEPS = 3  # drafts a round where nobody says a number
 
 
-@takes_setting(ops="Op set by name, or module:attribute.", drafter="How drafts are made: eagle or vanilla.")
+@takes_setting(ops="Op set by name, or module:attribute.", drafter=PROPOSED)
 def generate(
     given: Given,
     checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face checkpoint directory.")],
@@ -34,6 +38,11 @@ def generate(
     tokens: Annotated[int, typer.Option(help="The most that each request says.", min=1)] = 64,
     batch: Annotated[int, typer.Option(help="Requests at a time; others follow as these finish.", min=1)] = 8,
     chunk: Annotated[int, typer.Option(help="Prompt tokens of a request in one step.", min=1)] = 64,
+    temperature: Annotated[float, typer.Option(help="Above 0: tokens are drawn, and drafts accepted by rejection.",
+                                               min=0.0)] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Only so many of the likeliest tokens are drawn from.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens that sum up to it.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same tokens.", min=0)] = 0,
     check: Annotated[int, typer.Option(help="How many requests the reference reads again.", min=1)] = 4,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Read none again, and show no speed.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Keep the run as a trace, for `instep replay`.")] = None,
@@ -41,6 +50,7 @@ def generate(
 ) -> None:
     """Decode prompts; exit 0: right, or not checked; 1: the reference says otherwise."""
     from instep_reference.contract.checkpoint import Checkpoint
+    from instep_reference.contract.drafters import in_use
     from instep_reference.contract.errors import BadInput
 
     from ..generate.decode import decode
@@ -57,8 +67,10 @@ def generate(
     must_hold(opened, setting.dtype)
     asked = _prompts(checkpoint, prompt, prompts, words, opened.config.vocab)
     kept = frozenset() if unchecked else _sample(list(asked), check)
-    steps = _steps(num_steps, adaptive, opened.config.mtp_layers)
-    ask = _ask(checkpoint, opened, setting, asked, steps, tokens, batch, chunk, kept, trace)
+    steps = _steps(num_steps, adaptive, bool(in_use(opened.config, setting.mode).mtp_layers or setting.proposer()))
+    ask = replace(
+        _ask(checkpoint, opened, setting, asked, steps, tokens, batch, chunk, kept, trace),
+        sampling=_sampling(temperature, top_k, top_p), seed=seed)
     for message in candidates(ask.num_steps, ask.header.adaptive_file("adaptive"))[1]:
         print(message)
     decoded = decode(ask)
@@ -121,16 +133,29 @@ def _sample(names: list[str], count: int) -> frozenset[str]:
     return frozenset(names[number * (len(names) - 1) // max(count - 1, 1)] for number in range(count))
 
 
-def _steps(num_steps: int | None, adaptive: Path | None, mtp_layers: int) -> tuple[int, dict[str, Any] | None]:
-    """The first step count, and the controller's file as written."""
+def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sampling | None:
+    from instep_reference.contract.errors import BadInput
+    from instep_reference.contract.sampling import Sampling
+
+    said = Sampling(temperature, top_k, top_p)
+    for field, found, expected in said.wrong():
+        raise BadInput(f"--{field.replace('_', '-')}", found=found, expected=expected)
+    if not said.draws and (top_k, top_p) != (None, None):
+        raise BadInput("--temperature", found=temperature, expected="one above 0 beside --top-k and --top-p",
+                       hint="at 0 the likeliest token is taken")
+    return said if said.draws else None
+
+
+def _steps(num_steps: int | None, adaptive: Path | None, drafts: bool) -> tuple[int, dict[str, Any] | None]:
+    """The first step count, and the controller's file as written. drafts: whether anybody makes them."""
     from instep_reference.contract.adaptive import AdaptiveFile
     from instep_reference.contract.errors import BadInput
 
-    if not mtp_layers and (num_steps or adaptive):
+    if not drafts and (num_steps or adaptive):
         raise BadInput("--num-steps", found="drafts", expected="0 and no --adaptive",
-                       hint="this checkpoint has no draft head")
+                       hint="no draft head is in use, and nobody proposes (--drafter ngram)")
     if adaptive is None:
-        return (FIRST_STEPS if mtp_layers else 0) if num_steps is None else num_steps, None
+        return (FIRST_STEPS if drafts else 0) if num_steps is None else num_steps, None
     file = AdaptiveFile.open(adaptive)
     brackets = (file.flat, *file.by_batch.values())
     stated = sorted({n for one in brackets if one is not None for n in one.candidate_steps or (1, FIRST_STEPS)})

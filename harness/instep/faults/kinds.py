@@ -62,6 +62,11 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "draft-kv": "the head's KV is not as long as the target's",
         "config-alias": "making the head changes the target's configuration",
     },
+    "drafters": {
+        "draft-validity": "the head's memory is valid for less than the target's, or is another one's",
+        "several-layers": "an MTP layer is fed with what belongs to another one",
+        "handed-in": "drafts that are handed in are not those that are verified",
+    },
     "numerics": {
         "gate-numerics": "gates or norms are computed by a formula that is almost the right one",
         "attention-numerics": "attention turns, weighs or sums with a number that is almost the right one",
@@ -107,6 +112,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "parents-of-another": "a window is served in the shape of another one",
         "walk": "acceptance goes down another branch than the target's choices",
         "draft-node": "the draft head runs on a node with something of another node",
+        "grown-tree": "a tree that the drafter grows has other nodes, or other parents, than the scores say",
     },
     "others": {
         "empty-batch": "a step without rows is not left alone",

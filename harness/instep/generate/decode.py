@@ -17,6 +17,7 @@ from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import AnyEvent, Finish, RequestState
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.sampling import Sampling
 
 from ..observe.observers import LastStates, on_host
 from ..replay.participants import candidates
@@ -40,6 +41,7 @@ class Ask:
     tokens    the most that a request says; stop: the token that ends it earlier
     num_steps drafts per round, at first when `adaptive` (the file as written) has a controller change it
     kept      requests whose last state is kept to be read again
+    sampling  how every request chooses; None: it takes the argmax.  seed: of the uniforms
     """
 
     checkpoint: Checkpoint
@@ -53,6 +55,8 @@ class Ask:
     stop: int | None = None
     model: Model | None = None
     kept: frozenset[str] = frozenset()
+    sampling: Sampling | None = None
+    seed: int = 0
 
     @cached_property
     def policy(self) -> Policy:
@@ -68,11 +72,13 @@ class Ask:
             tuple(range(1, self.batch + 1)), tuple(range(1, pages + 1)), PAGE_SIZE,
             self.batch * max(widest, self.chunk), most,
         )
-        arrivals = tuple(Arrival(name, name, chunks=(self.chunk,), max_new=self.tokens) for name in self.prompts)
+        arrivals = tuple(
+            Arrival(name, name, chunks=(self.chunk,), max_new=self.tokens, sampling=self.sampling)
+            for name in self.prompts)
         return Policy(
             "generate", "What a free-running engine says is what the model says.", room, arrivals, self.num_steps,
             adaptive=self.adaptive, controller=self.adaptive is not None, rotate=False, stop=self.stop,
-            rounds=len(self.prompts) * (longest + self.tokens + 1),
+            seed=self.seed, rounds=len(self.prompts) * (longest + self.tokens + 1),
         )
 
     @cached_property
@@ -122,7 +128,8 @@ def _decode(ask: Ask) -> Decoded:
     adaptive = header.adaptive_file("adaptive")
     served = engine(ask.checkpoint, ask.setting, header.room(), num_steps=header.num_steps, adaptive=adaptive)
     last = LastStates(served, on_host, ask.kept)
-    timed = list(_timed(drive(ask.policy, ask.prompts, header, served, [last]), ask.setting.device))
+    steps = drive(ask.policy, ask.prompts, header, served, [last], ask.setting.proposer())
+    timed = list(_timed(steps, ask.setting.device))
     return Decoded(ask, tuple(step.event for step, _ in timed), tuple(seconds for _, seconds in timed), last.found)
 
 

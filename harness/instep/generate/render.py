@@ -5,6 +5,7 @@ Leaves out: making them. Where the check found a fault, or did not look, no figu
 
 from __future__ import annotations
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
@@ -14,7 +15,7 @@ from ..report.result import Result
 from ..report.tables import say
 from ..report.words import numbers, where
 from ..verdict import Comparison, Exit, Verdict
-from .decode import Decoded
+from .decode import Ask, Decoded
 from .speed import Speed
 from .words import Words
 
@@ -45,7 +46,13 @@ def _figures(decoded: Decoded, need: Need, verdict: Verdict | None, console: Con
         f"memory            {spelled(need.fixed)} a request and {spelled(need.per_token)} a token "
         f"({need.strategy}, {need.conv})",
         f"run               {', '.join(run)}",
+        *([] if decoded.ask.sampling is None else [f"drawn             {_drawn(decoded.ask)}"]),
     )
+
+
+def _drawn(ask: Ask) -> str:
+    said = {**msgspec.to_builtins(ask.sampling), "seed": ask.seed}
+    return ", ".join(f"{name} {value:g}" for name, value in said.items())
 
 
 def finding(found: Comparison) -> str:
@@ -61,6 +68,7 @@ def of(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words) -> R
         "setup": {"ops": ask.setting.ops, "dtype": ask.setting.dtype, "layout": ask.setting.layout, "batch": ask.batch,
                   "device": ask.setting.device, "strategy": need.strategy, "conv": need.conv},
         "model": ask.checkpoint.digest,
+        "sampling": None if ask.sampling is None else {**msgspec.to_builtins(ask.sampling), "seed": ask.seed},
         "checked": sorted(decoded.states) if verdict is not None else [],
         "elements": 0 if verdict is None else verdict.elements,
         "findings": [] if verdict is None else [finding(found) for found in verdict.findings],

@@ -20,13 +20,16 @@ from instep_reference.contract.engine import Admit, Finish, Forward, RequestStat
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..checks.allowance import REDRAWS, TRUTH_ERROR
+from ..checks.decisions import drawn_choices
 from ..checks.judge import Draw, Ties, chosen, judge
 from ..checks.measure import Spot, blocks, relative_error
+from ..checks.reach import Row as DrawnRow
 from ..observe.shown import PROPAGATED
 from ..replay.participant import Participant
 from ..replay.participants import Plan, reference, rounded_participant
 from ..verdict import Comparison, Tier, Verdict
 from .decode import Decoded
+from .drawings import drawings
 
 FINAL = Place("trunk", AFTER_LAYERS, "final")
 LOGITS = FINAL._replace(component="logits")
@@ -60,7 +63,7 @@ class Reader:
         )
         self.truth = reference(self.plan, torch.float64)
         self.served = ask.setting.op_set()
-        self.ties = Ties("tokens")
+        self.ties, self.drawn = Ties("tokens"), drawings(ask.header, decoded.events)
 
     def verdict(self) -> Verdict:
         """Everything that was kept; nothing kept is no agreement."""
@@ -104,10 +107,18 @@ class Reader:
         return Read({**side.places, LOGITS: logits}, side.after["r"])
 
     def _tokens(self, number: int, name: str, said: tuple[int, ...], truth: Read, noise: float) -> Comparison:
-        """Each token is the truth's argmax behind the ones before it, unless the truth hardly chose."""
-        logits, own = truth.places[LOGITS], torch.tensor(said)
-        right = logits.argmax(-1)
-        choices = chosen(logits, right, own, noise, self.plan.setting.activation)
+        """Each token is the truth's choice behind the ones before it, unless the truth hardly chose.
+
+        A drawn one by the uniforms and the window with which the subject drew it.
+        """
+        logits, own, stored = truth.places[LOGITS], torch.tensor(said), self.plan.setting.activation
+        if name in self.drawn:
+            rows = [DrawnRow(row, *how) for row, how in zip(logits, self.drawn[name], strict=True)]
+            right = torch.tensor([row.drawn for row in rows])
+            choices = drawn_choices(rows, right, own, noise, stored)
+        else:
+            right = logits.argmax(-1)
+            choices = chosen(logits, right, own, noise, stored)
         self.ties.add(choices)
         row, margin = choices.row, float(choices.margin[choices.row])
         diagnosis = f"token {row} is {said[row]}, the truth's {int(right[row])} by a margin of {margin:.3g}"

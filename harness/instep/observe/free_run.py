@@ -93,4 +93,4 @@ def _drawn(piece: Recomputation, resampled: Callable[[int], Side], numbers: obje
 
 
 def _left(side: Side, piece: Recomputation) -> torch.Tensor:
-    return side.after[piece.request].state[piece.layer].to(cast(torch.Tensor, piece.truth.state))
+    return piece.left(side).state[piece.layer].to(cast(torch.Tensor, piece.truth.state))

@@ -14,10 +14,12 @@ from typing import NamedTuple
 import torch
 
 from instep_reference import gdn
+from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product, Storage
 from instep_reference.weights import Weights
 
+from ..player import Side
 from .layer_work import Work
 from .products import CUTS, FOLDED, InChunks, Operands
 from .reorder import Reordered, by_a_unit, up_or_down
@@ -31,6 +33,7 @@ Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is writte
 # (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one error of a
 # correct engine in 31 000, of 4 draws by one in 93. Over many rows such numbers average out, and fewer draws do.
 DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
+MOST_EXPERTS = 16  # that all run where draws, which may choose otherwise, are one axis; of more, one draw after another
 # What comes out of an op that rounds it once, where its operands are no narrower than declared: draws from own inputs
 # show it before that rounding (`checks/allowance.py`).
 ROUNDED_ONCE = ("core",)
@@ -104,6 +107,7 @@ class Recomputation:
     dithered    so many further draws, in which every declared rounding falls up or down by chance
     narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
     leans       whether every second yardstick cuts operands off (`products.py`)
+    prefix      of a state that is tracked: the name under which it is kept; the span ends with its last token
     """
 
     span: RowSpan
@@ -119,6 +123,11 @@ class Recomputation:
     dithered: Callable[[int], Run] | None = None
     narrow: bool = False
     leans: bool = False
+    prefix: str = ""
+
+    def left(self, side: Side) -> RequestState:
+        """What a side holds that this piece ends in."""
+        return side.tracked[self.prefix] if self.prefix else side.after[self.request]
 
     @property
     def request(self) -> str:
@@ -230,7 +239,7 @@ class Runner:
         self, work: Work, draws: int, store: Store, base: torch.Tensor | None, *, experts: bool,
         chance: torch.Generator | None = None, own: Mapping[Place, torch.Tensor] | None = None, further: int = 0,
     ) -> list[Run]:
-        """All draws at once, as a further axis; one by one where rows choose experts, which no axis can follow.
+        """All draws at once, as a further axis; one by one where rows choose among more than `MOST_EXPERTS`.
 
         base: the state before a prefill chunk; None: whatever the delta rule does here, it does token by token.
         own: rows that go on from their places in so many further draws, which are a run of their own.
@@ -261,9 +270,10 @@ class Runner:
                 state = rule.state
             return places, () if state is None else (store("state", state),)
 
-        with Reordered(self.generator, operands):
+        one_by_one = experts and self.rounded.config.experts > MOST_EXPERTS
+        with Reordered(self.generator, operands, together=not one_by_one):
             numbers = torch.arange(draws if own is None else draws + further)
-            if experts:
+            if one_by_one:
                 places, state = _stacked([draw(number) for number in numbers])
             else:
                 places, state = torch.func.vmap(draw, randomness="different")(numbers)

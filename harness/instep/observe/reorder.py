@@ -62,16 +62,22 @@ class Reordered(TorchFunctionMode):
     """While it is entered, sums and functions come out as they might elsewhere; every call is a draw of its own.
 
     operands: what the subject declares to multiply narrower.
+    together: whether draws are a further axis. What rows choose differs between them, so every expert runs: whoever
+    did not choose it gives it weight 0.
     """
 
-    def __init__(self, generator: torch.Generator, operands: Operands | None = None) -> None:
+    def __init__(
+        self, generator: torch.Generator, operands: Operands | None = None, *, together: bool = False
+    ) -> None:
         super().__init__()
-        self.generator, self.operands = generator, operands
+        self.generator, self.operands, self.together = generator, operands, together
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given, name = kwargs or {}, func.__name__
+        if name == "nonzero" and self.together:
+            return torch.arange(args[0].shape[0])[:, None]
         if name not in MOVED:
             return func(*args, **given)
         if name == "softmax":

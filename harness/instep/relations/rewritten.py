@@ -82,7 +82,7 @@ def nobody_decodes(case: Case) -> str | None:
 
 def nobody_drafts(case: Case) -> str | None:
     return nobody_decodes(case) or (
-        None if case.trace.header.checkpoint.mtp_layers else "this model has no draft head"
+        None if case.trace.header.heads else "no draft head is in use"
     ) or not_by_verbs("no verb shows what a draft head computes")(case)
 
 

@@ -281,7 +281,7 @@ def _header(header: Header, widths: Iterable[int], most: int, *, trees: bool) ->
         return msgspec.structs.replace(header, capacity=room)
     candidates = tuple(sorted({*header.candidates, *widths, 0}))
     tokens = max(header.capacity.max_tokens, most)
-    room = msgspec.structs.replace(header.capacity, max_tokens=tokens, num_draft_tokens=None)
+    room = msgspec.structs.replace(header.capacity, max_tokens=tokens, num_draft_tokens=None, topk=None)
     written = {"candidate_steps": list(candidates)}
     return msgspec.structs.replace(header, candidates=candidates, adaptive=written, capacity=room)
 

@@ -136,7 +136,10 @@ def expect(before: RequestTable, after: RequestTable) -> Expected:
         prompts={name: s.prompt for table in (before, after) for name, s in table.live.items()},
         parents={name: s.parents for table in (before, after) for name, s in table.live.items() if s.window},
         copies=after.copies(),
+        prefixes={name: kept.length for name, kept in after.saved.items() if kept.prefix},
         sampling={name: s.sampling for name, s in after.live.items() if s.sampling is not None and s.draws},
+        topk=after.capacity.topk,
+        grown=after.capacity.grown(after.num_steps),
     )
 
 

@@ -31,9 +31,9 @@ def show(runs: Sequence[Soaked], found: Outcome | None, console: Console) -> Non
         never = [name for name in CONDITIONS if not run.conditions.get(name)]
         if never:
             tables.say(console, f"{run.name}: never met: {', '.join(never)}", style="dim")
-        last = run.sessions[-1]
-        tables.say(console, f"{run.name}, last session: {last.rounds:,} rounds; the process held "
-                            f"{' to '.join(map(str, last.memory_mib))} MiB", style="dim")  # fmt: skip
+        for last in run.sessions[-1:]:
+            tables.say(console, f"{run.name}, last session: {last.rounds:,} rounds; the process held "
+                                f"{' to '.join(map(str, last.memory_mib))} MiB", style="dim")  # fmt: skip
         for finding in run.found:
             note = "" if finding.again else " (once: its trace alone does not show it; what came before it decides)"
             tables.say(console, f"{run.name}, round {finding.round:,}: {finding.message}{note}", f"  {finding.trace}")

@@ -1,8 +1,8 @@
 """A trace in stamps: the same events, with every token replaced by the stamp of its request and position.
 
-A draft that its commit accepts gets the stamp of the token that it becomes; every other draft is stamped as rejected. A
-request that loads the saved state of another request has the other's prompt, and so the other's stamps. Leaves out:
-windows that are trees.
+A draft that its commit accepts gets the stamp of the token that it becomes; every other draft is stamped as rejected,
+at the position of its depth. A request that loads the saved state of another request has the other's prompt, and so the
+other's stamps. Leaves out: which of two rejected siblings a row is; their stamps are equal.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 
+from ..observe.tree_forms import depths
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Model
@@ -45,7 +46,7 @@ class Labelled:
 def relabelled(trace: Trace) -> Labelled:
     """The trace in stamps, for the model of `checkpoint.py` with as many requests."""
     events, names = trace.events, tuple(event.request for event in trace.events if isinstance(event, e.Admit))
-    made = config(len(names), mtp_layers=min(trace.header.checkpoint.mtp_layers, 1))
+    made = config(len(names), mtp_layers=min(trace.header.heads, 1))
     digest = stream_checkpoint(made).digest
     model = Model("in memory", digest, digest, made.vocab, made.mtp_layers)
     header = replace(trace.header, checkpoint=model, stop=None)
@@ -101,22 +102,23 @@ class _Writer:
         return event
 
     def _draft(self, index: int, event: e.Draft, rules: EventRules) -> e.Draft:
-        if event.parents is not None:
-            raise BadInput(f"event {index}: parents", found="a tree", expected="a chain: streams verify chains")
-        picks = []
-        for name, drafts in zip(event.requests, event.picks or (), strict=True):
-            begin, taken = rules.table.live[name].length + 1, self._accepted(index, name)
-            picks.append(tuple(_token(self.numbers[name], begin + n, n >= taken) for n in range(len(drafts))))
+        picks, given = [], event.picks or ()
+        shapes = event.parents or [range(len(drafts)) for drafts in given]
+        for name, drafts, parents in zip(event.requests, given, shapes, strict=True):
+            begin, accepted = rules.table.live[name].length, self._accepted(index, name)
+            depth = depths((-1, *parents))[1:]
+            picks.append(tuple(
+                _token(self.numbers[name], begin + depth[n], n + 1 not in accepted) for n in range(len(drafts))))
         return replace(event, picks=tuple(picks))
 
-    def _accepted(self, index: int, name: str) -> int:
-        """How many of the drafts of this event the request's next commit accepts."""
+    def _accepted(self, index: int, name: str) -> tuple[int, ...]:
+        """The nodes of this event's drafts that the request's next commit accepts."""
         for event in self.events[index + 1 :]:
             if isinstance(event, e.Abort) and event.request == name:
-                return 0
+                return ()
             if isinstance(event, e.Commit) and name in event.requests and event.accepted is not None:
-                return len(event.accepted[event.requests.index(name)].nodes)
-        return 0
+                return event.accepted[event.requests.index(name)].nodes
+        return ()
 
     def _root(self, row: e.Row, rules: EventRules) -> int | None:
         if row.root is None:

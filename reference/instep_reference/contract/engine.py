@@ -9,6 +9,10 @@ Words (B requests in batch order, n = `num_steps`):
   node          an index into a window; node 0 is the root. `parents[i] < i` is node i's parent, parents[0] = -1
   length        committed tokens: their KV and state are in memory; the root is not among them
   drafts' KV    has the same length: row p pairs the target's final hidden row p with token p + 1
+  prefix        the first n tokens of a request. A *tracked* prefix is kept under a name, for requests that begin with
+                the same n tokens and go on otherwise. It holds what hangs on no later token: n rows of KV, conv windows
+                and states after n tokens, n - 1 rows of the drafts' KV, and the target's final hidden row n - 1. Row
+                n - 1 of the drafts' KV hangs on the token behind the prefix: the load computes it with its own
   round         a draft, a verify, a commit of all that was verified; between a verify and its commit nothing runs:
                 no other draft or forward, no new step count, no idle. A request in no round is between rounds
 
@@ -62,6 +66,8 @@ class Draft(Event, frozen=True):
              The chain itself runs on them too: step i runs on picks[i - 1].
     parents  per request, the parent node of every draft, for a tree (node 0 is the root, draft j is
              node j + 1); None: a chain. Only with picks.
+    Where the capacity has `topk`, the head grows a tree of its own (`contract/grown.py`), whatever is given: it runs on
+    its own beams. Without picks the window is this tree.
     """
 
     requests: tuple[str, ...]
@@ -82,6 +88,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     tokens   of a prefill row; 1 on the others (a window is as wide as its drafts made it)
     root     the root to use after a decode row or a last prefill chunk; None: the target's own choice.
     uniforms if the request samples and the row chooses: one per node of a window, and the final one (`sampling.py`)
+    track    of a prefill row that ends at a multiple of `Capacity.track_interval`: the name under which the prefix that
+             it reaches is tracked; it is not yet in use. Empty: nothing is tracked
     """
 
     request: str
@@ -89,6 +97,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     tokens: int = 1
     root: int | None = None
     uniforms: tuple[float, ...] = ()
+    track: str = ""
 
 
 class Forward(Event, frozen=True):
@@ -107,19 +116,25 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bonus: int
 
 
-class Commit(Event, frozen=True):
+class Commit(Event, frozen=True, omit_defaults=True):
     """Commit the accepted tokens of all verified requests: their state, KV and draft KV then have the accepted length.
 
     The state is the one after the path's last node. The new root is the bonus. The draft extend takes in the rows of
     all accepted nodes. The result is equal to decoding the accepted tokens one by one. accepted  one path per request;
     None: the engine's own acceptance, down to each child that is the choice at its parent.
+
+    track  one name per request, or none at all; an empty name: nothing. Where the accepted tokens reach a multiple of
+           `Capacity.track_interval`, the prefix up to the last such multiple is tracked under it. The name must not be
+           in use; where none is reached, it stays free
     """
 
     requests: tuple[str, ...]
     accepted: tuple[Path, ...] | None = None
+    track: tuple[str, ...] = ()
 
     def on(self, engine: Engine) -> Committed:
-        return engine.commit(self.requests, self.accepted)
+        # An engine that tracks no prefixes may leave the third argument out.
+        return engine.commit(self.requests, self.accepted, *(self.track,) if self.track else ())
 
 
 class SetNumSteps(Event, frozen=True, tag="set_num_steps"):
@@ -142,7 +157,12 @@ class Save(Event, frozen=True):
 
 
 class Load(Event, frozen=True):
-    """Give a request a copy of the state kept under `name`. It has the same prompt, and nothing of it ran yet."""
+    """Give a request a copy of the state kept under `name`. Nothing of the request ran yet.
+
+    If a save kept it, the request has the same prompt. A tracked prefix is given to requests whose prompt begins with
+    it and has further tokens: the load extends the draft head by the last row of the prefix and the token behind it.
+    The request is then in its prompt, as if it had prefilled the prefix by itself.
+    """
 
     request: str
     name: str
@@ -212,10 +232,13 @@ class Drafted:
 
     own is the head's argmax after the drafts in use, not after its own; -1 without a head. Trees of one batch may
     differ in size: then n is the largest, and shorter rows end in -1.
+    own_parents [B, m] int64: where the drafter grows trees, the parent of each draft of its own tree. There own [B, m]
+    are the tokens of that tree, also where another window is given.
     """
 
     drafts: torch.Tensor
     own: torch.Tensor
+    own_parents: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -225,10 +248,12 @@ class Forwarded:
     roots  request -> the root in force after a decode row or a last prefill chunk. A look-up may wait for the device
     own    request -> int64 [rows]: the target's own choice. One per node of a verified window, one for a decode row and
            for a last prefill chunk; a request with an unfinished prompt has no entry
+    tracked  request -> how many tokens the prefix has that was tracked of it
     """
 
     roots: Mapping[str, int]
     own: dict[str, torch.Tensor]
+    tracked: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -241,6 +266,7 @@ class Committed:
     last_correct_step_indices [B]  the node whose state is committed
     bonus [B]                      the next root
     own_num_correct_drafts [B], own_bonus [B]   the engine's own acceptance, also where the event gave paths
+    tracked                        as in `Forwarded`; a request that reached no multiple of the interval has no entry
     """
 
     num_correct_drafts: torch.Tensor
@@ -250,6 +276,7 @@ class Committed:
     bonus: torch.Tensor
     own_num_correct_drafts: torch.Tensor
     own_bonus: torch.Tensor
+    tracked: Mapping[str, int] = field(default_factory=dict)
 
 
 Answer = Drafted | Forwarded | Committed
@@ -270,6 +297,8 @@ class RequestState:
     state       GDN layer -> [HV, K, V]
     keys, values              attention layer -> [L, kv_heads, head_dim]
     draft_keys, draft_values  MTP layer -> [L, kv_heads, head_dim]: after every event as long as the target's
+    final [D]   of a tracked prefix alone: the target's final hidden row of its last token. Of it, draft_keys and
+                draft_values have L - 1 rows, and there is no root and no proposal
     """
 
     length: int
@@ -282,6 +311,7 @@ class RequestState:
     values: dict[int, torch.Tensor]
     draft_keys: dict[int, torch.Tensor] = field(default_factory=dict)
     draft_values: dict[int, torch.Tensor] = field(default_factory=dict)
+    final: torch.Tensor | None = field(default=None, kw_only=True)
 
     def parts(self) -> Iterator[tuple[Place, torch.Tensor]]:
         """Every tensor that belongs to a layer, with the place where an event writes it; nothing is copied.
@@ -308,7 +338,9 @@ class Engine(Protocol):
         parents: tuple[tuple[int, ...], ...] | None = None,
     ) -> Drafted: ...
     def forward(self, rows: tuple[Row, ...]) -> Forwarded: ...
-    def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed: ...
+    def commit(
+        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = (),
+    ) -> Committed: ...
     def set_num_steps(self, num_steps: int) -> None: ...
     def next_num_steps(self) -> int: ...
     def save(self, request: str, name: str) -> None: ...

@@ -84,7 +84,7 @@ FAULTS: tuple[Fault, ...] = (
         "lifecycle-loss-draft-kv", "lifecycle-loss",
         "What is kept of a request comes back without the draft head's KV.",
         "sglang 35957", (NO_DRAFT_KV,), "kept", Setting(), 12, Place("extend", 0, "keys"),
-        "comes back otherwise than it was kept", ("bytes",), ("identity", "directed", "decisions"),
+        "the target's memory came back, the draft KV did not", ("bytes",), ("identity", "directed", "decisions"),
     ),
     Fault(
         "lifecycle-loss-proposal", "lifecycle-loss",
