@@ -60,20 +60,15 @@ class Remembering:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        said = (type(runner).__name__, runner.rounded.config, runner.rounds, runner.products)
-        self.of = hashlib.sha256(repr(said).encode())
-        for tensor in _tensors(runner.rounded):  # in which no weight is narrower than it is stored
-            _add(self.of, tensor)
+        self.of = hashlib.sha256(type(runner).__name__.encode())
+        # Of the weights one width is enough: none is narrower there than it is stored.
+        _add(self.of, (runner.rounded, runner.rounds, runner.products))
 
     def __call__(
         self, work: LayerWork, rows: int, base: torch.Tensor | None, own: Mapping[Place, torch.Tensor]
     ) -> Both:
         key = self.of.copy()
-        key.update(repr((work.stage, work.layer, work.start, work.parents, rows, list(own))).encode())
-        memory: Any = work.memory
-        held = () if memory is None else (getattr(memory, field.name) for field in fields(memory))
-        for tensor in (work.hidden, base, self.runner.generator.get_state(), *held, *own.values()):
-            _add(key, tensor)
+        _add(key, (work, rows, base, own, self.runner.generator.get_state()))
         found = KEPT.get(key.digest())
         if found is not None:
             self.runner.generator.set_state(found[1])
@@ -83,12 +78,22 @@ class Remembering:
         return both
 
 
-def _add(key: Any, tensor: torch.Tensor | None) -> None:
-    if tensor is None:
-        key.update(b"none")
-        return
-    key.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-    key.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+def _add(key: Any, value: Any) -> None:
+    """All of a value: tensors by their bits, whatever else by how it is printed."""
+    if isinstance(value, torch.Tensor):
+        key.update(repr((value.dtype, tuple(value.shape))).encode())
+        key.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    elif is_dataclass(value):
+        key.update(type(value).__name__.encode())
+        _add(key, [getattr(value, field.name) for field in fields(value)])
+    elif isinstance(value, Mapping):
+        _add(key, [*value.keys(), *value.values()])
+    elif isinstance(value, (tuple, list)):
+        key.update(f"{len(value)} of".encode())
+        for inner in value:
+            _add(key, inner)
+    else:
+        key.update(f"{value!r}, ".encode())
 
 
 def _shown(run: Run) -> Iterator[torch.Tensor]:
@@ -96,15 +101,3 @@ def _shown(run: Run) -> Iterator[torch.Tensor]:
     yield from run.onward.values()
     if run.state is not None:
         yield run.state
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors of the weights."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for inner in value:
-            yield from _tensors(inner)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
