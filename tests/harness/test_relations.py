@@ -165,14 +165,14 @@ FAULTS = [
 
 @pytest.mark.parametrize(("name", "fault", "plan", "component"), FAULTS, ids=[name for name, *_ in FAULTS])
 def test_a_relation_meets_the_fault_that_it_exists_for(
-    trace: Trace, name: str, fault: str, plan: dict[str, Any], component: str
+    whole: Trace, name: str, fault: str, plan: dict[str, Any], component: str
 ) -> None:
-    found = hold(name, trace, f"support.parting:{fault}", **plan)
+    found = hold(name, whole, f"support.parting:{fault}", **plan)
     assert found.verdict.exit is Exit.DIVERGED
     first = found.verdict.findings[0]
     assert first.place.component == component, first
     assert first.check == name and first.diagnosis
-    assert 0 < first.event < len(trace.events) and first.request is not None
+    assert 0 < first.event < len(whole.events) and first.request is not None
 
 
 @pytest.mark.parametrize(("name", "fault", "strategy", "dtype"), [
@@ -225,7 +225,7 @@ def test_a_graph_that_kept_what_was_re_assigned_is_no_eager_run(trace: Trace, pl
     assert '"eager" and "replayed"' in found.verdict.findings[0].diagnosis
 
 
-def test_a_count_that_is_taken_one_round_late_is_no_waiting_run(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_that_is_taken_one_round_late_is_no_waiting_run(whole: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine whose rounds overlap adds the counts of the round before to a length; one that waits does not."""
     commit, before = OptimizedEngine.commit, dict[int, HostCopy]()
 
@@ -243,7 +243,7 @@ def test_a_count_that_is_taken_one_round_late_is_no_waiting_run(trace: Trace, mo
         return answer
 
     monkeypatch.setattr(OptimizedEngine, "commit", late)
-    found = hold("overlapped", trace, "plain")
+    found = hold("overlapped", whole, "plain")
     assert found.verdict.exit is Exit.DIVERGED
     first, *others = found.verdict.findings
     assert first.diagnosis.endswith('between "waiting" and "overlapping"') and first.place.component == "pick"

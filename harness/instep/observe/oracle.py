@@ -34,8 +34,9 @@ from .head_rows import of_node, reading, row_of_parent, wrong_rows
 from .layer_work import LayerWork, Work, draft_of, positions_of
 from .own_inputs import shown
 from .products import NONE
-from .recomputation import REMEMBERED, Folding, PreviousStep, Recomputation, Run, Runner, only
+from .recomputation import REMEMBERED, Folding, PreviousStep, Recomputation, Run, Runner, Runs, only
 from .rows import RowSpan, paths, row_spans, rows
+from .same_piece import Remembering
 from .storage import entries
 from .tree_forms import lines
 
@@ -47,6 +48,7 @@ class Oracle:
     """
 
     every_op = True
+    _remembering: Remembering | None = None
 
     def __init__(
         self, checkpoint: Checkpoint, rounds: Mapping[str, Storage], width: torch.dtype,
@@ -314,8 +316,17 @@ class Oracle:
         base: torch.Tensor | None = None,
     ) -> Recomputation:
         own = shown(context, span, stage, layer) if self.every_op else {}
-        runs, near = self.runner(work, span.count, base, own)
+        runs, near = self._ran(work, span.count, base, own)
         return Recomputation(span, stage, layer, *runs, work, own, near)
+
+    def _ran(
+        self, work: Work, count: int, base: torch.Tensor | None, own: Mapping[Place, torch.Tensor]
+    ) -> tuple[Runs, Runs | None]:
+        if not isinstance(work, LayerWork) or self.runner.generator.device.type != "cpu":
+            return self.runner(work, count, base, own)
+        if self._remembering is None or self._remembering.runner is not self.runner:
+            self._remembering = Remembering(self.runner)
+        return self._remembering(work, count, base, own)
 
     def _dithered(self, span: RowSpan, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
         return partial(self.runner.dithered, work, base=base if span.kind == "prefill" else None)
