@@ -58,7 +58,7 @@ def test_a_policy_with_an_interval_tracks_every_multiple_and_shares_the_longest_
     assert trace.events[loaded].name in made, "the longest is one with accepted tokens"  # type: ignore[union-attr]
     nobody = msgspec.structs.replace(TOLD, arrivals=(Arrival("a", "few", behind="nobody"),))
     with pytest.raises(BadInput, match="behind"):
-        engine = LedgerEngine(config(), num_steps=3, track_interval=4)
+        engine = LedgerEngine(config(), num_steps=3, room=TOLD.capacity.capacity())
         list(drive(nobody, PROMPTS, header(capacity=TOLD.capacity), engine))
 
 

@@ -242,7 +242,8 @@ def drawn_plan(choose: draw.Draw, settings: Settings, opened: Checkpoint, model:
     layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
     room, steps = draw.room(choose), draw.candidates(choose, layers)
     if nodes := settings.trees:
-        room, steps = draw.with_trees(room, steps, nodes)
+        grow = opened.config.mtp_layers == 1 and setting.mode == "eagle"
+        room, steps = draw.with_trees(choose, room, steps, nodes, grow=grow)
     found = setting.subject()
     if isinstance(found, Ops) and not found.keepers and opened.config.mtp_layers < 2:
         room = draw.with_prefixes(choose, room)
