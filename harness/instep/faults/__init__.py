@@ -14,6 +14,7 @@ from .catalogue import (
     chunks,
     dispatch,
     draft,
+    experts,
     graph,
     neighbours,
     norms,
@@ -48,6 +49,7 @@ FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "answers": answers.FAULTS,
     "sampling": sampling.FAULTS,
     "trees": trees.FAULTS,
+    "experts": experts.FAULTS,
     "others": others.FAULTS,
 }
 
