@@ -63,8 +63,11 @@ class Mixture:
 
 
 def experts(case: Case) -> Iterator[Explanation]:
-    layer, x, piece = layer_of(case), case.own("post_normed"), case.piece
-    if case.component != "mlp" or layer is None or not isinstance(layer.mlp, MoeWeights) or piece is None or x is None:
+    piece = case.piece
+    if case.component != "mlp" or piece is None:
+        return
+    layer, x = layer_of(case), case.own("post_normed")
+    if layer is None or not isinstance(layer.mlp, MoeWeights) or x is None:
         return
     route = (piece.from_own_inputs or piece).truth.route
     if route is None or len(route.scores) != len(x) or x.numel() * len(layer.mlp.experts) > ROOM:
