@@ -18,6 +18,7 @@ from .decisions import Decisions
 from .derived import Derived
 from .directed import Directed
 from .draws import Draws
+from .experts import Experts
 from .graphs import Graphs
 from .grown import Grown
 from .hostreads import HostReads
@@ -45,8 +46,10 @@ def for_labels() -> tuple[Check, ...]:
 
 def for_numbers(oracle: Oracle) -> tuple[Check, ...]:
     """The subject computes. In this order the directed diagnosis of a state comes before its bare size."""
-    arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Draws(), Propagated(), Decisions()
-    return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic, Grown())
+    experts = Experts(oracle)
+    arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Draws(), experts
+    free = Propagated(others=experts.parted), Decisions(experts.parted)
+    return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic, *free, Grown())
 
 
 def for_free_runs(oracle: FreeOracle, *, memory: bool) -> tuple[Check, ...]:

@@ -15,6 +15,7 @@ from .catalogue import (
     dispatch,
     draft,
     drafters,
+    experts,
     graph,
     neighbours,
     norms,
@@ -52,6 +53,7 @@ FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "sampling": sampling.FAULTS,
     "prefixes": prefixes.FAULTS,
     "trees": trees.FAULTS,
+    "experts": experts.FAULTS,
     "others": others.FAULTS,
 }
 

@@ -122,6 +122,11 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "draft-node": "the draft head runs on a node with something of another node",
         "grown-tree": "a tree that the drafter grows has other nodes, or other parents, than the scores say",
     },
+    "experts": {
+        "expert-of-another": "a row goes to an expert, or takes a share, that is another's",
+        "expert-left-out": "an expert that a row has does not serve it",
+        "share-numerics": "shares, gates or experts are computed by a formula that is almost the right one",
+    },
     "others": {
         "empty-batch": "a step without rows is not left alone",
         "hot-sync": "a round waits for the host",

@@ -23,6 +23,7 @@ from ..player import Side
 from .layer_work import Work
 from .products import CUTS, FOLDED, InChunks, Operands
 from .reorder import Reordered, by_a_unit, up_or_down
+from .routes import ROUTER, Route, Routes
 from .rows import RowSpan
 from .second_form import in_chunks, must_be_one_rule
 from .storage import entries, narrower, rounded
@@ -47,11 +48,13 @@ class Run:
     """What a run showed, and the state [HV, K, V] that it left; of several draws, with the draws as first axis.
 
     onward: what went on from a place where that is not what was computed there: a subject's own rows.
+    route: what its rows chose, in a layer with experts.
     """
 
     places: Mapping[Place, torch.Tensor]
     state: torch.Tensor | None = None
     onward: Mapping[Place, torch.Tensor] = field(default_factory=dict)
+    route: Route | None = None
 
     def of(self, component: str) -> torch.Tensor:
         """What the ops behind this place read."""
@@ -173,16 +176,31 @@ class Runner:
         without a declaration one of fp32 products beside the token-by-token one.
         """
         draws = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_SAMPLED // rows)))
-        truth = self.true(work)
+        truth, width = self.true(work), self.rounded.embedding.dtype
         near = true(work, self.truth, own) if own and len(truth.places) > 1 else None
-        experts = self.rounded.config.experts > 0
-        both = self._sampled(
-            work, draws, self._store, base, experts=experts, own=None if near is None else own,
-            further=draws if experts or any(place.component in WAVERS for place in truth.places) else FEWEST_DRAWS,
-        )
+        if near is not None and near.route is not None:
+            near = near.route.served(lambda ranking: true(work, self.truth, own, ranking), near, own, width)
+        both = self._draws(work, draws, base, truth, near, own)
+        if truth.route is not None and near is not None and near.route is not None:
+            ranking = truth.route.following(near.route, truth.route.off(both[0].places[ROUTER]), width)
+            if not torch.equal(ranking, truth.route.ranking):
+                truth = true(work, self.truth, ranking=ranking)
+                both = self._draws(work, draws, base, truth, near, own)
         if base is not None and "gdn.chunk" not in self.products:
             both = [self._in_chunks(sampled, base, once) for sampled, once in zip(both, (False, True), strict=False)]
         return Runs(truth, both[0]), None if near is None else Runs(near, both[1])
+
+    def _draws(
+        self, work: Work, draws: int, base: torch.Tensor | None, truth: Run, near: Run | None,
+        own: Mapping[Place, torch.Tensor],
+    ) -> list[Run]:
+        """Draws of both runs, whose rows choose what they choose there."""
+        experts = self.rounded.config.experts > 0
+        return self._sampled(
+            work, draws, self._store, base, experts=experts, own=None if near is None else own,
+            further=draws if experts or any(place.component in WAVERS for place in truth.places) else FEWEST_DRAWS,
+            rankings=[run.route.ranking for run in (truth, near) if run is not None and run.route is not None],
+        )
 
     def true(self, work: Work) -> Run:
         """Only the fp64 run."""
@@ -238,11 +256,13 @@ class Runner:
     def _sampled(
         self, work: Work, draws: int, store: Store, base: torch.Tensor | None, *, experts: bool,
         chance: torch.Generator | None = None, own: Mapping[Place, torch.Tensor] | None = None, further: int = 0,
+        rankings: Sequence[torch.Tensor] = (),
     ) -> list[Run]:
         """All draws at once, as a further axis; one by one where rows choose among more than `MOST_EXPERTS`.
 
         base: the state before a prefill chunk; None: whatever the delta rule does here, it does token by token.
         own: rows that go on from their places in so many further draws, which are a run of their own.
+        rankings: the experts of the rows of either run; ROUTER is then a place of the draws, with what the router says.
         """
         operands = Operands(self.products, self.rounded, chunk=base is not None, chance=chance)
 
@@ -265,7 +285,11 @@ class Runner:
                 operands.seen(place)
                 return entries(place.component, goes, self.rounds)
 
-            state = work(self.rounded, see)
+            given = [rankings[0].where(number < draws, rankings[-1])] if rankings else []
+            with Routes(self.rounded.config, given) as routes:
+                state = work(self.rounded, see)
+            if given and routes.seen:
+                places[ROUTER] = routes.seen[0].scores
             if rule is not None:
                 state = rule.state
             return places, () if state is None else (store("state", state),)
@@ -315,8 +339,11 @@ class Runner:
         return up_or_down(tensor, dtype, self.generator)
 
 
-def true(work: Work, weights: Weights, own: Mapping[Place, torch.Tensor] | None = None) -> Run:
-    """One run as the weights have it. own: rows that go on from their places, where they are shaped as these."""
+def true(
+    work: Work, weights: Weights, own: Mapping[Place, torch.Tensor] | None = None, ranking: torch.Tensor | None = None
+) -> Run:
+    """One run as the weights have it. own: rows that go on from their places, where they are shaped as these.
+    ranking: the experts of the rows, instead of those that they choose."""
     places: dict[Place, torch.Tensor] = {}
     onward: dict[Place, torch.Tensor] = {}
 
@@ -328,8 +355,9 @@ def true(work: Work, weights: Weights, own: Mapping[Place, torch.Tensor] | None 
         onward[place] = mine.to(tensor)
         return onward[place]
 
-    state = work(weights, see)
-    return Run(places, state, onward)
+    with Routes(weights.config, () if ranking is None else (ranking,)) as routes:
+        state = work(weights, see)
+    return Run(places, state, onward, routes.seen[0] if routes.seen else None)
 
 
 def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:

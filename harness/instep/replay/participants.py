@@ -45,6 +45,7 @@ from ..observe.instrumentation import Instrumentation, replays_of
 from ..observe.memory import Watch
 from ..observe.products import Operands
 from ..observe.reorder import Reordered, up_or_down
+from ..observe.routes import Routes
 from ..observe.shown import WHOLE, Shown
 from ..observe.storage import entries, narrower, rounded
 from .declared import NOTHING, Declared, declared
@@ -263,7 +264,8 @@ def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
 def truth_participant(plan: Plan, *, asked: bool = True) -> Participant:
     """The reference in fp64. asked: whether its states are asked for."""
     of = digest_of(plan.checkpoint, "truth", plan.num_steps, plan.adaptive, plan.setting.mode, asked, _room(plan))
-    return Reusing("truth", reference(plan, torch.float64), of, asked=asked)
+    routes = Routes(plan.checkpoint.config)
+    return Reusing("truth", reference(plan, torch.float64), of, arithmetic=routes, asked=asked)
 
 
 def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool = True) -> Participant:
@@ -280,7 +282,7 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     engine.stored = said.rounds.get("state", plan.setting.state)
     engine.operands = Operands(said.products, weights, chance=chance)
     engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
-    arithmetic = Reordered(generator, engine.operands)
+    arithmetic = Reordered(generator, engine.operands, following=Routes(plan.checkpoint.config))
     of = digest_of(
         plan.checkpoint, draw, said, plan.setting.width, plan.setting.state, plan.num_steps, plan.adaptive,
         plan.setting.mode, asked, _room(plan))
