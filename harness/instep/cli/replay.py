@@ -44,6 +44,7 @@ def replay(
     ladder: Annotated[bool, typer.Option("--ladder/--no-ladder", help="After a divergence, run again with one thing "
                                                                       "otherwise, to say where it was made.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the result there as a page to look at.")] = None,
     trail: Annotated[Path | None, typer.Option(help="Write a digest of every event's bytes there, for diff.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
@@ -62,9 +63,9 @@ def replay(
     judged = tiers_of(tiers or ())
     variant = Variant(swaps_of(swap or ()), tuple(map(patch_of, graft or ())))
     asked = own_trace() if trace is None else trace
-    for file, other in ((json, trail), (trail, json)):
-        if file is not None:
-            writable(file, asked, other)
+    places = [file for file in (json, html, trail) if file is not None]
+    for file in places:
+        writable(file, asked, *(other for other in places if other is not file))
     loaded = read(asked)
     runs = _planned(loaded, given, until)
     trails = [EventDigests() for _ in runs]
@@ -80,6 +81,10 @@ def replay(
         names = [outcome.plan.setting.name for outcome in outcomes]
         lines = [f"{name} {line}\n" for name, kept in zip(names, trails, strict=True) for line in kept.lines]
         write_atomically({trail: "".join(lines).encode()})
+    if html is not None:
+        from ..page.replay import page_of
+
+        write_atomically({html: page_of(outcomes, loaded).encode()})
     finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console))
 
 

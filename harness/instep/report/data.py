@@ -55,7 +55,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
             for (region, layer), units in outcome.scratch.items()
         ],
         "looked": {c.check: c.tier.value for c in verdict.compared if c.event == verdict.events - 1},
-        "findings": [finding(found) for found in _listed(verdict.findings)],
+        "findings": [finding(found) for found in listed_findings(verdict.findings)],
         "message": divergence(outcome) if verdict.findings else None,
         "located": None if outcome.located is None else _located(outcome.located),
         "history": asdict(outcome.history),
@@ -80,7 +80,7 @@ def number(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
-def _listed(findings: Sequence[Comparison]) -> list[Comparison]:
+def listed_findings(findings: Sequence[Comparison]) -> list[Comparison]:
     """The first findings, and the first finding of every check, in their order."""
     first = {found.check: found for found in reversed(findings)}
     return [found for number, found in enumerate(findings) if number < FINDINGS or first[found.check] is found]

@@ -70,7 +70,7 @@ def _runs(outcomes: Sequence[Outcome]) -> Table:
     }, framed=True)
     for outcome in outcomes:
         for run, total in zip_longest(_run(outcome), tiers(outcome)):
-            made.add_row(run or "", *(("",) * 6 if total is None else _cells(total)))
+            made.add_row(run or "", *(("",) * 6 if total is None else cells_of(total)))
         made.add_section()
     return made
 
@@ -142,7 +142,7 @@ def used(headroom: float | None) -> str:
     return "exact" if headroom is None else f"{headroom:.3g}"
 
 
-def _cells(total: Total) -> tuple[str, ...]:
+def cells_of(total: Total) -> tuple[str, ...]:
     counts = (total.comparisons, total.blocks, total.elements, total.undecided)
     return (total.tier.value, *map(short, counts), used(total.headroom))
 

@@ -39,6 +39,7 @@ UNDECLARED = (
     "hint: this engine declares no rounding, so all of it is held to fp32; what it stores or multiplies narrower on "
     "purpose is declared by `rounds` and `products` of its maker (docs/adapters.md, 4)"
 )
+DIFFERS = "differs from the reference"
 COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # checks whose number is not an error
 
 
@@ -65,7 +66,7 @@ def message(
     measured: the first finding's numbers, as `numbers` words them;  placed: other words for where a finding stands
     """
     first, *others = findings
-    lines = [(placed or where)(first), f"{first.diagnosis or 'differs from the reference'}          ({measured})"]
+    lines = [(placed or where)(first), f"{first.diagnosis or DIFFERS}          ({measured})"]
     lines += trace(next((found.raised for found in findings if found.raised is not None), None))
     if others:
         here = all(found.event == first.event for found in others)
@@ -117,11 +118,15 @@ def where(found: Comparison, *, short: bool = False) -> str:
 
 def spelled(place: Place) -> str:
     """The place in words. The stage trunk is not named."""
-    stage, _, step = place.stage.partition(".")
-    extend = f"draft extend {step} " if step else "draft extend "  # of MTP layer `step`, where there are several
-    side = {"trunk": "", "extend": extend, "chain": f"draft step {int(step or 0) + 1} "}[stage]
     layer = "" if place.layer in (STAGE_LEVEL, AFTER_LAYERS) else f"layer {place.layer} "
-    return f"{side}{layer}{NAMES.get(place.component, place.component)}"
+    return f"{drafting(place.stage)}{layer}{NAMES.get(place.component, place.component)}"
+
+
+def drafting(name: str) -> str:
+    """The stage in words, with a blank behind it: "draft step 3 "; nothing for the trunk."""
+    stage, _, step = name.partition(".")
+    extend = f"draft extend {step} " if step else "draft extend "  # of MTP layer `step`, where there are several
+    return {"trunk": "", "extend": extend, "chain": f"draft step {int(step or 0) + 1} "}[stage]
 
 
 def exercised(outcome: Outcome) -> tuple[str, ...]:
@@ -147,12 +152,17 @@ def otherwise(variant: Variant) -> tuple[str, ...]:
 
 def command(outcome: Outcome, found: Comparison) -> str:
     """The shortest command that shows the finding again."""
-    patches = [patch for patch in outcome.variant.patch if patch.event <= found.event]
-    until = max([found.event, *(patch.until for patch in patches)])
+    return command_at(outcome, found.event, found.place.layer)
+
+
+def command_at(outcome: Outcome, event: int, layer: int) -> str:
+    """The command that goes as far as an event and judges a layer; layer: as in `Place`, or none of the model's."""
+    patches = [patch for patch in outcome.variant.patch if patch.event <= event]
+    until = max([event, *(patch.until for patch in patches)])
     setting = outcome.plan.setting
     words: list[object] = [*outcome.again, near(outcome.trace), *setting.words()[:2], "--until", until]
-    if found.place.layer not in (STAGE_LEVEL, AFTER_LAYERS):
-        words += ["--layer", found.place.layer]
+    if layer not in (STAGE_LEVEL, AFTER_LAYERS):
+        words += ["--layer", layer]
     more: list[object] = ["--tiers", named(outcome.tiers)] if outcome.left_out else []
     for op, source in outcome.variant.swap.items():
         more += ["--swap", f"{op}={source}"]

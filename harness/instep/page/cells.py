@@ -1,0 +1,122 @@
+"""The heat map's numbers: one cell per event and row, where a row is a layer, a draft step, or what belongs to none.
+
+    rows    the bookkeeping, the embedding, each layer of the trunk, what follows the layers, each stage of the draft
+    line    of one cell, all comparisons of one check: how many, and the one that used most of its allowance
+    cells   [events x rows], as the difference of each number from the one before; each has numbers of its lines
+
+Lines that are equal stand once: most comparisons are exact, and an exact one has no numbers of its own.
+Leaves out: what an event computes (`lanes.py`), words and colours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+
+from ..report.terminal import EXACT
+from ..report.words import NAMES, drafting
+from ..verdict import Comparison
+
+DETAILED = 200_000  # lines; where there are more, every cell keeps the one that used most of its allowance
+TABLE, HEAD, DRAFT = STAGE_LEVEL - 1, AFTER_LAYERS, 0  # levels of rows that are no layer of the trunk
+KINDS = {"gdn": "GDN"}
+
+
+class Row(NamedTuple):
+    """A row of the heat map. stage "trunk": level is a layer, or one of the above; a stage of the draft is one row."""
+
+    stage: str
+    level: int
+
+    @classmethod
+    def of(cls, place: Place) -> Row:
+        if place.stage != "trunk":
+            return cls(place.stage, DRAFT)
+        of_table = place.layer == STAGE_LEVEL and place.component in ("length", "root")
+        return cls("trunk", TABLE if of_table else place.layer)
+
+    def label(self, kinds: Sequence[str]) -> str:
+        """kinds: of the trunk's layers, as the configuration names them."""
+        if self.stage != "trunk":
+            return drafting(self.stage).strip()
+        named = {TABLE: "slots, pages, lengths", STAGE_LEVEL: "embedding", HEAD: "final rows, logits"}
+        kind = kinds[self.level] if 0 <= self.level < len(kinds) else ""
+        return named.get(self.level) or f"layer {self.level} {KINDS.get(kind, kind)}".strip()
+
+    def order(self) -> tuple[int, ...]:
+        return Place(self.stage, self.level, "length").order()[:3]
+
+
+def rows_of(layers: int, compared: Iterable[Comparison], due: Iterable[Row]) -> list[Row]:
+    """Every row that the model has, or that something was compared in or computed at, in the order of the data flow."""
+    trunk = [Row("trunk", level) for level in (TABLE, STAGE_LEVEL, *range(layers), HEAD)]
+    return sorted({*trunk, *(Row.of(place) for place in {one.place for one in compared}), *due}, key=Row.order)
+
+
+def data(compared: Sequence[Comparison], rows: Sequence[Row], requests: Mapping[str, int]) -> dict[str, Any]:
+    """The cells as compact arrays. requests: the number of each request's name."""
+    number = {row: index for index, row in enumerate(rows)}
+    row_of = {place: number[Row.of(place)] for place in {one.place for one in compared}}
+    grouped: dict[tuple[int, str], list[Comparison]] = {}
+    for one in compared:
+        grouped.setdefault((one.event * len(rows) + row_of[one.place], one.check), []).append(one)
+    if len(grouped) > DETAILED:
+        whole: dict[tuple[int, str], list[Comparison]] = {}
+        for (at, _), ones in grouped.items():
+            whole.setdefault((at, ""), []).extend(ones)
+        grouped = whole
+    table, lines, cells = _Names(), _Names(), dict[int, list[int]]()
+    components = _Names()
+    for (at, _), ones in grouped.items():
+        cells.setdefault(at, []).append(lines.number(_line(ones, table, components, requests)))
+    ordered = sorted(cells)
+    return {
+        "checks": list(table.numbers), "components": list(components.numbers), "lines": list(lines.numbers),
+        "at": [at - before for at, before in zip(ordered, [0, *ordered], strict=False)],
+        "of": [cells[at] for at in ordered],
+    }
+
+
+def not_judged(
+    due: Mapping[int, Collection[Row]], rows: Sequence[Row], compared: Iterable[Comparison], events: int
+) -> list[int]:
+    """Cells in which an event that was served computes, and nothing was compared."""
+    number = {row: index for index, row in enumerate(rows)}
+    judged = {(one.event, one.place) for one in compared}
+    there = {(event, Row.of(place)) for event, place in judged}
+    missing = {(event, row) for event, due_rows in due.items() for row in due_rows if event < events} - there
+    return sorted(event * len(rows) + number[row] for event, row in missing)
+
+
+
+class _Names:
+    """Hands out numbers: equal things have one."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, int] = {}
+
+    def number(self, name: Any) -> int:
+        return self.numbers.setdefault(name, len(self.numbers))
+
+
+def _line(
+    ones: Sequence[Comparison], checks: _Names, components: _Names, requests: Mapping[str, int]
+) -> tuple[object, ...]:
+    """check, how many, elements; unless all is exact: component, request, slot, worst, allowed, whether right."""
+    worst = max(ones, key=lambda one: (not one.agrees, math.isnan(one.headroom), one.headroom))
+    counts = (checks.number((worst.check, worst.tier.value)), len(ones), sum(one.elements for one in ones))
+    if worst.tier in EXACT and worst.agrees:
+        return counts
+    component = NAMES.get(worst.place.component, worst.place.component)
+    return (
+        *counts, components.number(component), requests.get(worst.request or "", -1),
+        -1 if worst.slot is None else worst.slot, short(worst.worst), short(worst.allowed), int(worst.agrees),
+    )
+
+
+def short(number: float) -> float | str:
+    """Four digits; what JSON has no number for is text."""
+    return float(f"{number:.4g}") if math.isfinite(number) else str(number)

@@ -1,0 +1,135 @@
+"""The timeline, from the trace alone: where every request is, what each event does to it, and the step count.
+
+    stays   [request, slot, from, to]   from the event of its admission or resume; slot -1: preempted
+    marks   [event, request, what, number, of, tree]  number and of: tokens read of those of the prompt, nodes of a
+            window, accepted drafts of those verified; tree: a number in `trees`, -1 for a chain
+    trees   [parents, accepted nodes]   of a window that branches; no nodes before its commit
+
+Leaves out: what came of the events. Events that the replay did not reach are shown as well: the trace has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.event_facts import kind_of, named
+from instep_reference.contract.place import STAGE_LEVEL, draft_stage
+
+from ..observe.context import branching
+from ..trace.event_rules import EventRules
+from ..trace.file import Trace
+from ..trace.request_table import RequestTable, Standing
+from .cells import HEAD, Row
+
+NOBODY = -1
+
+
+@dataclass
+class Lanes:
+    """What the timeline shows; `due`: event -> the rows of the heat map in which it computes."""
+
+    events: list[str] = field(default_factory=list)
+    requests: dict[str, int] = field(default_factory=dict)
+    stays: list[list[int]] = field(default_factory=list)
+    marks: list[list[Any]] = field(default_factory=list)
+    trees: list[list[Any]] = field(default_factory=list)
+    steps: list[list[int]] = field(default_factory=list)
+    due: dict[int, set[Row]] = field(default_factory=dict)
+
+    def data(self) -> dict[str, Any]:
+        kinds = sorted(set(self.events))
+        return {
+            "kinds": kinds, "events": [kinds.index(kind) for kind in self.events], "requests": list(self.requests),
+            "lanes": self._lanes(), "stays": self.stays, "marks": self.marks, "trees": self.trees, "steps": self.steps,
+        }
+
+    def _lanes(self) -> list[int]:
+        """The lane of each request: the first one that is free from its first event to its last."""
+        ends: list[int] = []
+        lanes = []
+        for request in self.requests.values():
+            mine = [stay for stay in self.stays if stay[0] == request]
+            lane = next((lane for lane, end in enumerate(ends) if end < mine[0][2]), len(ends))
+            ends[lane:lane + 1] = [mine[-1][3]]
+            lanes.append(lane)
+        return lanes
+
+
+def lanes_of(trace: Trace, layers: int, *, overlap: bool = False) -> Lanes:
+    """Every event of the trace, by the rules. layers: how many the trunk has."""
+    found, rules = Lanes(steps=[[0, trace.header.num_steps]]), EventRules(trace.header, overlap=overlap)
+    drafts, table = trace.header.checkpoint.mtp_layers > 0, rules.table
+    open_stays: dict[str, list[int]] = {}
+    for index, event in enumerate(trace.events):
+        before = dict(table.live)
+        rules.apply(event, trace.where(index))
+        found.events.append(kind_of(event))
+        for name in (*table.live, *named(event)):
+            found.requests.setdefault(name, len(found.requests))
+        found.marks += [[index, *mark] for mark in _marks(event, before, table, found)]
+        _stays(index, table, found, open_stays)
+        if isinstance(event, e.SetNumSteps):
+            found.steps.append([index, event.num_steps])
+        if due := _due(event, table, layers, drafts):
+            found.due[index] = due
+    return found
+
+
+def _stays(index: int, table: RequestTable, found: Lanes, open_stays: dict[str, list[int]]) -> None:
+    """Stays end and begin where the table has another slot; one that goes on reaches up to this event."""
+    for name, standing in table.live.items():
+        slot = NOBODY if standing.slot is None else standing.slot
+        stay = open_stays.get(name)
+        if stay is None or stay[1] != slot:
+            stay = open_stays[name] = [found.requests[name], slot, index, index]
+            found.stays.append(stay)
+        stay[3] = index
+    for name in open_stays.keys() - table.live.keys():
+        open_stays.pop(name)[3] = index
+
+
+def _marks(event: e.Event, before: dict[str, Standing], table: RequestTable, found: Lanes) -> Iterator[list[Any]]:
+    """request, what, number, of, tree"""
+    def window(name: str, nodes: tuple[int, ...] = (), where: dict[str, Standing] = before) -> int:
+        parents = branching(where[name].parents)
+        if parents is not None:
+            found.trees.append([parents, nodes])
+        return NOBODY if parents is None else len(found.trees) - 1
+
+    number = found.requests.__getitem__
+    if isinstance(event, e.Forward):
+        for row in event.rows:
+            standing, read = before[row.request], row.kind == "prefill"
+            tokens = row.tokens if read else len(standing.window) if row.kind == "verify" else 1
+            tree = window(row.request) if row.kind == "verify" else NOBODY
+            yield [number(row.request), row.kind, tokens, len(standing.prompt) if read else tokens, tree]
+    elif isinstance(event, e.Draft):
+        for name in event.requests:
+            drafts = len(table.live[name].window) - 1
+            yield [number(name), "draft", drafts, drafts, window(name, where=table.live)]
+    elif isinstance(event, e.Commit):
+        for place, name in enumerate(event.requests):
+            nodes = event.accepted[place].nodes if event.accepted is not None else ()
+            yield [number(name), "commit", len(nodes), len(before[name].window) - 1, window(name, nodes)]
+    elif isinstance(event, e.Admit):
+        yield [number(event.request), "admit", len(event.prompt), len(event.prompt), NOBODY]
+    else:
+        for name in named(event) or ("",):  # "": an event of nobody, as idle
+            yield [found.requests.get(name, NOBODY), kind_of(event), 0, 0, NOBODY]
+
+
+def _due(event: e.Event, table: RequestTable, layers: int, drafts: bool) -> set[Row]:
+    """The rows in which an event computes numbers, as far as the trace alone says."""
+    due: set[Row] = set()
+    if isinstance(event, e.Forward):
+        due |= {Row("trunk", layer) for layer in (STAGE_LEVEL, *range(layers))}
+        due |= {Row("trunk", HEAD)} if any(row.kind != "prefill" for row in event.rows) else set()
+    extends = isinstance(event, e.Commit) or any(row.kind != "verify" for row in getattr(event, "rows", ()))
+    if extends and drafts:
+        due.add(Row(draft_stage(0), 0))
+    if isinstance(event, e.Draft):
+        due |= {Row(f"chain.{node}", 0) for name in event.requests for node in table.live[name].parents if node > 0}
+    return due

@@ -1,0 +1,100 @@
+"""The page of a replay: outcomes of one trace, as what stands on it.
+
+Leaves out: how a page is written down (`document.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
+
+from instep_reference.contract.place import STAGE_LEVEL
+
+from ..replay.replay import Outcome
+from ..report import terminal
+from ..report.data import listed_findings, worst
+from ..report.words import DIFFERS, command, command_at, divergence, numbers, where
+from ..trace.file import Trace
+from . import cells
+from .document import Page, Table, document
+from .lanes import Lanes, lanes_of
+from .maps import maps_of
+
+WIDE = 160  # columns of what the terminal says, where nothing has to be broken
+MAPPED = 8  # tensors that are drawn
+EVENT = 10**9  # stands for any event in a command; no trace is so long
+
+
+def page_of(outcomes: Sequence[Outcome], trace: Trace) -> str:
+    """The whole file."""
+    config = outcomes[0].plan.checkpoint.config
+    overlap = outcomes[0].plan.setting.overlap
+    lanes = lanes_of(trace, len(config.layer_kinds), overlap=overlap)
+    messages = [divergence(outcome) for outcome in outcomes if outcome.verdict.findings]
+    said = Console(file=StringIO(), width=WIDE, color_system=None)
+    terminal.show(outcomes, said)
+    assert isinstance(said.file, StringIO)
+    return document(Page(
+        outcomes[0].name, trace.header.claim, worst(outcomes), [_summary(outcome) for outcome in outcomes], messages,
+        _tiers(outcomes), said.file.getvalue(),
+        {**lanes.data(), "runs": [_run(outcome, lanes, config.layer_kinds) for outcome in outcomes]},
+    ))
+
+
+def _summary(outcome: Outcome) -> str:
+    word, _ = terminal.VERDICTS[outcome.verdict.exit]
+    numbers = f"{terminal.short(outcome.verdict.elements)} numbers compared"
+    return f"{outcome.plan.setting.name} {word}: {numbers} in {outcome.served_events} of {outcome.of} events"
+
+
+def _tiers(outcomes: Sequence[Outcome]) -> Table:
+    """As the terminal has it, without lines that only tell how a run was set up."""
+    heads = ("run", "tier", "compared", "blocks", "elements", "undecided", "part of the allowance used")
+    return Table(heads, [
+        (outcome.plan.setting.name, *terminal.cells_of(total)) for outcome in outcomes
+        for total in terminal.tiers(outcome)
+    ])
+
+
+def _run(outcome: Outcome, lanes: Lanes, kinds: Sequence[str]) -> dict[str, Any]:
+    verdict = outcome.verdict
+    due = {row for event, rows in lanes.due.items() for row in rows}
+    rows = cells.rows_of(len(kinds), verdict.compared, due)
+    number = {row: index for index, row in enumerate(rows)}
+    return {
+        "name": outcome.plan.setting.name, "exit": int(verdict.exit), "served": verdict.events,
+        "rows": [row.label(kinds) for row in rows],
+        "commands": [_command(outcome, row) for row in rows],
+        **cells.data(verdict.compared, rows, lanes.requests),
+        "not_judged": cells.not_judged(lanes.due, rows, verdict.compared, verdict.events),
+        "notes": [[skip.event, skip.check, skip.reason, skip.where] for skip in verdict.skipped],
+        "findings": _findings(outcome, number),
+    }
+
+
+def _findings(outcome: Outcome, rows: Mapping[cells.Row, int]) -> list[dict[str, Any]]:
+    """As the result file lists them; of each tensor one map, at the first finding that is about it."""
+    drawn, listed = set[tuple[object, ...]](), []
+    for found in listed_findings(outcome.verdict.findings):
+        about, new = (found.event, found.place, found.request, found.head), len(drawn) < MAPPED
+        new &= about not in drawn
+        drawn.add(about)
+        listed.append({
+            "event": found.event, "row": rows[cells.Row.of(found.place)], "where": where(found),
+            "says": found.diagnosis or DIFFERS, "measured": numbers(found),
+            "command": command(outcome, found) if outcome.again else "",
+            "maps": maps_of(outcome.last, found) if new else None,
+        })
+    return listed
+
+
+def _command(outcome: Outcome, row: cells.Row) -> list[str]:
+    """What stands before and behind the event's number."""
+    if not outcome.again:
+        return ["", ""]
+    layer = int(row.stage.partition(".")[2] or 0) if row.stage.startswith("extend") else max(row.level, STAGE_LEVEL)
+    before, _, behind = command_at(outcome, EVENT, layer).partition(str(EVENT))
+    return [before, behind]

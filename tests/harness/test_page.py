@@ -1,0 +1,264 @@
+"""The page of a replay: what stands on it as text, that no text of a trace becomes markup, its size, its charts.
+
+Leaves out: the words, which are those of the terminal (`test_report.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.faults import TRACES, by_id
+from instep.page import cells
+from instep.page.cells import HEAD, TABLE, Row
+from instep.page.lanes import lanes_of
+from instep.page.maps import pooled
+from instep.page.replay import page_of
+from instep.replay.setting import Setting
+from instep.report.words import divergence
+from instep.trace.file import Trace, read
+from instep.verdict import Comparison, Skipped, Tier
+from instep_reference.contract import engine as e
+from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from support.command import Runner
+from support.outcomes import comparison, outcome
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+KINDS = ("gdn", "gdn", "gdn", "attention")
+PLAN = SimpleNamespace(
+    setting=Setting("plain"), checkpoint=SimpleNamespace(digest="d" * 64, config=SimpleNamespace(layer_kinds=KINDS))
+)
+EXACT: Mapping[str, Any] = {"check": "bytes", "tier": Tier.BITWISE, "worst": 0.0, "allowed": 0.0}
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def trace_of(*events: e.AnyEvent) -> Trace:
+    """These events under the header of a recorded trace."""
+    known = read(TRACES / "ragged.jsonl")
+    return Trace(Path("some.jsonl"), known.header, events, {}, "")
+
+
+def round_of(*names: str) -> tuple[e.AnyEvent, ...]:
+    """Two tokens of prompt, a draft, a verify and a commit of one of four drafts, and the end."""
+    return (
+        *(e.Admit(name, (1, 2)) for name in names), e.Forward(tuple(e.Row(name, "prefill", 2, 3) for name in names)),
+        e.Draft(names, ((4, 5, 6, 7),) * len(names)), e.Forward(tuple(e.Row(name, "verify") for name in names)),
+        e.Commit(names, (e.Path((1,), 7),) * len(names)), *(e.Finish(name) for name in names),
+    )  # fmt: skip
+
+
+class Read(HTMLParser):
+    """The elements of a page, with the text of each kind."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: dict[str, list[str]] = {}
+        self._open: list[str] = []
+        self.data: Any = None
+        self.feed(page)
+        self.data = json.loads(next(text for text in self.texts["script"] if text.startswith("{")))
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "br"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.texts.setdefault(self._open[-1], []).append(data)
+
+
+def test_without_javascript_the_verdict_the_findings_and_the_command_are_read():
+    found = comparison(
+        event=5, worst=0.9996, request="a", slot=3, head=2, columns=(8, 15),
+        diagnosis="holds the state after 2 tokens; 3 were accepted",
+    )
+    told = outcome(comparison(event=2), comparison(event=3, **EXACT), found, plan=PLAN, of=7)
+    page = page_of([told], trace_of(*round_of("a", "b")))
+    read_page = Read(page)
+    assert read_page.texts["pre"][0] == divergence(told) and read_page.texts["span"] == ["DIVERGED"]
+    cells_of_tables = read_page.texts["td"]
+    command = "instep replay fixtures/traces/adaptive.jsonl --ops plain --until 5 --layer 3"
+    assert found.diagnosis in cells_of_tables and command in cells_of_tables
+    assert [text for text in cells_of_tables if text in ("T1", "T2d", "exact")] == ["T1", "exact", "T2d"]
+    assert not re.search(r"(src|href)=|@import|url\(", re.sub(r"(?s)<script.*?</script>", "", page)), "not one file"
+
+
+def test_no_text_of_a_trace_or_a_finding_becomes_markup():
+    found = comparison(event=4, worst=1.0, request=HOSTILE, slot=3, diagnosis=HOSTILE + "<!--\u2028&amp;")
+    told = outcome(found, plan=PLAN, name=HOSTILE, trace=Path(HOSTILE.replace("/", "|")), of=6)
+    told.verdict.add([Skipped("poison", 4, HOSTILE)])
+    page = page_of([told], trace_of(*round_of(HOSTILE)))
+    plain = Read(page_of([outcome(comparison(event=4, worst=1.0), plan=PLAN, of=6)], trace_of(*round_of("a"))))
+    hostile = Read(page)
+    assert hostile.tags == plain.tags and "img" not in hostile.tags and page.count("</script>") == 3
+    assert hostile.data["requests"] == [HOSTILE] and hostile.data["runs"][0]["findings"][0]["says"] == found.diagnosis
+    assert hostile.data["runs"][0]["notes"] == [[4, "poison", HOSTILE, ""]]
+    assert "script-src 'sha256-" in page and "default-src 'none'" in page
+
+
+def cells_by_place(compared: list[Comparison]) -> dict[tuple[int, str], list[list[Any]]]:
+    """event, label of the row -> the lines there, with their checks by name."""
+    rows = cells.rows_of(4, compared, ())
+    made, at = cells.data(compared, rows, {"a": 0}), 0
+    found = {}
+    for step, lines in zip(made["at"], made["of"], strict=True):
+        at += step
+        told = [[made["checks"][line[0]][0], *line[1:]] for line in (made["lines"][number] for number in lines)]
+        found[at // len(rows), rows[at % len(rows)].label(KINDS)] = told
+    return found
+
+
+def test_a_cell_has_a_line_for_each_check_with_what_used_most():
+    tight = comparison(event=2, worst=0.4, request="a", slot=3)
+    wrong = comparison(event=2, place=Place("chain.1", 0, "key"), worst=float("nan"))
+    found = cells_by_place([comparison(event=2), tight, comparison(event=2, **EXACT), wrong, comparison(
+        event=2, place=Place("trunk", STAGE_LEVEL, "length"), **EXACT,
+    )])
+    assert found == {
+        (2, "slots, pages, lengths"): [["bytes", 1, 64]],
+        (2, "layer 3 attention"): [["directed", 2, 128, 0, 0, 3, 0.4, 0.5, 1], ["bytes", 1, 64]],
+        (2, "draft step 2"): [["directed", 1, 64, 1, -1, -1, "nan", 0.5, 0]],
+    }
+
+
+def test_rows_stand_in_the_order_of_the_data_flow():
+    places = (
+        ("chain.10", 0, "key"), ("chain.2", AFTER_LAYERS, "pick"), ("extend.1", 1, "key"),
+        ("trunk", AFTER_LAYERS, "pick"),
+    )
+    compared = [comparison(place=Place(*place)) for place in places]
+    rows = cells.rows_of(2, compared, [Row("extend", 0)])
+    assert rows[:5] == [Row("trunk", level) for level in (TABLE, STAGE_LEVEL, 0, 1, HEAD)]
+    assert [row.label(KINDS) for row in rows[4:]] == [
+        "final rows, logits", "draft extend", "draft extend 1", "draft step 3", "draft step 11",
+    ]
+
+
+def test_where_an_event_computes_and_nothing_was_compared_is_not_judged():
+    due = lanes_of(trace_of(*round_of("a")), 2).due
+    assert {event: sorted({row.stage for row in rows}) for event, rows in due.items()} == {
+        1: ["extend", "trunk"], 2: ["chain.1", "chain.2", "chain.3"], 3: ["trunk"], 4: ["extend"],
+    }
+    compared = [comparison(event=1, place=Place("trunk", 0, "state"))]
+    rows = cells.rows_of(2, compared, {row for event in due.values() for row in event})
+    missing = [(at // len(rows), rows[at % len(rows)].label(KINDS)) for at in cells.not_judged(due, rows, compared, 2)]
+    assert missing == [(1, "embedding"), (1, "layer 1 GDN"), (1, "draft extend")], "event 2 was not served"
+
+
+def test_a_large_tensor_is_shown_by_the_largest_difference_of_each_block():
+    right = torch.arange(100 * 200.0).view(100, 200)
+    found = right.clone()
+    found[99, 199] += 5
+    found[50, 7] = float("nan")
+    small, expected = pooled(found, right)
+    assert small.shape == expected.shape == (34, 67) and not (small - expected)[:16].any()
+    assert (small - expected)[-1, -1] == 5 and small[16, 2].isnan() and expected[16, 2] == right[50, 7]
+
+
+def test_the_timeline_has_what_every_event_does_to_every_request():
+    lanes = lanes_of(read(TRACES / "branching.jsonl"), 4)
+    assert list(lanes.requests) == ["a", "b", "c"] and lanes.steps == [[0, 3]]
+    at = {(event, request): (what, number, of, tree) for event, request, what, number, of, tree in lanes.marks}
+    assert at[3, 2] == ("prefill", 7, 27, -1) and at[5, 0][:3] == ("verify", 7, 7)
+    what, accepted, of, tree = at[6, 0]
+    assert (what, accepted, of, lanes.trees[tree]) == ("commit", 3, 6, [(-1, 0, 0, 1, 2, 1, 4), (2, 4, 6)])
+    kept = lanes_of(read(TRACES / "kept.jsonl"), 4)
+    whats = {mark[2] for mark in kept.marks}
+    assert whats >= {"admit", "save", "load", "preempt", "resume"}
+    assert -1 in {slot for _, slot, _, _ in kept.stays}
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """`shown(page, fragment)` -> the data attributes of a page that a browser drew, and `dom`: its HTML."""
+    if BROWSER is None:
+        pytest.skip("no chromium or google-chrome is installed")
+
+    def show(page: Path, fragment: str = "") -> dict[str, str]:
+        words = ("--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+                 "--virtual-time-budget=8000", "--window-size=1280,1000", "--dump-dom")  # fmt: skip
+        dom = subprocess.run(
+            [str(BROWSER), *words, f"{page.as_uri()}#{fragment}"], capture_output=True, text=True, check=True,
+            timeout=120,
+        ).stdout
+        opening = re.search(r"<html[^>]*>", dom)
+        assert opening is not None, dom[:500]
+        return {**dict(re.findall(r'data-([a-z]+)="([^"]*)"', opening[0])), "dom": dom}
+
+    return show
+
+
+@pytest.mark.slow
+def test_a_browser_draws_a_planted_fault_and_answers_a_click(
+    instep: Runner, plant: Callable[..., None], tmp_path: Path, shown: Callable[..., dict[str, str]]
+) -> None:
+    fault, file = by_id()["stale-tile"], tmp_path / "page.html"
+    plant(*fault.edits)
+    words = ("--ops", "plain", "--strategy", "snapshot", "--no-ladder", "--html", file)
+    ran = instep("replay", TRACES / "ragged.jsonl", *words)
+    assert ran.code == 1 and "DIVERGED" in ran.out
+    data = Read(file.read_text()).data
+    run, first = data["runs"][0], data["runs"][0]["findings"][0]
+    assert not run["not_judged"] and first["event"] == 5
+    difference = torch.tensor(first["maps"]["difference"]).abs()
+    outside = difference.clone()
+    outside[:, 8:16] = 0
+    assert difference.max() > 1e3 * outside.max(), "8 columns are wrong, and no others"
+    drawn = shown(file)
+    assert drawn["rendered"] == "true" and "failed" not in drawn, drawn
+    assert int(drawn["cells"]) > 30 and int(drawn["findings"]) == len({(f["event"], f["row"]) for f in run["findings"]})
+    assert int(drawn["marks"]) == len([mark for mark in data["marks"] if mark[0] <= int(drawn["events"].split("-")[1])])
+    assert drawn["selected"] == f"5 {run['rows'][first['row']]}" and drawn["dom"].count(first["says"]) > 3
+    clicked = shown(file, "event=4&row=layer+1+GDN&zoom=3-7")
+    assert clicked["selected"] == "4 layer 1 GDN" and clicked["events"] == "3-7"
+    assert re.search(r"<td>T2 derived</td>", clicked["dom"]) and "--until 4 --layer 1" in clicked["dom"]
+
+
+@pytest.mark.slow
+def test_a_browser_runs_no_text_of_a_trace(tmp_path: Path, shown: Callable[..., dict[str, str]]) -> None:
+    hostile = HOSTILE.replace("alert(1)", "document.documentElement.dataset.ran=1")
+    found = comparison(event=4, worst=1.0, request=hostile, slot=3, diagnosis=hostile)
+    file = tmp_path / "page.html"
+    file.write_text(page_of([outcome(found, plan=PLAN, of=6)], trace_of(*round_of(hostile))), encoding="utf-8")
+    drawn = shown(file)
+    assert drawn["rendered"] == "true" and drawn["findings"] == "1"
+    assert "ran" not in drawn and "<img" not in drawn["dom"]
+
+
+@pytest.mark.slow
+def test_a_long_trace_is_built_and_drawn_fast(tmp_path: Path, shown: Callable[..., dict[str, str]]) -> None:
+    """5,000 events of 64 layers, each cell with a number of its own."""
+    events = round_of("a")
+    trace = trace_of(*(event for _ in range(1000) for event in events))
+    config = SimpleNamespace(layer_kinds=KINDS * 16)
+    plan = SimpleNamespace(setting=PLAN.setting, checkpoint=SimpleNamespace(config=config))
+    compared = [
+        comparison(event=event, place=Place("trunk", layer, "state"), worst=(1 + event * 64 + layer) / 1e6)
+        for event in range(5000) for layer in range(64)
+    ]
+    told = outcome(*compared, plan=plan, of=6000)
+    told.verdict.events = 5000
+    begun = time.process_time()
+    page = page_of([told], trace)
+    assert time.process_time() - begun < 30 and len(page) < 16e6
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    drawn = shown(tmp_path / "page.html")
+    assert drawn["rendered"] == "true" and 5000 < int(drawn["cells"]) < 20_000, "neighbouring events share a cell"
+    near = shown(tmp_path / "page.html", "zoom=4000-4019")
+    assert near["cells"] == str(20 * 64) and near["events"] == "4000-4019"
