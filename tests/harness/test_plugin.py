@@ -132,7 +132,8 @@ def test_what_the_subject_raises_is_told_with_its_line_and_traceback(home: Path)
 
 @pytest.mark.slow
 def test_what_compares_nothing_fails(home: Path, tmp_path: Path) -> None:
-    blind = Edit("instep/checks/__init__.py", "return (Identity(), Labels(), Bytes(), *structure())", "return ()")
+    looks = "return (Identity(), Grown(), Labels(), Bytes(), *structure())"
+    blind = Edit("instep/checks/__init__.py", looks, "return ()")
     folder = planted(tmp_path / "planted", blind)
     done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", roots=str(folder))
     assert done.code == 1 and "INCONCLUSIVE" in done.out, done.out + done.err

@@ -5,11 +5,9 @@ Leaves out: the command (`test_relations_command.py`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from instep.relations.guesses import WHY
 from instep.relations.long_runs import long_request
 from instep.relations.pairwise import PAIRWISE
 from instep.relations.rewritten import REWRITTEN
-from instep.relations.row_by_row import row_by_row
 from instep.relations.timeline import (
     alone,
     as_traced,
@@ -44,13 +41,10 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
-from instep_optimized import OptimizedEngine, load
+from instep_optimized import OptimizedEngine
 from instep_optimized.commit import write_set
-from instep_optimized.ops.around import Op, around
-from instep_optimized.ops.by_row import BY_ROW
 from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
-from instep_reference.contract.place import Place, unseen
 from support.traces import brief, policy, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -190,24 +184,6 @@ def test_what_no_tolerance_sees_is_found_by_its_bits(
     by_bits = [each for each in found.findings if each.tier is Tier.BITWISE]
     assert by_bits and by_bits[0].place.component in ("core", "update", "state"), found.findings[:1]
     assert len(by_bits) == len(found.findings) or (fault, dtype) == ("NARROW_MOVE", "float32")
-
-
-def test_rows_are_served_one_by_one_where_the_op_set_does_not_declare_them_invariant() -> None:
-    """As many calls as rows, the same numbers; what is declared is called as it was."""
-    counted = Counter[str]()
-
-    def counting(name: str, op: Op) -> Op:
-        return lambda **given: (counted.update([name]), op(**given))[1]
-
-    told = replace(load("plain"), row_invariant=frozenset({"add"}))
-    ops = row_by_row(around(told, unseen, counting))
-    x, weight, place = torch.randn(3, 8), torch.randn(8, 8), Place("trunk", 0, "qkv")
-    assert torch.allclose(ops.linear(x=x, weight=weight, shape=(2, 4), to=place), (x @ weight.T).view(3, 2, 4))
-    assert torch.equal(ops.add(x=x, y=x, to=place), 2 * x)
-    assert ops.linear(x=x[:0], weight=weight, shape=(8,), to=place).shape == (0, 8)
-    assert counted == {"linear": 4, "add": 1} and ops.row_invariant == BY_ROW.keys()
-    for name, rows in BY_ROW.items():
-        assert {*rows} <= signature(getattr(told, name)).parameters.keys()
 
 
 def test_a_maker_may_declare_that_its_rows_are_invariant(trace: Trace) -> None:
