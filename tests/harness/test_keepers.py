@@ -181,7 +181,7 @@ def test_every_command_knows_it_by_the_same_name(write: Write, instep: Runner, t
     ran = instep("relations", RAGGED, "strategies", *words, "--until", "5")
     assert ran.code == 0 and "sglang, sglang_conv" in ran.out, ran
     ran = instep("streams", RAGGED, "--ops", "mine:OPS", "--level", "op", "--until", "5", "--conv", "sglang_conv")
-    assert ran.code == 0 and ran.out.count("agrees") == 5, "every strategy, its own too"
+    assert ran.code == 0 and ran.out.count("agrees:") == 5, "every strategy, its own too"
 
 
 @pytest.mark.slow

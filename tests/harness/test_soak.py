@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from instep.fuzz import draw
 from instep.fuzz.campaign import Settings
 from instep.replay.setting import Setting
 from instep.soak import kept, soak, turns
@@ -98,6 +99,7 @@ def test_what_engines_keep_for_good_stays_bounded(
     """They are made anew in time; of copies no more are saved; all answers are compared where requests leave alone."""
     monkeypatch.setattr(soak, "STRETCHES", 2)
     monkeypatch.setattr(turns, "MOST_SAVED", 1)
+    monkeypatch.setattr(draw, "INTERVALS", (None,))  # tracked prefixes have a bound of their own
     most, whole = [], []
     serve = soak.Example.serve
 
