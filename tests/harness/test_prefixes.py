@@ -13,6 +13,8 @@ import pytest
 from instep.engines.derived import DerivedEngine
 from instep.faults import TRACES
 from instep.faults.base import Edit, Wrap
+from instep.relations import held, relations
+from instep.relations.case import Case
 from instep.relations.timeline import alone, timelines_of
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
@@ -21,7 +23,7 @@ from instep.trace.drive import drive
 from instep.trace.event_rules import verified
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival
-from instep.verdict import Exit
+from instep.verdict import Exit, Tier
 from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, Load
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks
@@ -31,7 +33,7 @@ from support.rounds import config
 from support.traces import PROMPTS, ROOM, header, policy, recorded
 
 SAVED, UNITS, ENGINE = (f"instep_optimized/{name}.py" for name in ("memory/saved", "memory/units", "engine"))
-PREFIXES, COLUMNS = "instep_optimized/prefixes.py", "instep_optimized/commit/columns.py"
+PREFIXES, COLUMNS, MIXED = (f"instep_optimized/{name}.py" for name in ("prefixes", "commit/columns", "mixed"))
 TOLD = policy(
     capacity=msgspec.structs.replace(ROOM, track_interval=4, pages=tuple(range(12, 0, -1))),
     num_steps=3, steps=(), deeds=(), accept=(3, 1, 0), rounds=7,
@@ -105,6 +107,26 @@ def test_a_request_alone_brings_a_shared_prefix_itself_and_in_the_donor_s_chunks
     assert [(step.tokens, step.anew) for step in told["c"].steps[:3]] == [(4, False), (4, False), (2, False)]
     assert [(step.tokens, step.anew) for step in told["d"].steps[:2]] == [(16, True), (4, False)]
     assert not any(isinstance(event, Load) or tracks(event) for event in alone(trace).events)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """As little as can be: a second request goes on from the one chunk that the first one has tracked."""
+    few = (Arrival("a", "few", max_new=2), Arrival("c", "few", arrive=1, max_new=2))
+    told = msgspec.structs.replace(TOLD, arrivals=few, adaptive={"candidate_steps": [1]}, num_steps=1, accept=(1,))
+    small = {"hidden_size": 16, "intermediate_size": 16, "linear_num_value_heads": 2, "num_attention_heads": 2}
+    return recorded(tmp_path_factory.mktemp("shared"), told, **small)
+
+
+@pytest.mark.parametrize("edits", [(), (Edit(MIXED, "request.length.exact - 1", "request.length.exact - 2"),)])
+def test_a_shared_prefix_has_the_bits_that_its_request_would_have_made_alone(
+    shared: Trace, edits: tuple[Edit, ...]
+) -> None:
+    """Here every row is served by itself, so bits do not hang on how many rows there are."""
+    with planted_here(*edits):
+        (one,) = held(Case.of(shared, Replay(shared, Setting("plain")).plan), relations(("alone",)))
+    assert one.verdict.exit is (Exit.DIVERGED if edits else Exit.AGREED), one.verdict.findings[:1]
+    assert edits or Tier.BITWISE in {compared.tier for compared in one.verdict.compared}
 
 
 def test_stamps_of_a_shared_prefix_are_the_donor_s() -> None:
