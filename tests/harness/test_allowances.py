@@ -42,8 +42,8 @@ TRACE = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "adaptive.
 # One rounding or none, whoever computes it: what the reference calls beside sums and inexact functions.
 EXACT = {
     "__get__", "__getitem__", "__len__", "add", "any", "arange", "as_tensor", "cat", "div", "flatten", "masked_fill",
-    "mul", "neg", "nonzero", "ones", "repeat_interleave", "reshape", "scatter", "sort", "split", "stack", "sub", "to", "tolist",
-    "triu", "unbind", "zeros_like",
+    "mul", "neg", "nonzero", "ones", "repeat_interleave", "reshape", "scatter", "sort", "split", "stack", "sub", "to",
+    "tolist", "triu", "unbind", "zeros_like",
 }  # fmt: skip
 
 
