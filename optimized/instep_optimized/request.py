@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from instep_reference.contract.engine import RequestState
+from instep_reference.contract.engine import MEMORY, RequestState
 from instep_reference.contract.sampling import Sampling
 
 from .memory.saved import Kept
@@ -69,12 +69,7 @@ def logical(request: Request, kept: Kept) -> RequestState:
         root=int(kept.root) if request.rooted and kept.root is not None else None,
         proposal=int(kept.proposal[0]) if drafting and kept.proposal is not None else None,
         proposal_hidden=kept.proposed if drafting else None,
-        conv=_shown(kept.conv),
-        state=_shown(kept.state),
-        keys=_shown(kept.keys),
-        values=_shown(kept.values),
-        draft_keys=_shown(kept.draft_keys),
-        draft_values=_shown(kept.draft_values),
+        **{name: _shown(getattr(kept, name)) for name in MEMORY},
         final=kept.final,
     )
 

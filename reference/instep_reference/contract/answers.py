@@ -6,7 +6,7 @@ Leaves out: the events (`engine.py`), and how exact an answer must be.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 
@@ -105,9 +105,10 @@ class RequestState:
 
         By field in the order above, then by layer.
         """
-        for name, tensors in (
-            ("conv", self.conv), ("state", self.state), ("keys", self.keys), ("values", self.values),
-            ("draft_keys", self.draft_keys), ("draft_values", self.draft_values),
-        ):  # fmt: skip
-            for layer, tensor in tensors.items():
+        for name in MEMORY:
+            for layer, tensor in getattr(self, name).items():
                 yield memory_place(name, layer), tensor
+
+
+# What a request keeps in its layers, by field: the one list that saving, restoring, checks and reports go by.
+MEMORY = tuple(each.name for each in fields(RequestState) if str(each.type).startswith("dict["))

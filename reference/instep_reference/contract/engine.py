@@ -29,6 +29,7 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 import torch
 
+from .answers import MEMORY as MEMORY
 from .answers import Answer as Answer
 from .answers import Committed as Committed
 from .answers import Drafted as Drafted
