@@ -37,7 +37,8 @@ def test_what_a_command_knows_of_its_machine_stands_in_the_head():
 
 
 @pytest.mark.parametrize("words", [
-    ["--json", "r.json"], ["--json=r.json"], ["--trail=t", "--json", "-"], ["--picture", "p.svg"], ["--json"],
+    ["--json", "r.json"], ["--json=r.json"], ["--trail=t", "--json", "-"], ["--html", "p.html"], ["--json"],
+    ["--picture", "p.svg"],
 ])
 def test_where_a_result_goes_is_no_part_of_the_command(words):
     assert typed(["x/instep/__main__.py", *words]) == "instep"

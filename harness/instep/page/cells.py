@@ -58,8 +58,7 @@ def rows_of(layers: int, compared: Iterable[Comparison], due: Iterable[Row]) -> 
 
 def data(compared: Sequence[Comparison], rows: Sequence[Row], requests: Mapping[str, int]) -> dict[str, Any]:
     """The cells as compact arrays. requests: the number of each request's name."""
-    number = {row: index for index, row in enumerate(rows)}
-    row_of = {place: number[Row.of(place)] for place in {one.place for one in compared}}
+    row_of = _rows_of_places(compared, rows)
     grouped: dict[tuple[int, str], list[Comparison]] = {}
     for one in compared:
         grouped.setdefault((one.event * len(rows) + row_of[one.place], one.check), []).append(one)
@@ -81,15 +80,19 @@ def data(compared: Sequence[Comparison], rows: Sequence[Row], requests: Mapping[
 
 
 def not_judged(
-    due: Mapping[int, Collection[Row]], rows: Sequence[Row], compared: Iterable[Comparison], events: int
+    due: Mapping[int, Collection[Row]], rows: Sequence[Row], compared: Sequence[Comparison], events: int
 ) -> list[int]:
     """Cells in which an event that was served computes, and nothing was compared."""
     number = {row: index for index, row in enumerate(rows)}
-    judged = {(one.event, one.place) for one in compared}
-    there = {(event, Row.of(place)) for event, place in judged}
-    missing = {(event, row) for event, due_rows in due.items() for row in due_rows if event < events} - there
-    return sorted(event * len(rows) + number[row] for event, row in missing)
+    row_of = _rows_of_places(compared, rows)
+    judged = {one.event * len(rows) + row_of[one.place] for one in compared}
+    computed = {event * len(rows) + number[row] for event, there in due.items() if event < events for row in there}
+    return sorted(computed - judged)
 
+
+def _rows_of_places(compared: Iterable[Comparison], rows: Sequence[Row]) -> dict[Place, int]:
+    number = {row: index for index, row in enumerate(rows)}
+    return {place: number[Row.of(place)] for place in {one.place for one in compared}}
 
 
 class _Names:
@@ -108,7 +111,7 @@ def _line(
     """check, how many, elements; unless all is exact: component, request, slot, worst, allowed, whether right."""
     worst = max(ones, key=lambda one: (not one.agrees, math.isnan(one.headroom), one.headroom))
     counts = (checks.number((worst.check, worst.tier.value)), len(ones), sum(one.elements for one in ones))
-    if worst.tier in EXACT and worst.agrees:
+    if worst.agrees and (worst.tier in EXACT or not worst.allowed):
         return counts
     component = NAMES.get(worst.place.component, worst.place.component)
     return (

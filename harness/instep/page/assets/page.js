@@ -3,7 +3,7 @@
 (async () => {
   const root = document.documentElement, data = JSON.parse(document.getElementById("data").textContent);
   const GAP = 0.06;            // part of an event's width that stays free between two cells
-  const CELLS = 14000;         // cells that are drawn at most: beyond, neighbouring events share one
+  const CELLS = 8000;          // cells that are drawn at most: beyond, neighbouring events share one
   const AROUND = 32;           // events that are seen before the end of a run that diverged
   const FAINT = 1e-3;          // a part of the allowance below which all look alike
   const WORDS = { set_num_steps: "new step count" };
@@ -17,7 +17,9 @@
     load: [[[-0.35, 1], [0.35, 1], [0.35, 0], [0.9, 0], [0, -1], [-0.9, 0], [-0.35, 0]]],
   };
   const total = data.events.length, kindOf = (event) => data.kinds[data.events[event]];
-  const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+  const kept = new Map();      // colours of the present theme, and the tile of the hatching
+  const once = (name, make) => { if (!kept.has(name)) kept.set(name, make()); return kept.get(name); };
+  const color = (name) => once(name, () => getComputedStyle(root).getPropertyValue(`--${name}`).trim());
 
   /** An element; text is only ever set as text, so nothing of a trace becomes markup. */
   function el(tag, attributes = {}, ...inside) {
@@ -92,12 +94,12 @@
 
   // ---- the charts
 
-  function hatch() {
+  const hatch = () => once("tile", () => {
     const tile = el("canvas", { width: 8, height: 8 }), pen = tile.getContext("2d");
     pen.strokeStyle = color("hatch"); pen.lineWidth = 1.6;
     for (const shift of [-8, 0, 8]) { pen.beginPath(); pen.moveTo(shift, 8); pen.lineTo(shift + 8, 0); pen.stroke(); }
     return { image: tile, repeat: "repeat" };
-  }
+  });
   /** The rectangle of events and a row, cut to the chart. */
   function box(params, api, begin, end, row, high, gap = GAP) {
     const [left, middle] = api.coord([begin - 0.5 + gap / 2, row]), [right] = api.coord([end + 0.5 - gap / 2, row]);
@@ -282,7 +284,8 @@
     const mix = (value, scale) => {  // from orange over the ground to blue; what is no number is grey
       if (typeof value !== "number") return nulls;
       const t = Math.sign(value) * Math.sqrt(Math.min(1, Math.abs(value) / scale)), dark = matchMedia("(prefers-color-scheme: dark)").matches;
-      const end = t > 0 ? [0.13, 0.44, 0.71] : [0.84, 0.37, 0], zero = dark ? [0.05, 0.07, 0.09] : [1, 1, 1], s = Math.abs(t);
+      const ends = dark ? [[0.51, 0.77, 0.97], [1, 0.58, 0.25]] : [[0.13, 0.44, 0.71], [0.84, 0.37, 0]], zero = dark ? [0.05, 0.07, 0.09] : [1, 1, 1];
+      const end = ends[t > 0 ? 0 : 1], s = Math.abs(t);
       return zero.map((low, index) => low + (end[index] - low) * s);
     };
     const draw = (rows, name, scale) => {
@@ -303,7 +306,7 @@
       const numbers = line.length === 3 ? ["", "", "exact"] : [number(line[6]), number(line[7]), Number.isFinite(used) ? number(used) : "over"];
       return el("tr", line[8] === 0 ? { class: "over" } : {}, ...[`${tier} ${check}`, `${line[1]}`, line[2].toLocaleString("en"), at, ...numbers].map((text) => el("td", {}, text)));
     });
-    const heads = ["check", "compared", "numbers", "tightest at", "found", "allowed", "part used"];
+    const heads = ["check", "compared", "numbers", "tightest at", "measured", "allowed", "part used"];
     return el("div", { class: "wide" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", {}, head)))), el("tbody", {}, ...body)));
   }
   function describe() {
@@ -322,7 +325,7 @@
     }
     const own = row === null ? [...run().commands[0]] : [...run().commands[row]];
     if (served && own[0]) parts.push(copied(own.join(String(event))));
-    parts.push(el("h4", {}, `The event: ${stepCount(event)} drafts a round`));
+    parts.push(el("h4", {}, `What the event does, with a step count of ${stepCount(event)}`));
     parts.push(el("div", { class: "marks" }, ...(marksAt.get(event) ?? []).map((one) => el("div", {}, told(one), one[5] < 0 ? null : tree(data.trees[one[5]])))));
     panel.replaceChildren(...parts);
   }
@@ -423,7 +426,7 @@
     document.getElementById("chart").addEventListener("keydown", keys);
     addEventListener("resize", () => chart.resize());
     addEventListener("hashchange", fromAddress);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { rebuild(); describe(); });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { kept.clear(); rebuild(); describe(); });
     chart.on("finished", () => { root.dataset.rendered = "true"; });
     fromAddress();
   } catch (error) {
