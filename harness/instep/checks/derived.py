@@ -16,8 +16,9 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Blocked, read_as
 
 from ..observe.context import EventContext
+from ..observe.folding import Run
 from ..observe.oracle import Oracle
-from ..observe.recomputation import Recomputation, Run
+from ..observe.recomputation import Recomputation
 from ..observe.rows import rows
 from ..observe.storage import before_rounding, narrower
 from ..observe.updates import UPDATE, due

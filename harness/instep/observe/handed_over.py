@@ -10,7 +10,8 @@ from functools import partial
 
 import torch
 
-from .recomputation import PreviousStep, Run, again, fold
+from .folding import PreviousStep, Run
+from .recomputation import again, fold
 
 
 def handed_over(base: torch.Tensor, previous: PreviousStep) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:

@@ -28,13 +28,14 @@ from instep_reference.weights import GdnWeights, Weights
 
 from ..verdict import Skipped
 from .context import EventContext
+from .folding import Folding, PreviousStep, Run, Runs
 from .growth import head_tree
 from .handed_over import handed_over
 from .head_rows import of_node, reading, row_of_parent, wrong_rows
 from .layer_work import LayerWork, Work, draft_of, positions_of
 from .own_inputs import shown
 from .products import NONE
-from .recomputation import REMEMBERED, Folding, PreviousStep, Recomputation, Run, Runner, Runs, only
+from .recomputation import REMEMBERED, Recomputation, Runner, only
 from .rows import RowSpan, paths, row_spans, rows
 from .same_piece import Remembering
 from .storage import entries

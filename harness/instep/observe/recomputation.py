@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 
@@ -20,10 +19,11 @@ from instep_reference.contract.rounding import Product, Storage
 from instep_reference.weights import Weights
 
 from ..player import Side
+from .folding import Folding, Run, Runs
 from .layer_work import Work
 from .products import CUTS, FOLDED, InChunks, Operands
 from .reorder import Reordered, by_a_unit, up_or_down
-from .routes import ROUTER, Route, Routes
+from .routes import ROUTER, Routes
 from .rows import RowSpan
 from .second_form import in_chunks, must_be_one_rule
 from .storage import entries, narrower, rounded
@@ -41,62 +41,6 @@ ROUNDED_ONCE = ("core",)
 WAVERS = ("attended",)  # a piece that shows it hangs on the error of one score
 KEPT = (*FOLDED, "update")  # of a token: what the delta rule takes in, and what it writes
 REMEMBERED = 16  # tokens of a step that are kept for the next one: a window, not a prompt
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run showed, and the state [HV, K, V] that it left; of several draws, with the draws as first axis.
-
-    onward: what went on from a place where that is not what was computed there: a subject's own rows.
-    route: what its rows chose, in a layer with experts.
-    """
-
-    places: Mapping[Place, torch.Tensor]
-    state: torch.Tensor | None = None
-    onward: Mapping[Place, torch.Tensor] = field(default_factory=dict)
-    route: Route | None = None
-
-    def of(self, component: str) -> torch.Tensor:
-        """What the ops behind this place read."""
-        place = next(place for place in self.places if place.component == component)
-        return self.onward.get(place, self.places[place])
-
-
-class Runs(NamedTuple):
-    """A piece in fp64, and the declared forms of it, drawn several times."""
-
-    truth: Run
-    yardsticks: Run
-
-
-@dataclass(frozen=True)
-class PreviousStep:
-    """The step before this one: the state [HV, K, V] that it began with, in fp64, and the few tokens that it committed.
-
-    tokens  the truth's run over exactly these tokens, or None where they were many (a prompt)
-    verb    "accepted", "given"
-    """
-
-    base: torch.Tensor
-    tokens: Run | None
-    verb: str
-
-
-@dataclass(frozen=True)
-class Folding:
-    """A state and the tokens folded into it: base [HV, K, V] in fp64, and the first `count` tokens.
-
-    tokens    the truth's run over the whole window, which shows what each token folds in
-    previous  the step before this one; others: whose, and what they hold
-    parents   of the window's nodes, where it is a tree
-    """
-
-    base: torch.Tensor
-    count: int
-    previous: PreviousStep | None
-    others: Sequence[tuple[str, torch.Tensor]]
-    tokens: Run
-    parents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

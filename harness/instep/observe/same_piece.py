@@ -17,8 +17,9 @@ import torch
 
 from instep_reference.contract.place import Place
 
+from .folding import Run, Runs
 from .layer_work import LayerWork
-from .recomputation import Run, Runner, Runs
+from .recomputation import Runner
 
 MOST = 256 << 20  # bytes of tensors that are kept
 Both = tuple[Runs, Runs | None]
