@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate
 from math import prod
 from struct import pack
 from zlib import crc32
@@ -20,23 +19,17 @@ from .contract.adaptive import AdaptiveFile
 from .contract.capacity import Capacity
 from .contract.config import ModelConfig
 from .contract.engine import RequestState
-from .contract.labels import MIX_A, MIX_B, MIX_C, MIX_D, SCORES, SPREAD
+from .contract.labels import SPREAD
 from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
 from .contract.sampling import UNIFORM
 from .draft import drafter
+from .mixing import MASK as MASK
+from .mixing import mix as mix
+from .mixing import most_named
 from .rounds import Rounds
 from .sampling import Drawing
 
-MASK = (1 << 64) - 1
 SIGN = 1 << 63
-
-
-def mix(a: int, b: int) -> int:
-    """One label made of two. In 64 bits two different mixtures do not meet by accident."""
-    x = (a * MIX_A + b * MIX_B + MIX_C) & MASK
-    x ^= x >> 29
-    x = x * MIX_D & MASK
-    return x ^ (x >> 32)
 
 
 def code(place: Place) -> int:
@@ -206,12 +199,6 @@ class Teller:
     def show(self, layer: int, component: str, labels: Labels) -> Labels:
         self.see(Place(self.stage, layer, component), expand(labels, _shape(component, self.config)))
         return labels
-
-
-def most_named(token: int, count: int, vocab: int) -> list[tuple[int, float]]:
-    """What stands for the most probable tokens where the logits name this one."""
-    falls = list(accumulate((mix(token, rank) >> 1) % SCORES for rank in range(count)))
-    return [((token + rank) % vocab, -float(fall)) for rank, fall in enumerate(falls)]
 
 
 def _layer(

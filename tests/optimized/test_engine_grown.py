@@ -174,18 +174,16 @@ def test_pages_hold_the_rows_of_all_beams(checkpoint: Checkpoint) -> None:
     assert subject.draft(("a",)).drafts.shape == (1, 4) and len(subject.pages()["a"]) == 5
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_kernels_grow_the_trees_of_the_plain_ops(checkpoint: Checkpoint, graphs: bool) -> None:
-    """Interpreted. The last bits differ, and no score is so near to another one that a tree hangs on them."""
-    room = replace(ROOM, topk=2, num_draft_tokens=5)
+@pytest.mark.interpreted
+@pytest.mark.slow
+def test_kernels_grow_the_trees_of_the_plain_ops(checkpoint: Checkpoint) -> None:
+    """The last bits differ, and no score is so near to another one that a tree hangs on them."""
     told = []
-    for ops in ("plain", "triton", "invariant") if graphs else ("plain", "triton"):
-        subject = engine(checkpoint, ops, room, graphs=graphs and ops != "plain")
+    for ops in ("plain", "triton"):
+        subject = engine(checkpoint, ops, replace(ROOM, topk=2, num_draft_tokens=5))
         begin(subject, (3, 4, 9), root=5)
         begin(subject, (8,), root=2, name="b")
         drafted = subject.draft(("b", "a"))
         assert drafted.own_parents is not None
         told.append((drafted.drafts.tolist(), drafted.own_parents.tolist()))
-        subject.forward((Row("a", "verify"), Row("b", "verify")))
-        subject.commit(("a", "b"), (Path((1,), 7), Path((), 8)))
-    assert all(one == told[0] for one in told)
+    assert told[0] == told[1]

@@ -27,8 +27,8 @@ from instep_reference.weights import GdnWeights, Weights
 
 from ..verdict import Skipped
 from .context import EventContext
-from .growth import head_tree, step_of
-from .head_rows import of_node, one_row, reading
+from .growth import head_tree
+from .head_rows import of_node, reading, row_of_parent, wrong_rows
 from .layer_work import LayerWork, Work, draft_of, positions_of
 from .own_inputs import shown
 from .products import NONE
@@ -256,22 +256,12 @@ class Oracle:
                 node, before = (*span.nodes, i)[0], context.subject.before[span.request]
                 if tree is None or node >= len(tree.parents):
                     continue  # T0 has said so
-                *earlier, parent = lines(tree.parents)[node][:-1]
                 line = lines(tree.parents)[node]
-                fed = [one_row(before.proposal_hidden)]
-                fed += [of_node(context, span, j, AFTER_LAYERS, "final") for j in line[1:-1]]
-                stale = [(f"reads the head's row of {_row(context, j)}, not of {_row(context, parent)}", y)
-                         for j, y in zip(earlier, fed, strict=False)]  # fmt: skip
-                if context.expected.topk is not None:
-                    stale += [(f"reads the head's row of {_row(context, j)}, not of {_row(context, parent)}",
-                               of_node(context, span, j, AFTER_LAYERS, "final"))
-                              for j in range(1, len(tree.parents)) if j not in line]  # fmt: skip
-                bare = of_node(context, span, parent, 0, "hidden")
-                others = [*stale, ("reads the head's row before its final norm", bare)]
-                if fed[-1] is not None:
-                    known = [(says, y) for says, y in others if y is not None]
+                fed = row_of_parent(context, span, line)
+                if fed is not None:
+                    known = wrong_rows(context, span, line, len(tree.parents))
                     token = tree.tokens[node - 1]
-                    yield from self._head(context, span, f"chain.{i}", [token], fed[-1], before, known, line=line)
+                    yield from self._head(context, span, f"chain.{i}", [token], fed, before, known, line=line)
 
     def _head(
         self, context: EventContext, span: RowSpan, stage: str, tokens: list[int], hidden: torch.Tensor,
@@ -338,14 +328,6 @@ class Oracle:
         if span.kind == "prefill":
             return list(context.expected.prompts[span.request][span.start : span.start + span.count])
         return [cast(int, context.truth.before[span.request].root)]
-
-
-def _row(context: EventContext, node: int) -> str:
-    """A row of the draft head in words."""
-    topk = context.expected.topk
-    if topk is None or not node:
-        return f"step {node}"
-    return f"step {step_of(context, node)}, beam {(node - 1) % topk}"
 
 
 def tree_of(context: EventContext, span: RowSpan) -> tuple[int, ...] | None:
