@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -30,7 +31,8 @@ class Growth:
     """growing: after as many steps as there were logits for; logits: of each step, a row per beam, in fp64
 
     said     what `growing` was given;  whole: whether no step is missing
-    parents  of the nodes of the head's rows: the root, then the beams of every step that it ran on;  tokens: of these
+    parents  of the nodes of the head's rows: the root, then the beams of every step that it ran on;  tokens: of these.
+             They end before the first step whose beams the side's own rounding may have put in another order
     """
 
     growing: Growing
@@ -72,7 +74,7 @@ _SHELF = _Shelf()
 
 
 def _grown(side: Side, row: int, topk: int, num_steps: int, labels: bool) -> Growth | None:
-    growing, shown, heard = Growing(topk), list[torch.Tensor](), list[Said]()
+    growing, shown, heard, sure = Growing(topk), list[torch.Tensor](), list[Said](), 0
     for step in range(num_steps):
         logits, count = side.places.get(Place(f"chain.{step}", AFTER_LAYERS, "logits")), topk if step else 1
         if logits is None or len(logits) < (row + 1) * count or logits.isnan().any():
@@ -81,7 +83,29 @@ def _grown(side: Side, row: int, topk: int, num_steps: int, labels: bool) -> Gro
         heard.append(said_by(mine, topk, labels=labels))
         growing.step(heard[-1])
         shown.append(mine)
-    return None if not shown else Growth(growing, shown, heard, len(shown) == num_steps, *_rows(growing, len(shown)))
+        if sure == step and (labels or _apart(growing, shown, logits.dtype)):
+            sure += 1
+    whole, steps = len(shown) == num_steps, min(len(shown), sure + 1)
+    return None if not shown else Growth(growing, shown, heard, whole, *_rows(growing, steps))
+
+
+def _apart(growing: Growing, logits: Sequence[torch.Tensor], stored: torch.dtype) -> bool:
+    """Whether the beams of the last step come in this order also by sums that are rounded in the side's own width.
+
+    Children of one beam stand in the order of their logits: where their scores round to one, it is that of their
+    numbers, which is the same.
+    """
+    from ..checks.allowance import log_prob_error  # checks stand on this package
+
+    eps = torch.finfo(torch.float64 if stored is torch.float64 else torch.float32).eps
+    off = [max(log_prob_error(float(row.abs().amax()), len(row), eps) for row in rows) for rows in logits]
+    last = [number for number, one in enumerate(growing.candidates) if one.step == len(logits)]
+    order = [growing.candidates[number] for number in growing.highest(last, growing.topk + 1)]
+    return all(
+        one.parent == other.parent
+        or one.score - other.score > 2 * (sum(off) + len(off) * eps * abs(other.score))
+        for one, other in pairwise(order)
+    )
 
 
 def said_by(logits: torch.Tensor, topk: int, *, labels: bool) -> Said:

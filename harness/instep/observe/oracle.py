@@ -255,7 +255,7 @@ class Oracle:
                 tree = head_tree(context, span.request, answer.drafts[event.requests.index(span.request)].tolist())
                 node, before = (*span.nodes, i)[0], context.subject.before[span.request]
                 if tree is None or node >= len(tree.parents):
-                    continue  # T0 has said so
+                    continue  # T0 has said so, or its beams are closer than rounding
                 line = lines(tree.parents)[node]
                 fed = row_of_parent(context, span, line)
                 if fed is not None:

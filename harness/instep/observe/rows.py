@@ -122,7 +122,7 @@ def _other_beams(context: EventContext, span: RowSpan) -> bool:
     growths = [grown_of(context, side, span.request) for side in sides]
     paths = {None if one is None or any(node >= len(one.parents) for node in span.nodes)
              else tuple(map(one.path, span.nodes)) for one in growths}  # fmt: skip
-    return len(paths) > 1
+    return len(paths) > 1 or None in paths
 
 
 _Piece = tuple[str, Literal["prefill", "verify", "decode", "commit", "draft"], int, int, int, tuple[int, ...]]
