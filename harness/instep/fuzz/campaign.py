@@ -239,7 +239,8 @@ def drawn_plan(choose: draw.Draw, settings: Settings, opened: Checkpoint, model:
     layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
     room, steps = draw.room(choose), draw.candidates(choose, layers)
     if nodes := settings.trees:
-        room, steps = draw.with_trees(room, steps, nodes)
+        grow = opened.config.mtp_layers == 1 and setting.mode == "eagle"
+        room, steps = draw.with_trees(choose, room, steps, nodes, grow=grow)
     setting = draw.strategies(choose, setting, settings.sampled, trees=bool(nodes))
     adaptive = None if nodes else {"candidate_steps": sorted(steps), **HASTY}
     policy = Policy(

@@ -28,6 +28,7 @@ T = TypeVar("T")
 STEPS = (1, 3, 2, 7, 4)  # candidate step counts; a failing run shrinks to the first ones
 SAMPLED = tuple(OPTIONS)  # strategy and conv; the drafter depends on the model, so it is not drawn
 CHAINS = ("widened",)  # conv forms that serve chains alone
+TOPKS = (None, 2, 3, 1)  # children per node, where the drafter grows trees
 SLOTS = (2, 4)  # fewest and most slots
 SPREAD = 2  # slots are drawn from this many times as many, so that they are sparse
 PAGE_SIZES = (4, 16, 3)
@@ -61,10 +62,14 @@ def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
     return tuple(draw(st.lists(st.sampled_from(steps), min_size=min(2, len(steps)), max_size=3, unique=True)))
 
 
-def with_trees(room: Room, steps: Sequence[int], nodes: int) -> tuple[Room, tuple[int, ...]]:
-    """A capacity whose windows may be trees, and the one step count of its run: no path is longer."""
+def with_trees(draw: Draw, room: Room, steps: Sequence[int], nodes: int, *, grow: bool) -> tuple[Room, tuple[int, ...]]:
+    """A capacity whose windows may be trees, and the one step count of its run: no path is longer.
+
+    grow: whether there is a drafter that may grow trees of its own; then in most runs it does
+    """
     fitting = [count for count in steps if count < nodes] or [nodes - 1]
-    return with_fields(room, num_draft_tokens=nodes), (max(fitting),)
+    topk = draw(st.sampled_from(TOPKS)) if grow else None
+    return with_fields(room, num_draft_tokens=nodes, topk=topk), (max(fitting),)
 
 
 def strategies(draw: Draw, setting: Setting, fields: Collection[str], *, trees: bool = False) -> Setting:
