@@ -50,7 +50,9 @@ class Decisions:
         for place in context.truth.places:
             if place.component == "pick" and context.shown.place(place):
                 yield from self._picks(context, place)
-        if isinstance(context.event, Draft) and not context.shown.whole and context.shown.has("draft"):
+        chains = isinstance(context.event, Draft) and context.expected.topk is None
+        if chains and not context.shown.whole and context.shown.has("draft"):
+            assert isinstance(context.event, Draft)
             yield from self._drafts(context, context.event)
         if isinstance(context.event, Commit) and context.shown.has("logits"):
             yield from self._accepted(context, context.event)

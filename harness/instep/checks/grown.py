@@ -8,7 +8,7 @@ tree. Leaves out: the logits themselves (T2, T3), and how a wrong tree came abou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -38,36 +38,37 @@ class Grown:
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         event, answer, right = context.event, context.subject.answer, context.truth.answer
-        if not isinstance(event, Draft) or context.expected.topk is None or not context.shown.has("draft"):
+        if not isinstance(event, Draft) or context.expected.topk is None or not context.shown.whole:
             return
         assert isinstance(answer, Drafted) and isinstance(right, Drafted) and right.own_parents is not None
         if answer.own_parents is None:
             yield exact(self, context, PLACE, "none", "one of each request", "parents of a grown tree are {}")
             return
         noise = {} if context.rounded is None else carried(context)
-        for row, name in enumerate(event.requests):
-            told: Tree = answer.own[row].tolist(), answer.own_parents[row].tolist()
-            due: Tree = right.own[row].tolist(), right.own_parents[row].tolist()
+        trees, rights = _trees(event, answer), _trees(event, right)
+        for name, told in trees.items():
+            due = rights[name]
             ours, truth = (grown_of(context, side, name) for side in (context.subject, context.truth))
             if ours is None or truth is None or not (ours.whole and truth.whole):
                 yield exact(self, context, PLACE, told, due, "the grown tree is {}", name)
                 continue
             mine = ours.growing.tree(context.expected.grown)
             if context.rounded is None:
-                yield self._follows(context, name, told, due, 0.0, ours)
+                yield self._follows(context, name, trees, due, 0.0)
                 continue
-            yield self._follows(context, name, told, mine, _own_part(context, ours, told), ours)
+            yield self._follows(context, name, trees, mine, _own_part(context, ours, told))
             if told == mine:
                 yield self._chosen(context, name, ours, truth, noise.get((name, False), 0.0))
         yield from self.ties.too_many("grown", context.index, context.kind, PLACE)
 
     def _follows(
-        self, context: EventContext, name: str, told: Tree, due: Tree, part: float, ours: Growth
+        self, context: EventContext, name: str, trees: Mapping[str, Tree], due: Tree, part: float
     ) -> Comparison:
         """The tree of an answer is the one that follows from the side's own logits; `part` of what may round away."""
+        told = trees[name]
         differs = told != due
         worst = (part or math.inf) if differs else 0.0
-        why = mistake(context, name, ours, told) if worst > 1 else None
+        why = mistake(context, name, _wrong(context, trees)) if worst > 1 else None
         said = f"the grown tree is {_spelled(told)}; its own logits give {_spelled(due)}" if worst > 1 else ""
         return Comparison(
             self.name, Tier.IDENTITY if context.rounded is None else self.tier, context.index, context.kind, PLACE,
@@ -102,6 +103,20 @@ class Grown:
             elements=2 * context.expected.grown, undecided=choices.ties, worst=worst, allowed=1.0, request=name,
             slot=slot_of(context, name), diagnosis=said if worst > 1 else "",
         )  # fmt: skip
+
+
+def _trees(event: Draft, answer: Drafted) -> dict[str, Tree]:
+    """request -> its grown tree, by an answer."""
+    assert answer.own_parents is not None
+    pairs = zip(answer.own.tolist(), answer.own_parents.tolist(), strict=True)
+    return dict(zip(event.requests, pairs, strict=True))
+
+
+def _wrong(context: EventContext, trees: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Those that do not follow from the subject's own logits."""
+    growths = {name: grown_of(context, context.subject, name) for name in trees}
+    return {name: told for name, told in trees.items()
+            if (ours := growths[name]) is None or ours.growing.tree(context.expected.grown) != told}  # fmt: skip
 
 
 def _own_part(context: EventContext, ours: Growth, told: Tree) -> float:

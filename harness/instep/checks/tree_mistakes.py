@@ -6,16 +6,18 @@ Leaves out: whether the tree is wrong (`grown.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from instep_reference.contract.engine import Draft
 from instep_reference.draft.growing import Growing
 
 from ..observe.context import EventContext
-from ..observe.growth import Growth, Said, grown_of
+from ..observe.growth import Said, grown_of
 
 Tree = tuple[list[int], list[int]]  # tokens and parents of drafts
+TOLD = 3  # of mistakes that fit equally well
 
 
 class _Wrong(Growing):
@@ -90,18 +92,32 @@ MISTAKES: tuple[tuple[str, type[Growing]], ...] = (
 )
 
 
-def mistake(context: EventContext, name: str, ours: Growth, told: Tree) -> str | None:
-    """The known mistake that makes exactly this tree of what the head said; or whose logits do."""
-    drafts, topk = context.expected.grown, ours.growing.topk
-    for sentence, how in MISTAKES:
-        if _regrown(how, topk, ours.said, drafts) == told:
-            return sentence
+def mistake(context: EventContext, name: str, wrong: Mapping[str, Tree]) -> str | None:
+    """The known mistakes that make exactly this tree of what the head said, and most others that are wrong beside it.
+
+    Small trees cannot tell some of them from each other: then the first ones are said. wrong: by request
+    """
+    shared = Counter(sentence for other, told in wrong.items() for sentence in _fitting(context, other, told))
+    mine = _fitting(context, name, wrong[name])
+    most = max((shared[sentence] for sentence in mine), default=0)
+    return ", or ".join([sentence for sentence in mine if shared[sentence] == most][:TOLD]) or None
+
+
+def _fitting(context: EventContext, name: str, told: Tree) -> list[str]:
+    ours, drafts = grown_of(context, context.subject, name), context.expected.grown
+    if ours is None:
+        return []
+    found = [
+        sentence for sentence, how in MISTAKES
+        if not (how is _Chances and context.rounded is None)  # labels have no probabilities
+        and _regrown(how, ours.growing.topk, ours.said, drafts) == told
+    ]
     assert isinstance(context.event, Draft)
     for other in context.event.requests:
         theirs = grown_of(context, context.subject, other)
-        if other != name and theirs is not None and _regrown(Growing, topk, theirs.said, drafts) == told:
-            return f'it is the tree of request "{other}"'
-    return None
+        if other != name and theirs is not None and theirs.growing.tree(drafts) == told:
+            found.append(f'it is the tree of request "{other}"')
+    return found
 
 
 def _regrown(how: type[Growing], topk: int, said: Sequence[Said], drafts: int) -> Tree:
