@@ -78,7 +78,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "pool-initial-steps", "pool-initial-steps", "Pools are as wide as the first step count needs, not the widest.",
         "sglang 23331",
-        (Edit("instep_optimized/build.py", "max(candidates) + 1", "candidates[1] + 1"),),
+        (Edit("instep_optimized/build.py", "capacity.widest(max(candidates))", "capacity.widest(candidates[1])"),),
         "wider", Setting(ops="ledger"), 0, SLOT_TABLE,
         "window has 2 places; 4 are needed", ("capacity",),
     ),
