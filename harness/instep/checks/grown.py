@@ -53,11 +53,11 @@ class Grown:
                 yield exact(self, context, PLACE, told, due, "the grown tree is {}", name)
                 continue
             mine = ours.growing.tree(context.expected.grown)
+            yield self._follows(context, name, trees, mine, _own_part(context, ours, told) if told != mine else 0.0)
             if context.rounded is None:
-                yield self._follows(context, name, trees, due, 0.0)
-                continue
-            yield self._follows(context, name, trees, mine, _own_part(context, ours, told))
-            if told == mine:
+                at = Place(f"chain.{len(ours.logits) - 1}", *PLACE[1:])  # its logits are wrong: they come first
+                yield exact(self, context, at, told, due, "the grown tree is {}", name)
+            elif told == mine:
                 yield self._chosen(context, name, ours, truth, noise.get((name, False), 0.0))
         yield from self.ties.too_many("grown", context.index, context.kind, PLACE)
 

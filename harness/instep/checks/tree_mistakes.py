@@ -98,7 +98,7 @@ def mistake(context: EventContext, name: str, wrong: Mapping[str, Tree]) -> str 
     Small trees cannot tell some of them from each other: then the first ones are said. wrong: by request
     """
     shared = Counter(sentence for other, told in wrong.items() for sentence in _fitting(context, other, told))
-    mine = _fitting(context, name, wrong[name])
+    mine = _fitting(context, name, wrong[name]) if name in wrong else []
     most = max((shared[sentence] for sentence in mine), default=0)
     return ", or ".join([sentence for sentence in mine if shared[sentence] == most][:TOLD]) or None
 
