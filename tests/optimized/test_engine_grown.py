@@ -101,7 +101,8 @@ def rounds(serve: Callable[[Event], Answer | None], seed: int, *, given: bool = 
     yield from round_of("a")
 
 
-COVERED = [("snapshot", False), ("columns", True), ("rerun", False), ("lazy_rerun", True)]
+COVERED = [("snapshot", False), pytest.param("columns", True, marks=pytest.mark.slow), ("rerun", False),
+           pytest.param("lazy_rerun", True, marks=pytest.mark.slow)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("strategy", "graphs"), COVERED)
