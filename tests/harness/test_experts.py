@@ -5,6 +5,7 @@ Leaves out: the rest of the campaign (`instep faults --family experts`).
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import torch
 
 from instep.checks.experts import Experts
 from instep.checks.propagated import OTHER_EXPERTS
-from instep.faults import FAMILIES, TRACES
+from instep.faults import FAMILIES, TRACES, by_id
 from instep.faults.base import Edit, Fault
+from instep.faults.retrace import retraced
 from instep.observe.routes import Route, Routes
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
@@ -70,14 +72,24 @@ def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
 def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, trace: Trace, plant: Any) -> None:
-    try:
-        plant(*fault.edits)
-    except Exception as error:
-        pytest.fail(f"{fault.id}: {error}")
+    plant(*fault.edits)
     findings = Replay(trace, fault.how).run(until=fault.event).verdict.findings
     first = findings[0]
     assert (first.event, first.place) == (fault.event, fault.place)
     assert {one.check for one in findings} & {*fault.seen_by} and fault.says in first.diagnosis
+
+
+@pytest.mark.slow
+def test_faults_are_planted_under_a_model_with_experts_too(tmp_path: Path, plant: Any) -> None:
+    """`instep faults --checkpoint`: the trace of another family, recorded anew."""
+    fault = by_id()["commit-index-minus-one"]
+    anew = read(retraced(TRACES, [fault.trace], TRACES.parents[1] / "experts", tmp_path) / f"{fault.trace}.jsonl")
+    assert Replay(anew, fault.how).run(until=fault.event).verdict.exit is Exit.AGREED
+    plant(*fault.edits)
+    outcome = Replay(anew, fault.how).run(until=fault.event)
+    first = outcome.verdict.findings[0]
+    assert outcome.plan.checkpoint.config.experts and (first.event, first.place) == (fault.event, fault.place)
+    assert fault.says in first.diagnosis
 
 
 def test_a_tie_is_a_choice_that_the_scores_hardly_decide() -> None:
