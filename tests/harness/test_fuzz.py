@@ -6,6 +6,7 @@ Leaves out: whether the checks name the fault rightly (their own tests).
 from __future__ import annotations
 
 import re
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -150,11 +151,12 @@ def test_what_parts_the_sides_once_is_reported_as_found_once(
 ) -> None:
     monkeypatch.setattr(subjects.ONCE.gated_norm, "calls", 0)
     ran = instep("fuzz", "--checkpoint", model, "--ops", "support.subjects:ONCE", "--examples", 20, "--seed", SEED,
-                 "--out", tmp_path / "found")
+                 "--out", tmp_path / "found", "--html", tmp_path / "page.html")
     assert ran.code == Exit.DIVERGED, ran
     assert "found once and not again" in ran.out and "did not part the sides every time" in ran.out
     assert divergence(ran.out)[1].startswith("  event ") and "gated" in divergence(ran.out)[1]
     assert len(list((tmp_path / "found").glob("*.jsonl"))) == 1
+    assert escape(divergence(ran.out)[1].strip()) in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.slow

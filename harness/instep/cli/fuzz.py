@@ -39,16 +39,20 @@ def fuzz(
     trees: Annotated[int, typer.Option(help="Windows are trees of up to so many nodes; 0: chains.", min=0,
                                        max=63)] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the trace of what is found.")] = Path("fuzz"),
+    html: Annotated[Path | None, typer.Option(help="Write a page to look at there, of what is found.")] = None,
 ) -> None:
     """Draw legal events until the sides part; exit 0: they never did, 1: divergence, 3: nothing compared."""
     from rich.console import Console
 
+    from ..atomic_write import writable, write_atomically
     from ..carried import model
-    from ..fuzz.campaign import Settings
+    from ..fuzz.campaign import Settings, place
     from ..fuzz.draw import SAMPLED
     from ..fuzz.render import show
     from ..verdict import Exit
 
+    if html is not None:
+        writable(html)
     names = given.subjects("ledger", "plain")
     sampled = [name for name in SAMPLED if name not in given.named and "engine" not in given.named]
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
@@ -57,7 +61,13 @@ def fuzz(
     console, worst = Console(), Exit.AGREED
     for name in names:
         setting, directory = given.setting(ops=name), checkpoint or model()
-        result = _run(Settings(setting, directory, count, start, out, seconds, shrink, sampled, trees))
+        settings = Settings(setting, directory, count, start, out, seconds, shrink, sampled, trees)
+        result = _run(settings)
+        if html is not None and result.found is not None:
+            from ..page.replay import page_of
+            from ..trace.file import read
+
+            write_atomically({html: page_of([result.found], read(place(settings))).encode()})
         show(result, console)
         worst = result.exit if worst is Exit.AGREED else worst
         if result.exit is Exit.DIVERGED:

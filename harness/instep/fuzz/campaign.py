@@ -299,4 +299,4 @@ def again(example: Example, settings: Settings) -> tuple[Outcome, bool]:
     outcome = Replay(read(place(settings)), example.setting, checkpoint=settings.checkpoint).run()
     if outcome.verdict.exit is Exit.DIVERGED:
         return outcome, True
-    return replace(outcome, verdict=example.verdict), False
+    return replace(outcome, verdict=example.verdict, last=None), False
