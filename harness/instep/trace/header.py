@@ -186,8 +186,8 @@ def sound(header: Header, field: str) -> None:
         ("capacity.num_draft_tokens", nodes, nodes is None or steps < nodes <= MOST_NODES,
          f"{steps + 1}, a chain of the largest step count and its root, to {MOST_NODES}"),
         ("capacity.track_interval", room.track_interval, (room.track_interval or 1) > 0, "at least 1"),
-        ("capacity.track_interval", f"prefixes, and {header.checkpoint.mtp_layers} MTP layers",
-         room.track_interval is None or header.checkpoint.mtp_layers < 2,
+        ("capacity.track_interval", f"prefixes, and {header.heads} MTP layers",
+         room.track_interval is None or header.heads < 2,
          "one MTP layer at most: the last rows of further ones are made of guesses"),
         ("capacity.topk", room.topk, room.topk is None or _grows(header, room, steps),
          f"1 to {min(MOST_BEAMS, header.checkpoint.vocab)} children per node, with capacity.num_draft_tokens, eagle "

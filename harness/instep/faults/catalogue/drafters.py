@@ -14,13 +14,13 @@ EAGLE, MTP, VANILLA = (f"instep_optimized/draft/{name}.py" for name in ("eagle",
 ENGINE, ROUND, SAVED = (f"instep_optimized/{name}.py" for name in ("engine", "round", "memory/saved"))
 KEYS, HANDED = Place("extend", 0, "keys"), Place("extend", AFTER_LAYERS, "pick")
 
-PUT = "            memory.units(name, layer).put(at, rows)\n"
+PUT = "            memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)\n"
 CLAIM = "        self._claim(request, kept.length.exact, kept.sampling)\n"
 CHAINED = "            batch = windows(ops, memory, who, drafts[-1], \"draft\", 1, shift=step - 1)\n"
 RUN = "        answer = self.layer(ops, fused, batch, stage)\n"
 FED = "            fed = y if self.chained and number + 1 < num_steps else hidden\n"
 NOTE = "                self._note(ops, draft, inputs.slots, step + 1)\n"
-NOTED = "            drafts = tuple(inputs.forced[:, step] for step in range(self.width - 1))\n"
+NOTED = "            drafts = tuple(inputs.forced[:, step] for step in range(inputs.forced.shape[1]))\n"
 
 
 def _put(short: str) -> Edit:

@@ -41,7 +41,7 @@ NO_PROPOSED = Edit(
     SAVED, "        slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed\n",
     "        slot_table.proposals[slot] = kept.proposal\n",
 )
-NO_ROOT = Edit(SAVED, "    slot_table.window[slot, 0] = kept.root\n", "")
+NO_ROOT = Edit(SAVED, "        slot_table.window[slot, 0] = kept.root\n", "        pass\n")
 NO_CONV = Edit(
     ENGINE, "length, memory.conv, memory.state",
     "length, {layer: torch.zeros_like(conv) for layer, conv in memory.conv.items()}, memory.state",
