@@ -21,6 +21,7 @@ from instep_optimized.memory.units import SCALES
 from instep_optimized.ops.base import Ops
 from instep_optimized.options import check, types_of
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.drafters import in_use
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.shapes import FUSED, expected_shapes
@@ -100,7 +101,7 @@ def need(
 
     tokens: the most of a request; the page table is as wide as they need (`Capacity.max_positions`).
     """
-    ops = ops or load("plain")
+    ops, config = ops or load("plain"), in_use(config, options.drafter)
     room = replace(ONE, max_positions=tokens, num_draft_tokens=nodes)
     most = room.widest(widest - 1)
     sizes = Sizes(types_of(options, ops), options.layout, room, most, ops.keeps, options.snapshot_layout)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 # What a wheel carries of the folder `fixtures` (`pyproject.toml` says it to the build); a test compares the two.
-CARRIED = ("tiny/config.json", "tiny/model.safetensors", "tiny/prompts.json", "tiny/README.md", "traces", "example")
+CARRIED = ("tiny/config.json", "tiny/model.safetensors", "tiny/prompts.json", "tiny/README.md", "experts/config.json",
+           "experts/model.safetensors", "traces", "example")  # fmt: skip
 
 
 def fixtures() -> Path:

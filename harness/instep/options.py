@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+# Of commands without a trace to say it, and of those in which somebody may propose.
+DRAFTER = "How drafts are made: eagle, vanilla, or external, handed in."
+PROPOSED = "How drafts are made: eagle, vanilla, ngram (looked up in the text), or a callable, module:attribute."
+
 # Field of `instep.replay.setting.Setting` -> its type, and what `--help` says of it.
 OPTIONS: Mapping[str, tuple[type[str] | type[bool], str]] = {
     "ops": (str, "Op set, engine or module:attribute."),
@@ -19,7 +23,7 @@ OPTIONS: Mapping[str, tuple[type[str] | type[bool], str]] = {
     "snapshot_layout": (str, "The same in the pool of snapshots; left out: as --layout."),
     "strategy": (str, "How states are committed: snapshot, columns, rerun, lazy_rerun, or yours."),
     "conv": (str, "How conv windows are committed: windows, widened, or yours."),
-    "drafter": (str, "How drafts are made: eagle or vanilla; left out: as the trace says."),
+    "drafter": (str, "How drafts are made: eagle, vanilla, or external, handed in; left out: as the trace says."),
     "graphs": (bool, "Hold rounds in graphs: CUDA's, or an emulator's."),
     "overlap": (bool, "Launch a round before the counts of the round before are known."),
     "guarded": (bool, "Put red zones between the units of every pool."),

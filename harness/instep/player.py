@@ -27,6 +27,7 @@ class Side:
     answer          as the engine gave it, or on the host (`OnHost`)
     places          named tensors, rows packed in batch order (`Activations`)
     before, after   request -> logical state of every live request (`States`)
+    tracked         name -> prefix that this event tracked, by the engine's own answer (`States`)
     wanted_num_steps  `next_num_steps()` (`States`)
     """
 
@@ -35,6 +36,7 @@ class Side:
     places: Places = field(default_factory=dict)
     before: Mapping[str, RequestState] = field(default_factory=dict)
     after: Mapping[str, RequestState] = field(default_factory=dict)
+    tracked: Mapping[str, RequestState] = field(default_factory=dict)
     wanted_num_steps: int = 0
 
 

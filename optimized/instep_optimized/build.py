@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.drafters import in_use
 from instep_reference.contract.engine import Capacity
 
 from . import commit as strategies
 from .commit.brought import distinct
-from .draft import DRAFTERS
+from .draft import MODES
 from .memory import Memory
 from .memory.budget import Sizes, check_room, demands, must_fill_pitch
 from .model import Model
@@ -29,7 +30,8 @@ def built(
     checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int]
 ) -> tuple[Model, dict[int, Round]]:
     """The model on its pools, and one round per candidate. Pools are sized for the window of the largest candidate."""
-    config, device, widest = checkpoint.config, torch.device(options.device), capacity.widest(max(candidates))
+    config, device = in_use(checkpoint.config, options.drafter), torch.device(options.device)
+    widest = capacity.widest(max(candidates))
     check_room(capacity, widest)
     sizes = Sizes(types_of(options, ops), options.layout, capacity, widest, ops.keeps,
                   options.snapshot_layout)  # fmt: skip
@@ -47,11 +49,11 @@ def built(
         raise
     stored = Stored(checkpoint.tensors, options.activation, device)
     trunk = Trunk.of(stored, config, memory)
-    make = DRAFTERS[config.model_type, options.drafter] if config.mtp_layers else None
-    drafter = None if make is None else make(stored, config, trunk.head, memory)
+    drafter = MODES[options.drafter](stored, config, trunk.head, memory) if config.mtp_layers else None
     model = Model(trunk, drafter, memory)
     nodes = capacity.num_draft_tokens
     return model, {
-        steps: Round(steps, strategies.make(config, sizes, memory, nodes or steps + 1, *chosen), model, nodes)
+        steps: Round(
+            steps, strategies.make(config, sizes, memory, nodes or steps + 1, *chosen), model, nodes, capacity.topk)
         for steps in candidates
     }

@@ -44,14 +44,15 @@ from .mixed import planned
 from .ops.base import Ops
 from .ops.padding_aware import first_of, node_runs, noting, show, watched
 from .options import Options, check
+from .prefixes import Prefixes
 from .refusals import Refusals
 from .request import Request, logical
 from .round import IDLE, inputs_of, kind_of, tree_inputs
 from .sampling import in_units
 from .transfer.to_device import ints
-from .transfer.to_host import HostCopy, Roots
+from .transfer.to_host import HostCopy, Parents, Roots
 
-NO_OPINION = -1  # `own` of a model that has no draft head
+NO_OPINION = -1  # `own` without a draft head
 
 
 class OptimizedEngine:
@@ -75,7 +76,8 @@ class OptimizedEngine:
         self._see: See = unseen
         self._capacity, self._vocab = capacity, config.vocab
         self._controller = Controller(num_steps, adaptive)
-        check(options, config, self._controller.candidates[-1], ops, capacity.num_draft_tokens)
+        check(options, config, self._controller.candidates[-1], ops, capacity.num_draft_tokens, topk=capacity.topk,
+              interval=capacity.track_interval)
         if capacity.num_draft_tokens is not None and adaptive is not None:
             raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
         self.messages = tuple(self._controller.messages)
@@ -83,10 +85,11 @@ class OptimizedEngine:
         self._memory = self._model.memory
         self._round = self._rounds[num_steps]
         self._requests: dict[str, Request] = {}
-        # Requests without a slot, and saved states by name: what the host knows, and copies of their memory.
+        # Requests without a slot, and saved states and prefixes by name: what the host knows, and copies of memory.
         self._preempted: dict[str, tuple[Request, Kept]] = {}
         self._saved: dict[str, tuple[Request, Kept]] = {}
-        self._refusals = Refusals(self._requests, self._preempted, self._saved, self._vocab)
+        self._prefixes = Prefixes(self._memory, capacity, self._saved)
+        self._refusals = Refusals(self._requests, self._preempted, self._saved, self._vocab, capacity.track_interval)
         self._graphs = prepared(ops, self._rounds.values(), self._device) if options.graphs else None
         self._untold: list[HostCopy] = []  # accepted counts that the controller was not told yet
 
@@ -102,32 +105,61 @@ class OptimizedEngine:
         parents: tuple[tuple[int, ...], ...] | None = None,
     ) -> Drafted:
         steps, nodes = self._round.num_steps, self._capacity.num_draft_tokens
-        trees = parents if parents is not None else (tuple(range(steps)),) * len(requests)
+        grown = self._capacity.grown(steps)
+        alike = tuple(range(steps if picks is not None or not grown else grown))  # of a tree to grow: as many drafts
+        trees = parents if parents is not None else (alike,) * len(requests)
         if nodes is None and any(tuple(tree) != tuple(range(steps)) for tree in trees):
             raise Unsupported("drafts that form a tree: without num_draft_tokens windows are chains of num_steps")
         if nodes is not None and any(len(tree) >= nodes for tree in trees):
             raise OutOfCapacity(f"a window of {1 + max(map(len, trees))} nodes; there is room for {nodes}")
         if parents is not None and picks is None:
-            raise Unsupported("a tree without its drafts: the drafter has no trees of its own")
+            raise Unsupported("a tree without its drafts: what the drafter grows has shapes of its own")
         if self._model.drafter is None and picks is None:
-            raise Unsupported("this model has no draft head: drafts must be given")
+            raise Unsupported("no draft head is in use: a draft event must bring its picks")
         self._refusals.draft(requests, picks, trees, steps)
         drafted = self._named(requests)
         if not drafted:
-            empty = torch.zeros(len(drafted), steps, dtype=torch.int64, device=self._device)
-            return Drafted(empty, empty.clone())
-        wanted = {name: len(tree) for name, tree in zip(requests, trees, strict=True)}
+            empty = torch.zeros(len(drafted), len(alike), dtype=torch.int64, device=self._device)
+            return Drafted(empty, empty.clone(), empty.clone() if grown else None)
+        room = self._capacity
+        wanted = {name: room.drafted(steps, len(tree)) for name, tree in zip(requests, trees, strict=True)}
         self._grow(drafted, lambda exact: write_set.draft_wants(wanted, self._requests, exact=exact))
-        forced: Sequence[Sequence[int]] = [[-1] * steps] * len(drafted) if picks is None else picks
         for request, tree in zip(drafted, trees, strict=True):
             request.parents = tuple(tree)
+        if grown:
+            return self._grown(drafted, picks, trees, grown)
+        forced: Sequence[Sequence[int]] = [[-1] * steps] * len(drafted) if picks is None else picks
+        kind, shapes = "draft", [] if nodes is None else tree_inputs(trees, nodes)
         if nodes is not None:
+            kind = "draft" if all(tuple(tree) == alike for tree in trees) else "draft of trees"
             forced = [[*choices, *[0] * (nodes - 1 - len(choices))] for choices in forced]
-        said = torch.stack(self._run("draft", drafted, forced), dim=1)
-        if nodes is not None:
+        if kind == "draft":
+            shapes = [line[:nodes] for line in shapes]
+        said = torch.stack(self._run(kind, drafted, forced, tree=shapes), dim=1)
+        if kind != "draft":
             said, steps = self._cut(said, trees), max(map(len, trees))
         drafts, own = said[:, :steps].contiguous(), said[:, steps:].contiguous()
         return Drafted(drafts, own if self._model.drafter is not None else torch.full_like(drafts, NO_OPINION))
+
+    def _grown(
+        self, drafted: Sequence[Request], picks: Sequence[Sequence[int]] | None, trees: Sequence[Sequence[int]],
+        grown: int,
+    ) -> Drafted:
+        """The drafter grows its trees; the window is the given one, where one is given."""
+        width, count = self._round.width, len(drafted)
+        if picks is None:
+            forced, tree, most = [[-1] * (width - 1)] * count, [[-1] * width] * count, grown
+        else:  # behind the end of a given window stands nothing of the grown one
+            forced, most = [[*one, *[0] * (width - 1 - len(one))] for one in picks], max(map(len, picks))
+            tree = [line[:width] for line in tree_inputs(trees, width, behind=0)]
+        drafts, own, parents = self._run("draft", drafted, forced, tree=tree)
+        shapes = parents[:, 1 : 1 + grown].contiguous()
+        if picks is None:
+            copy = HostCopy(shapes.flatten())
+            for number, request in enumerate(drafted):
+                request.parents = Parents(copy, number * grown, grown)
+        behind = torch.arange(most, device=self._device) >= ints([len(tree) for tree in trees], self._device)[:, None]
+        return Drafted(drafts[:, :most].masked_fill(behind, -1), own[:, :grown].contiguous(), shapes)
 
     def forward(self, rows: tuple[Row, ...]) -> Forwarded:
         if not rows:
@@ -137,7 +169,7 @@ class OptimizedEngine:
         write_set.check_tokens(rows, self._requests, self._capacity)
         self._grow(requests, lambda exact: write_set.forward_wants(rows, self._requests, exact=exact))
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
-        kinds, at, roots = {row.kind for row in rows}, self._round, None
+        kinds, at, roots, final = {row.kind for row in rows}, self._round, None, None
         if kinds == {"verify"}:
             own = self._run("verify", requests, uniforms=in_units(rows, at.width)).picks.flatten()
             if self._capacity.num_draft_tokens is not None:  # a row for every column: windows end before
@@ -146,31 +178,37 @@ class OptimizedEngine:
         elif kinds == {"decode"}:
             own, roots = self._run("decode", requests, [[p.forced] for p in plan], uniforms=in_units(rows, 1))
         else:  # several kinds, or prefill chunks: never captured in a graph
-            own, roots = mixed.forward(self._ops, self._model, at.strategy, plan, at.num_steps)
+            own, roots, final = mixed.forward(self._ops, self._model, at.strategy, plan, at.num_steps)
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
         for p in plan:
             p.ran()
         self._controller.decoded(sum(row.kind == "decode" for row in rows))
-        rooted = [p.request.name for p in plan if p.rooted]
-        return Forwarded(Roots(rooted, roots), {p.request.name: picks for p, picks in said if p.asked})
+        chosen = Roots([p.request.name for p in plan if p.rooted], roots)
+        self._prefixes.chosen(self._requests, chosen)
+        tracked = {} if final is None else self._prefixes.of_chunks(self._base, at.strategy, plan, final)
+        return Forwarded(chosen, {p.request.name: picks for p, picks in said if p.asked}, tracked)
 
-    def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
-        self._refusals.commit(requests, accepted)
+    def commit(
+        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
+    ) -> Committed:
+        self._refusals.commit(requests, accepted, track)
         forced = forced_paths(accepted, len(requests))
         verified = self._named(requests)
         if not verified:
             return _nothing(self._device)
         self._catch_up()
         answer = self._run("commit", verified, forced, [request.row for request in verified])
-        counts = HostCopy(answer.accept_lens)
+        counts = self._prefixes.counts(answer)
         for number, request in enumerate(verified):
             request.length.settle()  # counts of the rounds before: _catch_up has read them, so nothing waits here
             request.length.owe(counts, number, 1 + request.drafts)
+        self._prefixes.accepted(verified, counts)
+        tracked = self._prefixes.of_paths(self._base, self._round.strategy, verified, track, counts)
         widest = 1 + max(request.drafts for request in verified)
         for request in verified:
             request.parents, request.row = (), None
         self._untold.append(counts)
-        return answered(answer, widest)
+        return replace(answered(answer, widest), tracked=tracked)
 
     def set_num_steps(self, num_steps: int) -> None:
         self._refusals.set_num_steps(num_steps, self._controller.candidates)
@@ -189,8 +227,10 @@ class OptimizedEngine:
 
     def load(self, request: str, name: str) -> None:
         self._refusals.load(request, name)
-        kept, memory = self._saved[name]
-        self._restore(replace(kept, name=request, sampling=self._requests[request].sampling), memory)
+        (kept, memory), live = self._saved[name], self._requests[request]
+        self._restore(kept.given_to(live), memory)
+        if memory.final is not None:  # a prefix
+            mixed.extend_prefix(self._ops, self._model, self._requests[request], memory.final, self._round.num_steps)
 
     def preempt(self, request: str) -> None:
         self._refusals.preempt(request)
@@ -224,6 +264,10 @@ class OptimizedEngine:
             return logical(kept, copied(memory))
         return logical(*self._kept(request))
 
+    def prefix(self, name: str) -> RequestState:
+        kept, memory = self._saved[name]
+        return logical(kept, copied(memory))
+
     def regions(self) -> list[Region]:
         return self._memory.regions()
 
@@ -237,7 +281,8 @@ class OptimizedEngine:
             {name: kept.length.exact for name, (kept, _) in aside.items()} for aside in (self._saved, self._preempted)
         )
         writes = write_set.writes_of(
-            event, self._requests, saved, preempted, self._round.num_steps, self._memory, overlap=self._options.overlap
+            event, self._requests, saved, preempted, self._round.num_steps, self._memory, self._capacity,
+            overlap=self._options.overlap,
         )
         trees = self._capacity.num_draft_tokens is not None
         lines = write_set.SLOT_TABLE_OF_TREES if trees else write_set.SLOT_TABLE
@@ -264,25 +309,24 @@ class OptimizedEngine:
     def _run(
         self, kind: str, requests: Sequence[Request], forced: Sequence[Sequence[int]] = (),
         rows: Sequence[int | None] | None = None, uniforms: Sequence[Sequence[int]] = (),
+        tree: Sequence[Sequence[int]] = (),
     ) -> Any:
         """Run the body of one event on the inputs that come from the host: eagerly, or as a captured graph."""
         kind = kind_of(kind, bool(uniforms))
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
-        counts = [1 + request.drafts for request in requests] if body.width == self._round.width else None
-        trees = [request.parents for request in requests]
+        counts = [1 + request.drafts for request in requests] if body.ragged else None
         inputs = inputs_of(
             slots, range(len(slots)) if rows is None else rows, body.width, forced, self._device, counts, uniforms,
-            tree_inputs(trees, self._round.width) if body.tree else (),
+            tree,
         )
         if self._graphs is None:
             return body.run(self._ops, inputs)
         # Inside a graph no row can be cut: what a replay shows is noted, and cut when the answer says which rows count.
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen))
-        ragged = kind == "verify" and self._capacity.num_draft_tokens is not None
-        lens = answer.accept_lens if kind == "commit" else counts if ragged else None
-        covered = None if lens is None else first_of(lens, body.width)
-        show(self._see, seen, lambda place: node_runs(place, trees) if body.tree else covered)
+        lens = answer.accept_lens if kind == "commit" else counts if self._capacity.num_draft_tokens else None
+        covered, trees = None if lens is None else first_of(lens, body.width), [one.parents for one in requests]
+        show(self._see, seen, lambda place: node_runs(place, trees) if kind == "draft of trees" else covered)
         return answer
 
     def _cut(self, said: torch.Tensor, trees: Sequence[Sequence[int]]) -> torch.Tensor:

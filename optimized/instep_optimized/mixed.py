@@ -80,8 +80,9 @@ def planned(row: Row, number: int, request: Request) -> Planned:
 
 def forward(
     ops: Ops, model: Model, commit: CommitPair, plan: Sequence[Planned], num_steps: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> the target's own choice at every row that needs logits, in batch order; and the roots that are now in force.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """-> the target's own choice at every row that needs logits, in batch order; the roots that are now in force; the
+    target's final rows [N, D].
 
     num_steps: the step count in force. A draft extend may depend on it (`draft/vanilla.py`).
     """
@@ -107,7 +108,17 @@ def forward(
         _extend(ops, model, [p for p, _ in committed], _select(
             ops, final, [row for p, begin in committed for row in range(begin, begin + p.span.count)]
         ), num_steps)
-    return own, roots
+    return own, roots, final
+
+
+def extend_prefix(ops: Ops, model: Model, request: Request, final: torch.Tensor, num_steps: int) -> None:
+    """After the load of a prefix: draft extend over its last row, paired with the token that follows in this prompt.
+
+    final [D]: the target's row of the prefix's last token
+    """
+    row = Row(request.name, "prefill")
+    _extend(ops, model, [Planned(row, Span(row.request, "prefill", 1), request, request.length.exact - 1)], final[None],
+            num_steps)
 
 
 def _own(ops: Ops, model: Model, final: torch.Tensor, plan: Sequence[Planned]) -> torch.Tensor:

@@ -13,11 +13,12 @@ import torch
 
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.drafters import DRAFTERS
 from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.grown import MOST_BEAMS
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage
 
 from .commit import known
-from .draft import DRAFTERS
 from .layout import StateLayout
 from .memory.budget import Component
 from .ops.base import Ops, Types
@@ -35,7 +36,7 @@ class Options:
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
     strategy    how rejected drafts are undone in the states; a name of `commit.STRATEGIES` or of `Ops.keepers`
     conv        the same in the conv windows; a name of `commit.CONV_FORMS` or of `Ops.keepers`
-    drafter     how drafts are made; with the model type a key of `draft.DRAFTERS`
+    drafter     how drafts are made; with the model type a key of `contract.drafters.DRAFTERS`
     guarded     red zones between units, so that a pitch is never the packed size
     graphs      draft, verify, decode and commit run as graphs, captured at the start for every step count
     overlap     a round may be launched before the accepted counts of the round before are known. Pages are then
@@ -109,15 +110,28 @@ NO_TREES: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
+# The same where prefixes are tracked.
+NOT_TRACKED: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
+    (lambda o, c, s: c.mtp_layers > 1,
+     "prefixes with several MTP layers: the last rows of the further layers are made of guesses", ("drafter",)),
+    (lambda o, c, s: not {o.strategy, o.conv}.isdisjoint(s.keepers),
+     "tracked prefixes: a strategy that comes with an op set is not asked for the memory after a node",
+     ("strategy", "conv")),
+)  # fmt: skip
+
+
 NAMED: tuple[tuple[str, Component, str], ...] = (
     ("strategy", "state", "commit strategy"), ("conv", "conv", "form of conv window"),
 )
 
 
-def check(options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: int | None = None) -> None:
+def check(
+    options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: int | None = None, *, topk: int | None = None,
+    interval: int | None = None,
+) -> None:
     """Refuse what this side does not serve, before anything is allocated.
 
-    steps: the most drafts of a round;  nodes: `Capacity.num_draft_tokens`
+    steps: the most drafts of a round;  nodes, topk, interval: `num_draft_tokens`, `topk`, `track_interval` of the room
     """
     for field, component, what in NAMED:
         names = known(component, ops)
@@ -135,12 +149,19 @@ def check(options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: in
                 layers = f"{config.mtp_layers} MTP layer{'s' * (config.mtp_layers != 1)}"
                 said += [f"model type {config.model_type}", layers, f"up to {steps} drafts"]
             raise Unsupported(f"{why} ({', '.join(said)})")
-    if nodes is None:
-        return
-    if not steps < nodes <= MOST_NODES:
+    if interval is not None and interval < 1:
+        raise BadInput("capacity.track_interval", found=interval, expected="at least 1")
+    if topk is not None:
+        if nodes is None or not config.mtp_layers or options.drafter != "eagle":
+            raise Unsupported("trees that the drafter grows (capacity.topk) need num_draft_tokens and eagle drafting")
+        if not 1 <= topk <= min(config.vocab, MOST_BEAMS) or topk * (steps - 1) > MOST_BEAMS:
+            most = min(config.vocab, MOST_BEAMS)
+            expected = f"from 1 to {most}; at most {MOST_BEAMS} rows of {steps - 1} steps have a bit"
+            raise BadInput("capacity.topk", found=topk, expected=expected)
+    if nodes is not None and not steps < nodes <= MOST_NODES:
         expected = f"from {steps + 1}, the root and {steps} drafts, to {MOST_NODES}: ancestors are bits of an int64"
         raise BadInput("capacity.num_draft_tokens", found=nodes, expected=expected)
-    for serves_none, why, fields in NO_TREES:
+    for serves_none, why, fields in (*NO_TREES * (nodes is not None), *NOT_TRACKED * (interval is not None)):
         if serves_none(options, config, ops):
             said = [f"op set {ops.name}", *(f"{name} {getattr(options, name)}" for name in fields)]
             raise Unsupported(f"{why} ({', '.join(said)})")

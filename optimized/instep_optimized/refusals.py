@@ -33,9 +33,10 @@ class Refusals:
 
     def __init__(
         self, live: Mapping[str, Request], preempted: Mapping[str, Any], saved: Mapping[str, tuple[Request, Any]],
-        vocab: int,
+        vocab: int, interval: int | None = None,
     ) -> None:  # fmt: skip
         self._live, self._preempted, self._saved, self._vocab = live, preempted, saved, vocab
+        self._interval = interval
 
     def admit(self, name: str, prompt: Sequence[int], sampling: Sampling | None = None) -> None:
         if not name or name in self._live or name in self._preempted:
@@ -88,9 +89,19 @@ class Refusals:
                     _no(f"forward of {row.request!r}", "a root", "none: no token is chosen there")
                 self._tokens(f"root of {row.request!r}", [row.root])
             _drawn(row, request, chooses=not prefill or row.tokens == unread)
+            reached = request.length.exact + row.tokens if prefill and row.track else 1
+            if row.track and (not prefill or self._interval is None or reached % self._interval):
+                _no(f"track of {row.request!r}", f"a {row.kind} row up to token {reached}", f"a prefill row up to a "
+                    f"multiple of track_interval = {self._interval}")  # fmt: skip
+        self._free([row.track for row in rows if row.track])
 
-    def commit(self, names: Sequence[str], accepted: Sequence[Path] | None) -> None:
+    def commit(
+        self, names: Sequence[str], accepted: Sequence[Path] | None, track: Sequence[str] = ()
+    ) -> None:
         self._must_be("commit", names, VERIFIED)
+        self._free([name for name in track if name])
+        if track and (len(track) != len(names) or self._interval is None):
+            _no("track", f"{len(track)} names", f"{len(names)}, and an interval at which prefixes are tracked")
         flying = [name for name, request in self._live.items() if request.row is not None]
         if names and len(names) != len(flying):
             _no("commit", f"{len(names)} requests", f"all that were verified: {', '.join(flying)}")
@@ -113,15 +124,17 @@ class Refusals:
 
     def save(self, name: str, under: str) -> None:
         self._must_be("save", [name], PREFILLING, READY)
-        if not under or under in self._saved:
-            _no(f"save of {name!r}", f"the name {under!r}", "a name under which nothing is kept")
+        self._free([under])
 
     def load(self, name: str, under: str) -> None:
         self._must_be("load", [name], WAITING)
         if under not in self._saved:
             _no(f"load of {under!r}", "nothing of that name", f"one of {', '.join(self._saved) or 'none'}")
-        if self._saved[under][0].prompt != self._live[name].prompt:
-            _no(f"load of {under!r}", f"another prompt in {name!r}", "the prompt it has")
+        (kept, memory), prompt = self._saved[under], self._live[name].prompt
+        prefix = getattr(memory, "final", None) is not None
+        if prompt[: len(kept.prompt)] != kept.prompt or (len(prompt) > len(kept.prompt)) != prefix:
+            _no(f"load of {under!r}", f"another prompt in {name!r}",
+                "a prompt that begins with this prefix and goes on" if prefix else "the prompt it has")
 
     def preempt(self, name: str) -> None:
         self._must_be("preempt", [name], WAITING, PREFILLING, READY)
@@ -146,6 +159,12 @@ class Refusals:
             found = phase(self._live[name]) if name in self._live else "not there"
             if found not in phases and (phases or name not in self._live):
                 _no(f"{what} of {name!r}", found, " or ".join(phases) or "a request that is there")
+
+    def _free(self, names: Sequence[str]) -> None:
+        """Names for what is going to be kept."""
+        for name in names:
+            if not name or name in self._saved or names.count(name) > 1:
+                _no("what is kept", f"the name {name!r}", "a name under which nothing is kept")
 
     def _nobody(self, what: str, *phases: str) -> None:
         busy = [name for name, request in self._live.items() if phase(request) in phases]

@@ -5,11 +5,12 @@ Leaves out: where the request's memory stands (`memory/`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from instep_reference.contract.engine import RequestState
+from instep_reference.contract.engine import MEMORY, RequestState
 from instep_reference.contract.sampling import Sampling
 
 from .memory.saved import Kept
@@ -26,6 +27,8 @@ class Request:
     rooted  whether its slot's window begins with a root
     parents of every draft behind the root, the node that it continues; empty between rounds
     row     its batch row in the verify that is not committed yet
+    said    the tokens behind the prompt, root last, in parts that are read when somebody asks. They are noted only
+            where prefixes may be tracked
     """
 
     name: str
@@ -34,8 +37,9 @@ class Request:
     sampling: Sampling | None = None
     length: Length = field(default_factory=Length)
     rooted: bool = False
-    parents: tuple[int, ...] = ()
+    parents: Sequence[int] = ()
     row: int | None = None
+    said: list[Callable[[], Sequence[int]]] = field(default_factory=list)
 
     @property
     def drafts(self) -> int:
@@ -44,7 +48,17 @@ class Request:
 
     def between_rounds(self) -> Request:
         """A copy without the round in flight, and with its exact length: waits for the accepted counts."""
-        return Request(self.name, self.prompt, self.tokens, self.sampling, Length(self.length.exact), self.rooted)
+        return Request(self.name, self.prompt, self.tokens, self.sampling, Length(self.length.exact), self.rooted,
+                       said=list(self.said))
+
+    def given_to(self, live: Request) -> Request:
+        """What was kept of it as a standing of another request, which has its own prompt and samples in its own way."""
+        return replace(self, name=live.name, prompt=live.prompt, tokens=live.tokens, sampling=live.sampling)
+
+    def prefix(self, count: int) -> Request:
+        """Its first `count` tokens, as the prompt of a request that has run so far. Waits for tokens."""
+        text = (*self.prompt, *(token for part in self.said for token in part()))[:count]
+        return Request(self.name, text, self.tokens[:0], length=Length(count))
 
 
 def logical(request: Request, kept: Kept) -> RequestState:
@@ -52,15 +66,11 @@ def logical(request: Request, kept: Kept) -> RequestState:
     drafting = request.rooted and kept.proposal is not None
     return RequestState(
         length=request.length.exact,
-        root=int(kept.root) if request.rooted else None,
+        root=int(kept.root) if request.rooted and kept.root is not None else None,
         proposal=int(kept.proposal[0]) if drafting and kept.proposal is not None else None,
         proposal_hidden=kept.proposed if drafting else None,
-        conv=_shown(kept.conv),
-        state=_shown(kept.state),
-        keys=_shown(kept.keys),
-        values=_shown(kept.values),
-        draft_keys=_shown(kept.draft_keys),
-        draft_values=_shown(kept.draft_values),
+        **{name: _shown(getattr(kept, name)) for name in MEMORY},
+        final=kept.final,
     )
 
 

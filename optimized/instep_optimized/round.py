@@ -16,7 +16,7 @@ from .batch import Batch, Who, nodes_of, parents_of, plan_of, windows
 from .commit.accepted import gather_path, keep_window
 from .commit.base import AcceptedWindows
 from .commit.pair import CommitPair
-from .draft.base import Asked, column
+from .draft.base import Asked, GrowsTrees, Use, column
 from .model import Model
 from .model.trunk import STAGE
 from .ops.base import Ops
@@ -32,8 +32,9 @@ class Inputs(NamedTuple):
     forced [B, k]           choices that the caller makes for the engine; -1: the engine chooses. For a draft: every
                             draft token; decode: the root; commit: last accepted node, bonus; verify: none
     uniforms [B, k]         in units of UNIFORM: one per node, then the final one; k = 0 where nobody samples
-    tree [B, k]             for a draft where windows may be trees: the number of nodes; the parent of each of T nodes;
-                            where this parent stands among T nodes of each request, counted through all requests
+    tree [B, k]             for a draft where windows may be trees: the parent of each of T nodes; -1: of the root,
+                            behind a window's end, or as the drafter grows it. For trees that are given also where each
+                            parent stands among T nodes of each request, counted through all requests; how many nodes
     """
 
     slots: torch.Tensor
@@ -67,13 +68,16 @@ def inputs_of(
     ))
 
 
-def tree_inputs(trees: Sequence[Sequence[int]], width: int) -> list[list[int]]:
-    """`Inputs.tree` for the parents of every request's drafts, in windows of at most `width` nodes."""
+def tree_inputs(trees: Sequence[Sequence[int]], width: int, *, behind: int = -1) -> list[list[int]]:
+    """`Inputs.tree` for the parents of every request's drafts, in windows of at most `width` nodes.
+
+    behind: what stands behind a window's end
+    """
     lines = []
     for number, parents in enumerate(trees):
-        rest = [-1] * (width - 1 - len(parents))
-        behind = [number * width + parent for parent in parents]
-        lines.append([1 + len(parents), -1, *parents, *rest, -1, *behind, *rest])
+        rest = [behind] * (width - 1 - len(parents))
+        places = [number * width + parent for parent in parents]
+        lines.append([-1, *parents, *rest, -1, *places, *rest, 1 + len(parents)])
     return lines
 
 
@@ -97,6 +101,7 @@ class Body(NamedTuple):
     """One kind of event, of ops and views only.
 
     width: packed rows per request;  choices: how many may be forced;  tree: how many numbers say a tree's shape
+    ragged: whether requests may have fewer rows
     later: its graphs are not captured at the start, but where they are first needed
     """
 
@@ -105,6 +110,7 @@ class Body(NamedTuple):
     choices: int
     tree: int = 0
     later: bool = False
+    ragged: bool = False
 
 
 def kind_of(kind: str, sampled: bool) -> str:
@@ -117,12 +123,14 @@ class Round:
     """One candidate: `num_steps` drafts a round, and the commit strategy for its window.
 
     nodes: where windows may be trees, the most nodes of one. Then every window has so many packed rows, also a chain
+    topk: where the drafter grows trees, the children of a node
     """
 
     num_steps: int
     strategy: CommitPair
     model: Model
     nodes: int | None = None
+    topk: int | None = None
 
     @property
     def width(self) -> int:
@@ -133,38 +141,50 @@ class Round:
         """The bodies of this step count, by kind. At 0 steps there are no drafts, so only `decode` is left."""
         forwards = {"decode": Body(self.decode, width=1, choices=1)}
         if self.num_steps:
-            forwards["verify"] = Body(self.verify, width=self.width, choices=0)
+            forwards["verify"] = Body(self.verify, width=self.width, choices=0, ragged=True)
         sampled = {kind_of(kind, True): body._replace(later=True) for kind, body in forwards.items()}
         if not self.num_steps:
             return forwards | sampled
-        return forwards | sampled | {
-            "draft": Body(self.draft, 1, self.width - 1, 1 + 2 * self.width if self.nodes else 0),
-            "commit": Body(self.commit, width=self.width, choices=2),
-        }
+        drafts = {"draft": Body(self.draft, 1, self.width - 1, self.nodes or 0)}
+        if self.topk is not None:
+            drafts = {"draft": Body(self.grow, self.topk, self.width - 1, self.width)}
+        elif self.nodes:
+            drafts["draft of trees"] = Body(self.draft_trees, 1, self.width - 1, 1 + 2 * self.width)
+        return forwards | sampled | drafts | {"commit": Body(self.commit, width=self.width, choices=2, ragged=True)}
 
     # Bodies
 
     def draft(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """-> the drafts in use, one [B] per step; then the head's own drafts, one [B] per step, if there is a head."""
-        memory, drafter, table = self.model.memory, self.model.drafter, self.model.memory.slot_table
-        if table.parents is not None:
-            parents = inputs.tree[:, 1 : 1 + self.width]
-            ops.store_rows(rows=parents, pool=table.parents[:, None], locations=inputs.slots)
+        """Chains -> the drafts in use, one [B] per step; then the head's own, one [B] per step, if there is a head."""
+        self._shape(ops, inputs)
+        drafter, window = self.model.drafter, self.model.memory.slot_table.window
         if drafter is None:
-            drafts = tuple(inputs.forced[:, step] for step in range(self.width - 1))
-            for step, draft in enumerate(drafts):
-                self._note(ops, draft, inputs.slots, step + 1)
-            return drafts
+            return self._given(ops, inputs)
+        if self.width > self.num_steps + 1:  # a verify runs all columns of a window, also those behind its end
+            rest = slice(self.num_steps, self.width - 1), slice(self.num_steps + 1, self.width)
+            ops.store_rows(rows=inputs.forced[:, rest[0]], pool=window[:, None, rest[1]], locations=inputs.slots)
+        return drafter.draft(ops, self.model.memory, inputs.who(), self._use(ops, inputs), self.num_steps)
 
-        def use(own: torch.Tensor, step: int) -> torch.Tensor:
-            draft = ops.choose(own=own, forced=inputs.forced[:, step])
-            self._note(ops, draft, inputs.slots, step + 1)
-            return draft
+    def draft_trees(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """Trees of given shapes, and chains beside them -> as `draft`, one [B] per node."""
+        self._shape(ops, inputs)
+        memory, drafter = self.model.memory, self.model.drafter
+        if drafter is None:
+            return self._given(ops, inputs)
+        plan = plan_of(ops, memory, inputs.slots, column(ops, inputs.tree, 2 * self.width))
+        behind = inputs.tree[:, self.width : 2 * self.width]
+        return drafter.draft_tree(ops, memory, inputs.who(), self._use(ops, inputs), plan, behind)
 
-        if table.parents is not None:
-            plan = plan_of(ops, memory, inputs.slots, column(ops, inputs.tree, 0))
-            return drafter.draft_tree(ops, memory, inputs.who(), use, plan, inputs.tree[:, 1 + self.width :])
-        return drafter.draft(ops, memory, inputs.who(), use, self.num_steps)
+    def grow(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """Trees that the drafter grows -> the drafts in use, its own [B, T-1], and the parents of its own [B, T]."""
+        drafter, table = self.model.drafter, self.model.memory.slot_table
+        assert isinstance(drafter, GrowsTrees) and self.topk is not None and table.parents is not None
+        own = drafter.grow(ops, self.model.memory, inputs.who(), self.num_steps, self.topk, self.width)
+        drafts = ops.choose(own=own.tokens, forced=inputs.forced)
+        parents = ops.choose(own=own.parents, forced=inputs.tree)
+        ops.store_rows(rows=drafts, pool=table.window[:, None, 1 : self.width], locations=inputs.slots)
+        ops.store_rows(rows=parents, pool=table.parents[:, None], locations=inputs.slots)
+        return drafts, own.tokens, own.parents
 
     def verify(self, ops: Ops, inputs: Inputs) -> Verified:
         """Run the window of every request. Its picks and final rows wait in the slot table for the commit."""
@@ -219,6 +239,29 @@ class Round:
         return acceptance
 
     # Parts of the bodies
+
+    def _shape(self, ops: Ops, inputs: Inputs) -> None:
+        """The shapes of windows, where they may be trees, into the slot table."""
+        parents = self.model.memory.slot_table.parents
+        if parents is not None:
+            ops.store_rows(rows=inputs.tree[:, : self.width], pool=parents[:, None], locations=inputs.slots)
+
+    def _given(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """The drafts of a model without a head."""
+        drafts = tuple(inputs.forced[:, step] for step in range(inputs.forced.shape[1]))
+        for step, draft in enumerate(drafts):
+            self._note(ops, draft, inputs.slots, step + 1)
+        return drafts
+
+    def _use(self, ops: Ops, inputs: Inputs) -> Use:
+        """The draft in use at a step: the forced one where there is one. It enters the window."""
+
+        def use(own: torch.Tensor, step: int) -> torch.Tensor:
+            draft = ops.choose(own=own, forced=inputs.forced[:, step])
+            self._note(ops, draft, inputs.slots, step + 1)
+            return draft
+
+        return use
 
     def _forward(self, ops: Ops, batch: Batch) -> torch.Tensor:
         bound = self.strategy.bind(ops, batch)

@@ -14,6 +14,7 @@ import torch
 from . import trunk
 from .attention import AttentionMemory
 from .contract.adaptive import AdaptiveFile
+from .contract.capacity import Capacity
 from .contract.config import ModelConfig
 from .contract.engine import RequestState
 from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
@@ -21,7 +22,7 @@ from .draft import Drafter, drafter
 from .gdn import GdnMemory
 from .norms import rms_norm
 from .rounds import Rounds
-from .sampling import Drawing, drawn
+from .sampling import Drawing, drawn, most_probable
 from .weights import DraftWeights, Weights
 
 Memories = tuple[trunk.LayerMemory, ...]
@@ -75,9 +76,15 @@ class TensorModel:
         x, kept = trunk.layer(config, draft.layers[layer], layer, stage, x, cache, positions, see)
         return at("final", rms_norm(x, draft.norm, config.eps), AFTER_LAYERS), cast(AttentionMemory, kept)
 
+    def until(self, cache: AttentionMemory, count: int) -> AttentionMemory:
+        return AttentionMemory(cache.keys[:count], cache.values[:count])
+
     def pick(self, rows: torch.Tensor, stage: str, see: See) -> list[int]:
         scores = trunk.logits(self.weights, rows, see, stage)
         return [int(token) for token in trunk.pick(scores, see, stage)]
+
+    def best(self, rows: torch.Tensor, count: int, stage: str, see: See) -> list[list[tuple[int, float]]]:
+        return most_probable(trunk.logits(self.weights, rows, see, stage), count)
 
     def draw(self, rows: torch.Tensor, drawing: Drawing, stage: str, see: See) -> list[int]:
         said = drawn(trunk.logits(self.weights, rows, see, stage), drawing)
@@ -112,11 +119,12 @@ class ReferenceEngine(Rounds[torch.Tensor, Memories, AttentionMemory]):
 
     mode        which drafter, by name
     draft_with  a drafter to use instead, for example an `External` with a block drafter
+    room        only its `topk` and `num_draft_tokens` matter, for trees that the drafter grows; None: it grows none
     """
 
     def __init__(
         self, weights: Weights, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
-        see: See = unseen, draft_with: Drafter | None = None,
+        see: See = unseen, draft_with: Drafter | None = None, room: Capacity | None = None,
     ) -> None:
         chosen = drafter(weights.config, mode) if draft_with is None else draft_with
-        super().__init__(TensorModel(weights), chosen, num_steps=num_steps, adaptive=adaptive, see=see)
+        super().__init__(TensorModel(weights), chosen, num_steps=num_steps, adaptive=adaptive, see=see, room=room)

@@ -16,25 +16,20 @@ from zlib import crc32
 import torch
 
 from .contract.adaptive import AdaptiveFile
+from .contract.capacity import Capacity
 from .contract.config import ModelConfig
 from .contract.engine import RequestState
-from .contract.labels import MIX_A, MIX_B, MIX_C, MIX_D, SPREAD
+from .contract.labels import SPREAD
 from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
 from .contract.sampling import UNIFORM
 from .draft import drafter
+from .mixing import MASK as MASK
+from .mixing import mix as mix
+from .mixing import most_named
 from .rounds import Rounds
 from .sampling import Drawing
 
-MASK = (1 << 64) - 1
 SIGN = 1 << 63
-
-
-def mix(a: int, b: int) -> int:
-    """One label made of two. In 64 bits two different mixtures do not meet by accident."""
-    x = (a * MIX_A + b * MIX_B + MIX_C) & MASK
-    x ^= x >> 29
-    x = x * MIX_D & MASK
-    return x ^ (x >> 32)
 
 
 def code(place: Place) -> int:
@@ -110,10 +105,18 @@ class LabelModel:
         assert isinstance(kept, KvLabels), "MTP layers are attention layers"
         return tell.of(AFTER_LAYERS, "final", x), kept
 
+    def until(self, cache: KvLabels, count: int) -> KvLabels:
+        keys, values = cache.keys[:count], cache.values[:count]
+        return KvLabels(keys, values, _total(keys, values))
+
     def pick(self, rows: Labels, stage: str, see: See) -> list[int]:
         picks = self._largest(rows, stage, see)
         see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(picks, dtype=torch.int64))
         return picks
+
+    def best(self, rows: Labels, count: int, stage: str, see: See) -> list[list[tuple[int, float]]]:
+        """Labels have no probabilities either: tokens and whole numbers that follow from the token that is named."""
+        return [most_named(token, count, self.config.vocab) for token in self._largest(rows, stage, see)]
 
     def draw(self, rows: Labels, drawing: Drawing, stage: str, see: See) -> list[int]:
         """Labels have no probabilities: a draw is a mixture of everything that it may depend on."""
@@ -168,10 +171,10 @@ class LedgerEngine(Rounds[Labels, Memory, KvLabels]):
 
     def __init__(
         self, config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
-        see: See = unseen,
+        see: See = unseen, room: Capacity | None = None,
     ) -> None:
         super().__init__(
-            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, see=see)
+            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, see=see, room=room)
 
 
 @dataclass(frozen=True)
@@ -261,10 +264,15 @@ def _attention(
     query, key = tell.of(layer, "query", projected, positions), tell.of(layer, "key", key_raw, positions)
     total, own, attended = memory.total, code(Place(tell.stage, layer, "attended")), []
     for t, position in enumerate(positions):
-        total = (total + mix(mix(key[t], value[t]), position)) & MASK
+        total = (total + _total(key[t : t + 1], value[t : t + 1], position)) & MASK
         attended.append(mix(mix(total, query[t]), own))
     opened = tell.of(layer, "opened", tell.show(layer, "attended", attended), projected)
     return tell.of(layer, "mixer", opened), KvLabels((*memory.keys, *key), (*memory.values, *value), total)
+
+
+def _total(keys: Sequence[int], values: Sequence[int], start: int = 0) -> int:
+    """What a query reads of entries at positions start, start + 1, .."""
+    return sum(mix(mix(*pair), position) for position, pair in enumerate(zip(keys, values, strict=True), start)) & MASK
 
 
 def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:

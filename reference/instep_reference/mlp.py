@@ -38,10 +38,12 @@ def mixture(config: ModelConfig, weights: MoeWeights, x: torch.Tensor) -> torch.
 def route(config: ModelConfig, scores: torch.Tensor) -> torch.Tensor:
     """Softmax over all experts, the top k of each row kept, renormalised if the configuration says so.
 
+    Of equal experts the lower number wins. (HF's `topk` promises nothing there.)
     Shapes:  scores (T, E)  ->  shares (T, E), zero where an expert was not chosen.
     """
     probabilities = scores.softmax(-1)
-    top, chosen = probabilities.topk(config.experts_per_token, dim=-1)
+    ranked = probabilities.sort(dim=-1, descending=True, stable=True)
+    top, chosen = (part[..., : config.experts_per_token] for part in (ranked.values, ranked.indices))
     if config.norm_topk:
         top = top / top.sum(-1, keepdim=True)
     return torch.zeros_like(probabilities).scatter(-1, chosen, top)

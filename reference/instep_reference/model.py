@@ -47,8 +47,16 @@ class Model(Protocol[Rows, Memory, Cache]):
         """Run one MTP layer over rows (hidden p, token p + 1) at positions start, .. -> the rows y, the cache."""
         ...
 
+    def until(self, cache: Cache, count: int) -> Cache:
+        """The cache as it was after its first `count` rows."""
+        ...
+
     def pick(self, rows: Rows, stage: str, see: See) -> list[int]:
         """The argmax of the logits of each row. The draft head uses the target's lm_head."""
+        ...
+
+    def best(self, rows: Rows, count: int, stage: str, see: See) -> list[list[tuple[int, float]]]:
+        """Of each row the most probable tokens and their log-probabilities, the most probable first."""
         ...
 
     def draw(self, rows: Rows, drawing: Drawing, stage: str, see: See) -> list[int]:

@@ -15,11 +15,12 @@ import torch
 from .acceptance import answer, chain, greedy
 from .adaptive import Controller, resolve
 from .contract.adaptive import AdaptiveFile
+from .contract.capacity import Capacity
 from .contract.engine import Committed, Drafted, Forwarded, Path, RequestState, Row
 from .contract.errors import Unsupported
 from .contract.place import See, unseen
 from .contract.sampling import Sampling
-from .draft.base import Asked, Drafter, Proposed
+from .draft.base import Asked, Drafter, GrowsTrees, Proposed
 from .model import Cache, Memory, Model, Rows
 from .sampling import Drawing
 from .verify import Node, verify
@@ -27,12 +28,16 @@ from .verify import Node, verify
 
 @dataclass(frozen=True)
 class Standing(Generic[Rows, Memory, Cache]):
-    """Everything a request has between rounds. It is a value, so a save only has to keep a reference to it."""
+    """Everything a request has between rounds. It is a value, so a save only has to keep a reference to it.
+
+    final  of a tracked prefix alone: the target's row of its last token, which the draft head has not taken in
+    """
 
     tokens: tuple[int, ...]  # committed: in KV and state
     root: int | None
     memory: Memory
     proposed: Proposed[Rows, Cache]
+    final: Rows | None = None
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,14 @@ class Rounds(Generic[Rows, Memory, Cache]):
 
     def __init__(
         self, model: Model[Rows, Memory, Cache], drafter: Drafter, *, num_steps: int,
-        adaptive: AdaptiveFile | None = None, see: See = unseen,
+        adaptive: AdaptiveFile | None = None, see: See = unseen, room: Capacity | None = None,
     ) -> None:
+        self.room = room
+        if room is not None and room.topk is not None and not isinstance(drafter, GrowsTrees):
+            raise Unsupported("trees that the drafter grows (capacity.topk): this drafter proposes no trees")
+        self.track_interval = None if room is None else room.track_interval
+        if self.track_interval is not None and len(drafter.begin(model).caches) > 1:
+            raise Unsupported("tracked prefixes with several MTP layers: their last rows are made of guesses")
         self.model, self.drafter, self.see = model, drafter, see
         self.adaptive = adaptive is not None
         candidates = resolve(adaptive, num_steps)
@@ -84,6 +95,8 @@ class Rounds(Generic[Rows, Memory, Cache]):
     ) -> Drafted:
         if self.adaptive and any(tuple(tree) != tuple(range(len(tree))) for tree in parents or ()):
             raise Unsupported("a tree with adaptive step counts: chains only")
+        if self.room is not None and self.room.topk is not None:
+            return self._grown(requests, picks, parents, self.room)
         drafts, own = [], []
         for i, name in enumerate(requests):
             live = self.requests[name]
@@ -96,12 +109,36 @@ class Rounds(Generic[Rows, Memory, Cache]):
             own.append(theirs)
         return Drafted(self._table(drafts), self._table(own))
 
+    def _grown(
+        self, requests: Sequence[str], picks: Sequence[Sequence[int]] | None, parents: Sequence[Sequence[int]] | None,
+        room: Capacity,
+    ) -> Drafted:
+        """The drafter's own trees; the window is the given one, where one is given."""
+        assert isinstance(self.drafter, GrowsTrees) and room.topk is not None, "asked at the start"
+        drafts, own, shapes = [], [], []
+        for i, name in enumerate(requests):
+            live = self.requests[name]
+            tokens = (*live.standing.tokens, _known(live.standing.root))
+            ours, tree = self.drafter.grow(
+                self.model, live.standing.proposed, tokens, self.num_steps, room.topk, room.grown(self.num_steps),
+                self.see)
+            used = ours if picks is None else list(picks[i])
+            shape = tree if picks is None else range(len(used)) if parents is None else parents[i]
+            self.requests[name] = replace(live, drafts=tuple(used), parents=(-1, *shape))
+            drafts.append(used)
+            own.append(ours)
+            shapes.append(tree)
+        return Drafted(self._table(drafts), self._table(own), self._table(shapes))
+
     def forward(self, rows: tuple[Row, ...]) -> Forwarded:
         roots: dict[str, int] = {}
         own: dict[str, torch.Tensor] = {}
+        tracked: dict[str, int] = {}
         for row in rows:
             if row.kind == "prefill":
                 picks = self._prefill(row)
+                if row.track:
+                    tracked[row.request] = len(self.saved[row.track].tokens)
             elif row.kind == "decode":
                 picks = self._decode(row)
             else:
@@ -113,16 +150,23 @@ class Rounds(Generic[Rows, Memory, Cache]):
         decoded = sum(row.kind == "decode" for row in rows)
         if self.num_steps == 0:
             self.controller.update(decoded)
-        return Forwarded(roots, own)
+        return Forwarded(roots, own, tracked)
 
-    def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
+    def commit(
+        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
+    ) -> Committed:
         live = [self.requests[name] for name in requests]
         own = [greedy([node.token for node in one.nodes], one.parents, one.picks) for one in live]
         paths = own if accepted is None else list(accepted)
         for name, one, path in zip(requests, live, paths, strict=True):
             self.requests[name] = one.then(self._taken(one, path))
+        tracked = {
+            name: count for name, one, path, under in zip(requests, live, paths, track, strict=True)
+            if under and (count := self._track_path(one, path, self.requests[name].standing, under))
+        } if track else {}
         self.controller.update(len(paths), [len(path.nodes) for path in paths])
-        return answer(paths, own, [len(one.nodes) for one in live], self.model.device)
+        said = answer(paths, own, [len(one.nodes) for one in live], self.model.device)
+        return replace(said, tracked=tracked)
 
     def _prefill(self, row: Row) -> list[int]:
         """Run and commit the next tokens of the prompt. The last chunk also chooses the root -> [that choice]."""
@@ -133,8 +177,10 @@ class Rounds(Generic[Rows, Memory, Cache]):
         picks = [] if rest else self._chosen(live, row, self.model.last(final), tokens[-1:])
         root = None if rest else picks[0] if row.root is None else row.root
         following = live.prompt[start + 1 :]
-        self.requests[row.request] = replace(
-            live, standing=self._extended(standing, tokens, final, memory, following, root))
+        after = self._extended(standing, tokens, final, memory, following, root)
+        self.requests[row.request] = replace(live, standing=after)
+        if row.track:
+            self._track(after, len(after.tokens), memory, self.model.last(final), row.track)
         return picks
 
     def _decode(self, row: Row) -> list[int]:
@@ -174,6 +220,29 @@ class Rounds(Generic[Rows, Memory, Cache]):
         final = self.model.join([node.final for node in taken])
         return self._extended(live.standing, tokens, final, taken[-1].memory, tokens[1:], path.bonus)
 
+    def _track_path(
+        self, before: Request[Rows, Memory, Cache], path: Path, after: Standing[Rows, Memory, Cache], name: str
+    ) -> int:
+        """Track up to the last multiple of the interval that an accepted path reaches -> so many tokens, or 0."""
+        assert self.track_interval is not None, "nothing is tracked without an interval"
+        count = len(after.tokens) // self.track_interval * self.track_interval
+        reached = count - len(before.standing.tokens)
+        if reached <= 0:
+            return 0
+        node = before.nodes[(0, *path.nodes)[reached - 1]]
+        self._track(after, count, node.memory, node.final, name)
+        return count
+
+    def _track(
+        self, standing: Standing[Rows, Memory, Cache], count: int, memory: Memory, final: Rows, name: str
+    ) -> None:
+        """Keep the first `count` tokens of a request. memory, final: what the target had after them, and its last row.
+
+        The draft head's row of the last token was made of the token behind it, which is this request's own.
+        """
+        caches = tuple(self.model.until(cache, count - 1) for cache in standing.proposed.caches)
+        self.saved[name] = Standing(standing.tokens[:count], None, memory, Proposed(caches), final)
+
     def _extended(
         self, before: Standing[Rows, Memory, Cache], tokens: tuple[int, ...], final: Rows, memory: Memory,
         following: tuple[int, ...], root: int | None,
@@ -203,7 +272,14 @@ class Rounds(Generic[Rows, Memory, Cache]):
         self.saved[name] = self.requests[request].standing
 
     def load(self, request: str, name: str) -> None:
-        self.requests[request] = self.requests[request].then(self.saved[name])
+        live, kept = self.requests[request], self.saved[name]
+        if kept.final is not None:  # a prefix: the row of its last token is paired with this request's next one
+            start = len(kept.tokens) - 1
+            known = live.prompt[start + 1 :]
+            proposed = self.drafter.extend(
+                self.model, kept.proposed, kept.final, 1, known, False, start, self.num_steps, self.see)
+            kept = Standing(kept.tokens, None, kept.memory, proposed)
+        self.requests[request] = live.then(kept)
 
     def preempt(self, request: str) -> None:
         self.preempted[request] = self.requests.pop(request)
@@ -227,6 +303,12 @@ class Rounds(Generic[Rows, Memory, Cache]):
         return self.model.logical(
             len(standing.tokens), standing.root, next(iter(proposed.proposals), None), proposed.hidden,
             standing.memory, proposed.caches)
+
+    def prefix(self, name: str) -> RequestState:
+        """What is tracked under a name."""
+        kept = self.saved[name]
+        state = self.model.logical(len(kept.tokens), None, None, kept.final, kept.memory, kept.proposed.caches)
+        return replace(state, proposal_hidden=None, final=state.proposal_hidden)
 
     def _table(self, rows: list[list[int]]) -> torch.Tensor:
         """Rows as a table [B, n] int64. Trees of a batch may differ in size: shorter rows end in -1."""

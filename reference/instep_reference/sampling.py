@@ -55,6 +55,14 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return torch.zeros_like(sorted_).scatter(-1, ids, sorted_)
 
 
+def most_probable(logits: torch.Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """Of each row (T, vocab) the most probable tokens and log_softmax there; of equal logits the lower token first."""
+    chances = logits.log_softmax(-1)
+    order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    pairs = zip(order.tolist(), chances.gather(1, order).tolist(), strict=True)
+    return [list(zip(*pair, strict=True)) for pair in pairs]
+
+
 def drawn(logits: torch.Tensor, drawing: Drawing) -> list[int]:
     """The choice of every row of a window, given its logits (T, vocab)."""
     uniforms = logits.new_tensor([*drawing.at_nodes, drawing.final])

@@ -14,7 +14,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from instep.checks.propagated import Propagated
+from instep.observe import recomputation
 from instep.observe.context import EventContext
+from instep.observe.recomputation import Runner
 from instep.observe.reorder import FUNCTIONS, REDUCTIONS, Reordered
 from instep.replay.lockstep import Lockstep
 from instep.replay.participants import participants_of
@@ -22,24 +24,26 @@ from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit, Tier
-from instep_reference import trunk
+from instep_reference import mlp, trunk
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place import Place
+from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
 from support.traces import recorded
 
 pytestmark = pytest.mark.slow  # whole traces, in several orders of summation
 
+MLP = Place("trunk", 0, "mlp")
 HIDDEN = Place("extend", 0, "hidden")
 TRACE = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "adaptive.jsonl"
 
 # One rounding or none, whoever computes it: what the reference calls beside sums and inexact functions.
 EXACT = {
     "__get__", "__getitem__", "__len__", "add", "any", "arange", "as_tensor", "cat", "div", "flatten", "masked_fill",
-    "mul", "neg", "nonzero", "ones", "repeat_interleave", "reshape", "scatter", "split", "stack", "sub", "to", "tolist",
-    "topk", "triu", "unbind", "zeros_like",
+    "mul", "neg", "nonzero", "ones", "repeat_interleave", "reshape", "scatter", "sort", "split", "stack", "sub", "to",
+    "tolist", "triu", "unbind", "zeros_like",
 }  # fmt: skip
 
 
@@ -139,3 +143,25 @@ def test_the_reference_calls_nothing_of_which_it_is_not_known_how_it_errs(family
         final, _ = trunk.advance(weights, [1, 2, 3, 4], memories, 0)
         trunk.logits(weights, final)
     assert called - FUNCTIONS - REDUCTIONS <= EXACT, called - FUNCTIONS - REDUCTIONS - EXACT
+
+
+@pytest.mark.parametrize("products", [{}, {"moe": Product("tf32")}, {"moe": Product("bf16")}], ids=str)
+def test_draws_in_which_rows_choose_experts_err_alike_together_and_one_by_one(products, tmp_path, monkeypatch):
+    opened = Checkpoint.open(write_checkpoint(tmp_path, "moe"))
+    runner = Runner(Weights.of(opened, torch.float64), Weights.of(opened, torch.float32), {}, products)
+    x = torch.randn(6, opened.config.hidden, generator=torch.Generator().manual_seed(0))
+
+    def work(weights, see):
+        rows = see(Place("trunk", 0, "post_normed"), x.to(weights.embedding))
+        see(MLP, mlp.mixture(weights.config, weights.layers[0].mlp, rows))
+
+    errors, many = {}, recomputation.MOST_EXPERTS
+    for most in (many, 0):
+        monkeypatch.setattr(recomputation, "MOST_EXPERTS", most)
+        runs, _ = runner(work, len(x))
+        off = runs.yardsticks.places[MLP].double() - runs.truth.places[MLP]
+        assert 8 < len({tuple(one.flatten().tolist()) for one in off}) == len(off), "each is a draw of its own"
+        errors[most] = off.flatten(1).norm(dim=1)
+    together, apart = errors[many], errors[0]
+    assert 0.8 < float(together.mean() / apart.mean()) < 1.25
+    assert 0.8 < float(together.max() / apart.max()) < 1.25

@@ -33,22 +33,21 @@ NARROW = "support.narrow_products"
 
 
 @cache
-def judged(name: str, trace: str = "accepted", until: int | None = None) -> Verdict:
+def judged(name: str, until: int | None = None) -> Verdict:
     """A replay of one op set, which several tests look at."""
-    return Replay(read(FAULTS / f"{trace}.jsonl"), Setting(f"{NARROW}:{name}")).run(until=until).verdict
+    return Replay(read(TRACE), Setting(f"{NARROW}:{name}")).run(until=until).verdict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trace", ["accepted", "long"])
-def test_a_right_kernel_that_declares_its_products_agrees(trace: str) -> None:
-    """In `long` one chunk has several blocks and another a part of one; in `accepted` windows and commits follow."""
-    verdict = judged("CUT", trace)
+def test_a_right_kernel_that_declares_its_products_agrees() -> None:
+    """Windows and commits follow on chunks. Of chunks with several blocks: the next test."""
+    verdict = judged("CUT")
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
 
 
 @pytest.fixture(scope="module")
 def blocks(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """As `long`, of a small model: three blocks, the last one a part, beside a part of one."""
+    """As the trace `long`, of a small model: three blocks, the last one a part, beside a part of one."""
     folder = tmp_path_factory.mktemp("blocks")
     prompts = {"long": tuple(t % 61 for t in range(150)), "part": tuple(range(10))}
     told = policy(
@@ -60,7 +59,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["NEAREST", "BF16", "THREE"])
+@pytest.mark.parametrize("name", ["CUT", "NEAREST", "BF16", "THREE"])
 def test_blocks_of_every_format_agree(name: str, blocks: Trace) -> None:
     verdict = Replay(blocks, Setting(f"{NARROW}:{name}")).run().verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]

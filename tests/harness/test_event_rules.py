@@ -206,3 +206,37 @@ def test_everything_that_is_said_to_be_legal_is_accepted():
         e.Draft(("a",), picks=((1, 2, 3),)), e.Finish("a"), e.Abort("b"), e.Idle(), e.Save("a", "again"),
     ):
         rules.check(event)
+
+
+TRACKING = {"capacity": msgspec.structs.replace(header().capacity, track_interval=4)}
+CHUNK = e.Forward((e.Row("a", "prefill", 4, track="four"),))
+LONG = (1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(("before", "event", "says"), [
+    ((), e.Forward((e.Row("a", "prefill", 3, track="k"),)), "rows[0].track: found a prefill row up to token 3"),
+    ((CHUNK, e.Forward((e.Row("a", "prefill", 1, root=9),))), e.Forward((e.Row("a", "decode", root=1, track="k"),)),
+     "found a decode row up to token 6"),
+    ((CHUNK,), e.Save("a", "four"), "a name under which nothing is kept"),
+    ((CHUNK, e.Admit("b", LONG[:4])), e.Load("b", "four"), "a prefix of this one's prompt"),  # nothing is left to run
+    ((CHUNK, e.Admit("b", (1, 2, 3, 9, 5))), e.Load("b", "four"), "a prefix of this one's prompt"),
+])  # fmt: skip
+def test_what_cannot_be_tracked_or_given_to_a_request_is_refused(before, event, says):
+    assert says in refusal(rules_after(e.Admit("a", LONG), *before, **TRACKING), event)
+    assert "capacity.track_interval" in refusal(rules_after(e.Admit("a", LONG)), CHUNK)
+
+
+@pytest.mark.parametrize(("nodes", "tokens"), [((1, 2, 3), 8), ((1, 2), 8), ((1,), None), ((), None)])
+def test_a_commit_tracks_the_last_multiple_that_its_accepted_tokens_reach(nodes, tokens):
+    rules = rules_after(
+        *ready(prompt=LONG), e.Draft(("a",), picks=((4, 5, 6),)), e.Forward((e.Row("a", "verify"),)), **TRACKING)
+    assert "track: found ['k', 'l']" in refusal(rules, e.Commit(("a",), (e.Path(nodes, 7),), ("k", "l")))
+    rules.apply(e.Commit(("a",), (e.Path(nodes, 7),), ("k",)))
+    kept = rules.table.saved.get("k")
+    assert (None if kept is None else kept.length) == tokens
+    rules.apply(e.Admit("b", (*LONG, 9, 4, 5, 6, 7)))
+    assert rules.legal().get("load") == (None if kept is None else ("b",))
+    if kept is not None:
+        rules.apply(e.Load("b", "k"))
+        now = rules.table.live["b"]
+        assert (now.phase, now.length, now.root, now.said, now.unread) == (Phase.PREFILLING, 8, None, (), 2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -72,14 +73,20 @@ def test_bits_that_nothing_explains_are_counted_as_before(scene):
     assert "bytes differ, the first at" in said.partition(";")[0] and UNEXPLAINED not in said
 
 
-def of_state(scene: Scenario, change: Callable[[Scene, Scene, torch.Tensor], torch.Tensor]) -> EventContext:
-    """The last commit of several, with the first request's state changed; it and another's step are known."""
+@cache
+def commit_of_several(scene: Scenario) -> tuple[EventContext, list[Recomputation]]:
+    """The last one, and its pieces: of every request a step of several tokens."""
     oracle = scene.oracle()
     for context in scene.contexts:
         pieces = [p for p in oracle.at(context) if isinstance(p, Recomputation) and p.layer == GDN and p.folding]
         if isinstance(context.event, Commit) and len(pieces) > 1 and pieces[0].folding.count > 1:
             last = context, pieces
-    context, pieces = last
+    return last
+
+
+def of_state(scene: Scenario, change: Callable[[Scene, Scene, torch.Tensor], torch.Tensor]) -> EventContext:
+    """The last commit of several, with the first request's state changed; it and another's step are known."""
+    context, pieces = commit_of_several(scene)
     mine, other = (scene_of(piece, []) for piece in pieces[:2])
     return m.with_state(context, pieces[0].request, lambda state: replace(state, state={
         **state.state, GDN: change(mine, other, state.state[GDN].double()).float()

@@ -36,7 +36,7 @@ SAYS = {
 # Those whose sentence in the catalogue is the bank's or a check's, and which no other test plants.
 NAMED = (
     "norm-weight-without-one", "row-sum-of-another", "narrow-state-read-in-decode", "chunk-boundary-partial-block",
-    "gate-exp-of-running-sums", "mtp-hidden-row-stride", "mtp-hidden-not-chained-labels", "update-of-a-stale-state",
+    "mtp-hidden-row-stride", "mtp-hidden-not-chained-labels", "update-of-a-stale-state",
     "chunk-boundary-begins-anew-labels", "draft-prefill-padded-token", "draft-chain-own-drafts", "narrow-offset",
     "layer-kind-polluted", "pending-after-load", "count-permute-batch", "count-permute-lengths", "lifecycle-loss-root",
     "controller-one-batch-late", "tree-as-chain-mask", "tree-as-chain-rotary",

@@ -22,6 +22,8 @@ from instep.verdict import Exit
 from support import subjects
 from support.checkpoints import write
 from support.command import Runner, complaint
+from support.event_clock import count_events
+from support.planting import planted_here
 
 SEED = "1"
 SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
@@ -54,31 +56,29 @@ def divergence(output: str) -> list[str]:
     return lines[begin : begin + 3]
 
 
-@pytest.mark.slow
-def test_the_caller_stride_is_found_and_its_trace_shows_it(model: Path, tmp_path: Path) -> None:
-    folder = planted(tmp_path / "planted", CALLER_STRIDE)
-    found = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--examples", "400",
-                "--strategy", "snapshot", "--conv", "windows", "--seed", SEED,
-                "--shrink", "4", "--out", str(tmp_path / "found"))
-    assert found.returncode == Exit.DIVERGED, found.stdout + found.stderr
+def test_the_caller_stride_is_found_and_its_trace_shows_it(
+    instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_events(monkeypatch)
     trace = tmp_path / "found" / f"fuzz-ledger-{SEED}.jsonl"
-    told = re.search(r"found in run (\d+), shrunk to (\d+) events", found.stdout)
-    assert told is not None, found.stdout
+    with planted_here(CALLER_STRIDE):
+        found = instep("fuzz", "--checkpoint", model, "--ops", "ledger", "--examples", 400, "--strategy", "snapshot",
+                       "--conv", "windows", "--seed", SEED, "--shrink", 100, "--out", tmp_path / "found")
+        again = instep("replay", trace)
+    assert found.code == Exit.DIVERGED, found
+    told = re.search(r"found in run (\d+), shrunk to (\d+) events", found.out)
+    assert told is not None, found.out
     assert int(told[1]) <= 400, f"found in run {told[1]}, which is beyond 400"
     assert int(told[2]) <= 15, f"the smallest run has {told[2]} events"
-    assert str(trace) in found.stdout
-
-    again = run(folder, "replay", str(trace))
-    assert again.returncode == Exit.DIVERGED, again.stdout + again.stderr
-    assert divergence(again.stdout) == divergence(found.stdout)
-    assert "commit" in divergence(again.stdout)[1]
-
-    clean = run(planted(tmp_path / "control"), "replay", str(trace))
-    assert clean.returncode == Exit.AGREED, clean.stdout + clean.stderr
+    assert str(trace) in found.out
+    assert again.code == Exit.DIVERGED, again
+    assert divergence(again.out) == divergence(found.out)
+    assert "commit" in divergence(again.out)[1]
+    assert instep("replay", trace).code == Exit.AGREED, "without the fault"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "examples", "seed"), [("ledger", 30, 1), ("plain", 4, 2)])
+@pytest.mark.parametrize(("ops", "examples", "seed"), [("ledger", 12, 1), ("plain", 4, 2)])
 def test_nothing_is_found_without_a_fault(ops: str, examples: int, seed: int, model: Path, tmp_path: Path) -> None:
     result = campaign(Settings(Setting(ops), model, examples, seed, tmp_path / "found"))
     assert result.exit == Exit.AGREED, None if result.found is None else result.found.verdict.findings[0]
@@ -102,14 +102,16 @@ def test_a_clock_ends_it_no_time_is_inconclusive_and_bad_input_one_line(
     assert not (folder / "fuzz").exists() and not (folder / ".hypothesis").exists()
 
 
-@pytest.mark.slow
-def test_a_harness_that_fails_is_not_a_finding(model: Path, tmp_path: Path) -> None:
+def test_a_harness_that_fails_is_not_a_finding(
+    instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     counting = "self.elements += verdict.elements"
     broken = Edit("instep/fuzz/example.py", counting, 'raise RuntimeError("a broken check")')
-    folder = planted(tmp_path / "planted", broken)
-    done = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--examples", "20")
-    assert done.returncode == Exit.HARNESS_FAILED, done.stdout + done.stderr
-    assert "a broken check" in done.stderr and not (folder / "fuzz").exists()
+    with planted_here(broken):
+        done = instep("fuzz", "--checkpoint", model, "--ops", "ledger", "--examples", 20)
+    assert done.code == Exit.HARNESS_FAILED, done
+    assert "a broken check" in done.err and not (tmp_path / "fuzz").exists()
 
 
 def test_a_drawer_that_fails_ends_it_at_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,17 +203,23 @@ LATE_CHECK = Edit("instep_optimized/engine.py", "self._refusals.forward(rows)", 
 REFUSED = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "lifecycle" / "refused.jsonl"
 
 
+# Each with a seed that finds it within 11 runs; others take up to some hundreds.
 @pytest.mark.slow
-@pytest.mark.parametrize(("edit", "shows"), [(PAGE_KEPT, "pages are"), (NAME_KEPT, ""), (LATE_CHECK, "refused")])
-def test_a_refused_event_that_left_something_is_found(edit: Edit, shows: str, model: Path, tmp_path: Path) -> None:
-    folder = planted(tmp_path / "planted", edit)
-    found = run(folder, "fuzz", "--checkpoint", str(model), "--ops", "ledger", "--examples", "400", "--seed", SEED,
-                "--shrink", "1", "--out", str(tmp_path / "found"))  # fmt: skip
-    assert found.returncode == Exit.DIVERGED, found.stdout + found.stderr
-    trace = tmp_path / "found" / f"fuzz-ledger-{SEED}.jsonl"
-    assert shows in found.stdout and '"event":"refused"' in trace.read_text()
+@pytest.mark.parametrize(("edit", "seed", "shows"), [
+    (PAGE_KEPT, 1, "pages are"), (NAME_KEPT, 4, ""), (LATE_CHECK, 5, "refused"),
+], ids=["a page", "a name", "late"])  # fmt: skip
+def test_a_refused_event_that_left_something_is_found(
+    edit: Edit, seed: int, shows: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_events(monkeypatch)
+    settings = Settings(Setting("ledger"), model, 400, seed, tmp_path / "found", shrink_s=50)
+    with planted_here(edit):
+        found = campaign(settings).found
+    assert found is not None and shows in found.verdict.findings[0].diagnosis
+    assert '"event":"refused"' in place(settings).read_text()
 
 
-def test_the_committed_trace_shows_it(tmp_path: Path) -> None:
-    found = run(planted(tmp_path / "planted", LATE_CHECK), "replay", str(REFUSED), "--ops", "ledger", "--no-ladder")
-    assert found.returncode == Exit.DIVERGED and " refused, " in found.stdout, found.stdout + found.stderr
+def test_the_committed_trace_shows_it(instep: Runner) -> None:
+    with planted_here(LATE_CHECK):
+        found = instep("replay", REFUSED, "--ops", "ledger", "--no-ladder")
+    assert found.code == Exit.DIVERGED and " refused, " in found.out, found

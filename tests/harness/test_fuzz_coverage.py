@@ -50,7 +50,7 @@ def test_every_condition_is_met_by_a_committed_trace() -> None:
     for file in sorted(FIXTURES.rglob("*.jsonl")):
         trace = read(file)
         rules = EventRules(trace.header)
-        coverage.begin(overlap=trace.header.recording.overlap)
+        coverage.begin(overlap=trace.header.recording.overlap, heads=trace.header.heads)
         for event in trace.events:
             before = replace(rules.table, live=dict(rules.table.live))
             rules.apply(event)
@@ -182,5 +182,19 @@ def test_trees_have_conditions_of_their_own_where_there_may_be_any() -> None:
 
 def test_a_campaign_of_overlapped_rounds_says_so(tmp_path: Path) -> None:
     model = write(tmp_path / "model", num_hidden_layers=2, full_attention_interval=2)
-    counts = campaign(Settings(Setting("ledger", overlap=True), model, 2, 1, tmp_path / "found")).coverage.counts()
+    counts = campaign(Settings(Setting("ledger", overlap=True), model, 6, 1, tmp_path / "found")).coverage.counts()
     assert counts["finished while rounds overlap"] == counts["finished"] > 0
+
+
+def test_conditions_of_a_drafter_are_met_and_counted_where_it_drafts() -> None:
+    coverage = Coverage()
+    assert not [name for name in coverage.counts() if "handed in" in name or "several MTP" in name]
+    for heads, said in ((0, "handed in"), (3, "several MTP layers")):
+        coverage.begin(heads=heads)
+        rules = EventRules(HEADER)
+        for event in (*VERIFIED, e.Commit(("a", "b"), (path(2), path(0)))):
+            before = replace(rules.table, live=dict(rules.table.live))
+            rules.apply(event)
+            coverage.note(before, event, rules.table)
+        assert coverage.counts()[f"{said}: accepted: ragged"] == 1
+        assert coverage.counts()[f"{said}: brought back behind a root"] == 0

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from instep.cli import main
+from instep.faults import TRACES
 from instep.observe.oracle import Oracle
 from instep.observe.recomputation import Recomputation
 from instep.observe.states import StateOracle
@@ -24,8 +25,10 @@ from instep.shapes import run as shapes_run
 from instep.shapes.course import course
 from instep.shapes.random_weights import random_checkpoint
 from instep.trace.event_rules import verified
+from instep.trace.file import read
 from instep.verdict import Exit, Tier
 from instep_reference.contract import engine as e
+from instep_reference.contract.checkpoint import Checkpoint
 from support.narrow import narrow
 
 pytestmark = pytest.mark.slow
@@ -174,3 +177,13 @@ def test_states_are_those_of_the_whole_oracle(made):
             assert torch.allclose(ours.truth.state, theirs.truth.state, rtol=1e-12, atol=1e-14)
             compared += 1
     assert compared >= 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["handed", "several"])
+def test_other_drafters_have_a_ledger_too(name):
+    """`eagle` alone does not serve three MTP layers, and has a draft head where drafts are handed in."""
+    trace = read(TRACES / f"{name}.jsonl")
+    checkpoint = Checkpoint.open(TRACES / trace.header.checkpoint.near)
+    found = outcome(trace, checkpoint, Setting("plain").recorded(trace.header.recording), until=24)
+    assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]

@@ -88,9 +88,8 @@ def test_labels_agree_in_any_order(model: Path, num_steps: int, order: Sequence[
 @pytest.mark.parametrize(
     ("num_steps", "order", "dtype", "layout"),
     [
-        (3, (3, 0, 5, 1, 4, 2), "float32", "VK"),
-        (1, (5, 4, 3, 2, 1, 0), "bfloat16", "KV"),
-        pytest.param(7, (4, 1, 3, 5, 0, 2), "float32", "KV", marks=pytest.mark.slow),
+        (3, (3, 0, 5, 1, 4, 2), "bfloat16", "KV"),
+        pytest.param(7, (4, 1, 3, 5, 0, 2), "float32", "VK", marks=pytest.mark.slow),
     ],
 )
 def test_numbers_agree_in_any_order(

@@ -5,11 +5,9 @@ Leaves out: the command (`test_relations_command.py`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ from instep.relations.case import Case
 from instep.relations.long_runs import long_request
 from instep.relations.pairwise import PAIRWISE
 from instep.relations.rewritten import REWRITTEN
-from instep.relations.row_by_row import row_by_row
 from instep.relations.timeline import (
     alone,
     as_traced,
@@ -43,14 +40,11 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
-from instep_optimized import OptimizedEngine, load
+from instep_optimized import OptimizedEngine
 from instep_optimized.commit import write_set
-from instep_optimized.ops.around import Op, around
-from instep_optimized.ops.by_row import BY_ROW
 from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
-from instep_reference.contract.place import Place, unseen
-from support.traces import policy, recorded
+from support.traces import brief, policy, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -59,9 +53,16 @@ SLOTS = (5, 2)
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Chunks, rounds, a preemption, a reload: every kind of event, and few of each."""
+    told = msgspec.structs.replace(brief(), capacity=msgspec.structs.replace(policy().capacity, slots=SLOTS))
+    return recorded(tmp_path_factory.mktemp("relations"), told)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Chunks, rounds of every outcome, a preemption, a reload: all that two slots can see."""
     told = policy(capacity=msgspec.structs.replace(policy().capacity, slots=SLOTS))
-    return recorded(tmp_path_factory.mktemp("relations"), told)
+    return recorded(tmp_path_factory.mktemp("whole"), told)
 
 
 def case(trace: Trace, ops: str, *, bitwise: bool = False, tokens: int = 64, **plan: Any) -> Case:
@@ -147,14 +148,14 @@ FAULTS = [
 
 @pytest.mark.parametrize(("name", "fault", "plan", "component"), FAULTS, ids=[name for name, *_ in FAULTS])
 def test_a_relation_meets_the_fault_that_it_exists_for(
-    trace: Trace, name: str, fault: str, plan: dict[str, Any], component: str
+    whole: Trace, name: str, fault: str, plan: dict[str, Any], component: str
 ) -> None:
-    found = hold(name, trace, f"support.parting:{fault}", **plan)
+    found = hold(name, whole, f"support.parting:{fault}", **plan)
     assert found.verdict.exit is Exit.DIVERGED
     first = found.verdict.findings[0]
     assert first.place.component == component, first
     assert first.check == name and first.diagnosis
-    assert 0 < first.event < len(trace.events) and first.request is not None
+    assert 0 < first.event < len(whole.events) and first.request is not None
 
 
 @pytest.mark.parametrize(("name", "fault", "strategy", "dtype"), [
@@ -174,24 +175,6 @@ def test_what_no_tolerance_sees_is_found_by_its_bits(
     assert len(by_bits) == len(found.findings) or (fault, dtype) == ("NARROW_MOVE", "float32")
 
 
-def test_rows_are_served_one_by_one_where_the_op_set_does_not_declare_them_invariant() -> None:
-    """As many calls as rows, the same numbers; what is declared is called as it was."""
-    counted = Counter[str]()
-
-    def counting(name: str, op: Op) -> Op:
-        return lambda **given: (counted.update([name]), op(**given))[1]
-
-    told = replace(load("plain"), row_invariant=frozenset({"add"}))
-    ops = row_by_row(around(told, unseen, counting))
-    x, weight, place = torch.randn(3, 8), torch.randn(8, 8), Place("trunk", 0, "qkv")
-    assert torch.allclose(ops.linear(x=x, weight=weight, shape=(2, 4), to=place), (x @ weight.T).view(3, 2, 4))
-    assert torch.equal(ops.add(x=x, y=x, to=place), 2 * x)
-    assert ops.linear(x=x[:0], weight=weight, shape=(8,), to=place).shape == (0, 8)
-    assert counted == {"linear": 4, "add": 1} and ops.row_invariant == BY_ROW.keys()
-    for name, rows in BY_ROW.items():
-        assert {*rows} <= signature(getattr(told, name)).parameters.keys()
-
-
 def test_a_maker_may_declare_that_its_rows_are_invariant(trace: Trace) -> None:
     told = case(trace, "support.parting:shy")
     assert not told.rows_are_invariant and told.row_by_row is None
@@ -207,7 +190,7 @@ def test_a_graph_that_kept_what_was_re_assigned_is_no_eager_run(trace: Trace, pl
     assert '"eager" and "replayed"' in found.verdict.findings[0].diagnosis
 
 
-def test_a_count_that_is_taken_one_round_late_is_no_waiting_run(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_that_is_taken_one_round_late_is_no_waiting_run(whole: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine whose rounds overlap adds the counts of the round before to a length; one that waits does not."""
     commit, before = OptimizedEngine.commit, dict[int, HostCopy]()
 
@@ -225,7 +208,7 @@ def test_a_count_that_is_taken_one_round_late_is_no_waiting_run(trace: Trace, mo
         return answer
 
     monkeypatch.setattr(OptimizedEngine, "commit", late)
-    found = hold("overlapped", trace, "plain")
+    found = hold("overlapped", whole, "plain")
     assert found.verdict.exit is Exit.DIVERGED
     first, *others = found.verdict.findings
     assert first.diagnosis.endswith('between "waiting" and "overlapping"') and first.place.component == "pick"
@@ -352,9 +335,9 @@ def test_bitwise_holds_what_an_op_set_s_name_does_not_promise(trace: Trace) -> N
     lambda timeline: timeline, decoded, rejected((1, 3), 64), rescheduled((0, 1, 3, 1), 64), exact_windows, chunked(()),
     chunked((1, 2, 3)),
 ], ids=["as it was", "decoded", "rejected", "rescheduled", "exact windows", "whole", "small chunks"])  # fmt: skip
-def test_a_course_told_otherwise_is_legal_and_says_the_same(trace: Trace, rewrite: Any) -> None:
+def test_a_course_told_otherwise_is_legal_and_says_the_same(whole: Trace, rewrite: Any) -> None:
     said = {}
-    for told in (alone(trace), alone(trace, rewrite)):
+    for told in (alone(whole), alone(whole, rewrite)):
         rules, texts = EventRules(told.header), {}
         for event in told.events:
             rules.apply(event)
@@ -364,19 +347,19 @@ def test_a_course_told_otherwise_is_legal_and_says_the_same(trace: Trace, rewrit
             assert text[:shorter] == said[name][:shorter] and (shorter > 1 or name == "d")
 
 
-def test_every_request_has_a_course_of_its_own(trace: Trace) -> None:
-    told = {timeline.request: timeline for timeline in timelines_of(trace)}
+def test_every_request_has_a_course_of_its_own(whole: Trace) -> None:
+    told = {timeline.request: timeline for timeline in timelines_of(whole)}
     assert set(told) == {"a", "b", "c", "d"}
-    loads = [index for index, event in enumerate(trace.events) if isinstance(event, Load)]
+    loads = [index for index, event in enumerate(whole.events) if isinstance(event, Load)]
     assert loads and [step.origins[-1] for step in told["d"].steps].count(loads[0]) >= 1, "what led to the saved state"
-    assert not any(isinstance(event, Load) for event in alone(trace).events)
+    assert not any(isinstance(event, Load) for event in alone(whole).events)
     rounds = [step for timeline in told.values() for step in timeline.steps if step.kind == "round"]
     assert {len(step.nodes) for step in rounds} >= {0, 1}
     assert all(
-        isinstance(trace.events[one], kind) for step in rounds for one, kind in
-        zip(step.origins, (Draft, Forward, Commit), strict=True) if not isinstance(trace.events[one], Load)
+        isinstance(whole.events[one], kind) for step in rounds for one, kind in
+        zip(step.origins, (Draft, Forward, Commit), strict=True) if not isinstance(whole.events[one], Load)
     )
-    assert as_traced(trace).events == trace.events
+    assert as_traced(whole).events == whole.events
 
 
 def test_the_table_is_complete() -> None:

@@ -6,11 +6,20 @@ Leaves out: what the relations find (`test_relations.py`).
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 import pytest
+import torch
 
+from instep.relations.row_by_row import row_by_row
 from instep.trace.file import Trace
+from instep_optimized import load
+from instep_optimized.ops.around import Op, around
+from instep_optimized.ops.by_row import BY_ROW
+from instep_reference.contract.place import Place, unseen
 from support.command import Runner
 from support.golden import COUNTED, Golden
 from support.traces import policy, recorded
@@ -56,3 +65,21 @@ def test_a_divergence_is_told_with_the_command_that_shows_it(instep: Runner, tra
 @pytest.mark.parametrize("words", [("schedule", "--until", "1"), ("drift", "--ops", "ledger")])
 def test_what_compared_nothing_is_inconclusive(instep: Runner, trace: Trace, words: tuple[str, ...]) -> None:
     assert instep("relations", trace.path, *words).code == 3
+
+
+def test_rows_are_served_one_by_one_where_the_op_set_does_not_declare_them_invariant() -> None:
+    """As many calls as rows, the same numbers; what is declared is called as it was."""
+    counted = Counter[str]()
+
+    def counting(name: str, op: Op) -> Op:
+        return lambda **given: (counted.update([name]), op(**given))[1]
+
+    told = replace(load("plain"), row_invariant=frozenset({"add"}))
+    ops = row_by_row(around(told, unseen, counting))
+    x, weight, place = torch.randn(3, 8), torch.randn(8, 8), Place("trunk", 0, "qkv")
+    assert torch.allclose(ops.linear(x=x, weight=weight, shape=(2, 4), to=place), (x @ weight.T).view(3, 2, 4))
+    assert torch.equal(ops.add(x=x, y=x, to=place), 2 * x)
+    assert ops.linear(x=x[:0], weight=weight, shape=(8,), to=place).shape == (0, 8)
+    assert counted == {"linear": 4, "add": 1} and ops.row_invariant == BY_ROW.keys()
+    for name, rows in BY_ROW.items():
+        assert {*rows} <= signature(getattr(told, name)).parameters.keys()

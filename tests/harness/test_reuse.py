@@ -6,6 +6,7 @@ Leaves out: what the reference computes.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 import torch
 
 from instep.faults.base import Edit
+from instep.observe import same_piece
+from instep.observe.layer_work import LayerWork
+from instep.observe.recomputation import Runner
 from instep.player import Side
 from instep.replay import reuse
 from instep.replay.participants import Plan, rounded_participant, truth_participant
@@ -160,3 +164,22 @@ def test_a_fault_planted_in_the_reference_reads_nothing(small: Trace) -> None:
     with planted_here(Edit("instep_reference/norms.py", "(1 + weight)", "(2 + weight)")):
         assert not same(sides(plan, small.events[:3], None), right)
     assert same(sides(plan, small.events[:3], None), right)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_layer_on_the_same_bits_is_computed_once_and_what_is_read_judges_alike(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draws behind it are those that they would be: every number of the verdict is the same."""
+    trace = recorded(tmp_path, dtype=getattr(torch, dtype))
+    same_piece.KEPT.clear()
+    runs, computed = [], []
+    right = Runner.__call__
+    monkeypatch.setattr(Runner, "__call__", lambda self, *given: (computed.append(given[0]), right(self, *given))[1])
+    for most in (0, 256 << 20, 256 << 20):
+        monkeypatch.setattr(same_piece, "MOST", most)
+        before = sum(isinstance(work, LayerWork) for work in computed)
+        compared = Replay(trace, Setting("plain", dtype=dtype)).run(until=8).verdict.compared
+        runs.append(([repr(one) for one in compared], sum(isinstance(work, LayerWork) for work in computed) - before))
+        assert same_piece.KEPT.size <= most
+    assert runs[0] == runs[1] and runs[2] == (runs[0][0], 0) and runs[0][1] > 8

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from instep.fuzz import draw
 from instep.fuzz.campaign import Settings
 from instep.replay.setting import Setting
 from instep.soak import kept, soak, turns
@@ -66,7 +67,7 @@ def test_what_wears_out_is_found_and_its_trace_begins_at_the_last_stretch(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subjects.LATE.gated_norm, "calls", 0)
-    soaking = soaked(model, tmp_path / "found", 60, LATE, every=1, stretch=2)
+    soaking = soaked(model, tmp_path / "found", 60, LATE, every=1, stretch=1)
     (found,) = soaking.soaked.found
     assert soaking.soaked.exit == Exit.DIVERGED and found.again
     trace = read(Path(found.trace))
@@ -98,6 +99,7 @@ def test_what_engines_keep_for_good_stays_bounded(
     """They are made anew in time; of copies no more are saved; all answers are compared where requests leave alone."""
     monkeypatch.setattr(soak, "STRETCHES", 2)
     monkeypatch.setattr(turns, "MOST_SAVED", 1)
+    monkeypatch.setattr(draw, "INTERVALS", (None,))  # tracked prefixes have a bound of their own
     most, whole = [], []
     serve = soak.Example.serve
 

@@ -20,7 +20,7 @@ from instep.observe import storage
 from instep.replay.patching import as_kept
 from instep.replay.replay import Replay
 from instep.replay.setting import FP8, Setting
-from instep.trace.file import read
+from instep.trace.file import Trace, read
 from instep.verdict import Exit
 from instep_optimized import Options, load
 from instep_optimized.memory.units import Block
@@ -31,6 +31,7 @@ from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked
 from support.command import Runner, complaint
 from support.planting import planted_here
+from support.traces import brief, recorded
 
 E4M3 = torch.float8_e4m3fn
 HERE = [fault for fault in FAMILIES["storage"] if fault.how.ops == "plain"]  # a kernel is planted in a copy
@@ -70,17 +71,23 @@ def test_a_number_that_is_not_finite_stays_one() -> None:
     assert bool(tiles.opened(*tiles.packed(x, E4M3, SCALED_STATE.grid(2, 8, 16)))[1].isnan().all())
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Every kind of event, of a model of a few channels: a save, a load, a preemption among them."""
+    return recorded(tmp_path_factory.mktemp("small"), brief(), dtype=torch.bfloat16)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("trace", "options"), [
-    ("kept", {"state_dtype": FP8, "strategy": "snapshot", "snapshot_layout": "KV"}),
-    ("kept", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "rerun", "dtype": "bfloat16", "graphs": True}),
+    ("small", {"state_dtype": FP8, "strategy": "snapshot", "snapshot_layout": "KV"}),
+    ("small", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "rerun", "dtype": "bfloat16", "graphs": True}),
     ("mixed", {"state_dtype": FP8, "kv_dtype": FP8, "strategy": "columns", "conv": "widened", "layout": "KV"}),
-    ("kept", {"state_dtype": "float16", "kv_dtype": FP8, "overlap": True}),
-    ("wider", {"state_dtype": "bfloat16", "strategy": "snapshot"}),
+    ("small", {"state_dtype": "float16", "kv_dtype": FP8, "overlap": True}),
+    ("small", {"state_dtype": "bfloat16", "strategy": "snapshot"}),
     ("rounds", {"state_dtype": FP8, "kv_dtype": FP8, "ops": "ledger"}),
 ], ids=str)  # fmt: skip
-def test_a_right_engine_agrees(trace: str, options: dict[str, Any]) -> None:
-    outcome = Replay(read(TRACES / f"{trace}.jsonl"), Setting(**options)).run()
+def test_a_right_engine_agrees(small: Trace, trace: str, options: dict[str, Any]) -> None:
+    outcome = Replay(small if trace == "small" else read(TRACES / f"{trace}.jsonl"), Setting(**options)).run()
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:2]
     if options.get("ops") != "ledger":
         assert {"state", "keys"} & outcome.declared.narrow(torch.float32).keys()

@@ -12,10 +12,11 @@ import pytest
 
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
-from instep.trace.file import read
+from instep.trace.file import Trace, read
 from instep.verdict import Exit, Tier, tiers_of
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, complaint
+from support.traces import brief, recorded
 
 TRACE = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "accepted.jsonl"
 LOUDER = "support.subjects:LOUDER"  # one percent too much in every gated norm: numeric, from the first prefill on
@@ -57,10 +58,14 @@ def test_an_exception_is_a_finding_whatever_was_asked() -> None:
     assert found.check == "serves"
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("small"), brief())
+
+
 @pytest.mark.parametrize("tier", list(Tier))
-def test_every_tier_stands_alone(tier: Tier) -> None:
-    verdict = Replay(read(TRACE), Setting("plain")).run(tiers=[tier]).verdict
+def test_every_tier_stands_alone(tier: Tier, small: Trace) -> None:
+    verdict = Replay(small, Setting("plain")).run(tiers=[tier]).verdict
     assert verdict.exit is Exit.AGREED and {compared.tier for compared in verdict.compared} == {tier}
 
 

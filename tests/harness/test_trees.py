@@ -8,8 +8,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from instep.cli.record import make
 from instep.faults import FAMILIES, TRACES, by_id
 from instep.faults.base import Edit
 from instep.fuzz.campaign import Settings, campaign
@@ -18,19 +20,33 @@ from instep.relations import held, relations
 from instep.relations.case import Case
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
-from instep.trace.file import read
+from instep.trace.file import Trace, read
+from instep.trace.policy import Policy
 from instep.trace.tree_picks import picks
 from instep.verdict import Exit
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
 from support.checkpoints import write
+from support.event_clock import count_events
 from support.planting import planted_here
 
-BRANCHING = TRACES / "branching.jsonl"
 BATCH, INDEX, ROUND, RERUN = (
     f"instep_optimized/{name}.py" for name in ("batch", "ops/plain/index", "round", "commit/rerun")
 )
 NODES_OF = "Nodes(plan.before.flatten(), plan.depth.flatten(), plan.ancestors.flatten(), plan.depth.shape[1])"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
+
+
+@pytest.fixture(scope="module")
+def branching(model: Path) -> Trace:
+    """The committed trace of trees, of a model with a layer of each kind."""
+    policy = msgspec.json.decode((TRACES / "branching.policy.json").read_bytes(), type=Policy)
+    prompts = {"one-byte": (7,), "two-words": (1, 2, 3, 4, 5), "document-start": tuple(range(20))}
+    return make(model, prompts, policy, model / "branching.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -69,9 +85,9 @@ def test_siblings_that_are_recorded_differ_and_the_first_child_is_the_proposal()
 
 SLIPS = [
     ("a mask", (Edit(BATCH, NODES_OF, NODES_OF.replace("plan.ancestors", "(plan.ancestors | plan.ancestors >> 1)")),),
-     "rerun", 14, "contracts", "sees positions"),
+     "rerun", 11, "contracts", "sees positions"),
     ("a parent", (Edit(BATCH, NODES_OF, NODES_OF.replace("plan.before", "(plan.before - (plan.before > 0).long())")),),
-     "rerun", 14, "contracts", "continues node"),
+     "rerun", 11, "contracts", "continues node"),
     ("a move elsewhere", (Edit(INDEX, "place = before[:, None] + node", "place = before[:, None] + node + 1"),),
      "rerun", 6, "tails", "where this event does not write"),
     ("another node", (Edit(ROUND, "acceptance.last_correct_step_indices, acceptance.accept_lens,",
@@ -84,44 +100,43 @@ SLIPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("edits", "strategy", "event", "check", "says"), [slip[1:] for slip in SLIPS],
                          ids=[slip[0] for slip in SLIPS])  # fmt: skip
-def test_a_slip_in_a_tree_is_seen_by_the_check_that_is_meant_to(edits, strategy, event, check, says):
+def test_a_slip_in_a_tree_is_seen_by_the_check_that_is_meant_to(branching, edits, strategy, event, check, says):
     with planted_here(*edits):
-        findings = Replay(read(BRANCHING), Setting("ledger", strategy=strategy)).run(until=event).verdict.findings
+        findings = Replay(branching, Setting("ledger", strategy=strategy)).run(until=event).verdict.findings
     mine = [found for found in findings if found.check == check]
     assert mine and mine[0].event == event and says in mine[0].diagnosis, [found.diagnosis for found in findings[:5]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "parting"), [(None, set()), ("tree-as-chain-rotary", {"draft_layout", "schedule"})])
-def test_paths_of_trees_are_what_chains_and_decoding_make_of_them(fault: str | None, parting: set[str]):
-    trace = read(BRANCHING)
+def test_paths_of_trees_are_what_chains_and_decoding_make_of_them(
+    branching: Trace, fault: str | None, parting: set[str]
+):
     with planted_here(*(by_id()[fault].edits if fault else ())):
-        case = Case.of(trace, Replay(trace, Setting("plain")).plan)
+        case = Case.of(branching, Replay(branching, Setting("plain")).plan)
         found = held(case, relations(("alone", "draft_layout", "schedule")))
     assert all(one.lacks is None and one.verdict.elements for one in found)
     said = {one.relation.name: one.verdict.findings[:1] for one in found if one.verdict.exit is not Exit.AGREED}
     assert said.keys() == parting, said
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
-
-
 @pytest.mark.slow
-def test_fuzzed_trees_agree_and_a_planted_slip_is_found_and_shrinks_to_a_tree(model: Path, tmp_path: Path):
+def test_fuzzed_trees_agree_and_a_planted_slip_is_found_in_a_tree(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    count_events(monkeypatch)
     setting = Setting("ledger", strategy="rerun", conv="windows")
     clean = campaign(Settings(setting, model, 6, 1, tmp_path / "clean", trees=6))
     assert clean.exit == Exit.AGREED, None if clean.found is None else clean.found.verdict.findings[0]
+    monkeypatch.setattr("instep.fuzz.campaign.EVENTS", 7)  # such runs find it sooner
     with planted_here(Edit(RERUN, "accepted.path is None", "True")):
-        faulty = campaign(Settings(setting, model, 40, 1, tmp_path / "faulty", trees=6, shrink_s=20.0))
+        faulty = campaign(Settings(setting, model, 40, 6, tmp_path / "faulty", trees=6, shrink_s=30))
     assert faulty.exit == Exit.DIVERGED and faulty.found is not None
     events = read(faulty.found.trace).events
-    assert any(isinstance(event, Draft) and event.parents for event in events) and len(events) < 20
+    assert any(isinstance(event, Draft) and event.parents for event in events) and len(events) < 10
 
 
 def test_every_kind_of_fault_of_trees_is_served_by_the_trace_of_trees():
-    assert {fault.trace for fault in FAMILIES["trees"]} == {"branching"}
+    assert {fault.trace for fault in FAMILIES["trees"]} == {"branching", "grown"}

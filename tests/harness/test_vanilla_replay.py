@@ -9,10 +9,14 @@ import pytest
 from msgspec import structs
 
 from instep.cli.record import make
+from instep.faults import TRACES
 from instep.faults.base import Wrap
+from instep.relations import held, relations
+from instep.relations.case import Case
+from instep.relations.guesses import WHY
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
-from instep.trace.file import Trace
+from instep.trace.file import Trace, read
 from instep.trace.header import Part, Recording
 from instep.trace.policy import Arrival, ScheduledAction, Steps
 from instep.verdict import Exit
@@ -103,3 +107,14 @@ def test_what_another_recorder_would_have_chosen_is_not_compared(tmp_path, recor
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     assert {one.reason for one in verdict.skipped if one.check == "remembered"} == {why}
     assert "remembered" not in {one.check for one in verdict.compared}
+
+
+@pytest.mark.parametrize("name", ["split", "rejected_is_plain", "alone", "speculation_off"])
+def test_what_later_mtp_layers_guess_is_left_out_and_nothing_else(name: str) -> None:
+    """Where chunks and rounds end, layers behind the first take other rows in: no wrong engine, so no finding."""
+    trace = read(TRACES / "several.jsonl")
+    (one,) = held(Case.of(trace, Replay(trace, Setting("ledger")).plan), relations([name]))
+    assert one.verdict.exit is Exit.AGREED, one.verdict.findings[:1]
+    stages = {c.place.stage for c in one.verdict.compared}
+    assert {"trunk", "extend"} <= stages and not {"extend.1", "extend.2"} & stages
+    assert WHY in {skipped.reason for skipped in one.verdict.skipped}

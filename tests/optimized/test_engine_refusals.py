@@ -215,7 +215,7 @@ def test_a_model_without_a_draft_head_must_be_given_its_drafts(tmp_path: Path) -
     Admit("a", (1, 2)).on(subject)
     Forward((Row("a", "prefill", 2),)).on(subject)
     pages = subject.pages()
-    with pytest.raises(Unsupported, match="drafts must be given"):
+    with pytest.raises(Unsupported, match="no draft head is in use"):
         Draft(("a",)).on(subject)
     assert subject.pages() == pages
     assert Draft(("a",), ((4, 5, 6),)).on(subject).drafts.tolist() == [[4, 5, 6]]

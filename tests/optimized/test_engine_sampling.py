@@ -42,13 +42,14 @@ def sides(path: Path, ops: str, *, watched: bool = True, **options: Any) -> TwoS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("forced", [True, False])
-@pytest.mark.parametrize(("ops", "options"), [
-    ("ledger", {}), ("plain", {}), ("ledger", {"graphs": True}), ("plain", {"graphs": True, "strategy": "snapshot"}),
-    ("ledger", {"overlap": True, "strategy": "columns", "conv": "widened"}), ("ledger", {"strategy": "lazy_rerun"}),
+@pytest.mark.parametrize(("ops", "forced", "options"), [
+    ("ledger", True, {}), ("plain", False, {}), ("ledger", False, {"graphs": True}),
+    ("plain", True, {"graphs": True, "strategy": "snapshot"}),
+    ("ledger", True, {"overlap": True, "strategy": "columns", "conv": "widened"}),
+    ("ledger", False, {"strategy": "lazy_rerun"}),
 ])  # fmt: skip
 def test_everything_a_reference_draws_the_engine_draws(
-    ops: str, options: dict[str, Any], forced: bool, tmp_path: Path
+    ops: str, forced: bool, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """Mixed batches, windows and single rows in one forward, slots used again, preempt, resume and load."""
     both, verified = sides(tmp_path, ops, watched=not options.get("graphs"), **options), 0

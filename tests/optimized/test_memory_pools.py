@@ -6,7 +6,8 @@ Leaves out: who owns a unit (`test_memory_owners.py`).
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import get_args
 
 import pytest
 import torch
@@ -16,15 +17,16 @@ from instep_optimized import load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.commit.rerun import RERUN
 from instep_optimized.layout import StateLayout
-from instep_optimized.memory import Memory
-from instep_optimized.memory.budget import Sizes, bytes_per, demands, requests_that_fit
+from instep_optimized.memory import Memory, saved
+from instep_optimized.memory.budget import Component, Sizes, bytes_per, demands, requests_that_fit
 from instep_optimized.memory.pool import ALIGN, RED, Demand, Pool
 from instep_optimized.ops.base import Types
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.engine import Capacity
+from instep_reference.contract.engine import MEMORY, Capacity
 from instep_reference.contract.errors import OutOfCapacity
 from support.checkpoints import config_of
 
+COMPONENTS = get_args(Component)
 CPU = torch.device("cpu")
 DEMAND = Demand("state", "slot", (0, 2), 3, (2, 4, 5), torch.float32, transposed=True)
 CAPACITY = Capacity(slots=(2, 5), pages=(3, 1, 2, 4), page_size=4, max_tokens=32)
@@ -225,3 +227,9 @@ def test_a_slot_or_pages_that_are_missing_leave_everything_as_it_was() -> None:
     with pytest.raises(OutOfCapacity, match="no free slot"):
         memory.claim("c", 4)
     assert (memory.slots.owned(), memory.pages.owned()) == ({"a": 2, "b": 5}, {"b": [4]})
+
+
+def test_what_is_kept_of_a_request_is_all_that_the_contract_lists() -> None:
+    held = {each.name for each in fields(saved.Kept) if str(each.type).startswith("dict[")}
+    assert held == set(MEMORY)
+    assert (*COMPONENTS, *saved.PAGED) == MEMORY, "the strategies write the first ones, pages hold the others"

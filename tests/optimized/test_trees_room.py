@@ -5,6 +5,7 @@ Leaves out: rounds over trees (`test_engine_trees.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit.snapshot import SNAPSHOT
+from instep_optimized.ops.around import around
 from instep_reference.contract.adaptive import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Draft, Path, Row
 from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
+from instep_reference.contract.place import unseen
 from support.checkpoints import write
 from support.rounds import begin
 from support.tree_story import NODES, ROOM, STEPS
@@ -43,6 +46,29 @@ def test_memory_counts_nodes(checkpoint: Checkpoint) -> None:
     wider = {name: (size, trees[name]) for name, size in chains.items() if size != trees[name]}
     assert trees.keys() == chains.keys()
     assert wider == {name: (many * (STEPS + 1), many * NODES) for name, many in windows.items()}
+
+
+def test_chains_in_a_room_of_trees_cost_what_chains_cost(checkpoint: Checkpoint) -> None:
+    """As many runs of the head and copies; what is more writes the window's shape, and what stands behind it."""
+    told = []
+    for room in (CAPACITY, ROOM):
+        calls = Counter[str]()
+
+        def counting(name: str, op: Any, calls: Counter[str] = calls) -> Any:
+            def call(**given: Any) -> Any:
+                calls[name] += 1
+                return op(**given)
+
+            return call
+
+        subject = OptimizedEngine(
+            checkpoint, around(load("plain"), unseen, counting), Options(), room, num_steps=STEPS)
+        begin(subject, (3,), root=4)
+        calls.clear()
+        subject.draft(("a",))
+        told.append(calls)
+    assert told[1] - told[0] == {"store_rows": 2} and not told[0] - told[1]
+    assert told[0]["lm_head"] == STEPS - 1
 
 
 FEW = replace(ROOM, slots=(1, 2), pages=(1, 2, 3, 4), max_tokens=9)

@@ -12,10 +12,12 @@ import torch
 
 from instep_reference.acceptance import block_greedy
 from instep_reference.attention import rotate
+from instep_reference.contract.drafters import DRAFTERS
+from instep_reference.contract.drafters import MODES as FACTS
 from instep_reference.contract.engine import Path, Row
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, unseen
-from instep_reference.draft import DRAFTERS, Eagle, External, Vanilla, drafter
+from instep_reference.draft import MODES, Eagle, External, Vanilla, drafter
 from instep_reference.engine import ReferenceEngine, TensorModel
 from instep_reference.ledger import LedgerEngine
 from instep_reference.norms import rms_norm
@@ -259,11 +261,13 @@ def test_without_a_head_drafts_must_be_given() -> None:
 def test_every_model_type_has_every_mode() -> None:
     types = {name.removesuffix("_text") for name in MODEL_TYPES.values()}
     assert DRAFTERS.keys() == {(kind, mode) for kind in types for mode in ("eagle", "vanilla", "external")}
+    assert MODES.keys() == FACTS.keys(), "the table of the contract and the reference's"
 
 
 def test_the_factory(one: Weights, three: Weights) -> None:
     assert isinstance(drafter(one.config, "eagle"), Eagle)
     assert isinstance(drafter(three.config, "vanilla"), Vanilla)
+    assert isinstance(drafter(three.config, "external"), External), "whatever the model has"
     with pytest.raises(Unsupported, match="eagle re-runs one"):
         drafter(three.config, "eagle")
     with pytest.raises(Unsupported, match="no drafter"):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from instep_reference.contract.capacity import Capacity
 from instep_reference.contract.engine import Engine, Path, Row
 from instep_reference.engine import ReferenceEngine
 from instep_reference.ledger import LedgerEngine
@@ -22,6 +23,8 @@ Make = Callable[[int], Engine]
 KINDS = ("dense", "next", "moe", "gdn only", "attention only", "labels")
 PROMPT = (5, 9, 33, 2, 2, 40, 17, 61, 8)
 ROOT = 12
+EVERY = 4  # the interval of tracked prefixes
+TRACKED = Capacity((1,), (1,), 1, 1, track_interval=EVERY)
 SOME = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -29,12 +32,12 @@ SOME = settings(max_examples=8, deadline=None, suppress_health_check=[HealthChec
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """num_steps -> a fresh engine of this kind."""
     if request.param == "labels":
-        return lambda num_steps: LedgerEngine(config("dense"), num_steps=num_steps)
+        return lambda num_steps: LedgerEngine(config("dense"), num_steps=num_steps, room=TRACKED)
     kinds = {"gdn only": ["linear_attention"] * 2, "attention only": ["full_attention"] * 2}
     extra = {"layer_types": kinds[request.param], "num_hidden_layers": 2} if request.param in kinds else {}
     kind = request.param if request.param in ("next", "moe") else "dense"
     held = weights(tmp_path_factory.mktemp("checkpoint") / "model", kind, **extra)
-    return lambda num_steps: ReferenceEngine(held, num_steps=num_steps)
+    return lambda num_steps: ReferenceEngine(held, num_steps=num_steps, room=TRACKED)
 
 
 tokens = st.integers(0, 63)
@@ -134,6 +137,51 @@ def test_what_is_kept_comes_back_whole(make: Make, kept: str) -> None:
     for engine in (subject, plain):
         play(engine, None, None)
     assert disagreement(subject.state("a"), plain.state("a")) == 0
+
+
+@pytest.mark.parametrize(("parents", "path"), [(None, ()), (None, (1, 2, 3)), ((0, 0, 2, 2, 3), (2, 3, 5))])
+def test_a_request_goes_on_from_a_tracked_prefix_as_from_its_own_tokens(
+    make: Make, parents: tuple[int, ...] | None, path: tuple[int, ...]
+) -> None:
+    """Tracked at the end of a chunk, and inside the accepted path of a chain and of a tree; the donor goes on."""
+    subject, plain = make(5), make(5)
+    picks, count = (21, 22, 23, 24, 25), 8 if path else 4
+    subject.admit("a", PROMPT)
+    said = subject.forward((Row("a", "prefill", 4, track="" if path else "kept"),)).tracked
+    subject.forward((Row("a", "prefill", 1),))
+    text = PROMPT
+    if path:
+        subject.abort("a")
+        begin(subject, PROMPT[:6], root=ROOT)
+        subject.draft(("a",), (picks,), None if parents is None else (parents,))
+        subject.forward((Row("a", "verify"),))
+        said = subject.commit(("a",), (Path(path, 9),), ("kept",)).tracked
+        text = (*PROMPT[:6], ROOT, *(picks[node - 1] for node in path))
+        assert subject.state("a").length == 10
+    assert said == {"a": count}
+    prompt = (*text[:count], 63, 2, 50)
+    subject.admit("b", prompt)
+    subject.load("b", "kept")
+    plain.admit("b", prompt)
+    plain.forward((Row("b", "prefill", count),))
+    assert disagreement(subject.state("b"), plain.state("b")) <= CLOSE
+    for engine in (subject, plain):
+        engine.forward((Row("b", "prefill", 3),))
+        play(engine, None, None, name="b")
+    assert disagreement(subject.state("b"), plain.state("b")) <= CLOSE
+    kept = subject.prefix("kept")  # type: ignore[attr-defined]
+    assert (kept.length, kept.root, kept.proposal, kept.final.shape[0] > 0) == (count, None, None, True)
+    assert all(len(rows) == count - 1 for rows in kept.draft_keys.values())
+
+
+def test_where_no_multiple_is_reached_nothing_is_tracked(make: Make) -> None:
+    engine = make(2)
+    begin(engine, PROMPT[:5], root=ROOT)
+    engine.draft(("a",), ((3, 4),))
+    engine.forward((Row("a", "verify"),))
+    assert engine.commit(("a",), (Path((1,), 6),), ("kept",)).tracked == {}
+    begin(engine, PROMPT[:4], name="b")
+    engine.save("b", "kept")  # the name is free
 
 
 def _leave_and_return(engine: Engine, kept: str, name: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import torch
 
-from instep_reference.contract.engine import RequestState
+from instep_reference.contract.engine import MEMORY, RequestState
 from instep_reference.contract.place import COMPONENTS, STAGES, Place, memory_place
 
 
@@ -28,7 +28,7 @@ def test_every_tensor_of_every_layer_is_there_once_and_is_the_state_s_own() -> N
     held = [each.name for each in fields(one) if isinstance(getattr(one, each.name), dict)]
     right = [tensor for name in held for tensor in getattr(one, name).values()]
     found = list(one.parts())
-    assert len(found) == len(right) == 12
+    assert len(found) == len(right) == 12 and list(MEMORY) == held
     assert all(mine is other for (_, mine), other in zip(found, right, strict=True)), "in order, no copies"
     assert len(dict(found)) == len(found), "no two parts stand at one place"
 

@@ -10,13 +10,15 @@ Leaves out: how a case is built and judged (`ops_case.py`: `serve`, `agree`, `st
 from __future__ import annotations
 
 from .ops_case import Case, Outcome, agree, serve, strays
+from .ops_grow_cases import GROW
 from .ops_index_cases import INDEX
 from .ops_paged_cases import ATTEND, MOVEMENT
 from .ops_recurrent_cases import CONV, GDN
 from .ops_row_cases import EXACT_ROWS, ROWS
 from .ops_tree_cases import TREE_INDEX, TREE_ROWS
 
-CASES: list[Case] = [*EXACT_ROWS, *ROWS, *INDEX, *CONV, *GDN, *MOVEMENT, *ATTEND, *TREE_INDEX, *TREE_ROWS]
+CASES: list[Case] = [*EXACT_ROWS, *ROWS, *INDEX, *CONV, *GDN, *MOVEMENT, *ATTEND, *TREE_INDEX, *TREE_ROWS,
+                     *GROW]
 
-__all__ = ["ATTEND", "CASES", "CONV", "EXACT_ROWS", "GDN", "INDEX", "MOVEMENT", "ROWS", "TREE_INDEX", "TREE_ROWS",
-           "Case", "Outcome", "agree", "serve", "strays"]
+__all__ = ["ATTEND", "CASES", "CONV", "EXACT_ROWS", "GDN", "GROW", "INDEX", "MOVEMENT", "ROWS", "TREE_INDEX",
+           "TREE_ROWS", "Case", "Outcome", "agree", "serve", "strays"]

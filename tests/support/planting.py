@@ -18,6 +18,7 @@ from typing import Any
 from instep.faults.base import Edit, Wrap
 from instep.faults.pieces import parsed
 from instep.faults.plant import edited
+from instep.observe import same_piece
 from instep.replay import reuse
 from instep_reference.contract.errors import BadInput
 
@@ -40,12 +41,14 @@ def planted_here(*edits: Edit | Wrap) -> Iterator[None]:
             function.__code__ = code
         if shared:
             reuse.SHELF.clear()
+            same_piece.KEPT.clear()
         yield
     finally:
         for (function, _), code in zip(swaps, before, strict=True):
             function.__code__ = code
         if shared:
             reuse.SHELF.clear()
+            same_piece.KEPT.clear()
 
 
 def _module(file: str) -> ModuleType:

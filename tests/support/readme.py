@@ -7,6 +7,7 @@ files.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -220,10 +221,28 @@ def others() -> str:
     return "\n".join(lines)
 
 
+def combined() -> str:
+    """The product of all options: what is refused, and what was run of the rest."""
+    result = _read("combinations.json")
+    rows = {
+        f"combinations of {', '.join(name.replace('_', ' ') for name in result['factors'])}":
+            f"{math.prod(result['factors'].values()):,}",
+        **{f"refused before anything runs: {why}": f"{count:,}" for why, count in result["refused"].items()},
+        "served": f"{result['served']:,}",
+        "of these replayed, each on both sides in all tiers":
+            f"{result['run']:,}, {len(result['found'])} do not agree; {result['events']:,} events, "
+            f"{result['blocks']:,} blocks, {result['seconds'] / 60:.0f} minutes",
+        **{f"{what} of values that are served": f"{run:,} of {of:,} were replayed"
+           for what, (run, of) in result["met"].items()},
+    }  # fmt: skip
+    return "\n".join(["| what | how many |", "|---|---|", *(f"| {what} | {many} |" for what, many in rows.items())])
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "found": found, "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
     "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
-    "calibration": calibration, "others": others, "others_in_full": lambda: peers_table.table(_read("peers.json")),
+    "calibration": calibration, "combined": combined, "others": others,
+    "others_in_full": lambda: peers_table.table(_read("peers.json")),
     "others_native": lambda: peers_table.table(_read("peers-native.json")),
 }
 

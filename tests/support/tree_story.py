@@ -152,7 +152,7 @@ def played(subject: OptimizedEngine, story: Iterable[Event]) -> list[torch.Tenso
     for event in story:
         answer = event.on(subject)
         if isinstance(answer, Drafted | Committed):
-            told += [getattr(answer, field.name) for field in fields(answer)]
+            told += [said for field in fields(answer) if (said := getattr(answer, field.name)) is not None]
         elif isinstance(answer, Forwarded):
             told += [*answer.own.values(), torch.tensor(list(answer.roots.values()))]
         if isinstance(event, Forward):

@@ -37,6 +37,7 @@ from instep_reference.contract.engine import (
     Save,
     SetNumSteps,
 )
+from instep_reference.contract.event_facts import named
 from instep_reference.contract.place import Place, See
 
 # Three slots, sparse and out of order; pages from the top down.
@@ -59,6 +60,7 @@ class TwoSides:
         self.live: set[str] = set()
         self.verified: set[str] = set()  # not committed yet: conv windows and states belong to nobody
         self.compared = 0
+        self.tracked: list[tuple[object, int]] = []  # prefixes: by which kind of event, and how many tokens
         self.widths: dict[str, int] = {}  # of the windows that are drafted
         self._tapes: tuple[dict[Place, list[torch.Tensor]], ...] = ({}, {})
         for side, one in enumerate((subject, truth) if watched else ()):
@@ -86,6 +88,14 @@ class TwoSides:
             self.verified.discard(event.request)
         for name in self.live:
             self._states(name, self.subject.state(name), self.truth.state(name))
+        names = [row.track for row in event.rows] if isinstance(event, Forward) else getattr(event, "track", ())
+        counts = getattr(ours, "tracked", {})
+        for owner, under in zip(named(event), names, strict=False):
+            if owner in counts:
+                mine, right = self.subject.prefix(under), self.truth.prefix(under)  # type: ignore[attr-defined]
+                self._states(under, mine, right)
+                self._same(mine.final, right.final, under)
+                self.tracked.append((event.__struct_config__.tag, mine.length))
         assert self.subject.next_num_steps() == self.truth.next_num_steps()
         return ours
 
@@ -100,7 +110,12 @@ class TwoSides:
         assert type(ours) is type(theirs)
         if isinstance(ours, Drafted | Committed):
             for field in fields(ours):
-                assert torch.equal(getattr(ours, field.name).cpu(), getattr(theirs, field.name)), field.name
+                if field.name == "tracked":
+                    continue
+                mine, right = getattr(ours, field.name), getattr(theirs, field.name)
+                assert (mine is right is None) or torch.equal(mine.cpu(), right), field.name
+        if isinstance(ours, Forwarded | Committed):
+            assert ours.tracked == getattr(theirs, "tracked", None)
         if isinstance(ours, Forwarded):
             assert isinstance(theirs, Forwarded)
             assert ours.roots == theirs.roots

@@ -77,7 +77,7 @@ def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
             case e.Admit(request=name):
                 _end(found, open_texts.pop(name, None))
                 open_texts[name] = Text(name, event.prompt, (), ())
-            case e.Load(request=name):
+            case e.Load(request=name) if event.name in saved:  # else it is a prefix: the prompt goes on as it is
                 kept = saved[event.name]
                 open_texts[name] = Text(name, kept.prompt, kept.said, kept.origins, len(kept.said))
             case e.Save(request=name):

@@ -18,7 +18,9 @@ from .decisions import Decisions
 from .derived import Derived
 from .directed import Directed
 from .draws import Draws
+from .experts import Experts
 from .graphs import Graphs
+from .grown import Grown
 from .hostreads import HostReads
 from .identity import Identity
 from .labels import Labels
@@ -39,13 +41,15 @@ def structure() -> tuple[Check, ...]:
 
 def for_labels() -> tuple[Check, ...]:
     """The subject moves labels (`ledger`): everything is exact."""
-    return (Identity(), Labels(), Bytes(), *structure())
+    return (Identity(), Grown(), Labels(), Bytes(), *structure())
 
 
 def for_numbers(oracle: Oracle) -> tuple[Check, ...]:
     """The subject computes. In this order the directed diagnosis of a state comes before its bare size."""
-    arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Draws(), Propagated(), Decisions()
-    return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic)
+    experts = Experts(oracle)
+    arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Draws(), experts
+    free = Propagated(others=experts.parted), Decisions(experts.parted)
+    return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic, *free, Grown())
 
 
 def for_free_runs(oracle: FreeOracle, *, memory: bool) -> tuple[Check, ...]:

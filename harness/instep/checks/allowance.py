@@ -118,6 +118,16 @@ def sums_error(count: int, eps: float) -> float:
     return 2 * math.sqrt(count) * eps
 
 
+def log_prob_error(largest: float, vocab: int, eps: float) -> float:
+    """What a log-probability, computed from right logits, may be off by; largest: the largest logit, by its size.
+
+    x - max and its power err by SCORE_ULPS of the largest, as scores do. The sum of the powers is relatively off by
+    `sums_error`, and so is its logarithm absolutely. The logarithm itself, at most log(vocab), and two more
+    subtractions are each good to two units.
+    """
+    return SCORE_ULPS * eps * (largest + math.log(vocab) + 1) + sums_error(vocab, eps)
+
+
 def allowed(yardstick: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
     """What an error may be, given the yardstick's on the same blocks and the dtype in which the subject stores."""
     return YARDSTICK_FACTOR * yardstick + ULPS * torch.finfo(stored).eps

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from instep_reference import gdn
 
-from ..observe.recomputation import Folding, fold, rule_inputs
+from ..observe.folding import Folding
+from ..observe.recomputation import fold, rule_inputs
 from ..observe.tree_forms import lines
 from .scene import Wrong
 

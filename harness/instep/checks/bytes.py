@@ -13,10 +13,11 @@ from functools import partial
 import torch
 
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
+from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 from instep_reference.contract.rounding import read_as
 
-from ..observe.context import EventContext, LastForward, branching
+from ..observe.context import EventContext, KeptCopy, LastForward, branching
 from ..observe.earlier import last_forward
 from ..observe.memory import Trespass, bits
 from ..observe.oracle import Oracle
@@ -26,6 +27,7 @@ from ..observe.storage import entries, narrower
 from ..verdict import Comparison, Sides, Skipped, Tier
 from .base import counted, exact, held, slot_of
 from .branches import beside
+from .prefixes import FINAL, of_prefix
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
 CACHES = (
@@ -69,6 +71,7 @@ class Bytes:
         elif isinstance(context.event, Load | Resume):
             busy = {context.event.request}
             yield from self._came_back(context, context.event)
+        yield from self._tracked(context)
         for name in context.subject.before.keys() & context.subject.after.keys() - busy - context.expected.flying:
             if context.shown.memory(name):
                 yield from self._unchanged(context, name, context.subject.before[name])
@@ -154,19 +157,57 @@ class Bytes:
             if pick is not None and len(pick) == 1:
                 yield exact(self, context, PROPOSAL, after.proposal, int(pick[0]), "draft 1 is {}", extend.request)
 
+    def _tracked(self, context: EventContext) -> Iterator[Comparison]:
+        """A prefix: what is moved into it. Its state, where it ends inside a path, is judged by T2d."""
+        forward, due = last_forward(context), context.expected.prefixes
+        for name, under in tracks(context.event).items():
+            prefix, after = context.subject.tracked.get(under), context.subject.after[name]
+            if under not in due or prefix is None or forward is None or prefix.length != due[under]:
+                continue  # T0 has said so
+            span, begin = forward.spans[name], forward.subject.before[name].length
+            nodes = [row.nodes for row in row_spans(context, "extend") if row.request == name]
+            taken = list(nodes[0] if span.kind == "verify" else range(span.count))[: prefix.length - begin]
+            for result in self._moved(context, span, prefix, after, forward, taken):
+                yield of_prefix(under, result)
+
+    def _moved(
+        self, context: EventContext, span: RowSpan, prefix: RequestState, after: RequestState, forward: LastForward,
+        taken: list[int],
+    ) -> Iterator[Comparison]:
+        found = dict(prefix.parts())
+        for place, right in after.parts():
+            if place.component in ("keys", "values"):
+                right = right[: prefix.length - (place.stage != "trunk")]
+            elif prefix.length != after.length:
+                continue
+            if right.numel():
+                result = self._same(context, place, span.request, found.get(place), right)
+                others = partial(_of_others, context, span.request, place, len(right))
+                result = replace(result, sides=result.sides and replace(result.sides, wrongs=others))
+                yield _with_last(result, found.get(place))
+        for layer, window in forward.subject.before[span.request].conv.items() if prefix.length != after.length else ():
+            fed = rows(forward.subject, Place("trunk", layer, "qkv"), span)
+            if fed is not None and len(fed) > max(taken) and window.numel():
+                yield self._window(context, span, layer, window, fed, taken, forward, prefix)
+        final = rows(forward.subject, FINAL, span)
+        if final is not None and len(final) > taken[-1]:
+            result = self._same(context, FINAL, span.request, prefix.final, final[taken[-1]])
+            others = partial(_other_rows, final, forward, span.request)
+            yield replace(result, sides=result.sides and replace(result.sides, wrongs=others))
+
     def _window(
         self, context: EventContext, span: RowSpan, layer: int, before: torch.Tensor, fed: torch.Tensor,
-        nodes: list[int], forward: LastForward,
+        nodes: list[int], forward: LastForward, prefix: RequestState | None = None,
     ) -> Comparison:
         """A conv window [C, W-1] after the rows `nodes` of fed [n, C] came in; a wrong count of rows is named."""
         fits = fed.dim() == before.dim() and fed.shape[1] == before.shape[0]
         right = shifted(before, fed[nodes]) if fits else fed[nodes]
-        found = context.subject.after[span.request].conv.get(layer)
+        found = (prefix or context.subject.after[span.request]).conv.get(layer)
         result = self._same(context, Place("trunk", layer, "conv"), span.request, found, right)
         result = self._as_declared(result, found, fed.dtype)
         if result.sides is None or not fits:
             return result
-        verb = "accepted" if span.kind == "commit" else "given"
+        verb = "tracked" if prefix is not None else "accepted" if span.kind == "commit" else "given"
         others = tuple(_others(forward, span.request, layer))
         tree = branching(forward.parents.get(span.request, ())) if span.kind == "commit" else None
         return replace(
@@ -186,12 +227,25 @@ class Bytes:
 
     def _came_back(self, context: EventContext, event: Load | Resume) -> Iterator[Comparison]:
         """What was preempted or saved comes back bit by bit."""
-        earlier, name = context.earlier, event.request
-        kept = earlier.saved.get(event.name) if isinstance(event, Load) else earlier.preempted.get(name)
+        kept, name = kept_of(context, event), event.request
         bits = kept is not None and name not in context.shown.rebuilt and context.shown.memory(name)
-        for result in self._unchanged(context, name, kept.state) if bits and kept is not None else ():
-            said = result.diagnosis and f"{CAME_BACK}: {result.diagnosis}"
+        for result in self._unchanged(context, name, self._extended(context, kept.state)) if bits and kept else ():
+            how = "" if result.agrees else draft_alone(context, result.place)
+            said = result.diagnosis and f"{CAME_BACK}: {how}{result.diagnosis}"
             yield replace(result, diagnosis=said)
+
+    def _extended(self, context: EventContext, kept: RequestState) -> RequestState:
+        """What a copy becomes when it is loaded: of a prefix the draft head takes in the last row, at this event."""
+        spans = row_spans(context, "extend") if kept.final is not None else []
+        if not spans:
+            return kept
+        grown: dict[str, dict[int, torch.Tensor]] = {}
+        for field, stage, source, _ in CACHES:
+            for layer, cache in getattr(kept, field).items() if stage == "extend" else ():
+                row = rows(context.subject, Place(_stage(stage, layer), layer, source), spans[0])
+                entered = cache[:0] if row is None else self._entries(source, row.to(cache.dtype))
+                grown.setdefault(field, {})[layer] = torch.cat((cache, entered))
+        return replace(kept, draft_keys=grown.get("draft_keys", {}), draft_values=grown.get("draft_values", {}))
 
     def _unchanged(self, context: EventContext, name: str, before: RequestState) -> Iterator[Comparison]:
         after = context.subject.after.get(name)
@@ -224,6 +278,58 @@ class Bytes:
             self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
             allowed=0.0, request=request, slot=slot_of(context, request), diagnosis=said, sides=sides,
         )  # fmt: skip
+
+
+def kept_of(context: EventContext, event: Load | Resume) -> KeptCopy | None:
+    """What the event is to bring back."""
+    copies = context.earlier.saved if isinstance(event, Load) else context.earlier.preempted
+    return copies.get(event.name if isinstance(event, Load) else event.request)
+
+
+def draft_alone(context: EventContext, place: Place) -> str:
+    """What is said first where a load or a resume brought back the target's memory, and the draft head's KV did not
+    come with it, or not as far: the draft's memory has a range of validity of its own. Empty elsewhere."""
+    event = context.event
+    kept = kept_of(context, event) if isinstance(event, Load | Resume) else None
+    after = context.subject.after.get(event.request) if isinstance(event, Load | Resume) else None
+    if kept is None or after is None or place.stage == "trunk" or place.component not in ("keys", "values"):
+        return ""
+    if kept.state.final is not None:  # a prefix, whose last row of the draft head was made just now
+        return ""
+    found, right = (dict(state.parts()) for state in (after, kept.state))
+    if not all(one.stage != "trunk" or torch.equal(bits(found[one]), bits(its)) for one, its in right.items()
+               if one in found):  # fmt: skip
+        return ""
+    mine, due = found.get(place), right[place]
+    valid = 0
+    if mine is not None and mine.shape == due.shape and len(due):
+        valid = int((bits(mine) == bits(due)).flatten(1).all(1).cumprod(0).sum())
+    far = f"is valid for its first {valid} of {len(due)} positions alone" if valid else "did not"
+    return f"the target's memory came back, the draft KV {far}: "
+
+
+def _other_rows(mine: torch.Tensor, forward: LastForward, request: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The final rows that a prefix of this request may have kept instead of its last token's."""
+    for number, row in enumerate(mine):
+        yield f"is the final row of token {number} of this event", row
+    for name, span in forward.spans.items():
+        for row in rows(forward.subject, FINAL, span) if name != request else ():  # type: ignore[union-attr]
+            yield f'is a final row of request "{name}"', row
+
+
+def _of_others(context: EventContext, request: str, place: Place, count: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a prefix holds that was read out of another request."""
+    for name, state in context.subject.after.items():
+        held = dict(state.parts()).get(place)
+        if name != request and held is not None:
+            yield f'holds what belongs to request "{name}"', held[:count]
+
+
+def _with_last(result: Comparison, found: torch.Tensor | None) -> Comparison:
+    """A prefix that keeps one row of the draft head too many is called so."""
+    more = found is not None and result.diagnosis and found.numel() > result.elements
+    said = "keeps the draft head's last row, which was made of the token behind the prefix"
+    return replace(result, diagnosis=said) if more and result.place.stage != "trunk" else result
 
 
 def _as_if(trespass: Trespass) -> str:

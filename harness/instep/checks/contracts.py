@@ -6,7 +6,8 @@ from the trace. Calls inside a CUDA graph cannot be judged while it is replayed:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from instep_reference.contract.event_facts import facts
 from instep_reference.contract.place import Place
@@ -14,6 +15,7 @@ from instep_reference.contract.place import Place
 from ..observe.calls import linked, seen
 from ..observe.context import EventContext
 from ..observe.event_log import EventLog, Served
+from ..observe.growth import grown_of
 from ..observe.rows import RowSpan, row_spans
 from ..observe.tree_forms import lines
 from ..verdict import Comparison, Skipped, Tier
@@ -113,15 +115,21 @@ def _due(context: EventContext, place: Place) -> list[tuple[RowSpan, Served]]:
     """What the trace says about the rows of a place: whose they are, and how they are to be served."""
     found = []
     stage, _, step = place.stage.partition(".")
-    for span in row_spans(context, place.stage):
+    for span in _launched(row_spans(context, place.stage)):
         slot, pages = context.expected.slots_after.get(span.request), context.expected.pages_after.get(span.request)
         if slot is None or pages is None:
             continue
         tree = context.expected.tree(span.request) if span.kind in ("verify", "draft") else None
+        if span.kind == "draft" and context.expected.topk is not None:
+            grown = grown_of(context, context.subject, span.request)
+            if grown is None or span.nodes[-1] >= len(grown.parents):
+                continue
+            tree = grown.parents
         if place.component == "attended":
             # The head's row of a token stands one place before the token, so that of the root is committed already.
-            begin, steps = (span.start - 1, [int(step)]) if stage == "chain" else (span.start, range(span.count))
-            before = span.start + int(step) - 1 if stage == "chain" else span.start
+            nodes = span.nodes if span.kind == "draft" and span.nodes else (int(step or 0),)
+            begin, steps = (span.start - 1, nodes) if stage == "chain" else (span.start, range(span.count))
+            before = span.start + nodes[0] - 1 if stage == "chain" else span.start
             sets = [sum(1 << node for node in lines(tree)[at]) for at in steps] if tree else []
             stands = seen(begin, sets) if tree else (before, ())
             served = Served("attend", place, "pages", tuple(pages), span.begin, span.count, *stands)
@@ -130,6 +138,17 @@ def _due(context: EventContext, place: Place) -> list[tuple[RowSpan, Served]]:
             branches = linked(tree) if tree else ()
             served = Served(RECURRENT[place.component], place, form, (slot,), span.begin, span.count, 0, branches)
         found.append((span, served))
+    return found
+
+
+def _launched(spans: Sequence[RowSpan]) -> list[RowSpan]:
+    """The spans of a stage; those of one request's beams, which are rows of one launch, as one."""
+    found = list[RowSpan]()
+    for span in spans:
+        if span.kind == "draft" and found and found[-1].request == span.request:
+            last = found.pop()
+            span = replace(last, count=last.count + 1, nodes=last.nodes + span.nodes)
+        found.append(span)
     return found
 
 

@@ -6,7 +6,7 @@ Leaves out: forced choices, which are given (T0 compares them).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -20,7 +20,7 @@ from .allowance import MARGIN_ERRORS
 from .base import exact, slot_of
 from .draws import PICK, against, drawing_of
 from .judge import Chosen, Ties, chosen, granted
-from .propagated import carried, family
+from .propagated import OTHER_EXPERTS, carried, family
 from .reach import Row
 
 
@@ -41,8 +41,9 @@ class Decisions:
     name = "decisions"
     tier = Tier.DECISIONS
 
-    def __init__(self) -> None:
-        self.ties = Ties()
+    def __init__(self, others: Collection[str] = ()) -> None:
+        """others: requests whose rows went to other experts (`experts.py`)."""
+        self.ties, self.others = Ties(), others
         self.noise: Mapping[tuple[str, bool], float] = {}  # what the rounded run is off by in this event
         self.tied: set[str] = set()  # requests with a tie within the window in flight
 
@@ -51,7 +52,9 @@ class Decisions:
         for place in context.truth.places:
             if place.component == "pick" and context.shown.place(place):
                 yield from self._picks(context, place)
-        if isinstance(context.event, Draft) and not context.shown.whole and context.shown.has("draft"):
+        chains = isinstance(context.event, Draft) and context.expected.topk is None
+        if chains and not context.shown.whole and context.shown.has("draft"):
+            assert isinstance(context.event, Draft)
             yield from self._drafts(context, context.event)
         if isinstance(context.event, Commit) and context.shown.has("logits"):
             yield from self._accepted(context, context.event)
@@ -61,8 +64,9 @@ class Decisions:
         for span in row_spans(context, place.stage):
             if span.request in context.shown.gone:
                 continue
-            if span.logit_rows and parted(context, place.stage, span):
-                yield Skipped(self.name, context.index, "the drafts differ", f"{place} of {span.request}")
+            if span.logit_rows and (span.request in self.others or parted(context, place.stage, span)):
+                why = OTHER_EXPERTS if span.request in self.others else "the drafts differ"
+                yield Skipped(self.name, context.index, why, f"{place} of {span.request}")
             elif span.logit_rows:
                 yield self._chosen(context, place, span)
 
@@ -125,8 +129,8 @@ class Decisions:
         for row, name in enumerate(event.requests):
             if name in context.shown.gone:
                 continue
-            if name in self.tied:
-                why = "of an own acceptance a choice in the window was a tie"
+            if name in self.tied or name in self.others:
+                why = "of an own acceptance a choice in the window was a tie" if name in self.tied else OTHER_EXPERTS
                 yield Skipped(self.name, context.index, why, f"{place} of {name}")
                 continue
             found, expected = (

@@ -16,14 +16,16 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Blocked, read_as
 
 from ..observe.context import EventContext
+from ..observe.folding import Run
 from ..observe.oracle import Oracle
-from ..observe.recomputation import Recomputation, Run
+from ..observe.recomputation import Recomputation
 from ..observe.rows import rows
 from ..observe.storage import before_rounding, narrower
 from ..observe.updates import UPDATE, due
 from ..verdict import Comparison, Skipped, Tier
 from .base import slot_of
 from .measure import Spot, measured
+from .prefixes import of_prefix
 
 
 class Derived:
@@ -72,7 +74,7 @@ class Derived:
     def _state(self, context: EventContext, piece: Recomputation, truth: torch.Tensor) -> Iterator[Comparison]:
         sampled = piece.yardsticks.state
         if sampled is not None:
-            found, stored = context.subject.after[piece.request].state.get(piece.layer), self.oracle.rounds.get("state")
+            found, stored = piece.left(context.subject).state.get(piece.layer), self.oracle.rounds.get("state")
             x, grants = found, None if stored is None else read_as(stored)
             if isinstance(stored, Blocked):  # of what is rounded once, what it was before (`allowance.py`)
                 grants = sampled.dtype
@@ -83,7 +85,7 @@ class Derived:
             if fits and found is not None and stored is not None and found.dtype != read_as(stored):
                 said = "; ".join(filter(None, (f"is {found.dtype}, {stored} is declared", result.diagnosis)))
                 result = replace(result, worst=math.inf, diagnosis=said)
-            yield result
+            yield of_prefix(piece.prefix, result)
 
     def _spot(self, context: EventContext, piece: Recomputation, component: str) -> Spot:
         slot = slot_of(context, piece.request)

@@ -14,13 +14,15 @@ import torch
 from torch.nn import functional as F
 
 from ..observe.context import EventContext
-from ..observe.oracle import Oracle, handed_over
+from ..observe.handed_over import handed_over
+from ..observe.oracle import Oracle
 from ..observe.recomputation import Recomputation
 from ..verdict import Comparison, Explained, Skipped, Tier
 from .allowance import COLUMNS, DITHERED, LEANING, MORE_DRAWS, NEAR, PROJECTION_ERROR, PROJECTION_LIMIT, UNDECIDED_CAP
 from .base import slot_of
 from .branches import branches
 from .hypotheses import wrong_states
+from .prefixes import of_prefix
 from .scene import Scene, Wrong
 
 UNKNOWN = "unknown"  # how a diagnosis begins that names nothing
@@ -41,7 +43,7 @@ class Directed:
         pieces = [piece for piece in self.oracle.at(context) if isinstance(piece, Recomputation) and piece.writes_state]
         undecided = pairs = 0
         for piece in pieces:
-            found = context.subject.after[piece.request].state.get(piece.layer)
+            found = piece.left(context.subject).state.get(piece.layer)
             right, sampled = piece.truth.state, piece.yardsticks.state
             if found is None or right is None or sampled is None or found.shape != right.shape:
                 continue  # T2 reports it
@@ -50,7 +52,7 @@ class Directed:
             undecided, pairs = undecided + looked.undecided, pairs + looked.pairs
             self.pairs += looked.pairs
             if looked.blocks:
-                yield self._comparison(context, piece, found, looked)
+                yield of_prefix(piece.prefix, self._comparison(context, piece, found, looked))
             else:
                 where = f"{piece.place('state')} of {piece.request}"
                 yield Skipped(self.name, context.index, "no wrong state can be told from the right one", where)
@@ -181,10 +183,11 @@ def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
     committed = piece.span.kind == "commit" and folding.parents is not None
     path = list(piece.span.nodes) if committed else slice(None)
     k, v, log_decay, beta = (folding.tokens.of(name)[path] for name in ("k", "v", "log_decay", "beta"))
+    verb = "tracked" if piece.prefix else "accepted" if piece.span.kind in WINDOWS else "given"
     return Scene(
         folding.base, k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, folding.count,
-        "accepted" if piece.span.kind in WINDOWS else "given", None if previous is None else previous.base, others,
-        handed, theirs, older, pending, branches(folding, piece.span.nodes) if committed else (),
+        verb, None if previous is None else previous.base, others, handed, theirs, older, pending,
+        branches(folding, piece.span.nodes) if committed else (),
     )  # fmt: skip
 
 

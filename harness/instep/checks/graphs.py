@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from instep_reference.contract.engine import Event, Forward
+from instep_reference.contract.engine import Draft, Event, Forward
 from instep_reference.contract.event_facts import facts, kind_of, named
 
 from ..observe.context import EventContext
@@ -36,7 +36,7 @@ class Graphs:
                 yield Skipped(self.name, context.index, "nobody sees whether somebody else's engine is held in graphs")
             self.said = True
             return
-        key, requests = due(context.event, context.expected.num_steps)
+        key, requests = due(context.event, context.expected.num_steps, context.expected.topk)
         replays = context.log.replays
         yield said_of(self, context, NOWHERE, 1, [*_which(key, requests, replays)])
         for replay in replays:
@@ -59,7 +59,9 @@ class Graphs:
             yield said_of(self, context, NOWHERE, len(now), moved)
 
 
-def due(event: Event, num_steps: int) -> tuple[tuple[str, int] | None, tuple[str, ...]]:
+def due(
+    event: Event, num_steps: int, topk: int | None = None
+) -> tuple[tuple[str, int] | None, tuple[str, ...]]:
     """The key of the graph that serves an event, and its requests in batch order; None where none does."""
     if not facts(event).batch:
         return None, ()
@@ -68,6 +70,9 @@ def due(event: Event, num_steps: int) -> tuple[tuple[str, int] | None, tuple[str
     held = kind != "prefill" and bool(named(event)) and (num_steps > 0 or kind != "draft")
     if isinstance(event, Forward) and any(row.uniforms for row in event.rows):
         kind = f"sampled {kind}"  # a graph of its own: all other batches run no op more
+    shapes = set(event.parents or ()) if isinstance(event, Draft) and topk is None else set()
+    if shapes - {tuple(range(num_steps))}:
+        kind = "draft of trees"  # chains alone have their own
     return (kind, num_steps) if held else None, named(event)
 
 

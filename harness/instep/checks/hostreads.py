@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from instep_reference.contract.engine import Event
+from instep_reference.contract.event_facts import kind_of, tracks
+
 from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, counted, said_of
@@ -24,6 +27,14 @@ ALLOWED: Mapping[str, Mapping[str, int]] = {
     "draft": {DECLARED: 1}, "forward": {DECLARED: 1}, "commit": {DECLARED: 1}, "set_num_steps": {DECLARED: 1},
     "save": ASIDE, "load": ASIDE, "preempt": ASIDE, "resume": ASIDE,
 }  # fmt: skip
+
+
+def allowed_at(event: Event) -> Counter[str]:
+    """Module -> how often it may read. Every prefix that the event tracks is read out, as a state that is saved."""
+    allowed = Counter(ALLOWED.get(kind_of(event), {}))
+    for _ in tracks(event):
+        allowed.update(ASIDE)
+    return allowed
 
 
 class HostReads:
@@ -42,7 +53,7 @@ class HostReads:
                 yield Skipped(self.name, context.index, "what somebody else's engine reads on the host is not watched")
             self.said = True
             return
-        allowed = ALLOWED.get(context.kind, {})
+        allowed = allowed_at(context.event)
         reads = Counter(read for read in log.reads if not read.reader.startswith(WATCHING))
         of_module: Counter[str] = Counter()
         said = []

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded, Load, Resume
+from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
 from ..observe.context import EventContext, LastForward
@@ -42,6 +43,7 @@ class Identity:
             self, context, LENGTH, subject.wanted_num_steps, truth.wanted_num_steps, "next_num_steps wishes {}"
         )
         yield from self._standings(context)
+        yield from self._tracked(context)
         if isinstance(context.event, Draft):
             yield from self._drafted(context, context.event)
         if isinstance(context.event, Forward):
@@ -89,6 +91,15 @@ class Identity:
         found = {name: getattr(after.get(name), "root", None) for name in roots}
         yield from in_batch(self, context, ROOT, found, roots, "root is {}")
 
+    def _tracked(self, context: EventContext) -> Iterator[Comparison]:
+        """Under which count a prefix was tracked: as it is answered, and as it is kept."""
+        due, answered = context.expected.prefixes, getattr(context.subject.answer, "tracked", {})
+        for name, under in tracks(context.event).items():
+            kept = context.subject.tracked.get(under)
+            for found, says in ((answered.get(name), "answers a prefix of {} tokens"),
+                                (None if kept is None else kept.length, "keeps a prefix of {} tokens")):  # fmt: skip
+                yield exact(self, context, LENGTH, found, due.get(under), says, name)
+
     def _row_counts(self, context: EventContext) -> Iterator[Comparison]:
         """Every place that the truth has, the subject has too, with the rows that the trace gives it."""
         for place, tensor in context.truth.places.items():
@@ -104,10 +115,15 @@ class Identity:
         answer = context.subject.answer
         assert isinstance(answer, Drafted)
         drafts, own = answer.drafts.tolist(), answer.own.tolist()
+        headless = isinstance(context.truth.answer, Drafted) and bool((context.truth.answer.own < 0).all())
         for row, name in enumerate(event.requests):
             right = own[row] if event.picks is None else list(event.picks[row])
             right = right + [-1] * (len(drafts[row]) - len(right))  # a smaller tree than others of the batch
             yield exact(self, context, DRAFT_PICK, drafts[row], right, "drafts are {}", name)
+            if headless:  # drafts are handed in: nobody has an own one
+                yield exact(self, context, DRAFT_PICK, own[row], [-1] * len(own[row]), "own drafts are {}", name)
+            if context.expected.topk is not None:
+                continue  # `grown.py`
             for number, place, said in self._heads(context, row, name, len(own[row])):
                 yield exact(self, context, place, own[row][number], said, f"own draft {number + 1} is {{}}", name)
 

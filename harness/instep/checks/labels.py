@@ -12,6 +12,7 @@ from zlib import crc32
 import torch
 
 from instep_reference.contract.engine import Load, RequestState, Resume
+from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D
 from instep_reference.contract.place import Place
 
@@ -21,7 +22,8 @@ from ..observe.memory import pattern
 from ..observe.rows import whose
 from ..verdict import Comparison, Tier
 from .base import held, slot_of
-from .bytes import CAME_BACK
+from .bytes import CAME_BACK, draft_alone, kept_of
+from .prefixes import FINAL, of_prefix
 
 MASK = (1 << 64) - 1
 
@@ -37,7 +39,11 @@ class Labels:
             if truth.numel():
                 yield self._rows(context, place, truth)
         for name, state in context.truth.after.items():
-            yield from self._memory(context, name, state, name in context.expected.flying)
+            yield from self._memory(context, name, state, context.subject.after.get(name),
+                                    name in context.expected.flying)  # fmt: skip
+        for name, under in tracks(context.event).items():
+            if under in context.truth.tracked:
+                yield from (of_prefix(under, one) for one in self._prefix(context, name, under))
 
     def _rows(self, context: EventContext, place: Place, truth: torch.Tensor) -> Comparison:
         found = context.subject.places.get(place)
@@ -50,8 +56,17 @@ class Labels:
             said = "has no such rows" if found is None or missing else _row_sentence(found, truth, row)
         return self._comparison(context, place, truth.numel(), int(wrong.sum()), request, said)
 
-    def _memory(self, context: EventContext, name: str, truth: RequestState, in_flight: bool) -> Iterator[Comparison]:
-        subject = context.subject.after.get(name)
+    def _prefix(self, context: EventContext, name: str, under: str) -> Iterator[Comparison]:
+        right, found = context.truth.tracked[under], context.subject.tracked.get(under)
+        yield from self._memory(context, name, right, found, False)
+        assert right.final is not None, "it is a prefix"
+        wrong = int(_differing(None if found is None else found.final, right.final).sum())
+        said = f"its final row is wrong in {wrong} of {right.final.numel()} elements" if wrong else ""
+        yield self._comparison(context, FINAL, right.final.numel(), wrong, name, said)
+
+    def _memory(
+        self, context: EventContext, name: str, truth: RequestState, subject: RequestState | None, in_flight: bool
+    ) -> Iterator[Comparison]:
         seen = {} if subject is None else dict(subject.parts())
         for place, right in truth.parts():
             if not right.numel() or (in_flight and place.component in ("conv", "state")):
@@ -60,7 +75,7 @@ class Labels:
             wrong = _differing(found, right)
             said = self._diagnosis(context, name, place, found, right, wrong) if wrong.any() else ""
             if said and _came_back(context, name, place, found):
-                said = f"{CAME_BACK}: {said}"
+                said = f"{CAME_BACK}: {draft_alone(context, place)}{said}"
             yield self._comparison(context, place, right.numel(), int(wrong.sum()), name, said)
 
     def _diagnosis(
@@ -83,6 +98,8 @@ class Labels:
             return held("state", has, taken, "accepted")
         for other, state in context.truth.after.items():
             its = dict(state.parts()).get(place)
+            if its is not None and place.component in ("keys", "values"):
+                its = its[: len(found)]  # of a prefix: so many rows
             if other != name and its is not None and its.shape == found.shape and torch.equal(its, found.cpu()):
                 return f'holds what belongs to request "{other}"'
         poison = context.log.poison
@@ -101,10 +118,10 @@ class Labels:
 
 def _came_back(context: EventContext, name: str, place: Place, found: torch.Tensor | None) -> bool:
     """Whether this very event brings the request back, and otherwise than it was kept."""
-    event, earlier = context.event, context.earlier
+    event = context.event
     if not isinstance(event, Load | Resume) or event.request != name:
         return False
-    kept = earlier.saved.get(event.name) if isinstance(event, Load) else earlier.preempted.get(name)
+    kept = kept_of(context, event)
     were = None if kept is None else dict(kept.state.parts()).get(place)
     return were is not None and (found is None or not torch.equal(were, found))
 

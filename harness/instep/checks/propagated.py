@@ -13,7 +13,7 @@ times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -32,6 +32,7 @@ from .measure import Spot, blocks, relative_error
 from .windows import named_window
 
 WINDOW = "conv"
+OTHER_EXPERTS = "its rows went to other experts, where the truth hardly chose"
 FEEDS = {"conv": "state", "state": "state", "keys": "kv", "values": "kv"}  # component of memory -> what shows it
 Stored = Callable[[str, torch.Tensor], torch.dtype]  # of a component, and what was found there
 
@@ -42,12 +43,12 @@ class Propagated:
     name = "propagated"
     tier = Tier.PROPAGATED
 
-    def __init__(self, stored: Stored | None = None) -> None:
+    def __init__(self, stored: Stored | None = None, others: Collection[str] = ()) -> None:
         """stored: whose rounding is granted to a tensor; None: that of its own dtype, which T2 holds to what is
-        declared."""
+        declared. others: requests whose rows went to other experts (`experts.py`)."""
         self._resampled: list[EventContext] = []
         self._carried: list[Mapping[tuple[str, bool], float]] = []  # by these draws, as far as it was asked for
-        self._stored = stored
+        self._stored, self._others = stored, others
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         if context.rounded is None:
@@ -57,8 +58,9 @@ class Propagated:
         for place, span in _probes(context):
             if not context.shown.place(place) or span.request in context.shown.gone:
                 continue
-            if parted(context, place.stage, span):
-                yield Skipped(self.name, context.index, "the drafts differ", f"{place} of {span.request}")
+            if span.request in self._others or parted(context, place.stage, span):
+                why = OTHER_EXPERTS if span.request in self._others else "the drafts differ"
+                yield Skipped(self.name, context.index, why, f"{place} of {span.request}")
             else:
                 yield self._rows(context, place, span)
         for name in () if context.shown.whole else wrote(context):
@@ -89,6 +91,8 @@ class Propagated:
             assert rounded is not None, "the rounded run has every place"
             if number == len(self._carried):
                 self._carried.append(carried(sampled))
+            if number and parted(sampled, place.stage, span):
+                continue  # this draw grew another tree
             yield rounded, self._carried[number][family(place, span)]
 
     def _memory(self, context: EventContext, place: Place, request: str, truth: torch.Tensor) -> Comparison:

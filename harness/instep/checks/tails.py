@@ -120,6 +120,8 @@ def _mapped(context: EventContext) -> Writes:
 
 def _chain(context: EventContext) -> list[str]:
     """The steps of a draft: at most one per node behind the root."""
+    if context.expected.topk is not None:
+        return [f"chain.{step}" for step in range(1, context.expected.num_steps)]
     nodes = max(map(len, context.expected.windows.values()), default=0)
     return [f"chain.{step}" for step in range(1, nodes)]
 
@@ -131,7 +133,8 @@ def _paged(context: EventContext, stages: Iterable[str], size: int) -> Writes:
         name, _, step = stage.partition(".")
         shift = int(step) - 1 if name == "chain" else 0
         for span in row_spans(context, stage):
-            rows.append((span.request, range(span.start + shift, span.start + shift + span.count)))
+            at = span.start + (span.nodes[0] - 1 if name == "chain" and span.nodes else shift)
+            rows.append((span.request, range(at, at + span.count)))
     return _on_pages(context, rows, size)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -29,6 +29,7 @@ COMMANDS: tuple[str, ...] = (
     "relations",
     "replay",
     "shapes",
+    "show",
     "soak",
     "streams",
 )
@@ -39,6 +40,22 @@ app = typer.Typer(
     name="instep", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help="Does a fast engine for hybrid gated-delta-net models still compute the model?",
 )
+def _version(asked: bool) -> None:
+    if asked:
+        from ..report.machine import installed
+
+        print(f"instep {installed('instep') or 'from source'}")
+        raise typer.Exit
+
+
+@app.callback()
+def _every(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
+                                          help="Print the version.")] = False,
+) -> None:
+    """Options of every command."""
+
+
 for _name in COMMANDS:
     app.command(_name, cls=Command)(getattr(import_module(f".{_name}", __name__), _name))
 

@@ -26,6 +26,8 @@ def faults(
     names: Annotated[list[str] | None, typer.Argument(help="Faults by name; left out: all.")] = None,
     family: Annotated[list[str] | None, typer.Option(help="Only of this family; may be repeated.")] = None,
     ops: Annotated[list[str] | None, typer.Option(help="Only those of this op set; may be repeated.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Record the traces anew with this model, as one with experts; "
+                                                         "left out: as they come with instep.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes at a time; left out: as many as cores.", min=1)] = None,
     no_text: Annotated[bool, typer.Option("--no-text", help="Leave out what accuracy would see of them.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
@@ -53,7 +55,7 @@ def faults(
         raise typer.Exit(0)
     _traces_here()
     chosen = [replace(fault, how=replace(fault.how, **given.named)) for fault in chosen]
-    result = _run(chosen, jobs or os.cpu_count() or 1, not no_text)
+    result = _run(chosen, jobs or os.cpu_count() or 1, not no_text, checkpoint)
     if picture is not None:
         write_atomically({picture: picture_of(Matrix.of(result)).encode()})
     finish(render.of(result, commit), json, lambda console: render.show(result, console))
@@ -110,11 +112,16 @@ def _near(name: str, known: list[str]) -> str:
     return ", ".join(get_close_matches(name, known, n=5, cutoff=0.4) or known)
 
 
-def _run(chosen: list[Fault], jobs: int, text: bool) -> Result:
+def _run(chosen: list[Fault], jobs: int, text: bool, checkpoint: Path | None) -> Result:
+    from tempfile import TemporaryDirectory
+
     from ..faults import TRACES
     from ..faults.campaign import campaign
+    from ..faults.retrace import retraced
     from .progress import progress
 
-    name = f"{len(chosen)} faults"
-    with progress(name) as said:
-        return campaign(chosen, TRACES, jobs=jobs, text=text, progress=lambda ended, of: said(name, ended, of))
+    name, traces = f"{len(chosen)} faults", TRACES
+    with TemporaryDirectory(prefix="instep-traces-") as folder, progress(name) as said:
+        if checkpoint is not None:
+            traces = retraced(TRACES, (fault.trace for fault in chosen), checkpoint, Path(folder))
+        return campaign(chosen, traces, jobs=jobs, text=text, progress=lambda ended, of: said(name, ended, of))

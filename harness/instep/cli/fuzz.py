@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..options import DRAFTER
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ SEEDS = 2**31
 @takes_setting(
     several=("ops",), also=("engine",), ops="Op set, engine or module:attribute; left out: ledger, then plain.",
     strategy="How states are committed; left out: drawn by run.", conv="The same for conv windows.",
-    drafter="How drafts are made: eagle or vanilla.",
+    drafter=DRAFTER,
 )
 def fuzz(
     given: Given,

@@ -11,11 +11,12 @@ from typing import Annotated
 
 import typer
 
+from ..options import DRAFTER
 from .finish import finish
 from .setting import Given, takes_setting
 
 
-@takes_setting(ops="The op set that a source tree runs.", drafter="How drafts are made: eagle or vanilla.")
+@takes_setting(ops="The op set that a source tree runs.", drafter=DRAFTER)
 def gate(
     given: Given,
     before: Annotated[str, typer.Argument(help="Op set, module:attribute, or a source tree.")],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..options import PROPOSED
 from .finish import finish
 from .setting import Given, takes_setting
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 FIRST_STEPS = 3  # drafts a round where nobody says a number
 
 
-@takes_setting(ops="Op set by name, or module:attribute.", drafter="How drafts are made: eagle or vanilla.")
+@takes_setting(ops="Op set by name, or module:attribute.", drafter=PROPOSED)
 def generate(
     given: Given,
     checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face checkpoint directory.")],
@@ -49,6 +50,7 @@ def generate(
 ) -> None:
     """Decode prompts; exit 0: right, or not checked; 1: the reference says otherwise."""
     from instep_reference.contract.checkpoint import Checkpoint
+    from instep_reference.contract.drafters import in_use
     from instep_reference.contract.errors import BadInput
 
     from ..generate.decode import decode
@@ -65,7 +67,7 @@ def generate(
     must_hold(opened, setting.dtype)
     asked = _prompts(checkpoint, prompt, prompts, words, opened.config.vocab)
     kept = frozenset() if unchecked else _sample(list(asked), check)
-    steps = _steps(num_steps, adaptive, opened.config.mtp_layers)
+    steps = _steps(num_steps, adaptive, bool(in_use(opened.config, setting.mode).mtp_layers or setting.proposer()))
     ask = replace(
         _ask(checkpoint, opened, setting, asked, steps, tokens, batch, chunk, kept, trace),
         sampling=_sampling(temperature, top_k, top_p), seed=seed)
@@ -144,16 +146,16 @@ def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sam
     return said if said.draws else None
 
 
-def _steps(num_steps: int | None, adaptive: Path | None, mtp_layers: int) -> tuple[int, dict[str, Any] | None]:
-    """The first step count, and the controller's file as written."""
+def _steps(num_steps: int | None, adaptive: Path | None, drafts: bool) -> tuple[int, dict[str, Any] | None]:
+    """The first step count, and the controller's file as written. drafts: whether anybody makes them."""
     from instep_reference.contract.adaptive import AdaptiveFile
     from instep_reference.contract.errors import BadInput
 
-    if not mtp_layers and (num_steps or adaptive):
+    if not drafts and (num_steps or adaptive):
         raise BadInput("--num-steps", found="drafts", expected="0 and no --adaptive",
-                       hint="this checkpoint has no draft head")
+                       hint="no draft head is in use, and nobody proposes (--drafter ngram)")
     if adaptive is None:
-        return (FIRST_STEPS if mtp_layers else 0) if num_steps is None else num_steps, None
+        return (FIRST_STEPS if drafts else 0) if num_steps is None else num_steps, None
     file = AdaptiveFile.open(adaptive)
     brackets = (file.flat, *file.by_batch.values())
     stated = sorted({n for one in brackets if one is not None for n in one.candidate_steps or (1, FIRST_STEPS)})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..options import DRAFTER
 from .finish import finish
 from .setting import Given, takes_setting
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     strategy="How states are committed; left out: every strategy.", conv="The same for conv windows.",
     dtype="Activations, KV and conv windows, bfloat16 if left out.",
     state_dtype="How states are stored, fp32 if left out (with float64 fp64); float8_e4m3fn: with scales.",
-    drafter="How drafts are made: eagle or vanilla; left out: what fits the model.",
+    drafter=f"{DRAFTER[:-1]}; left out: what fits the model.",
 )
 def memory(
     given: Given,

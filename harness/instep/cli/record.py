@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..options import PROPOSED
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @takes_setting(
     without=("ops", "device", "dtype", "state_dtype", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv",
              "graphs", "guarded"),
-    drafter="How drafts are made: eagle or vanilla.",
+    drafter=PROPOSED,
     overlap="Rounds overlap: a request ends, and a step count changes, one round late.",
 )
 def record(
@@ -57,6 +58,8 @@ def make(
     from msgspec.structs import replace
 
     from instep_reference.contract.checkpoint import Checkpoint
+    from instep_reference.contract.drafters import EXTERNAL
+    from instep_reference.contract.errors import BadInput
 
     from ..replay.participants import Plan, reference
     from ..replay.setting import Setting
@@ -67,6 +70,8 @@ def make(
     from ..trace.header import Model, Recording
 
     opened, chosen = Checkpoint.open(directory), setting or Setting(dtype="float64")
+    if chosen.drafter == EXTERNAL and not policy.trees:
+        raise BadInput("--drafter", found="external, and nobody proposes", expected="ngram, or module:attribute")
     if chosen.overlap:
         policy = replace(policy, overlap=True, lag=max(policy.lag, 1))
     header, messages = header_of(
@@ -77,5 +82,5 @@ def make(
     for message in messages:
         print(message)
     plan = Plan(opened, header.room(), header.num_steps, header.adaptive_file("policy"), chosen)
-    steps_taken = list(drive(policy, prompts, header, reference(plan, chosen.activation)))
+    steps_taken = list(drive(policy, prompts, header, reference(plan, chosen.activation), propose=chosen.proposer()))
     return write(out, header, [step.event for step in steps_taken], recorded(steps_taken))

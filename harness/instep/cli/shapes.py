@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..options import DRAFTER
 from .finish import finish
 from .setting import Given, takes_setting
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-@takes_setting(ops="Op set, or module:attribute; left out: triton.", drafter="How drafts are made: eagle or vanilla.")
+@takes_setting(ops="Op set, or module:attribute; left out: triton.", drafter=DRAFTER)
 def shapes(
     given: Given,
     name: Annotated[list[str] | None, typer.Argument(help="Shapes by name; left out: all that there are.")] = None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..options import DRAFTER
 from .finish import finish
 from .setting import Given, takes_setting
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @takes_setting(
     several=("ops",), also=("engine",), ops="Op set, engine or module:attribute; left out: ledger, then plain.",
     strategy="How states are committed; left out: drawn with the engines.", conv="The same for conv windows.",
-    drafter="How drafts are made: eagle or vanilla.",
+    drafter=DRAFTER,
 )
 def soak(
     given: Given,

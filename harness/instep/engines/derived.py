@@ -19,6 +19,7 @@ from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Committed, Drafted, Event, Forwarded, Path, Region, Row
 from instep_reference.contract.engine import RequestState as State
+from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import AFTER_LAYERS, Place, See, unseen
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing, drawn
@@ -76,6 +77,8 @@ class DerivedEngine:
         self, asked: Asked, checkpoint: Checkpoint, capacity: Capacity, *, num_steps: int,
         adaptive: AdaptiveFile | None,
     ) -> None:
+        if capacity.track_interval is not None:
+            raise Unsupported("tracked prefixes: an engine that is led by verbs has none for them")
         self.asked, self.config, self.capacity = asked, checkpoint.config, capacity
         self.rounds, self.products = asked.rounds, asked.products
         self.controller, self.num_steps = Controller(resolve(adaptive, num_steps)), num_steps
@@ -151,7 +154,7 @@ class DerivedEngine:
             standing = self.requests[name]
             self.requests[name] = replace(standing, window=(_known(standing.root), *drafts))
         own = {}
-        if staying and self.asked.has("draft"):
+        if staying and self.config.mtp_layers and self.asked.has("draft"):
             chosen = tuple(drafts for name, drafts in zip(requests, picks, strict=True) if name in staying)
             own = dict(zip(staying, self.asked.draft(tuple(staying), self.num_steps, chosen), strict=True))
         width = max(map(len, picks))
@@ -191,7 +194,9 @@ class DerivedEngine:
                 drawing = Drawing(one.sampling, tokens, chain(len(tokens)), row.uniforms)
                 said.picks[row.request] = torch.tensor(drawn(logits.double(), drawing))
 
-    def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
+    def commit(
+        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
+    ) -> Committed:
         assert accepted is not None, "a trace has the accepted path of every request"
         own, widths = [], []
         for name, path in zip(requests, accepted, strict=True):

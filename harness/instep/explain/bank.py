@@ -27,6 +27,7 @@ from .appearance import appearance
 from .case import NUMERIC, Case, Explanation, case_of
 from .constants import constants
 from .elsewhere import elsewhere
+from .experts import experts
 from .fitted import fitted
 from .inputs import inputs
 from .judge import agrees, best
@@ -63,7 +64,7 @@ BANK: tuple[tuple[Family, ...], ...] = (
     (appearance,),
     (
         result_rows, read_rows, inputs, mixing, norms, products, constants, recurrence, positions, shares, memory,
-        states, tokens, windows, labels, addresses, trees,
+        states, tokens, windows, labels, addresses, trees, experts,
     ),
     (fitted,),
 )

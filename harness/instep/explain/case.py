@@ -163,7 +163,7 @@ def _of_piece(
     near = piece.from_own_inputs or piece
     scale = None
     if finding.place.component == "state":
-        found = context.subject.after[piece.request].state.get(piece.layer)
+        found = piece.left(context.subject).state.get(piece.layer)
         right, sampled = near.truth.state, near.yardsticks.state
         stored = None if oracle is None else oracle.rounds.get("state")
         if found is not None and stored is not None and found.dtype != stored:

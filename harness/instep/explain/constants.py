@@ -7,15 +7,14 @@ another configuration in the reference's own op. Leaves out: changed inputs (`in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from torch.nn import functional as F
 
-from instep_reference.weights import GdnWeights, MoeWeights
+from instep_reference.weights import GdnWeights
 
 from .case import Case, Explanation
-from .weights import layer_of, weighed, with_layer, with_mixer
+from .weights import layer_of, with_mixer
 
 LOG2E = 1.4426950408889634
 
@@ -128,24 +127,7 @@ def _sum(case: Case) -> Iterator[Explanation]:
         yield Explanation("lacks what the layer adds", case.right - added)
 
 
-def _mlp(case: Case) -> Iterator[Explanation]:
-    layer = layer_of(case)
-    if layer is None or not isinstance(layer.mlp, MoeWeights):
-        return
-    config, mlp = case.weights.config, layer.mlp
-    zero = replace(mlp.shared, down=torch.zeros_like(mlp.shared.down))
-    yield from with_layer(case, "lacks the shared expert", mlp=replace(mlp, shared=zero))
-    for other, says in ((config.experts_per_token - 1, "one expert too few"),
-                        (config.experts_per_token + 1, "one expert too many")):  # fmt: skip
-        if 0 < other <= config.experts:
-            yield from weighed(case, f"takes {says}", replace(case.weights, config=replace(
-                config, experts_per_token=other)))  # fmt: skip
-    says = "are not renormalised" if config.norm_topk else "are renormalised, and should not be"
-    yield from weighed(case, f"the shares of its experts {says}", replace(case.weights, config=replace(
-        config, norm_topk=not config.norm_topk)))  # fmt: skip
-
-
 FORMULAS: dict[str, Callable[[Case], Iterator[Explanation]]] = {
     "q": _q, "k": _k, "log_decay": _log_decay, "beta": _beta, "mixed": _mixed, "gated": _gated,
-    "attended": _attended, "opened": _opened, "joined": _joined, "residual": _sum, "hidden": _sum, "mlp": _mlp,
+    "attended": _attended, "opened": _opened, "joined": _joined, "residual": _sum, "hidden": _sum,
 }  # fmt: skip

@@ -49,6 +49,11 @@ def _standing(case: Case) -> Iterator[Explanation]:
     for says, state in _remembered(case):
         if (held := _part(case, state)) is not None:
             yield Explanation(f"holds what {says}", held)
+    copies = case.context.earlier
+    for says, kept in (*((f'under "{name}"', kept) for name, kept in copies.saved.items()),
+                       *((f'of request "{name}"', kept) for name, kept in copies.preempted.items())):  # fmt: skip
+        if (held := _part(case, kept.state)) is not None:
+            yield Explanation(f"holds what was kept {says}", held)
     for name, state in case.context.subject.after.items():
         if name != case.finding.request and (held := _part(case, state)) is not None and _is_theirs(case, name, held):
             yield Explanation(f'holds what belongs to request "{name}"', held)

@@ -15,7 +15,8 @@ from ..checks.directed import scene_of
 from ..checks.hypotheses import wrong_states
 from ..checks.run_again import wrong_updates
 from ..checks.scene import Scene, add, step
-from ..observe.recomputation import Recomputation, Run
+from ..observe.folding import Run
+from ..observe.recomputation import Recomputation
 from ..observe.updates import UPDATE
 from .case import Case, Explanation
 from .rings import overwritten

@@ -48,7 +48,7 @@ def _own(case: Case) -> int | None:
     stage, _, step = case.finding.place.stage.partition(".")
     answer, spans = case.context.subject.answer, row_spans(case.context, case.finding.place.stage)
     row = next((row for row, span in enumerate(spans) if span.request == case.finding.request), None)
-    if stage != "chain" or row is None or not isinstance(answer, Drafted):
+    if stage != "chain" or row is None or not isinstance(answer, Drafted) or answer.own_parents is not None:
         return None
     return int(answer.own[row, int(step) - 1])
 

@@ -16,10 +16,12 @@ from typing import Any
 import msgspec
 
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.drafters import EXTERNAL
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, RequestState
 
 from ..observe.event_digests import feed
 from ..observe.observers import LastStates
+from ..proposers import ngram
 from ..replay.replay import served
 from ..replay.setting import Setting
 from ..replay.single import engine, header_of
@@ -38,14 +40,16 @@ def spoken(trace: Path, setting: Setting, tokens: int) -> dict[str, Any]:
     loaded = read(trace)
     checkpoint = Checkpoint.open(trace.parent / loaded.header.checkpoint.near)
     policy = freed(read_policy(trace.with_suffix(POLICY)), loaded, tokens)
-    header, _ = header_of(policy, checkpoint)
+    setting = setting.recorded(loaded.header.recording)
+    header, _ = header_of(policy, checkpoint, recording=loaded.header.recording)
+    propose = ngram if setting.mode == EXTERNAL else None  # what is handed in must come from somewhere
     plain = engine(
         checkpoint, setting, header.room(), num_steps=header.num_steps, adaptive=header.adaptive_file("policy")
     )
     last, events, error = LastStates(plain, _digest), [], ""
     prompts = {arrival.prompt: _prompts(loaded)[arrival.request] for arrival in policy.arrivals}
     try:
-        for step in drive(policy, prompts, header, plain, [last]):
+        for step in drive(policy, prompts, header, plain, [last], propose):
             events.append(step.event)
     except Exception as broken:  # whatever it is: that it broke is what a user sees
         error = f"{type(broken).__name__}: {' '.join(str(broken).split())}"

@@ -62,6 +62,11 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "draft-kv": "the head's KV is not as long as the target's",
         "config-alias": "making the head changes the target's configuration",
     },
+    "drafters": {
+        "draft-validity": "the head's memory is valid for less than the target's, or is another one's",
+        "several-layers": "an MTP layer is fed with what belongs to another one",
+        "handed-in": "drafts that are handed in are not those that are verified",
+    },
     "numerics": {
         "gate-numerics": "gates or norms are computed by a formula that is almost the right one",
         "attention-numerics": "attention turns, weighs or sums with a number that is almost the right one",
@@ -100,6 +105,14 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "draw-rest": "behind a refused draft something else is drawn than what the target leaves",
         "draw-numbers": "temperature, top-k or top-p are another request's, or are applied otherwise",
     },
+    "prefixes": {
+        "prefix-count": "a prefix is tracked under another number of tokens, or a multiple is missed",
+        "prefix-state": "a prefix holds what its donor had after another token",
+        "prefix-component": "whoever goes on from a prefix is not given every part of it",
+        "prefix-draft-row": "the draft head's last row is made of another token than the next one",
+        "prefix-owner": "a prefix holds what belongs to another request",
+        "prefix-changed": "a prefix goes on changing with its donor",
+    },
     "trees": {
         "tree-as-chain": "a node goes on from the row before it, not from its parent",
         "commit-node": "the committed state is that of another node of the tree",
@@ -107,6 +120,12 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "parents-of-another": "a window is served in the shape of another one",
         "walk": "acceptance goes down another branch than the target's choices",
         "draft-node": "the draft head runs on a node with something of another node",
+        "grown-tree": "a tree that the drafter grows has other nodes, or other parents, than the scores say",
+    },
+    "experts": {
+        "expert-of-another": "a row goes to an expert, or takes a share, that is another's",
+        "expert-left-out": "an expert that a row has does not serve it",
+        "share-numerics": "shares, gates or experts are computed by a formula that is almost the right one",
     },
     "others": {
         "empty-batch": "a step without rows is not left alone",

@@ -17,6 +17,7 @@ import hypothesis
 from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace as with_fields
 
+from instep_optimized.ops.base import Ops
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError
@@ -164,7 +165,7 @@ class _Host:
         if self.smallest is None:
             self.result.examples += 1
             self.progress(self.result.examples)
-            self.result.coverage.begin(overlap=plan.setting.overlap)
+            self.result.coverage.begin(overlap=plan.setting.overlap, heads=header.heads)
         try:
             return Example(plan, header)
         except Exception as error:
@@ -241,7 +242,11 @@ def drawn_plan(choose: draw.Draw, settings: Settings, opened: Checkpoint, model:
     layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
     room, steps = draw.room(choose), draw.candidates(choose, layers)
     if nodes := settings.trees:
-        room, steps = draw.with_trees(room, steps, nodes)
+        grow = opened.config.mtp_layers == 1 and setting.mode == "eagle"
+        room, steps = draw.with_trees(choose, room, steps, nodes, grow=grow)
+    found = setting.subject()
+    if isinstance(found, Ops) and not found.keepers and opened.config.mtp_layers < 2:
+        room = draw.with_prefixes(choose, room)
     setting = draw.strategies(choose, setting, settings.sampled, trees=bool(nodes))
     adaptive = None if nodes else {"candidate_steps": sorted(steps), **HASTY}
     policy = Policy(

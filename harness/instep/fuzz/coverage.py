@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import ROW_FACTS, Phase, facts, kind_of, named
+from instep_reference.contract.event_facts import ROW_FACTS, Phase, facts, kind_of, named, tracks
 
 from ..trace.request_table import RequestTable
+from . import drafter_coverage
+from .prefix_coverage import PREFIXES
 from .tree_coverage import TREES
 
 
@@ -25,7 +27,8 @@ class Past:
     behind    requests that decoded while there were no steps; switched: the step count changed
     missed    how many commits of others there were since a request was last in a batch, while its accepted drafts may
               still be folded in; batch: requests of the last two commits
-    kept      name of a save -> slot and step count that it was made in; loads: how often it was loaded
+    kept      what is kept, by name -> slot and step count that it was made in; loads: how often it was loaded
+    hits      live requests that have loaded a prefix; accepted_in: prefixes that end with accepted tokens
     """
 
     accepted: dict[str, int] = field(default_factory=dict)
@@ -37,6 +40,8 @@ class Past:
     batch: tuple[int, int] = (0, 0)
     kept: dict[str, tuple[int | None, int]] = field(default_factory=dict)
     loads: Counter[str] = field(default_factory=Counter)
+    hits: set[str] = field(default_factory=set)
+    accepted_in: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Turn:
     after: RequestTable
     past: Past
     overlap: bool = False  # whether rounds overlap
+    heads: int = 1  # how many MTP layers are in use
 
 
 Condition = Callable[[Turn], bool]
@@ -60,16 +66,20 @@ class Coverage:
         self.met: Counter[str] = Counter()
         self.pairs: Counter[tuple[str, str]] = Counter()
         self.events: Counter[str] = Counter()
-        self._trees = False  # whether any run had windows that may be trees
+        self._trees = self._prefixes = False  # whether any run had windows that may be trees; tracked prefixes
+        self._drafters: dict[str, Condition] = {}  # of the drafters of the runs
         self.begin()
 
-    def begin(self, *, overlap: bool = False) -> None:
-        self._past, self._last, self._overlap = Past(), "start", overlap
+    def begin(self, *, overlap: bool = False, heads: int = 1) -> None:
+        self._past, self._last, self._overlap, self._heads = Past(), "start", overlap, heads
+        self._drafters |= drafter_coverage.of(heads)
 
     def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
-        turn, kind = Turn(before, event, after, self._past, self._overlap), kind_of(event)
+        turn, kind = Turn(before, event, after, self._past, self._overlap, self._heads), kind_of(event)
+        conditions = {**CONDITIONS, **TREES, **PREFIXES, **drafter_coverage.of(self._heads)}
         self._trees = self._trees or after.capacity.num_draft_tokens is not None
-        self.met.update(name for name, holds in {**CONDITIONS, **TREES}.items() if holds(turn))
+        self._prefixes = self._prefixes or after.capacity.track_interval is not None
+        self.met.update(name for name, holds in conditions.items() if holds(turn))
         self.events[kind] += 1
         self.pairs[self._last, kind] += 1
         self._last = kind
@@ -77,7 +87,8 @@ class Coverage:
 
     def counts(self) -> dict[str, int]:
         """Condition -> how many events met it."""
-        return {name: self.met[name] for name in (*CONDITIONS, *(TREES if self._trees else ()))}
+        further = (*(TREES if self._trees else ()), *(PREFIXES if self._prefixes else ()), *self._drafters)
+        return {name: self.met[name] for name in (*CONDITIONS, *further)}
 
 
 def _rows(turn: Turn, *kinds: str) -> list[e.Row]:
@@ -330,11 +341,17 @@ def _remember(turn: Turn) -> None:
         for name, count in past.accepted.items():
             if count and name in turn.after.live and name not in event.requests:
                 past.missed[name] = past.missed.get(name, 0) + 1
+    for name, under in tracks(event).items():
+        if under in turn.after.saved:
+            past.kept[under] = turn.before.live[name].slot, turn.before.num_steps
+            past.accepted_in |= {under} if isinstance(event, e.Commit) else set()
     if isinstance(event, e.Save):
         past.kept[event.name] = turn.before.live[event.request].slot, turn.before.num_steps
     if isinstance(event, e.Load):
         past.loads[event.name] += 1
+        past.hits |= {event.request} if turn.after.saved[event.name].prefix else set()
     for name in named(event) if facts(event).ends else ():
+        past.hits.discard(name)
         past.accepted.pop(name, None)
         past.missed.pop(name, None)
     if isinstance(event, e.Draft):

@@ -28,6 +28,7 @@ T = TypeVar("T")
 STEPS = (1, 3, 2, 7, 4)  # candidate step counts; a failing run shrinks to the first ones
 SAMPLED = tuple(OPTIONS)  # strategy and conv; the drafter depends on the model, so it is not drawn
 CHAINS = ("widened",)  # conv forms that serve chains alone
+TOPKS = (None, 2, 3, 1)  # children per node, where the drafter grows trees
 SLOTS = (2, 4)  # fewest and most slots
 SPREAD = 2  # slots are drawn from this many times as many, so that they are sparse
 PAGE_SIZES = (4, 16, 3)
@@ -36,6 +37,8 @@ ROOMY, TIGHT = 72, 24  # tokens per slot: enough for every event; so few that pa
 LONG = (63, 64, 65)  # around the chunk of the prefill kernels; rare, as they are slow
 # How requests sample; a failing run shrinks to the first ones. Most take the argmax.
 SAMPLINGS = (None, None, None, Sampling(1.0), Sampling(0.6, top_k=20), Sampling(1.5, top_p=0.9), Sampling(2.0, 50, 0.8))
+INTERVALS = (None, 4, 3)  # at which prefixes are tracked
+MOST_PREFIXES = 8  # that are kept at a time: each is a copy
 UNIFORMS = 1 << 12  # so many parts: coarse, for a uniform of nearly 1 hangs on how the last small weights are rounded
 STRIDES = (1, 3, 5)  # difference of neighbouring tokens: so few drawn numbers make a long prompt
 
@@ -61,10 +64,19 @@ def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
     return tuple(draw(st.lists(st.sampled_from(steps), min_size=min(2, len(steps)), max_size=3, unique=True)))
 
 
-def with_trees(room: Room, steps: Sequence[int], nodes: int) -> tuple[Room, tuple[int, ...]]:
-    """A capacity whose windows may be trees, and the one step count of its run: no path is longer."""
+def with_trees(draw: Draw, room: Room, steps: Sequence[int], nodes: int, *, grow: bool) -> tuple[Room, tuple[int, ...]]:
+    """A capacity whose windows may be trees, and the one step count of its run: no path is longer.
+
+    grow: whether there is a drafter that may grow trees of its own; then in most runs it does
+    """
     fitting = [count for count in steps if count < nodes] or [nodes - 1]
-    return with_fields(room, num_draft_tokens=nodes), (max(fitting),)
+    topk = draw(st.sampled_from(TOPKS)) if grow else None
+    return with_fields(room, num_draft_tokens=nodes, topk=topk), (max(fitting),)
+
+
+def with_prefixes(draw: Draw, room: Room) -> Room:
+    """A capacity with or without an interval at which prefixes are tracked."""
+    return with_fields(room, track_interval=draw(st.sampled_from(INTERVALS)))
 
 
 def strategies(draw: Draw, setting: Setting, fields: Collection[str], *, trees: bool = False) -> Setting:
@@ -77,12 +89,14 @@ def strategies(draw: Draw, setting: Setting, fields: Collection[str], *, trees: 
 
 
 def admit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    """A new request, or one with the prompt of a saved state. Free names are used again."""
+    """A new request, or one that begins with what is kept. Free names are used again."""
     name = next(name for name in map(_named, range(len(rules.table.live) + 1)) if name not in rules.table.live)
-    kept = [standing.prompt for standing in rules.table.saved.values()]
+    kept = list(rules.table.saved.values())
     sampling = draw(st.sampled_from(SAMPLINGS))
     if bool(kept) and draw(st.booleans()):
-        return e.Admit(name, draw(st.sampled_from(kept)), sampling)
+        one = kept[draw(st.integers(0, len(kept) - 1))]
+        further = _tokens(draw, rules, _size(draw, rules, edges)) if one.prefix else ()
+        return e.Admit(name, (*one.prompt, *further), sampling)
     return e.Admit(name, _tokens(draw, rules, _size(draw, rules, edges)), sampling)
 
 
@@ -105,7 +119,9 @@ def commit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     """A commit of all verified requests, in any order, that accepts no drafts, all drafts, or a drawn number."""
     names = tuple(draw(st.permutations(rules.legal()["commit"])))
     share = draw(st.sampled_from(("none", "ragged", "all")))
-    return e.Commit(names, tuple(_path(draw, rules, rules.table.live[name], share) for name in names))
+    paths = tuple(_path(draw, rules, rules.table.live[name], share) for name in names)
+    track = tuple(_under(draw, rules, name) for name in names)
+    return e.Commit(names, paths, track if any(track) else ())
 
 
 def set_num_steps(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
@@ -119,7 +135,7 @@ def save(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
 def load(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     name = draw(st.sampled_from(rules.legal()["load"]))
     prompt = rules.table.live[name].prompt
-    fitting = [kept for kept, standing in rules.table.saved.items() if standing.prompt == prompt]
+    fitting = [kept for kept, standing in rules.table.saved.items() if standing.fits(prompt)]
     return e.Load(name, draw(st.sampled_from(fitting)))
 
 
@@ -196,12 +212,23 @@ def _row(draw: Draw, rules: EventRules, edges: Sequence[int], kind: str, name: s
     if kind == "prefill":
         whole = draw(st.booleans())
         tokens = unread if whole else min(_size(draw, rules, edges), unread)
-        row = e.Row(name, "prefill", tokens, root if tokens == unread else None)
+        under, every = _under(draw, rules, name), rules.table.capacity.track_interval or 1
+        reached = rules.table.live[name].length + tokens
+        if under and reached % every:  # up to the last multiple before that, if there is one in the chunk
+            tokens, under = (less, under) if (less := tokens - reached % every) > 0 else (tokens, "")
+        row = e.Row(name, "prefill", tokens, root if tokens == unread else None, track=under)
     else:
         row = e.Row(name, "decode", root=root) if kind == "decode" else e.Row(name, "verify")
     due = uniforms_due(rules.table.live[name], row)
     uniforms = (draw(st.integers(0, UNIFORMS - 1)) / UNIFORMS for _ in range(due))
     return with_fields(row, uniforms=tuple(uniforms))
+
+
+def _under(draw: Draw, rules: EventRules, name: str) -> str:
+    """A name under which a prefix is tracked; where none may be, or none shall be, an empty one."""
+    table = rules.table
+    room = table.capacity.track_interval is not None and len(table.saved) < MOST_PREFIXES
+    return f"{name}, {len(table.saved)}" if room and draw(st.booleans()) else ""
 
 
 def _path(draw: Draw, rules: EventRules, standing: Standing, share: str) -> e.Path:

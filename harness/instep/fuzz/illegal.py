@@ -61,13 +61,15 @@ def _row(draw: Draw, rules: EventRules, legal: dict[str, tuple[str, ...]], name:
     kind: Any = draw(st.sampled_from(fitting or ["prefill", "verify", "decode"]))
     unread = rules.table.live[name].unread if name in rules.table.live else 1
     tokens = draw(st.sampled_from([1, unread, unread + 1, 0])) if kind == "prefill" else 1
-    return e.Row(name, kind, tokens, draw(st.sampled_from([None, _token(draw, rules)])))
+    track = draw(st.sampled_from(["", "", *rules.table.saved, NOBODY]))
+    return e.Row(name, kind, tokens, draw(st.sampled_from([None, _token(draw, rules)])), track=track)
 
 
 def _commit(draw: Draw, rules: EventRules) -> e.AnyEvent:
     names = _names(draw, rules, *rules.legal().get("commit", ()))[draw(st.integers(0, 1)) :]
     nodes = tuple(range(1, draw(st.integers(1, rules.table.num_steps + 2))))
-    return e.Commit(names or (NOBODY,), tuple(e.Path(nodes, _token(draw, rules)) for _ in names or (NOBODY,)))
+    track = draw(st.sampled_from([(), (), (NOBODY,), (NOBODY,) * len(names)]))
+    return e.Commit(names or (NOBODY,), tuple(e.Path(nodes, _token(draw, rules)) for _ in names or (NOBODY,)), track)
 
 
 def _kept(draw: Draw, rules: EventRules) -> str:

@@ -51,11 +51,24 @@ def _accepted(holds: Callable[[tuple[int, ...], int], bool]) -> Callable[[Turn],
     return lambda turn: any(holds(nodes, count) for nodes, count in trees(turn))
 
 
+def _grown(holds: Callable[[e.Draft, int], bool]) -> Callable[[Turn], bool]:
+    """Of a draft that grows trees: whether it holds for the event and the number of drafts of a grown tree."""
+
+    def drafted(turn: Turn) -> bool:
+        drafts = turn.before.capacity.grown(turn.before.num_steps)
+        return isinstance(turn.event, e.Draft) and drafts > 0 and holds(turn.event, drafts)
+
+    return drafted
+
+
 TREES: dict[str, Callable[[Turn], bool]] = {
     "trees of different shapes in one batch": _shapes_differ,
     "a tree beside a chain": _beside_chain,
     "a tree beside a prompt": _beside_prompt,
     "an accepted path that is not 1, 2, ...": _accepted(lambda nodes, _: nodes != tuple(range(1, len(nodes) + 1))),
     "nothing of a tree accepted": _accepted(lambda nodes, _: not nodes),
+    "trees grown for several requests": _grown(lambda event, _: len(event.requests) > 1),
+    "another window than the grown tree": _grown(lambda event, drafts: any(
+        len(one) != drafts for one in event.picks or ())),
     "the last node of a tree accepted": _accepted(lambda nodes, count: nodes[-1:] == (count - 1,)),
 }

@@ -128,7 +128,8 @@ def _decode(ask: Ask) -> Decoded:
     adaptive = header.adaptive_file("adaptive")
     served = engine(ask.checkpoint, ask.setting, header.room(), num_steps=header.num_steps, adaptive=adaptive)
     last = LastStates(served, on_host, ask.kept)
-    timed = list(_timed(drive(ask.policy, ask.prompts, header, served, [last]), ask.setting.device))
+    steps = drive(ask.policy, ask.prompts, header, served, [last], ask.setting.proposer())
+    timed = list(_timed(steps, ask.setting.device))
     return Decoded(ask, tuple(step.event for step, _ in timed), tuple(seconds for _, seconds in timed), last.found)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #   extend   forward: prefill and decode rows;  commit: accept_lens rows per request;  logits and pick: one
 #            row per request whose root is known. extend.i: the same, of MTP layer i; where a prompt goes on, but not
 #            far enough for the next layer, a row for that one too
-#   chain.i  draft: one row per request
+#   chain.i  draft: one row per request; where the drafter grows trees one per beam, and logits alone at chain.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class Expected:
     parents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of each node of a window, -1 for the root
     copies: frozenset[Copy] = frozenset()  # what is kept of requests after the event
     sampling: Mapping[str, Sampling] = field(default_factory=dict)  # of the requests that draw
+    prefixes: Mapping[str, int] = field(default_factory=dict)  # tracked so far: name -> how many tokens it has
+    topk: int | None = None  # where the drafter grows trees, the children of a node;  grown: the drafts of such a tree
+    grown: int = 0
 
     def tree(self, request: str) -> tuple[int, ...] | None:
         """The parent of each node of its window in flight; None: it does not branch."""
@@ -89,7 +92,7 @@ class Earlier:
 
     forward    the last forward; None before the first
     proposed   request -> what each MTP layer picked behind its root
-    preempted  request -> its copy; saved: name -> the copy kept under it
+    preempted  request -> its copy; saved: name -> the copy kept under it, or the prefix
     """
 
     forward: LastForward | None = None

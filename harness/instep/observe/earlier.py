@@ -24,7 +24,8 @@ def left_by(context: EventContext | None) -> Earlier:
     event, earlier, before = context.event, context.earlier, context.subject.before
     if isinstance(event, Forward | Commit):
         proposed = {**earlier.proposed, **_proposed(context)}
-        return replace(earlier, forward=last_forward(context), proposed=proposed)
+        made = {name: KeptCopy(prefix, ()) for name, prefix in context.subject.tracked.items()}
+        return replace(earlier, forward=last_forward(context), proposed=proposed, saved={**earlier.saved, **made})
     if isinstance(event, Save | Preempt) and event.request in before:
         kept = KeptCopy(before[event.request], earlier.proposed.get(event.request, ()))
         if isinstance(event, Save):

@@ -25,8 +25,9 @@ from instep_reference.contract.rounding import Product, Storage, read_as
 from ..player import Side
 from ..verdict import Skipped
 from .context import EventContext
+from .folding import Folding, Run, Runs
 from .layer_work import Work
-from .recomputation import Folding, Recomputation, Run, Runner, Runs, settled
+from .recomputation import Recomputation, Runner, settled
 from .states import StateOracle
 from .storage import narrower
 
@@ -93,4 +94,4 @@ def _drawn(piece: Recomputation, resampled: Callable[[int], Side], numbers: obje
 
 
 def _left(side: Side, piece: Recomputation) -> torch.Tensor:
-    return side.after[piece.request].state[piece.layer].to(cast(torch.Tensor, piece.truth.state))
+    return piece.left(side).state[piece.layer].to(cast(torch.Tensor, piece.truth.state))

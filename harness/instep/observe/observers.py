@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 
 from instep_reference.contract.engine import Admit, Answer, Engine, Event, Finish, RequestState
-from instep_reference.contract.event_facts import facts, named
+from instep_reference.contract.event_facts import facts, named, tracks
 
 from ..player import Observer, Side
 from ..trace.bounds import Bound
@@ -81,7 +81,11 @@ class States(Observer):
         for name in named(event) if facts(event).ends else ():
             self._live.pop(name, None)
         before, self.now = self.now, {name: on_host(self._engine.state(name)) for name in self._live}
-        return replace(side, before=before, after=self.now, wanted_num_steps=self._engine.next_num_steps())
+        made = getattr(side.answer, "tracked", {})
+        prefixes: Any = self._engine  # one that tracks any shows them, too (`Tracks`)
+        tracked = {under: on_host(prefixes.prefix(under)) for name, under in tracks(event).items() if name in made}
+        wish = self._engine.next_num_steps()
+        return replace(side, before=before, after=self.now, tracked=tracked, wanted_num_steps=wish)
 
     def live(self, now: Mapping[str, RequestState]) -> None:
         """These requests are live, and their states are known."""

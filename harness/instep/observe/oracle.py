@@ -18,7 +18,8 @@ import torch
 from instep_reference import gdn, trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Forward, RequestState
+from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Forward, Load, RequestState
+from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, draft_stage
 from instep_reference.contract.rounding import Product, Storage
 from instep_reference.gdn import GdnMemory
@@ -27,22 +28,16 @@ from instep_reference.weights import GdnWeights, Weights
 
 from ..verdict import Skipped
 from .context import EventContext
-from .head_rows import of_step, one_row, reading
+from .folding import Folding, PreviousStep, Run, Runs
+from .growth import head_tree
+from .handed_over import handed_over
+from .head_rows import of_node, reading, row_of_parent, wrong_rows
 from .layer_work import LayerWork, Work, draft_of, positions_of
 from .own_inputs import shown
 from .products import NONE
-from .recomputation import (
-    REMEMBERED,
-    Folding,
-    PreviousStep,
-    Recomputation,
-    Run,
-    Runner,
-    again,
-    fold,
-    only,
-)
+from .recomputation import REMEMBERED, Recomputation, Runner, only
 from .rows import RowSpan, paths, row_spans, rows
+from .same_piece import Remembering
 from .storage import entries
 from .tree_forms import lines
 
@@ -54,6 +49,7 @@ class Oracle:
     """
 
     every_op = True
+    _remembering: Remembering | None = None
 
     def __init__(
         self, checkpoint: Checkpoint, rounds: Mapping[str, Storage], width: torch.dtype,
@@ -88,8 +84,13 @@ class Oracle:
                 verified = self.flights.pop(span.request, None)
                 if verified is not None:
                     yield from self._commit(context, span, verified)
+        elif isinstance(event, Load):
+            for span in row_spans(context, "extend") if self.config.mtp_layers else ():
+                yield from self._loaded(context, span, event.name)
         elif isinstance(event, Draft) and self.config.mtp_layers == 1:
             yield from self._chains(context)
+        elif isinstance(event, Draft) and not self.config.mtp_layers and self.every_op:
+            yield Skipped("derived", context.index, "no draft head is in use: drafts are handed in")
 
     # -- the target --------------------------------------------------------------------------------------
 
@@ -197,6 +198,12 @@ class Oracle:
                 tree = verified.folding.parents
                 folding = self._folding(context, verified, verified.folding.base, span.count, tree)
                 yield replace(self.runner.fold(verified, folding, span.nodes), span=span)
+                under = tracks(context.event).get(name, "")
+                reached = context.expected.prefixes.get(under, 0) - span.start
+                if under in context.subject.tracked and 0 < reached < span.count:  # else it is the state itself
+                    inside = replace(span, count=reached, nodes=span.nodes[:reached])
+                    folding = self._folding(context, verified, verified.folding.base, reached, tree)
+                    yield replace(self.runner.fold(verified, folding, inside.nodes), span=inside, prefix=under)
         self._remember(span, layers)
         at = Place("trunk", AFTER_LAYERS, "final")
         final = None if forward is None else rows(forward.subject, at, forward.spans[name])
@@ -222,6 +229,14 @@ class Oracle:
         others.append(("reads the target's rows shifted by one", hidden.roll(1, 0)))
         yield from self._layers(context, span, tokens, hidden, context.subject.before[name], others)
 
+    def _loaded(self, context: EventContext, span: RowSpan, name: str) -> Iterator[Recomputation]:
+        """The last row of a prefix, with the token that follows in the prompt of the request that loads it."""
+        kept = context.earlier.saved.get(name)
+        if kept is None or kept.state.final is None or kept.state.length != span.start + 1:
+            return  # T0 has said so
+        tokens = list(context.expected.prompts[span.request][span.start + 1 :])
+        yield from self._layers(context, span, tokens, kept.state.final[None], kept.state)
+
     def _layers(
         self, context: EventContext, span: RowSpan, following: list[int], hidden: torch.Tensor, before: RequestState,
         others: Sequence[tuple[str, torch.Tensor]] = (),
@@ -246,23 +261,21 @@ class Oracle:
             others = [(f"reads {'the target' if chained else f'MTP layer {layer}'}'s rows", stale)]
 
     def _chains(self, context: EventContext) -> Iterator[Recomputation]:
-        """Step i reads draft i and the head's own y of its parent's step, which in a chain is the step before."""
-        answer, event = context.subject.answer, context.event
+        """A row reads the token of its node and the head's own y of its parent, which in a chain is the step before."""
+        answer, event, steps = context.subject.answer, context.event, context.expected.num_steps
         assert isinstance(answer, Drafted) and isinstance(event, Draft)
-        for i in range(1, answer.drafts.shape[1]):
+        for i in range(1, answer.drafts.shape[1] if context.expected.topk is None else steps):
             for span in row_spans(context, f"chain.{i}"):
-                before, line = context.subject.before[span.request], lines(context.expected.parents[span.request])[i]
-                *earlier, parent = line[:-1]
-                fed = [one_row(before.proposal_hidden)]
-                fed += [of_step(context, span, j, AFTER_LAYERS, "final") for j in line[1:-1]]
-                stale = [(f"reads the head's row of step {j}, not of step {parent}", y)
-                         for j, y in zip(earlier, fed, strict=False)]  # fmt: skip
-                bare = of_step(context, span, parent, 0, "hidden")
-                others = [*stale, ("reads the head's row before its final norm", bare)]
-                if fed[-1] is not None:
-                    token = int(answer.drafts[event.requests.index(span.request), i - 1])
-                    known = [(says, y) for says, y in others if y is not None]
-                    yield from self._head(context, span, f"chain.{i}", [token], fed[-1], before, known, line=line)
+                tree = head_tree(context, span.request, answer.drafts[event.requests.index(span.request)].tolist())
+                node, before = (*span.nodes, i)[0], context.subject.before[span.request]
+                if tree is None or node >= len(tree.parents):
+                    continue  # T0 has said so, or its beams are closer than rounding
+                line = lines(tree.parents)[node]
+                fed = row_of_parent(context, span, line)
+                if fed is not None:
+                    known = wrong_rows(context, span, line, len(tree.parents))
+                    token = tree.tokens[node - 1]
+                    yield from self._head(context, span, f"chain.{i}", [token], fed, before, known, line=line)
 
     def _head(
         self, context: EventContext, span: RowSpan, stage: str, tokens: list[int], hidden: torch.Tensor,
@@ -282,7 +295,7 @@ class Oracle:
         fused = rows(side, Place(stage, STAGE_LEVEL, "fused"), span)
         if fused is None or fused.shape[0] != span.count:
             return
-        scratch = [[of_step(context, span, step, 0, name) for step in line[1:-1]] for name in ("key", "value")]
+        scratch = [[of_node(context, span, step, 0, name) for step in line[1:-1]] for name in ("key", "value")]
         there = [[row for row in one if row is not None and len(row)] for one in scratch]
         if any(len(one) != len(line[1:-1]) for one in there):
             return
@@ -304,8 +317,17 @@ class Oracle:
         base: torch.Tensor | None = None,
     ) -> Recomputation:
         own = shown(context, span, stage, layer) if self.every_op else {}
-        runs, near = self.runner(work, span.count, base, own)
+        runs, near = self._ran(work, span.count, base, own)
         return Recomputation(span, stage, layer, *runs, work, own, near)
+
+    def _ran(
+        self, work: Work, count: int, base: torch.Tensor | None, own: Mapping[Place, torch.Tensor]
+    ) -> tuple[Runs, Runs | None]:
+        if not isinstance(work, LayerWork) or self.runner.generator.device.type != "cpu":
+            return self.runner(work, count, base, own)
+        if self._remembering is None or self._remembering.runner is not self.runner:
+            self._remembering = Remembering(self.runner)
+        return self._remembering(work, count, base, own)
 
     def _dithered(self, span: RowSpan, work: Work, base: torch.Tensor) -> Callable[[int], Run]:
         return partial(self.runner.dithered, work, base=base if span.kind == "prefill" else None)
@@ -357,25 +379,6 @@ def to_state(
         return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at, **forms.get("gdn", {}))[1].state
 
     return work
-
-
-def handed_over(base: torch.Tensor, previous: PreviousStep) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """What a miscounted step may have handed over instead of `base`, the state after it: a sentence, and the state."""
-    tokens = previous.tokens
-    if tokens is None:
-        return
-    count = len(tokens.of("beta"))
-    twice = "counts the tokens of the previous step twice"
-    yield twice, partial(_folded, tokens, base, range(count))
-    if previous.verb == "accepted":
-        yield twice, partial(again, tokens, base)
-    for some in range(1, count):
-        said = f"{some} token{'s' * (some > 1)} of the previous step; {count} were {previous.verb}"
-        yield f"was carried on from the state after {said}", partial(_folded, tokens, previous.base, range(some))
-
-
-def _folded(tokens: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:
-    return fold(tokens, base, nodes)[0]
 
 
 def _base(before: RequestState, layer: int, start: int) -> torch.Tensor:

@@ -17,7 +17,8 @@ from instep_reference.contract.place import Place
 from instep_reference.weights import Weights
 
 from .context import EventContext
-from .recomputation import Recomputation, Run, settled, true
+from .folding import Run
+from .recomputation import Recomputation, settled, true
 from .rows import RowSpan, rows
 from .updates import due
 

@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._C._functorch import is_batchedtensor
 
 from instep_reference import gdn
 from instep_reference.chunked import recur_by_products
@@ -115,8 +116,8 @@ class Operands:
         return torch.where(which.reshape(*which.shape, *[1] * (x.dim() - 1)) if which.dim() else which, cut, nearest)
 
     def _stays(self, weight: torch.Tensor) -> bool:
-        """Routers and shared gates. (Where there are any, draws are no further axis, and a tensor has an address.)"""
-        return bool(self._wide) and weight.data_ptr() in self._wide
+        """Routers and shared gates. What has draws as a further axis is no weight, and has no address."""
+        return bool(self._wide) and not is_batchedtensor(weight) and weight.data_ptr() in self._wide
 
     def _experts(self, place: Place) -> bool:
         config = self.config if place.stage == "trunk" else self.config.drafter()

@@ -9,18 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 
 from instep_reference import gdn
+from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product, Storage
 from instep_reference.weights import Weights
 
+from ..player import Side
+from .folding import Folding, Run, Runs
 from .layer_work import Work
 from .products import CUTS, FOLDED, InChunks, Operands
 from .reorder import Reordered, by_a_unit, up_or_down
+from .routes import ROUTER, Routes
 from .rows import RowSpan
 from .second_form import in_chunks, must_be_one_rule
 from .storage import entries, narrower, rounded
@@ -31,66 +34,13 @@ Store = Callable[[str, torch.Tensor], torch.Tensor]  # how a component is writte
 # (an attention head that wavers between two keys), 3 times the largest of 16 draws is exceeded by one error of a
 # correct engine in 31 000, of 4 draws by one in 93. Over many rows such numbers average out, and fewer draws do.
 DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
+MOST_EXPERTS = 16  # that all run where draws, which may choose otherwise, are one axis; of more, one draw after another
 # What comes out of an op that rounds it once, where its operands are no narrower than declared: draws from own inputs
 # show it before that rounding (`checks/allowance.py`).
 ROUNDED_ONCE = ("core",)
 WAVERS = ("attended",)  # a piece that shows it hangs on the error of one score
 KEPT = (*FOLDED, "update")  # of a token: what the delta rule takes in, and what it writes
 REMEMBERED = 16  # tokens of a step that are kept for the next one: a window, not a prompt
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run showed, and the state [HV, K, V] that it left; of several draws, with the draws as first axis.
-
-    onward: what went on from a place where that is not what was computed there: a subject's own rows.
-    """
-
-    places: Mapping[Place, torch.Tensor]
-    state: torch.Tensor | None = None
-    onward: Mapping[Place, torch.Tensor] = field(default_factory=dict)
-
-    def of(self, component: str) -> torch.Tensor:
-        """What the ops behind this place read."""
-        place = next(place for place in self.places if place.component == component)
-        return self.onward.get(place, self.places[place])
-
-
-class Runs(NamedTuple):
-    """A piece in fp64, and the declared forms of it, drawn several times."""
-
-    truth: Run
-    yardsticks: Run
-
-
-@dataclass(frozen=True)
-class PreviousStep:
-    """The step before this one: the state [HV, K, V] that it began with, in fp64, and the few tokens that it committed.
-
-    tokens  the truth's run over exactly these tokens, or None where they were many (a prompt)
-    verb    "accepted", "given"
-    """
-
-    base: torch.Tensor
-    tokens: Run | None
-    verb: str
-
-
-@dataclass(frozen=True)
-class Folding:
-    """A state and the tokens folded into it: base [HV, K, V] in fp64, and the first `count` tokens.
-
-    tokens    the truth's run over the whole window, which shows what each token folds in
-    previous  the step before this one; others: whose, and what they hold
-    parents   of the window's nodes, where it is a tree
-    """
-
-    base: torch.Tensor
-    count: int
-    previous: PreviousStep | None
-    others: Sequence[tuple[str, torch.Tensor]]
-    tokens: Run
-    parents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +54,7 @@ class Recomputation:
     dithered    so many further draws, in which every declared rounding falls up or down by chance
     narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
     leans       whether every second yardstick cuts operands off (`products.py`)
+    prefix      of a state that is tracked: the name under which it is kept; the span ends with its last token
     """
 
     span: RowSpan
@@ -119,6 +70,11 @@ class Recomputation:
     dithered: Callable[[int], Run] | None = None
     narrow: bool = False
     leans: bool = False
+    prefix: str = ""
+
+    def left(self, side: Side) -> RequestState:
+        """What a side holds that this piece ends in."""
+        return side.tracked[self.prefix] if self.prefix else side.after[self.request]
 
     @property
     def request(self) -> str:
@@ -164,16 +120,31 @@ class Runner:
         without a declaration one of fp32 products beside the token-by-token one.
         """
         draws = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_SAMPLED // rows)))
-        truth = self.true(work)
+        truth, width = self.true(work), self.rounded.embedding.dtype
         near = true(work, self.truth, own) if own and len(truth.places) > 1 else None
-        experts = self.rounded.config.experts > 0
-        both = self._sampled(
-            work, draws, self._store, base, experts=experts, own=None if near is None else own,
-            further=draws if experts or any(place.component in WAVERS for place in truth.places) else FEWEST_DRAWS,
-        )
+        if near is not None and near.route is not None:
+            near = near.route.served(lambda ranking: true(work, self.truth, own, ranking), near, own, width)
+        both = self._draws(work, draws, base, truth, near, own)
+        if truth.route is not None and near is not None and near.route is not None:
+            ranking = truth.route.following(near.route, truth.route.off(both[0].places[ROUTER]), width)
+            if not torch.equal(ranking, truth.route.ranking):
+                truth = true(work, self.truth, ranking=ranking)
+                both = self._draws(work, draws, base, truth, near, own)
         if base is not None and "gdn.chunk" not in self.products:
             both = [self._in_chunks(sampled, base, once) for sampled, once in zip(both, (False, True), strict=False)]
         return Runs(truth, both[0]), None if near is None else Runs(near, both[1])
+
+    def _draws(
+        self, work: Work, draws: int, base: torch.Tensor | None, truth: Run, near: Run | None,
+        own: Mapping[Place, torch.Tensor],
+    ) -> list[Run]:
+        """Draws of both runs, whose rows choose what they choose there."""
+        experts = self.rounded.config.experts > 0
+        return self._sampled(
+            work, draws, self._store, base, experts=experts, own=None if near is None else own,
+            further=draws if experts or any(place.component in WAVERS for place in truth.places) else FEWEST_DRAWS,
+            rankings=[run.route.ranking for run in (truth, near) if run is not None and run.route is not None],
+        )
 
     def true(self, work: Work) -> Run:
         """Only the fp64 run."""
@@ -229,11 +200,13 @@ class Runner:
     def _sampled(
         self, work: Work, draws: int, store: Store, base: torch.Tensor | None, *, experts: bool,
         chance: torch.Generator | None = None, own: Mapping[Place, torch.Tensor] | None = None, further: int = 0,
+        rankings: Sequence[torch.Tensor] = (),
     ) -> list[Run]:
-        """All draws at once, as a further axis; one by one where rows choose experts, which no axis can follow.
+        """All draws at once, as a further axis; one by one where rows choose among more than `MOST_EXPERTS`.
 
         base: the state before a prefill chunk; None: whatever the delta rule does here, it does token by token.
         own: rows that go on from their places in so many further draws, which are a run of their own.
+        rankings: the experts of the rows of either run; ROUTER is then a place of the draws, with what the router says.
         """
         operands = Operands(self.products, self.rounded, chunk=base is not None, chance=chance)
 
@@ -256,14 +229,19 @@ class Runner:
                 operands.seen(place)
                 return entries(place.component, goes, self.rounds)
 
-            state = work(self.rounded, see)
+            given = [rankings[0].where(number < draws, rankings[-1])] if rankings else []
+            with Routes(self.rounded.config, given) as routes:
+                state = work(self.rounded, see)
+            if given and routes.seen:
+                places[ROUTER] = routes.seen[0].scores
             if rule is not None:
                 state = rule.state
             return places, () if state is None else (store("state", state),)
 
-        with Reordered(self.generator, operands):
+        one_by_one = experts and self.rounded.config.experts > MOST_EXPERTS
+        with Reordered(self.generator, operands, together=not one_by_one):
             numbers = torch.arange(draws if own is None else draws + further)
-            if experts:
+            if one_by_one:
                 places, state = _stacked([draw(number) for number in numbers])
             else:
                 places, state = torch.func.vmap(draw, randomness="different")(numbers)
@@ -305,8 +283,11 @@ class Runner:
         return up_or_down(tensor, dtype, self.generator)
 
 
-def true(work: Work, weights: Weights, own: Mapping[Place, torch.Tensor] | None = None) -> Run:
-    """One run as the weights have it. own: rows that go on from their places, where they are shaped as these."""
+def true(
+    work: Work, weights: Weights, own: Mapping[Place, torch.Tensor] | None = None, ranking: torch.Tensor | None = None
+) -> Run:
+    """One run as the weights have it. own: rows that go on from their places, where they are shaped as these.
+    ranking: the experts of the rows, instead of those that they choose."""
     places: dict[Place, torch.Tensor] = {}
     onward: dict[Place, torch.Tensor] = {}
 
@@ -318,8 +299,9 @@ def true(work: Work, weights: Weights, own: Mapping[Place, torch.Tensor] | None 
         onward[place] = mine.to(tensor)
         return onward[place]
 
-    state = work(weights, see)
-    return Run(places, state, onward)
+    with Routes(weights.config, () if ranking is None else (ranking,)) as routes:
+        state = work(weights, see)
+    return Run(places, state, onward, routes.seen[0] if routes.seen else None)
 
 
 def fold(run: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from instep_reference.contract.rounding import Blocked, Storage
 
 from .products import MULTIPLY, Operands
+from .routes import Routes
 from .storage import by_chance
 
 # One rounding to nearest moves a number by a uniform draw within half a unit in the last place. Over mantissas m that
@@ -62,16 +63,35 @@ class Reordered(TorchFunctionMode):
     """While it is entered, sums and functions come out as they might elsewhere; every call is a draw of its own.
 
     operands: what the subject declares to multiply narrower.
+    together: whether draws are a further axis. What rows choose differs between them, so every expert runs: whoever
+    did not choose it gives it weight 0.
+    following: notes what rows choose, and gives them what the truth chose.
     """
 
-    def __init__(self, generator: torch.Generator, operands: Operands | None = None) -> None:
+    def __init__(
+        self, generator: torch.Generator, operands: Operands | None = None, *, together: bool = False,
+        following: Routes | None = None,
+    ) -> None:
         super().__init__()
-        self.generator, self.operands = generator, operands
+        self.generator, self.operands, self.together, self.following = generator, operands, together, following
+
+    def __enter__(self) -> Reordered:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        if self.following is not None:
+            self.following.__enter__()
+        return self
+
+    def __exit__(self, *failed: Any) -> None:
+        if self.following is not None:
+            self.following.__exit__(*failed)  # type: ignore[no-untyped-call]
+        super().__exit__(*failed)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given, name = kwargs or {}, func.__name__
+        if name == "nonzero" and self.together:
+            return torch.arange(args[0].shape[0])[:, None]
         if name not in MOVED:
             return func(*args, **given)
         if name == "softmax":

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Path
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Load, Path
 from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
 from ..player import Side
@@ -25,7 +25,8 @@ class RowSpan:
     """One request's rows of a stage: `count` from `begin`, the first of them at position `start`.
 
     logit_begin, logit_rows: where its rows begin among those whose logits are asked for, and how many they are.
-    nodes: of a commit, the window's nodes behind the rows, root first.
+    nodes: of a commit, the window's nodes behind the rows, root first; of a draft that grows trees, which of the head's
+    rows it is, 1 for the first beam of the first step (every one has a span of its own).
     """
 
     request: str
@@ -51,8 +52,16 @@ def row_spans(context: EventContext, stage: str) -> list[RowSpan]:
         return _pack(_of_forward(context, event, stage)) if family in ("trunk", "extend") else []
     if isinstance(event, Commit):
         return _pack(_of_commit(context, event)) if family == "extend" else []
+    if isinstance(event, Load) and stage == "extend" and event.name in context.expected.prefixes:
+        last = context.expected.prefixes[event.name] - 1  # with its own next token it is a row of its prompt
+        return _pack([(event.request, "prefill", 1, last, 0, ())])
     if isinstance(event, Draft) and family == "chain":
         step, expected = int(stage.partition(".")[2]), context.expected  # a head runs on no draft that has no child
+        if expected.topk is not None:
+            first, topk = 1 + (step - 1) * expected.topk, expected.topk
+            beams = [(node,) for node in range(first, first + topk)] if step else [()]
+            return _pack([(name, "draft", 1, expected.lengths_after[name], 1, nodes)
+                          for name in event.requests for nodes in beams])  # fmt: skip
         return _pack([(name, "draft", 1, expected.lengths_after[name], 1, ()) for name in event.requests
                       if step in expected.parents[name]])  # fmt: skip
     return []
@@ -98,12 +107,25 @@ def parted(context: EventContext, stage: str, span: RowSpan) -> bool:
             one is not None and other is not None and not torch.equal(one, other)
             for one, other in zip(*said, strict=True)
         )
+    if context.expected.topk is not None:
+        return _other_beams(context, span)
     ours, right = context.subject.answer, context.truth.answer
     if not (isinstance(ours, Drafted) and isinstance(right, Drafted)):
         return False
     assert isinstance(context.event, Draft)
     row, step = context.event.requests.index(span.request), int(stage.partition(".")[2])
     return ours.drafts[row, :step].tolist() != right.drafts[row, :step].tolist()
+
+
+def _other_beams(context: EventContext, span: RowSpan) -> bool:
+    """Whether the sides that there are run a row of a grown tree behind different tokens."""
+    from .growth import grown_of  # which stands on contexts, as this file does
+
+    sides = (side for side in (context.subject, context.truth, context.rounded) if side is not None)
+    growths = [grown_of(context, side, span.request) for side in sides]
+    paths = {None if one is None or any(node >= len(one.parents) for node in span.nodes)
+             else tuple(map(one.path, span.nodes)) for one in growths}  # fmt: skip
+    return len(paths) > 1 or None in paths
 
 
 _Piece = tuple[str, Literal["prefill", "verify", "decode", "commit", "draft"], int, int, int, tuple[int, ...]]

@@ -21,9 +21,10 @@ from instep_reference.weights import Weights
 
 from ..verdict import Skipped
 from .context import EventContext
+from .folding import PreviousStep
 from .oracle import Oracle, to_state, tree_of
 from .products import NONE
-from .recomputation import PreviousStep, Recomputation, Runner
+from .recomputation import Recomputation, Runner
 from .rows import RowSpan, rows
 
 

@@ -26,7 +26,7 @@ ASSETS = files(__package__) / "assets"
 ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
-class Table(NamedTuple):
+class Listing(NamedTuple):
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
 
@@ -46,7 +46,7 @@ class Page:
     exit: Exit
     summary: Sequence[str]
     messages: Sequence[str]
-    tiers: Table
+    tiers: Listing
     terminal: str
     charts: Mapping[str, Any]
 
@@ -100,10 +100,10 @@ def _findings(charts: Mapping[str, Any]) -> str:
         for run in charts["runs"] for found in run["findings"]
     ]
     heads = ("run", "where", "what it is", "measured", "seen again with")
-    return f"<section><h2>Findings</h2>\n{_table(Table(heads, rows))}\n</section>" if rows else ""
+    return f"<section><h2>Findings</h2>\n{_table(Listing(heads, rows))}\n</section>" if rows else ""
 
 
-def _table(table: Table) -> str:
+def _table(table: Listing) -> str:
     heads = "".join(f"<th>{escape(head)}</th>" for head in table.heads)
     rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     return f'<div class="wide"><table><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table></div>'

@@ -61,7 +61,7 @@ class Lanes:
 def lanes_of(trace: Trace, kinds: Sequence[str], *, overlap: bool = False) -> Lanes:
     """Every event of the trace, by the rules. kinds: of the trunk's layers, as the configuration names them."""
     found, rules = Lanes(steps=[[0, trace.header.num_steps]]), EventRules(trace.header, overlap=overlap)
-    drafts, table = trace.header.checkpoint.mtp_layers > 0, rules.table
+    drafts, table = trace.header.heads > 0, rules.table
     open_stays: dict[str, list[int]] = {}
     for index, event in enumerate(trace.events):
         before = dict(table.live)

@@ -19,7 +19,7 @@ from ..report.data import listed_findings, worst
 from ..report.words import DIFFERS, command, command_at, divergence, numbers, where
 from ..trace.file import Trace
 from . import cells
-from .document import Page, Table, document
+from .document import Listing, Page, document
 from .lanes import Lanes, lanes_of
 from .maps import maps_of
 
@@ -51,10 +51,10 @@ def _summary(outcome: Outcome) -> str:
     return f"{outcome.plan.setting.name} {word}: {numbers} in {outcome.served_events} of {outcome.of} events"
 
 
-def _tiers(outcomes: Sequence[Outcome]) -> Table:
+def _tiers(outcomes: Sequence[Outcome]) -> Listing:
     """As the terminal has it, without lines that only tell how a run was set up."""
     heads = ("run", "tier", "compared", "blocks", "elements", "undecided", "part of the allowance used")
-    return Table(heads, [
+    return Listing(heads, [
         (outcome.plan.setting.name, *terminal.cells_of(total)) for outcome in outcomes
         for total in terminal.tiers(outcome)
     ])

@@ -145,11 +145,11 @@ class Arm:
     def show(self, file: Path) -> Shown:
         """The states and the acceptance after one walk through the course."""
         answer = self.ask("show", file=str(file))
-        memory: dict[str, dict[str, dict[int, Any]]] = {}
+        memory: dict[str, dict[str, Any]] = {}
         for name, tensor in load_file(file).items():
             request, field, layer = name.rsplit("/", 2)
             memory.setdefault(request, {}).setdefault(field, {})[int(layer)] = tensor
-        empty: dict[str, dict[int, Any]] = {"conv": {}, "state": {}, "keys": {}, "values": {}}
+        empty: dict[str, Any] = {"conv": {}, "state": {}, "keys": {}, "values": {}}
         states = {
             request: RequestState(length, root, None, None, **(empty | memory.get(request, {})))
             for request, (length, root) in answer["numbers"].items()

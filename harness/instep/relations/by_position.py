@@ -21,6 +21,7 @@ from instep_reference.contract.place import STAGE_LEVEL, Place
 
 from ..engines.derived import DerivedEngine
 from ..observe.context import EventContext
+from ..observe.growth import head_tree
 from ..observe.memory import UNWATCHED
 from ..observe.observers import on_host
 from ..observe.rows import RowSpan, row_spans
@@ -176,7 +177,7 @@ class Server:
 
     def __init__(self, header: Header, player: Player, engine: object) -> None:
         self.rules, self.player, self.engine = EventRules(header), player, engine
-        heads = {layer: torch.empty(0) for layer in range(header.checkpoint.mtp_layers)}
+        heads = {layer: torch.empty(0) for layer in range(header.heads)}
         # Of a state only the number of MTP layers is looked at, to know whose rows are whose.
         self.unasked = e.RequestState(0, None, None, None, {}, {}, {}, {}, heads, heads)
 
@@ -222,8 +223,11 @@ def _keys(context: EventContext, stage: str, span: RowSpan) -> tuple[Key, ...]:
         return tuple(range(span.start, span.start + span.count))
     step = int(stage.partition(".")[2])
     picks = (context.event.picks or ())[context.event.requests.index(span.request)]
-    _, *drafts = lines(context.expected.parents[span.request])[step]
-    return ((span.start, *(picks[node - 1] for node in drafts)),)
+    tree = head_tree(context, span.request, picks)
+    if tree is None:
+        return ((span.start, step, *span.nodes),)
+    _, *drafts = lines(tree.parents)[(*span.nodes, step)[0]]
+    return ((span.start, *(tree.tokens[node - 1] for node in drafts)),)
 
 
 def _accepted(block: Block, nodes: tuple[int, ...]) -> Block:

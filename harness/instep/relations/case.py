@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from msgspec.structs import replace as with_fields
+
 from instep_optimized import OptimizedEngine
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.by_row import BY_ROW
@@ -55,6 +57,8 @@ class Case:
     ) -> Case:
         """From a plan; `until`: the trace up to this event."""
         cut = trace if until is None else replace(trace, events=trace.events[: until + 1])
+        recording = with_fields(cut.header.recording, drafter=plan.setting.mode)
+        cut = replace(cut, header=with_fields(cut.header, recording=recording))
         return cls(cut, plan, plan.setting.subject(), bitwise, tokens)
 
     @cached_property

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from instep_optimized.layout import StateLayout
 
 from ..adapters import Subject
-from ..verdict import Tier
+from ..verdict import Skipped, Tier
 from .base import Case, Relation, Results, not_by_verbs
 from .by_position import PositionRecord
 from .compare import same
 from .engine_changes import WindowsOfOne
+from .guesses import WHY, without_guesses
 from .rewrites import undrawn, with_other_drafts, without_speculation
 from .timeline import (
     Rewrite,
@@ -30,6 +31,7 @@ from .timeline import (
     prompt_only,
     rejected,
     rescheduled,
+    timelines_of,
 )
 from .tolerance import Yardstick
 
@@ -48,6 +50,16 @@ def where_rows_are_invariant(case: Case) -> bool:
     return case.rows_are_invariant
 
 
+def where_prefixes_are_prefilled_alike(case: Case) -> bool:
+    """A request that shares a prefix with others, and brings it itself in the other run."""
+    return where_rows_are_invariant(case) and (case.labels or not brought_anew(case))
+
+
+def brought_anew(case: Case) -> bool:
+    """Whether some prefix is brought in other chunks than its donor's: products over them are summed otherwise."""
+    return any(step.anew for timeline in timelines_of(case.trace) for step in timeline.steps)
+
+
 def for_labels(case: Case) -> bool:
     """Products over a chunk are summed in another order than those over two: only labels are exact."""
     return case.labels
@@ -60,17 +72,23 @@ def rewritten(
     """A row of the table; `exact`: whether this case is compared bit by bit."""
 
     def hold(case: Case) -> Results:
-        for one, other in runs(case):
+        for whole in runs(case):
+            one, other = map(without_guesses, whole)
+            if one is not whole[0]:
+                yield Skipped(name, 0, WHY)
             if exact(case):
                 yield from same(name, one, other)
             else:
                 yield from Yardstick(name, case.truth(), case.rounded, one, other, case.drawn).compare()
-        if exact is where_rows_are_invariant and not exact(case) and case.row_by_row is not None:
+        if exact in BY_ROWS and not exact(case) and case.row_by_row is not None and not brought_anew(case):
             for one, other in runs(case.row_by_row):
-                yield from same(name, one, other)
+                yield from same(name, without_guesses(one), without_guesses(other))
 
     tiers = (Tier.BITWISE,) if exact is always else (Tier.BITWISE, Tier.PROPAGATED)
     return Relation(name, says, catches, tiers, hold, lacks)
+
+
+BY_ROWS = (where_rows_are_invariant, where_prefixes_are_prefilled_alike)
 
 
 # What has no meaning
@@ -82,7 +100,7 @@ def nobody_decodes(case: Case) -> str | None:
 
 def nobody_drafts(case: Case) -> str | None:
     return nobody_decodes(case) or (
-        None if case.trace.header.checkpoint.mtp_layers else "this model has no draft head"
+        None if case.trace.header.heads else "no draft head is in use"
     ) or not_by_verbs("no verb shows what a draft head computes")(case)
 
 
@@ -183,7 +201,7 @@ REWRITTEN: tuple[Relation, ...] = (
     ),
     rewritten(
         "alone", "a request alone in the engine is served as in the batch", _alone,
-        "a product whose rows share one scale",
+        "a product whose rows share one scale", exact=where_prefixes_are_prefilled_alike,
     ),
     rewritten(
         "draft_layout", "draft extend over a window's rows is draft extend over its accepted rows alone",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle
+from itertools import accumulate, cycle
 from typing import Literal
 
 import msgspec
@@ -41,6 +41,7 @@ class TimelineStep:
     round    `drafts` were verified, those at `nodes` are right, and `root` follows. parents: of the drafts of a tree;
              None: a chain
     origins  the trace's events: of a round its draft, verify and commit, else one
+    anew     a chunk that stands for a prefix which was not prefilled like that: of it other bits are right, too
     """
 
     kind: Literal["chunk", "decode", "round", "preempt", "resume"]
@@ -51,6 +52,7 @@ class TimelineStep:
     nodes: tuple[int, ...] = ()
     parents: tuple[int, ...] | None = None
     uniforms: tuple[float, ...] = ()
+    anew: bool = False
 
     @property
     def right(self) -> tuple[int, ...]:
@@ -103,11 +105,15 @@ def timelines_of(trace: Trace) -> list[Timeline]:
                         kind: Literal["chunk", "decode"] = "chunk" if row.kind == "prefill" else "decode"
                         step = TimelineStep(kind, (index,), row.tokens, row.root, uniforms=row.uniforms)
                         live[row.request].steps.append(step)
-            case e.Commit(requests=names, accepted=paths) if paths is not None:
+                    if row.track:
+                        saved[row.track] = _prefix(live[row.request].steps, trace.header)
+            case e.Commit(requests=names, accepted=paths, track=track) if paths is not None:
                 for name, path in zip(names, paths, strict=True):
                     (begun, drafts, shape), (ran, drawn) = drafted[name], verified[name]
                     step = TimelineStep("round", (begun, ran, index), 0, path.bonus, drafts, path.nodes, shape, drawn)
                     live[name].steps.append(step)
+                for name, kept in zip(names, track, strict=False):
+                    saved[kept] = _prefix(live[name].steps, trace.header)  # if it reached none, nobody loads it
             case e.Save(request=name, name=kept):
                 saved[kept] = tuple(live[name].steps)
             case e.Load(request=name, name=kept):
@@ -117,6 +123,18 @@ def timelines_of(trace: Trace) -> list[Timeline]:
             case e.Resume(request=name):
                 live[name].steps.append(TimelineStep("resume", (index,)))
     return found
+
+
+def _prefix(steps: Sequence[TimelineStep], header: Header) -> tuple[TimelineStep, ...]:
+    """The chunks that bring the tracked tokens of a request: its own, where they end there; else one."""
+    said = [step for step in steps if step.kind in ("chunk", "decode", "round")]
+    tokens = sum(step.tokens if step.kind == "chunk" else len(step.nodes) + 1 for step in said)
+    count = tokens - tokens % (header.capacity.track_interval or 1)
+    chunks = [replace(step, root=None, uniforms=()) for step in steps if step.kind == "chunk"]
+    ends = [*accumulate(step.tokens for step in chunks)]
+    if count in ends:
+        return tuple(chunks[: ends.index(count) + 1])
+    return (TimelineStep("chunk", (0,), count, anew=True),)
 
 
 def _new(name: str, found: Sequence[Timeline]) -> str:
@@ -281,7 +299,7 @@ def _header(header: Header, widths: Iterable[int], most: int, *, trees: bool) ->
         return msgspec.structs.replace(header, capacity=room)
     candidates = tuple(sorted({*header.candidates, *widths, 0}))
     tokens = max(header.capacity.max_tokens, most)
-    room = msgspec.structs.replace(header.capacity, max_tokens=tokens, num_draft_tokens=None)
+    room = msgspec.structs.replace(header.capacity, max_tokens=tokens, num_draft_tokens=None, topk=None)
     written = {"candidate_steps": list(candidates)}
     return msgspec.structs.replace(header, candidates=candidates, adaptive=written, capacity=room)
 

@@ -164,6 +164,13 @@ class GuardedEngine:
         with calling("state"):
             return checked_state(self._engine, request, self._labels)
 
+    def prefix(self, name: str) -> RequestState:
+        with calling("prefix"):
+            found = checked_state(self._engine, name, self._labels, "prefix")
+            must(found.final is not None, "prefix: final", found.final, "a tensor")
+            must_hold("prefix: final", found.final, self._labels)
+            return found
+
     def next_num_steps(self) -> int:
         with calling("next_num_steps"):
             return checked_num_steps(self._engine)
@@ -211,10 +218,10 @@ class Materialized(Observer):
             return replace(side, answer=materialized(side.answer))
 
 
-def checked_state(engine: Any, request: str, labels: bool = False) -> RequestState:
-    """The logical state of a request, if it is one. labels: whether it holds whole numbers."""
-    found = engine.state(request)
-    must(isinstance(found, RequestState), "state", found, "a `RequestState`")
+def checked_state(engine: Any, request: str, labels: bool = False, asked: str = "state") -> RequestState:
+    """The logical state of a request, or a prefix, if it is one. labels: whether it holds whole numbers."""
+    found = getattr(engine, asked)(request)
+    must(isinstance(found, RequestState), asked, found, "a `RequestState`")
     assert isinstance(found, RequestState)
     for name in (field.name for field in fields(RequestState) if str(field.type).startswith("dict")):
         value, axes = getattr(found, name), 2 if name == "conv" else 3
@@ -246,6 +253,9 @@ def checked_answer(event: Event, found: object) -> Answer | None:
     if kind is None:
         return None
     must(isinstance(found, kind), what, found, f"a `{kind.__name__}`")
+    made = getattr(found, "tracked", {})
+    right = isinstance(made, Mapping) and all(name in names and _whole(count) for name, count in made.items())
+    must(right, f"{what}: tracked", made, "its requests with whole numbers")
     if isinstance(found, Forwarded):
         right = isinstance(found.own, dict) and all(isinstance(own, torch.Tensor) for own in found.own.values())
         must(right, f"{what}: own", found.own, "requests with tensors")
@@ -254,7 +264,11 @@ def checked_answer(event: Event, found: object) -> Answer | None:
             must_hold(f"{what}: own of {name!r}", own, whole=True)
         return found
     for field in fields(found):  # type: ignore[arg-type]
+        if field.name == "tracked":
+            continue
         value = getattr(found, field.name)
+        if value is None and field.default is None:
+            continue
         right = isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == len(names)
         must(right, f"{what}: {field.name}", value, f"a tensor with {len(names)} lines, one per request")
         must_hold(f"{what}: {field.name}", value, whole=True)

@@ -45,9 +45,12 @@ SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_di
           "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow: the ledger's rows are only counted
 
 
-def ledger(config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None) -> LedgerEngine:
+def ledger(
+    config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None, mode: str = "eagle",
+    room: Capacity | None = None,
+) -> LedgerEngine:
     """The orchestration of a model without its arithmetic: legal, complete choices in microseconds."""
-    return LedgerEngine(shadow(config), num_steps=num_steps, adaptive=adaptive)
+    return LedgerEngine(shadow(config), num_steps=num_steps, adaptive=adaptive, mode=mode, room=room)
 
 
 def shadow(config: ModelConfig) -> ModelConfig:
@@ -102,7 +105,8 @@ def participants(
     instrumentation.of(shown, poison=options.poison, guarded=options.guarded and not chosen.packed, replays=replays)
     judged = guarded(setting.ops, subject, labels=moves_labels(chosen), arithmetic=instrumentation,
                      answered=instrumentation.answered)  # fmt: skip
-    truth = Participant("ledger", ledger(checkpoint.config, num_steps=num_steps, adaptive=adaptive))
+    truth = Participant("ledger", ledger(
+        checkpoint.config, num_steps=num_steps, adaptive=adaptive, mode=setting.mode, room=capacity))
     watch, said = Watch(shown, options.poison), declared(chosen, setting.activation, setting.state, setting.kv)
     return Participants(
         judged, truth, None, watch, shown, chosen, calls, instrumentation=instrumentation,

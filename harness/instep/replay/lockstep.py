@@ -32,6 +32,7 @@ from ..trace.request_table import RequestTable
 from ..verdict import Comparison, Skipped, Tier, Verdict
 from .failures import failures
 from .guard import SubjectFailed
+from .participant import Participant
 from .participants import Participants
 from .patching import PatchableEngine
 from .variant import spelled
@@ -53,6 +54,7 @@ class Lockstep:
         ops = participants.ops
         self.inside = HIDDEN if ops is not None and ops.fused_gdn is not None else frozenset[str]()
         self.last: EventContext | None = None
+        self.rankings: list[list[torch.Tensor]] = []  # by event, what the rows of the truth chose in every router
 
     def step(self) -> EventContext:
         index, event = self.next, self.trace.events[self.next]
@@ -63,7 +65,8 @@ class Lockstep:
         begun = time.perf_counter()
         with torch.inference_mode():
             truth = self.participants.truth.serve(event)
-            rounded = None if self.participants.rounded is None else self.participants.rounded.serve(event)
+            self.rankings.append(self.participants.truth.rankings())
+            rounded = None if self.participants.rounded is None else self._followed(self.participants.rounded, index)
         self.seconds["reference"] += time.perf_counter() - begun
         self.participants.patching.begin(index, (truth if rounded is None else rounded).places)
         if isinstance(event, Forward):
@@ -114,9 +117,15 @@ class Lockstep:
         """The rounded run from the start up to this event, as another draw. Every choice stands in the trace."""
         assert self.participants.rounded_draw is not None
         rounded = self.participants.rounded_draw(draw)
-        for event in self.trace.events[:last]:
-            rounded.serve(event)
-        return rounded.serve(self.trace.events[last])
+        for index in range(last):
+            self._followed(rounded, index)
+        return self._followed(rounded, last)
+
+    def _followed(self, rounded: Participant, index: int) -> Side:
+        """The event on a rounded run, whose rows go to the experts that the truth's rows chose: it errs by arithmetic,
+        not by a choice."""
+        rounded.follow(self.rankings[index])
+        return rounded.serve(self.trace.events[index])
 
 
 def expect(before: RequestTable, after: RequestTable) -> Expected:
@@ -136,7 +145,10 @@ def expect(before: RequestTable, after: RequestTable) -> Expected:
         prompts={name: s.prompt for table in (before, after) for name, s in table.live.items()},
         parents={name: s.parents for table in (before, after) for name, s in table.live.items() if s.window},
         copies=after.copies(),
+        prefixes={name: kept.length for name, kept in after.saved.items() if kept.prefix},
         sampling={name: s.sampling for name, s in after.live.items() if s.sampling is not None and s.draws},
+        topk=after.capacity.topk,
+        grown=after.capacity.grown(after.num_steps),
     )
 
 

@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import torch
+
 from instep_reference.contract.engine import Engine, Watched
 from instep_reference.contract.place import See, unseen
 
 from ..observe.activations import Activations
 from ..observe.observers import Answered, OnHost, States, Within
+from ..observe.reorder import Reordered
+from ..observe.routes import Routes
 from ..player import Observer, Player
 from .guard import Checked, GuardedEngine, Materialized
 
@@ -43,6 +47,15 @@ class Participant(Player):
         looking = [*([self.states] if asked else []), self.activations, OnHost(), Materialized(), within]
         super().__init__(name, engine, [*looking, *closest])
         engine.watch(lambda place, tensor: self.activations(place, first(place, tensor)))
+
+    def rankings(self) -> list[torch.Tensor]:
+        """The experts that rows chose in the event that was just served, router by router."""
+        return [route.ranking for route in self.arithmetic.seen] if isinstance(self.arithmetic, Routes) else []
+
+    def follow(self, rankings: list[torch.Tensor]) -> None:
+        """Rows of the next event go to these."""
+        if isinstance(self.arithmetic, Reordered) and self.arithmetic.following is not None:
+            self.arithmetic.following.given = rankings
 
 
 def guarded(name: str, subject: WatchedEngine, *, labels: bool = False, **given: Any) -> Participant:

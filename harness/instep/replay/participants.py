@@ -27,6 +27,7 @@ from instep_optimized.ops.base import Ops
 from instep_reference.adaptive import resolve
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.drafters import in_use
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import See, unseen
@@ -44,6 +45,7 @@ from ..observe.instrumentation import Instrumentation, replays_of
 from ..observe.memory import Watch
 from ..observe.products import Operands
 from ..observe.reorder import Reordered, up_or_down
+from ..observe.routes import Routes
 from ..observe.shown import WHOLE, Shown
 from ..observe.storage import entries, narrower, rounded
 from .declared import NOTHING, Declared, declared
@@ -68,6 +70,11 @@ class Plan:
     adaptive: AdaptiveFile | None
     setting: Setting
     directory: Path | None = None  # where the checkpoint stands
+
+    @property
+    def in_use(self) -> Checkpoint:
+        """The checkpoint as the drafter of this plan uses it, for whoever computes layers again."""
+        return replace(self.checkpoint, config=in_use(self.checkpoint.config, self.setting.mode))
 
 
 @dataclass
@@ -111,7 +118,8 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
     says: Declares = found if engine is None else engine  # a verb's `make` declares nothing before it was called
     if moves_labels(ops):
         true, rounded, draw = Participant("truth", LedgerEngine(
-            plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=setting.mode
+            plan.checkpoint.config, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=setting.mode,
+            room=plan.capacity,
         )), None, None
     else:
         true, draw = truth_participant(plan), partial(rounded_participant, plan, says, asked=engine is not None)
@@ -148,8 +156,8 @@ def _of_an_op_set(
 
 
 def _of_a_maker(plan: Plan, maker: Maker, variant: Variant) -> tuple[Subject, Instrumentation]:
-    """Somebody else's engine, and what logs it."""
-    setting, handed = plan.setting, lent_copies(plan)
+    """Somebody else's engine, and what logs it. Where drafts are handed in, its model has no draft head."""
+    setting, handed = plan.setting, lent_copies(replace(plan, checkpoint=plan.in_use))
     _must_be_as_it_is(setting, variant)
     instrumentation = instrumentation_of(handed, None)
     with instrumentation.making("the engine"):
@@ -174,7 +182,7 @@ def _of_verbs(plan: Plan, found: ByVerbs, variant: Variant) -> tuple[DerivedEngi
             dtype=setting.activation,
         )
         asked = Asked(must_have(made, found.name), found.make, plan.checkpoint.config)
-    engine = DerivedEngine(asked, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive)
+    engine = DerivedEngine(asked, plan.in_use, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive)
     if "regions" not in asked.feeds:
         return engine, None
     log = Instrumentation(
@@ -206,7 +214,7 @@ def bare(plan: Plan) -> Subject:
     if isinstance(found, ByVerbs):
         return _of_verbs(plan, found, AS_IS)[0]
     return make_subject(
-        found, plan.checkpoint, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive,
+        found, plan.in_use, plan.capacity, num_steps=plan.num_steps, adaptive=plan.adaptive,
         device=setting.device, dtype=setting.activation, layout=setting.layout,
     )
 
@@ -249,13 +257,15 @@ def enough_memory(capacity: Capacity) -> Iterator[None]:
 def reference(plan: Plan, dtype: torch.dtype) -> ReferenceEngine:
     """The reference in some width; on the CPU, whatever the subject runs on."""
     weights = Weights.of(plan.checkpoint, dtype, torch.device("cpu"))
-    return ReferenceEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
+    return ReferenceEngine(
+        weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
 
 
 def truth_participant(plan: Plan, *, asked: bool = True) -> Participant:
     """The reference in fp64. asked: whether its states are asked for."""
-    of = digest_of(plan.checkpoint, "truth", plan.num_steps, plan.adaptive, plan.setting.mode, asked)
-    return Reusing("truth", reference(plan, torch.float64), of, asked=asked)
+    of = digest_of(plan.checkpoint, "truth", plan.num_steps, plan.adaptive, plan.setting.mode, asked, _room(plan))
+    routes = Routes(plan.checkpoint.config)
+    return Reusing("truth", reference(plan, torch.float64), of, arithmetic=routes, asked=asked)
 
 
 def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool = True) -> Participant:
@@ -267,16 +277,22 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     said, generator = declares(plan, found), torch.Generator().manual_seed(abs(draw))
     chance = generator if draw < 0 else None
     weights = Weights.of(plan.checkpoint, plan.setting.width, torch.device("cpu"))
-    engine = StoringEngine(weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode)
+    engine = StoringEngine(
+        weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
     engine.stored = said.rounds.get("state", plan.setting.state)
     engine.operands = Operands(said.products, weights, chance=chance)
     engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
-    arithmetic = Reordered(generator, engine.operands)
+    arithmetic = Reordered(generator, engine.operands, following=Routes(plan.checkpoint.config))
     of = digest_of(
         plan.checkpoint, draw, said, plan.setting.width, plan.setting.state, plan.num_steps, plan.adaptive,
-        plan.setting.mode, asked)
+        plan.setting.mode, asked, _room(plan))
     return Reusing(
         "rounded", engine, of, arithmetic=arithmetic, first=rounding(said.rounds, chance), asked=asked)
+
+
+def _room(plan: Plan) -> tuple[int | None, ...]:
+    """All that the reference does with a capacity."""
+    return plan.capacity.topk, plan.capacity.num_draft_tokens, plan.capacity.track_interval
 
 
 def candidates(num_steps: int, adaptive: AdaptiveFile | None) -> tuple[tuple[int, ...], tuple[str, ...]]:

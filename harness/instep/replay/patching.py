@@ -20,9 +20,10 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place, See, draft_stage
 
 from ..observe.context import EventContext
+from ..observe.folding import Run
 from ..observe.layer_work import Work
 from ..observe.oracle import Oracle
-from ..observe.recomputation import Recomputation, Run
+from ..observe.recomputation import Recomputation
 from ..observe.rows import RowSpan, rows
 from ..observe.updates import due
 from ..verdict import Comparison

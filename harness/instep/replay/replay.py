@@ -138,8 +138,8 @@ class Replay:
         from ..explain import Older, explained  # which stands on `localise`, and that on this
 
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
-        must_fit(variant.patch, self.plan.checkpoint.config, end if until is None else min(until, end))
-        must_have(layers or (), self.plan.checkpoint.config)
+        must_fit(variant.patch, self.plan.in_use.config, end if until is None else min(until, end))
+        must_have(layers or (), self.plan.in_use.config)
         try:
             participants = participants_of(self.plan, variant)
         except SubjectFailed as failed:
@@ -224,10 +224,10 @@ def oracle_for(
     if participants.engine is not None and not participants.engine.shows_layers:
         memory = participants.instrumentation is not None
         return FreeOracle(
-            plan.checkpoint, declared.rounds, plan.setting.width, declared.products, redraws=REDRAWS,
+            plan.in_use, declared.rounds, plan.setting.width, declared.products, redraws=REDRAWS,
             dithered=DITHERED, memory=memory,
         )
-    oracle = PatchedOracle(plan.checkpoint, declared.rounds, plan.setting.width, declared.products)
+    oracle = PatchedOracle(plan.in_use, declared.rounds, plan.setting.width, declared.products)
     oracle.patches = frozenset(variant.patch)
     return oracle
 

@@ -22,6 +22,7 @@ from instep_reference.contract.engine import Event
 from instep_reference.rounds import Rounds
 
 from ..observe.reorder import Reordered
+from ..observe.routes import Route, Routes
 from ..player import Side
 from .participant import Participant
 
@@ -32,13 +33,14 @@ REMEMBERED = ("requests", "preempted", "saved", "num_steps")  # by a reference e
 @dataclass(frozen=True)
 class Served:
     """An event that was served. left: what the engine remembers after it; chance, form: where its arithmetic stood;
-    tensors: the bytes of all memory of tensors that it holds, by its address."""
+    routes: what its rows chose; tensors: the bytes of all memory of tensors that it holds, by its address."""
 
     side: Side
     left: Mapping[str, Any]
     chance: torch.Tensor | None
     form: str | None
     tensors: Mapping[int, int]
+    routes: tuple[Route, ...] = ()
 
 
 class Shelf:
@@ -130,11 +132,12 @@ class Reusing(Participant):
         engine, within = self.reference, self.arithmetic
         left = {name: copy(getattr(engine, name)) for name in REMEMBERED}
         left["controller"] = deepcopy(engine.controller)
-        storages = [tensor.untyped_storage() for tensor in _tensors((side, left))]
+        routes = tuple(within.seen) if isinstance(within, Routes) else ()
+        storages = [tensor.untyped_storage() for tensor in _tensors((side, left, routes))]
         held = {storage.data_ptr(): storage.nbytes() for storage in storages}
         drawn = within.generator.get_state() if isinstance(within, Reordered) else None
         operands = within.operands if isinstance(within, Reordered) else None
-        return Served(side, left, drawn, None if operands is None else operands.form, held)
+        return Served(side, left, drawn, None if operands is None else operands.form, held, routes)
 
     def _take_up(self, left: Mapping[str, Any]) -> None:
         for name, value in left.items():
@@ -142,6 +145,8 @@ class Reusing(Participant):
 
     def _arithmetic_at(self, served: Served) -> None:
         within = self.arithmetic
+        if isinstance(within, Routes):
+            within.seen = list(served.routes)
         if isinstance(within, Reordered) and served.chance is not None:
             within.generator.set_state(served.chance)
             if within.operands is not None:

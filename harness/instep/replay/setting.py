@@ -13,7 +13,6 @@ import torch
 
 from instep_optimized import Options, options
 from instep_optimized.commit import OURS, known
-from instep_optimized.draft import MODES
 from instep_optimized.layout import StateLayout
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.interpreter import wanted_on
@@ -24,6 +23,7 @@ from ..adapters import Maker, find
 from ..adapters.keepers import OPTIONS, with_keeper
 from ..engines import verbs
 from ..engines.verbs import ByVerbs
+from ..proposers import NAMES, Propose, mode_of, proposer
 from ..trace.header import Recording
 
 DEFAULTS = Options()  # where nothing is named
@@ -38,7 +38,6 @@ KVS: Mapping[str, Storage] = {FP8: SCALED_KV}
 LAYOUTS = ("VK", "KV")
 KNOWN: Mapping[str, Collection[str]] = {
     "dtype": WIDTHS, "state_dtype": STATES, "kv_dtype": KVS, "layout": LAYOUTS, "snapshot_layout": LAYOUTS,
-    "drafter": MODES,
 }
 
 
@@ -55,7 +54,8 @@ class Setting:
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
     strategy  how recurrent states are committed; conv: how conv windows are. `lazy-rerun` is as good as `lazy_rerun`.
               Ours, one that the op set brings, one that a package offers, or module:attribute
-    drafter   how drafts are made; None: as the trace says, or the engine's default where there is no trace
+    drafter   how drafts are made, or who proposes what an engine is handed (`proposers.py`); None: as the trace says,
+              or the engine's default where there is no trace
     graphs    rounds are held in graphs: CUDA's on a GPU, an emulator's elsewhere
     overlap   a round may be launched before the counts of the round before are known
     guarded   red zones stand between the units of every pool
@@ -89,6 +89,8 @@ class Setting:
                 raise BadInput(f"--{name.replace('_', '-')}", found=found, expected=_either(values))
             object.__setattr__(self, name, found.replace("-", "_"))
         device_here(self.device)
+        if self.drafter is not None and self.drafter not in NAMES and ":" not in self.drafter:
+            raise BadInput("--drafter", found=self.drafter, expected=f"{_either(NAMES)}, or module:attribute")
         for name, component in OPTIONS.items():
             found = getattr(self, name)
             if found.replace("-", "_") in OURS[component]:
@@ -118,8 +120,12 @@ class Setting:
 
     @property
     def mode(self) -> str:
-        """The drafter, once nobody has named another."""
-        return self.drafter or DEFAULTS.drafter
+        """How the engine drafts, once nobody has named another."""
+        return mode_of(self.drafter or DEFAULTS.drafter)
+
+    def proposer(self) -> Propose | None:
+        """Who is asked for the drafts that an engine is handed; None: nobody."""
+        return proposer(self.drafter or DEFAULTS.drafter)
 
     @classmethod
     def of(cls, **named: Any) -> Setting:

@@ -16,11 +16,13 @@ import torch
 from instep_reference.contract.engine import Committed, Forwarded, Path, Row
 from instep_reference.contract.place import Place, See
 from instep_reference.contract.rounding import Storage
-from instep_reference.engine import ReferenceEngine
+from instep_reference.engine import Memories, ReferenceEngine
 from instep_reference.gdn import GdnMemory
 
 from ..observe.products import InChunks, Operands
 from ..observe.storage import rounded
+
+States = Callable[[int, GdnMemory], torch.Tensor]  # by layer, of what is there
 
 
 class StoringEngine(ReferenceEngine):
@@ -62,22 +64,39 @@ class StoringEngine(ReferenceEngine):
     def forward(self, rows: tuple[Row, ...]) -> Forwarded:
         answer = super().forward(rows)
         self._store(row.request for row in rows)
+        for row in rows:
+            if row.track:
+                memory = self.requests[row.request].standing.memory
+                self.saved[row.track] = replace(self.saved[row.track], memory=memory)
         return answer
 
-    def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
-        answer = super().commit(requests, accepted)
+    def commit(
+        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
+    ) -> Committed:
+        answer = super().commit(requests, accepted, track)
         self._store(requests)
+        for name, under in zip(requests, track, strict=False):
+            if name in answer.tracked:
+                kept = self.saved[under]
+                self.saved[under] = replace(kept, memory=_with(kept.memory, self._rounded))
         return answer
 
     def _store(self, requests: Iterable[str]) -> None:
         for name in requests:
-            self._keep(name, lambda layer, memory: rounded(memory.state, self.stored))
+            self._keep(name, self._rounded)
 
-    def _keep(self, name: str, state: Callable[[int, GdnMemory], torch.Tensor]) -> None:
-        """Another state in every GDN layer of a request."""
+    def _rounded(self, layer: int, memory: GdnMemory) -> torch.Tensor:
+        return rounded(memory.state, self.stored)
+
+    def _keep(self, name: str, state: States) -> None:
         live = self.requests[name]
-        kept = tuple(
-            replace(memory, state=state(layer, memory)) if isinstance(memory, GdnMemory) else memory
-            for layer, memory in enumerate(live.standing.memory)
-        )
+        kept = _with(live.standing.memory, state)
         self.requests[name] = replace(live, standing=replace(live.standing, memory=kept))
+
+
+def _with(memories: Memories, state: States) -> Memories:
+    """Another state in every GDN layer of a request."""
+    return tuple(
+        replace(memory, state=state(layer, memory)) if isinstance(memory, GdnMemory) else memory
+        for layer, memory in enumerate(memories)
+    )

@@ -47,6 +47,9 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
             say(console, f"{outcome.plan.setting.name}: {said}", style="dim")
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
     for outcome in outcomes:
+        if not outcome.verdict.findings:
+            say(console, _conclusion(outcome))
+    for outcome in outcomes:
         if outcome.verdict.findings:
             say(console, divergence(outcome))
     if said := left_out(outcomes[0]):  # always the last line: what was not compared has not agreed
@@ -57,6 +60,12 @@ def left_out(outcome: Outcome) -> str:
     """The tiers that nobody asked for; empty where all were."""
     asked, left = named(outcome.tiers), named(outcome.left_out)
     return f"only {asked} judged; left out by --tiers: {left}" if left else ""
+
+
+def _conclusion(outcome: Outcome) -> Text:
+    """The verdict of a run that did not diverge, and what it stands on."""
+    said = f": {short(outcome.verdict.elements)} numbers compared in {outcome.served_events} of {outcome.of} events"
+    return Text.assemble(f"{outcome.plan.setting.name} ", VERDICTS[outcome.verdict.exit], said)
 
 
 def _runs(outcomes: Sequence[Outcome]) -> Table:

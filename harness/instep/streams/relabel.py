@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from instep_reference.contract import engine as e
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import named
 
 from ..observe.tree_forms import depths
 from ..trace.event_rules import EventRules
@@ -46,7 +47,7 @@ class Labelled:
 def relabelled(trace: Trace) -> Labelled:
     """The trace in stamps, for the model of `checkpoint.py` with as many requests."""
     events, names = trace.events, tuple(event.request for event in trace.events if isinstance(event, e.Admit))
-    made = config(len(names), mtp_layers=min(trace.header.checkpoint.mtp_layers, 1))
+    made = config(len(names), mtp_layers=min(trace.header.heads, 1))
     digest = stream_checkpoint(made).digest
     model = Model("in memory", digest, digest, made.vocab, made.mtp_layers)
     header = replace(trace.header, checkpoint=model, stop=None)
@@ -69,7 +70,7 @@ def _prompts(events: Sequence[e.AnyEvent]) -> dict[int, int]:
             live[event.request] = owner[number] = number
         elif isinstance(event, e.Save):
             saved[event.name] = owner[live[event.request]]
-        elif isinstance(event, e.Load):
+        elif isinstance(event, e.Load) and event.name in saved:  # else it is a prefix
             owner[live[event.request]] = saved[event.name]
     return owner
 
@@ -83,15 +84,16 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.numbers: dict[str, int] = {}
-        self.admitted = 0
+        self.texts: list[tuple[int, ...]] = []  # the stamped prompts, in order of admission
 
     def stamped(self, index: int, event: e.AnyEvent, rules: EventRules) -> e.AnyEvent:
         match event:
             case e.Admit():
-                owner = self.prompts[self.admitted]
-                self.numbers[event.request] = self.admitted
-                self.admitted += 1
-                return replace(event, prompt=tuple(_token(owner, at) for at in range(len(event.prompt))))
+                number = self.numbers[event.request] = len(self.texts)
+                owner, prefix = self.prompts[number], self._prefix(index, event.request, rules)
+                own = (*prefix, *(_token(number, at) for at in range(len(prefix), len(event.prompt))))
+                self.texts.append(own if owner == number else self.texts[owner])
+                return replace(event, prompt=self.texts[number])
             case e.Draft():
                 return self._draft(index, event, rules)
             case e.Forward():
@@ -100,6 +102,16 @@ class _Writer:
             case e.Commit():
                 return self._commit(event, rules)
         return event
+
+    def _prefix(self, index: int, name: str, rules: EventRules) -> tuple[int, ...]:
+        """The stamps of the prefix that a request is given next; none, where it is given none."""
+        for event in self.events[index + 1 :]:
+            if isinstance(event, e.Load) and event.request == name and event.name in rules.table.saved:
+                kept = rules.table.saved[event.name]
+                return kept.prompt if kept.prefix else ()
+            if name in named(event):
+                break
+        return ()
 
     def _draft(self, index: int, event: e.Draft, rules: EventRules) -> e.Draft:
         picks, given = [], event.picks or ()

@@ -51,6 +51,8 @@ def _pages(event: e.Event, name: str, before: RequestTable, after: RequestTable)
         case "round":
             then, now = before.live[name], after.live[name]
             begin, end = then.length, max(now.length, then.length + max(len(then.window), len(now.window)))
+            if isinstance(event, e.Draft):  # the rows of all beams, whatever the window
+                end = max(end, begin + after.capacity.drafted(after.num_steps, 0))
         case "":
             return ()
     size, pages = after.capacity.page_size, after.live[name].pages

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from msgspec.structs import replace
@@ -29,6 +29,9 @@ from .policy import Arrival, Policy, ScheduledAction
 from .request_table import Standing
 from .tree_picks import picks
 
+if TYPE_CHECKING:
+    from ..proposers import Propose
+
 
 @dataclass(frozen=True)
 class Step:
@@ -40,10 +43,13 @@ class Step:
 
 def drive(
     policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, engine: e.Engine,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Observer] = (), propose: Propose | None = None,
 ) -> Iterator[Step]:
-    """Yield events until every request is over. The engine serves each of them; `observers` see it."""
-    return _Driver(policy, prompts, header, Player("driven", engine, observers)).run()
+    """Yield events until every request is over. The engine serves each of them; `observers` see it.
+
+    propose: who makes the drafts of chains, on the tokens that the host knows; None: the engine's own head
+    """
+    return _Driver(policy, prompts, header, Player("driven", engine, observers), propose).run()
 
 
 def recorded(steps: list[Step]) -> dict[str, torch.Tensor]:
@@ -60,11 +66,12 @@ def recorded(steps: list[Step]) -> dict[str, torch.Tensor]:
 def own_say(event: e.Event, answer: e.Answer | None) -> torch.Tensor | None:
     """The engine's own choices, also where others are forced, as one int64 vector; None where nothing is chosen.
 
-    Draft: the head's argmaxes [B * n]; forward: the target's, in batch order; commit: accepted counts [B], bonus [B].
+    Draft: the head's argmaxes [B * n], or the tokens and then the parents of the trees that it grew; forward: the
+    target's, in batch order; commit: accepted counts [B], bonus [B].
     """
     match event, answer:
-        case _, e.Drafted(own=own):
-            return own.flatten().cpu()
+        case _, e.Drafted(own=own, own_parents=parents):
+            return torch.cat([own.flatten(), *([] if parents is None else [parents.flatten()])]).cpu()
         case e.Forward(rows=rows), e.Forwarded(own=said):
             found = [said[row.request].flatten().cpu() for row in rows if row.request in said]
             return torch.cat(found) if found else None
@@ -75,9 +82,10 @@ def own_say(event: e.Event, answer: e.Answer | None) -> torch.Tensor | None:
 
 class _Driver:
     def __init__(
-        self, policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, player: Player
+        self, policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, player: Player,
+        propose: Propose | None = None,
     ) -> None:
-        self.policy, self.prompts, self.player = policy, prompts, player
+        self.policy, self.prompts, self.player, self.propose = policy, prompts, player, propose
         self.rules = EventRules(header, overlap=policy.overlap)
         self.most = header.room().request_positions
         self.queue = deque(sorted(policy.arrivals, key=lambda arrival: arrival.arrive))
@@ -87,6 +95,7 @@ class _Driver:
         self.forced = 0  # how many forced acceptances were used
         self.ending: set[str] = set()  # the requests that were complete after the round before
         self.round = 0
+        self.behind: dict[str, tuple[int, int]] = {}  # where rounds overlap: tokens before the last one, its drafts
         self.dice = Random(policy.seed)
 
     def run(self) -> Iterator[Step]:
@@ -130,11 +139,26 @@ class _Driver:
             if arrival.prompt not in self.prompts:
                 raise BadInput("policy arrivals", found=f'prompt "{arrival.prompt}"', expected=f"{list(self.prompts)}")
             self.arrivals[arrival.request] = arrival
-            prompt = self.prompts[arrival.prompt]
+            prompt = (*self._text(arrival), *self.prompts[arrival.prompt])
             if len(prompt) > self.most:
                 raise BadInput(f'prompt "{arrival.prompt}"', found=f"{len(prompt)} tokens",
                                expected=f"at most {self.most}, the positions that a request may have")
             yield self._do(e.Admit(arrival.request, prompt, arrival.sampling))
+            yield from self._hit(arrival.request, prompt)
+
+    def _text(self, arrival: Arrival) -> tuple[int, ...]:
+        """All tokens so far of the request that it comes behind."""
+        there = {standing.request: standing for standing in (*self.rules.table.ended, *self.rules.table.live.values())}
+        if arrival.behind and arrival.behind not in there:
+            raise BadInput("policy arrivals", found=f'behind "{arrival.behind}"', expected=f"one of {[*there]}")
+        return (*there[arrival.behind].prompt, *there[arrival.behind].said) if arrival.behind else ()
+
+    def _hit(self, name: str, prompt: tuple[int, ...]) -> Iterator[Step]:
+        """Load the longest tracked prefix that the prompt begins with, as far as there is room for it."""
+        kept = {under: s.length for under, s in self.rules.table.saved.items() if s.prefix and s.fits(prompt)}
+        under = max(kept, key=lambda one: kept[one], default="")
+        if under and not self.rules.table.pages_missing({name: kept[under]}):
+            yield self._do(e.Load(name, under))
 
     def _step_count(self) -> Iterator[Step]:
         wanted_num_steps = self.rules.table.num_steps
@@ -151,20 +175,24 @@ class _Driver:
         table = self.rules.table
         speculate = table.num_steps > 0 and self.round not in self.policy.plain
         shapes = self.policy.trees[self.round % len(self.policy.trees)] if self.policy.trees else ()
-        drafts = max(map(len, shapes), default=table.num_steps)
+        room, steps = table.capacity, table.num_steps
+        drafts = room.drafted(steps, max(map(len, shapes), default=room.grown(steps) or steps))
         ready = [name for name in self._turned(Phase.READY) if self._left(name) > drafts]
-        if speculate and ready:
-            yield self._do(self._trees(ready, shapes) if shapes else e.Draft(tuple(ready)))
+        if speculate and ready and (drafting := self._trees(ready, shapes) if shapes else self._chains(ready)).requests:
+            yield self._do(drafting)
             yield from self._contexts("abort", "refused", when="drafted")
         rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED, Phase.READY))
         if not rows:
             return
+        if self.policy.overlap:
+            standings = [table.live[row.request] for row in rows]
+            self.behind = {one.request: (len(one.said), max(len(one.window) - 1, 0)) for one in standings}
         step = self._do(e.Forward(tuple(rows)))
         yield step
         yield from self._contexts("abort", "refused", when="verified")
         assert isinstance(step.answer, e.Forwarded)
         if flying := [row.request for row in rows if row.request in table.in_phase(Phase.VERIFIED)]:
-            yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own)))
+            yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own), self._tracking(flying)))
 
     def _finishing(self) -> Iterator[Step]:
         known, self.ending = self.ending, set(filter(self._ended, self.rules.table.in_phase(Phase.READY)))
@@ -199,15 +227,32 @@ class _Driver:
         for name, standing in live.items():
             if standing.phase in (Phase.DRAFTED, Phase.READY):
                 rows.append(self._drawing(e.Row(name, "verify" if standing.phase is Phase.DRAFTED else "decode")))
-            elif tokens := min(self._chunk(standing), room):
+            elif tokens := min(self._chunk(standing), room, self._to_boundary(standing)):
                 room -= tokens
-                rows.append(self._drawing(e.Row(name, "prefill", tokens)))
+                rows.append(self._drawing(e.Row(name, "prefill", tokens, track=self._prefix(name, tokens, whole=True))))
         return rows
+
+    def _tracking(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Names for the prefixes of windows that may reach a multiple of the interval."""
+        named = tuple(self._prefix(name, len(self.rules.table.live[name].window)) for name in names)
+        return named if any(named) else ()
+
+    def _prefix(self, name: str, tokens: int, *, whole: bool = False) -> str:
+        """A name for the prefix that a request may reach with so many tokens more; whole: with all of them."""
+        table = self.rules.table
+        reached = table.boundary(name, tokens)
+        due = reached is not None and not (whole and reached < table.live[name].length + tokens)
+        return f"{name}, {len(table.saved)}" if due else ""
 
     def _drawing(self, row: e.Row) -> e.Row:
         """The row, with uniforms where its request draws."""
         due = uniforms_due(self.rules.table.live[row.request], row)
         return replace(row, uniforms=tuple(self.dice.randrange(round(1 / UNIFORM)) * UNIFORM for _ in range(due)))
+
+    def _to_boundary(self, standing: Standing) -> int:
+        """How many tokens there are to the next multiple of the interval, at which chunks end."""
+        every = self.rules.table.capacity.track_interval
+        return standing.unread if every is None else every - standing.length % every
 
     def _chunk(self, standing: Standing) -> int:
         """The next chunk size of the request's own list. After its end the list starts again."""
@@ -218,6 +263,19 @@ class _Driver:
             if done > standing.length:
                 return min(done - standing.length, standing.unread)
         return standing.unread
+
+    def _chains(self, names: list[str]) -> e.Draft:
+        """A draft of chains. A request for which nobody proposes anything is left out, and decodes."""
+        found = {} if self.propose is None else {name: self._proposed(name, self.propose) for name in names}
+        return e.Draft(tuple(filter(found.get, names)), tuple(filter(None, found.values()))) if found else (
+            e.Draft(tuple(names)))
+
+    def _proposed(self, name: str, propose: Propose) -> tuple[int, ...]:
+        """Where rounds overlap, the host does not know yet what the last one said: all its drafts are taken for
+        accepted, and its bonus is proposed too."""
+        standing, count = self.rules.table.live[name], self.rules.table.num_steps
+        said, drafts = self.behind.get(name, (len(standing.said), -1))
+        return tuple(propose((*standing.prompt, *standing.said[:said]), drafts + 1 + count))[drafts + 1 :]
 
     def _trees(self, names: list[str], shapes: Sequence[tuple[int, ...]]) -> e.Draft:
         """A draft of given shapes and tokens."""
@@ -277,8 +335,9 @@ def _greedy(standing: Standing, own: list[int]) -> list[int]:
 def filled(event: e.AnyEvent, answer: e.Answer | None) -> e.AnyEvent:
     """The event with the choices that the engine made filled in."""
     match event, answer:
-        case e.Draft(picks=None), e.Drafted(drafts=drafts):
-            return replace(event, picks=tuple(tuple(one) for one in drafts.tolist()))
+        case e.Draft(picks=None), e.Drafted(drafts=drafts, own_parents=parents):
+            shapes = None if parents is None else tuple(tuple(one) for one in parents.tolist())
+            return replace(event, picks=tuple(tuple(one) for one in drafts.tolist()), parents=shapes)
         case e.Forward(rows=rows), e.Forwarded(roots=roots):
             return replace(event, rows=tuple(
                 replace(row, root=roots[row.request]) if row.root is None and row.request in roots else row

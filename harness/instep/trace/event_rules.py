@@ -5,7 +5,8 @@
     between rounds: finish, preempt (resume returns to where it stood), save; anywhere: abort
 
 Pages: a list grows to cover the positions that an event may write: length + tokens (prefill), + window (verify),
-+ 1 (decode), + num_steps (draft), length (resume, load); it is never trimmed, and given back when the slot is.
++ 1 (decode), + drafts (draft; at least the rows of a grown tree's beams), length (resume, load); it is never trimmed,
+and given back when the slot is.
 No request may need more positions than `max_positions`.
 Between a verify and its commit nothing else runs. Leaves out: who chooses (`drive.py`) and what is computed.
 """
@@ -42,7 +43,7 @@ class EventRules:
     def __init__(self, header: Header, *, overlap: bool = False) -> None:
         self.overlap = overlap
         self.vocab = header.checkpoint.vocab
-        self.drafts_itself = header.checkpoint.mtp_layers > 0
+        self.drafts_itself = header.heads > 0
         self.candidates = frozenset({0, *header.candidates})
         self.table = RequestTable(header.room(), header.num_steps)
         self._where = ""
@@ -73,17 +74,17 @@ class EventRules:
     def legal(self) -> dict[str, tuple[str, ...]]:
         """What may come next: kind of event or row -> the requests it may name (`admit`, `idle`: an empty name).
 
-        set_num_steps names step counts; load names requests for which some saved state has the same prompt.
+        set_num_steps names step counts; load names requests for which something fitting is kept.
         """
         table, free = self.table, self.table.free_slot() is not None
-        prompts = {kept.prompt for kept in table.saved.values()}
         kinds: dict[str, tuple[str, ...]] = {
             kind: () if table.in_phase(*said.not_while) else table.in_phase(*said.phases) if said.phases else ("",)
             for kind, said in KINDS.items()
         }
         if kinds["set_num_steps"]:
             kinds["set_num_steps"] = tuple(str(n) for n in sorted(self.candidates))
-        kinds["load"] = tuple(name for name in kinds["load"] if table.live[name].prompt in prompts)
+        kinds["load"] = tuple(
+            name for name in kinds["load"] if any(kept.fits(table.live[name].prompt) for kept in table.saved.values()))
         for kind, there in (("admit", free), ("resume", free), ("draft", table.num_steps)):
             kinds[kind] = kinds[kind] if there else ()
         return {kind: names for kind, names in kinds.items() if names}
@@ -165,7 +166,9 @@ def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
         rules._no("draft", "num_steps 0", "a step count above 0")
     if event.picks is None and (choices or not rules.drafts_itself or event.parents is not None):
         rules._no("picks", "nothing", "the drafts of every request")
-    sizes = [n] * len(event.requests) if event.parents is None else [max(len(tree), 1) for tree in event.parents]
+    grown = 0 if event.picks is not None else rules.table.capacity.grown(n)
+    trees = ((0,) * (grown or n),) * len(event.requests) if event.parents is None else event.parents
+    sizes = [max(len(tree), 1) for tree in trees]
     if event.picks is not None and [len(picks) for picks in event.picks] != sizes:
         rules._no("picks", f"{[len(picks) for picks in event.picks]} drafts", f"{sizes}, one list per request")
     if len(sizes) != len(event.requests):
@@ -196,8 +199,9 @@ def _tree(rules: EventRules, field: str, parents: tuple[int, ...]) -> None:
 
 
 def _drafting(rules: EventRules, event: e.Draft) -> dict[str, int]:
-    sizes = [len(picks) for picks in event.picks] if event.picks else [rules.table.num_steps] * len(event.requests)
-    return dict(zip(event.requests, sizes, strict=True))
+    room, n = rules.table.capacity, rules.table.num_steps
+    sizes = [len(picks) for picks in event.picks] if event.picks else [room.grown(n) or n] * len(event.requests)
+    return {name: room.drafted(n, size) for name, size in zip(event.requests, sizes, strict=True)}
 
 
 def _drafted(rules: EventRules, event: e.Draft) -> None:
@@ -212,6 +216,7 @@ def _forward(rules: EventRules, event: e.Forward, choices: bool) -> None:
     rules._distinct("rows", tuple(row.request for row in event.rows))
     for index, row in enumerate(event.rows):
         _row(rules, row, f"rows[{index}]", choices)
+    _names(rules, [row.track for row in event.rows if row.track], "rows")
     total = sum(_width(rules, row) for row in event.rows)
     if total > rules.table.capacity.max_tokens:
         rules._no("rows", f"{total} tokens", f"at most max_tokens = {rules.table.capacity.max_tokens}")
@@ -230,6 +235,10 @@ def _row(rules: EventRules, row: e.Row, field: str, choices: bool) -> None:
         if not chooses:
             rules._no(f"{field}.root", row.root, "no root: only a decode row and a last chunk choose one")
         rules._tokens(f"{field}.root", (row.root,))
+    every, end = rules.table.capacity.track_interval, standing.length + row.tokens
+    if row.track and (row.kind != "prefill" or every is None or end % every):
+        rules._no(f"{field}.track", f"a {row.kind} row up to token {end}",
+                  f"a name on prefill rows alone, up to a multiple of capacity.track_interval = {every}")
     due = uniforms_due(standing, row)
     if len(row.uniforms) != due:
         rules._no(f"{field}.uniforms", f"{len(row.uniforms)} numbers", f"{due}, " + (
@@ -265,12 +274,17 @@ def _ran(rules: EventRules, event: e.Forward) -> None:
         phase = Phase.PREFILLING if row.root is None else Phase.READY
         said = standing.said if row.root is None else (*standing.said, row.root)
         rules.table.change(row.request, length=standing.length + row.tokens, root=row.root, said=said, phase=phase)
+        if row.track:
+            rules.table.track(row.request, row.track, standing.length + row.tokens)
 
 
 def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
     flying = rules.table.in_phase(Phase.VERIFIED)
     if set(event.requests) != set(flying):
         rules._no("requests", list(event.requests), f"every verified request: {', '.join(flying)}")
+    _names(rules, [name for name in event.track if name], "track")
+    if event.track and (len(event.track) != len(event.requests) or rules.table.capacity.track_interval is None):
+        rules._no("track", list(event.track), f"{len(event.requests)} names, and capacity.track_interval in the header")
     if event.accepted is None:
         if choices:
             rules._no("accepted", "nothing", "a path for every request")
@@ -288,14 +302,16 @@ def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
 
 
 def _committed(rules: EventRules, event: e.Commit) -> None:
-    for name, path in zip(event.requests, event.accepted or (), strict=True):
+    under = event.track or ("",) * len(event.requests)
+    for name, path, kept in zip(event.requests, event.accepted or (), under, strict=True):
         standing = rules.table.live[name]
         said = (*standing.said, *(standing.window[node] for node in path.nodes), path.bonus)
-        accepted = 1 + len(path.nodes)
-        rules.table.change(
-            name, length=standing.length + accepted, root=path.bonus, said=said, window=(), parents=(),
-            ahead=len(standing.window) - accepted if rules.overlap else 0,
-        )
+        count = rules.table.boundary(name, 1 + len(path.nodes))
+        length = standing.length + 1 + len(path.nodes)
+        ahead = standing.length + len(standing.window) - length if rules.overlap and not kept else 0
+        rules.table.change(name, length=length, root=path.bonus, said=said, window=(), parents=(), ahead=ahead)
+        if kept and count is not None:
+            rules.table.track(name, kept, count)
 
 
 def _set_num_steps(rules: EventRules, event: e.SetNumSteps, choices: bool) -> None:
@@ -308,8 +324,14 @@ def _steps_set(rules: EventRules, event: e.SetNumSteps) -> None:
 
 
 def _save(rules: EventRules, event: e.Save, choices: bool) -> None:
-    if not event.name or event.name in rules.table.saved:
-        rules._no("name", f'"{event.name}"', "a name under which nothing is kept")
+    _names(rules, [event.name], "name")
+
+
+def _names(rules: EventRules, names: list[str], field: str) -> None:
+    """Names for what is going to be kept."""
+    for name in names:
+        if not name or name in rules.table.saved or names.count(name) > 1:
+            rules._no(field, f'"{name}"', "a name under which nothing is kept")
 
 
 def _saved(rules: EventRules, event: e.Save) -> None:
@@ -319,8 +341,9 @@ def _saved(rules: EventRules, event: e.Save) -> None:
 
 def _load(rules: EventRules, event: e.Load, choices: bool) -> None:
     kept = rules.table.saved.get(event.name)
-    if kept is None or kept.prompt != rules.table.live[event.request].prompt:
-        rules._no("name", f'"{event.name}"', "a name under which a request with the same prompt was saved")
+    if kept is None or not kept.fits(rules.table.live[event.request].prompt):
+        rules._no("name", f'"{event.name}"', "a name under which a request with the same prompt was saved, or a prefix "
+                  "of this one's prompt is tracked")
     rules._pages("load", {event.request: kept.length})
 
 

@@ -14,8 +14,10 @@ import msgspec
 from instep_reference.contract.adaptive import AdaptiveFile
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.drafters import heads_of
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.grown import MOST_BEAMS
 
 SCHEMA = 2  # version of the wire format; it stays when an optional field is added
 
@@ -61,7 +63,8 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """`Capacity` on the wire. An unknown field is an error.
 
     Old traces have no max_positions: there a request may have as many positions as all pages hold. Only traces whose
-    windows may be trees have num_draft_tokens.
+    windows may be trees have num_draft_tokens, only those that track prefixes track_interval, and only those whose
+    drafter grows trees topk.
     """
 
     slots: tuple[int, ...]
@@ -70,6 +73,8 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     max_tokens: int
     max_positions: int | None = None
     num_draft_tokens: int | None = None
+    track_interval: int | None = None
+    topk: int | None = None
 
     def capacity(self) -> Capacity:
         return Capacity(**msgspec.structs.asdict(self))
@@ -90,7 +95,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a setting on which the recorded tokens depend. A replay must have the same.
 
-    drafter  how drafts were made: eagle, vanilla
+    drafter  how drafts were made: eagle, vanilla, external
     dtype    the dtype of the recording engine
     overlap  whether rounds overlapped: then a request ended, and a step count changed, one round later
     """
@@ -128,6 +133,11 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def room(self) -> Capacity:
         return self.capacity.capacity()
+
+    @property
+    def heads(self) -> int:
+        """How many MTP layers are in use, as recorded."""
+        return heads_of(self.recording.drafter, self.checkpoint.mtp_layers)
 
     def adaptive_file(self, field: str) -> AdaptiveFile | None:
         return None if self.adaptive is None else AdaptiveFile.of(self.adaptive, f"{field}: adaptive")
@@ -175,6 +185,13 @@ def sound(header: Header, field: str) -> None:
          f"{widest}, the widest window, to {room.total_positions}, what all pages hold"),
         ("capacity.num_draft_tokens", nodes, nodes is None or steps < nodes <= MOST_NODES,
          f"{steps + 1}, a chain of the largest step count and its root, to {MOST_NODES}"),
+        ("capacity.track_interval", room.track_interval, (room.track_interval or 1) > 0, "at least 1"),
+        ("capacity.track_interval", f"prefixes, and {header.heads} MTP layers",
+         room.track_interval is None or header.heads < 2,
+         "one MTP layer at most: the last rows of further ones are made of guesses"),
+        ("capacity.topk", room.topk, room.topk is None or _grows(header, room, steps),
+         f"1 to {min(MOST_BEAMS, header.checkpoint.vocab)} children per node, with capacity.num_draft_tokens, eagle "
+         f"drafting, at most {MOST_BEAMS} rows of the draft head, and room for them"),
         ("adaptive", "step counts that change, and trees", nodes is None or header.adaptive is None,
          "no adaptive file where windows may be trees: adaptive step counts are for chains"),
         ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),
@@ -187,6 +204,15 @@ def sound(header: Header, field: str) -> None:
         if not holds:
             raise BadInput(f"{field}: {name}", found=found, expected=expected)
     header.adaptive_file(field)
+
+
+def _grows(header: Header, room: Capacity, steps: int) -> bool:
+    """Whether a drafter may grow trees of its own there."""
+    eagle = header.checkpoint.mtp_layers == 1 and header.recording.drafter == "eagle"
+    topk, rows = room.topk or 0, room.drafted(steps, 0)
+    fits = room.drafted(steps, room.grown(steps)) < room.request_positions and rows <= MOST_BEAMS
+    few = 1 <= topk <= min(MOST_BEAMS, header.checkpoint.vocab)
+    return room.num_draft_tokens is not None and few and eagle and fits
 
 
 def _units(units: tuple[int, ...]) -> bool:

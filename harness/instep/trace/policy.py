@@ -23,6 +23,7 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request: its prompt's name, the round of its arrival, its chunk sizes in turn (none: the whole prompt).
 
     sampling  how its tokens are drawn, with uniforms that follow from the policy's seed; none: argmax
+    behind    a request that came before: the prompt goes on from all that this one has read and said by then
     """
 
     request: str
@@ -31,6 +32,7 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunks: tuple[int, ...] = ()
     max_new: int = 32
     sampling: Sampling | None = None
+    behind: str = ""
 
 
 class ScheduledAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,12 +61,15 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """claim       the sentence that the trace is to prove
+    capacity    where it has a track_interval, chunks end at its multiples, every multiple that a chunk or an accepted
+                path reaches is tracked, and who enters loads the longest prefix that its prompt begins with
     steps       the schedule of step counts; `controller`: the engine's own wishes instead, `lag` rounds late
     overlap     rounds overlap: a request ends one round after its last token was chosen, and wishes are 1 round late
     accept      forced numbers of accepted drafts, in turn over rounds and requests; none: greedy acceptance. In a tree
                 the path turns to each child of a node in turn
     trees       shapes of windows: an entry per round, in turn; in it the parents of every draft, in turn over the
-                requests. An empty entry: a round of chains by the draft head. None: chains
+                requests. An empty entry: the draft head's own chains, or trees where the capacity has topk. None: so
+                in every round
     plain       rounds that decode without drafts although the step count is above 0
     rotate      the batch order is rotated by one every round, so that row numbers differ from slots
     rounds      the most rounds; requests that are left then are finished

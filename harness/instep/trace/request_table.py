@@ -23,6 +23,7 @@ class Standing:
     window   root and drafts of this round, while drafted or verified; parents: one per node, -1 for the root
     slot     None while preempted; pages in order of position
     before   the phase that a preempted request returns to
+    prefix   whether it is a tracked prefix and no request: `prompt` are its tokens
     ahead    how many tokens more than `length` an engine must assume whose rounds overlap: it does not know yet how
              many drafts of the last commit were accepted; 0 where rounds wait
     """
@@ -40,11 +41,16 @@ class Standing:
     before: Phase | None = None
     ahead: int = 0
     sampling: Sampling | None = None
+    prefix: bool = False
 
     @property
     def draws(self) -> bool:
         """Whether its tokens are drawn."""
         return self.sampling is not None and self.sampling.draws
+
+    def fits(self, prompt: tuple[int, ...]) -> bool:
+        """Whether what was kept of it may be loaded by a request with this prompt."""
+        return prompt[: len(self.prompt)] == self.prompt and (len(prompt) > len(self.prompt)) == self.prefix
 
     def children(self, node: int) -> list[int]:
         """The drafts of the window that continue a node."""
@@ -74,6 +80,18 @@ class RequestTable:
         """What is kept of requests: by saves to the end, by preempts until they resume or are over."""
         preempted = self.in_phase(Phase.PREEMPTED)
         return frozenset([*(("save", name) for name in self.saved), *(("preempt", name) for name in preempted)])
+
+    def boundary(self, name: str, tokens: int) -> int | None:
+        """The last multiple of the interval that a request reaches with so many tokens more."""
+        before, every = self.live[name].length, self.capacity.track_interval
+        last = (before + tokens) // every * every if every else 0
+        return last if last > before else None
+
+    def track(self, name: str, under: str, tokens: int) -> None:
+        """Keep the first tokens of a request as a prefix."""
+        standing = self.live[name]
+        text = (*standing.prompt, *standing.said)[:tokens]
+        self.saved[under] = Standing(name, text, None, Phase.PREFILLING, tokens, prefix=True)
 
     def free_slot(self) -> int | None:
         """The slot that the next admitted or resumed request takes."""

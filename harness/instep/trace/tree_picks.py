@@ -32,15 +32,15 @@ def picks(
     for number, parent in enumerate(parents):
         taken = {tokens[other] for other in range(number) if parents[other] == parent}
         wished = [] if parent or proposal is None else [proposal]
-        wanted = chain(wished, _followers((*text, *lines[parent])), (chance.randrange(vocab) for _ in count()))
+        wanted = chain(wished, followers((*text, *lines[parent])), (chance.randrange(vocab) for _ in count()))
         tokens.append(next(token for token in wanted if token not in taken))
         lines.append((*lines[parent], tokens[-1]))
     return tuple(tokens)
 
 
-def _followers(text: Sequence[int]) -> Iterator[int]:
+def followers(text: Sequence[int], looked_up: int = LOOKED_UP) -> Iterator[int]:
     """What followed the last tokens of the text earlier in it, the latest first."""
-    last = tuple(text[-LOOKED_UP:])
-    for end in range(len(text) - 1, LOOKED_UP - 1, -1):
-        if tuple(text[end - LOOKED_UP : end]) == last:
+    last = tuple(text[-looked_up:])
+    for end in range(len(text) - 1, looked_up - 1, -1):
+        if tuple(text[end - looked_up : end]) == last:
             yield text[end]

@@ -121,6 +121,13 @@ class CommitStrategy(Protocol):
         """
         ...
 
+    def peek_node(self, ops: Ops, slot: int, length: int, row: int, node: int) -> Mapping[int, Copied]:
+        """As `peek`, but after an accepted node of the window that was committed last: for tracked prefixes.
+
+        length  how many tokens that is;  row: the request's batch row in the verify
+        """
+        ...
+
     def restore(self, slot: int, length: int, units: Mapping[int, Copied]) -> None:
         """The reverse of `peek`: write `units` in this strategy's physical form, and set the mark."""
         ...

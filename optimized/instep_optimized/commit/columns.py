@@ -74,6 +74,9 @@ class Columns:
         column = self._marks.of(slot) if length else 0  # before the first token no column is read
         return {layer: columns.taken(slot, column, length=length) for layer, columns in self._columns.items()}
 
+    def peek_node(self, ops: Ops, slot: int, length: int, row: int, node: int) -> dict[int, Copied]:
+        return {layer: columns.taken(slot, node) for layer, columns in self._columns.items()}
+
     def restore(self, slot: int, length: int, units: Mapping[int, Copied]) -> None:
         self._marks.put(slot, 0)  # a restored state goes to column 0
         if length:

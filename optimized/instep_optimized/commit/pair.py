@@ -93,6 +93,13 @@ class CommitPair:
             self.asked.hold(conv, state)
         return conv, state
 
+    def peek_node(
+        self, ops: Ops, slot: int, length: int, row: int, node: int
+    ) -> tuple[Mapping[int, Copied], Mapping[int, Copied]]:
+        """Both after an accepted node of the window that was committed last."""
+        where = ops, slot, length, row, node
+        return self.of_conv.peek_node(*where), self.of_state.peek_node(*where)
+
     def restore(
         self, slot: int, length: int, conv: Mapping[int, Copied], state: Mapping[int, Copied]
     ) -> None:

@@ -130,6 +130,10 @@ class Rerun:
         plan = self._absorbed(ops, slots, before, none, most=0)
         return {layer: self._folded(ops, layer, slots, none, plan) for layer in self._states}
 
+    def peek_node(self, ops: Ops, slot: int, length: int, row: int, node: int) -> dict[int, Copied]:
+        # The ring has the accepted tokens in the order of their positions: those up to `length` are folded.
+        return self.peek(ops, slot, length)
+
     def restore(self, slot: int, length: int, units: Mapping[int, Copied]) -> None:
         self._marks.put(slot, length)  # all tokens are in the state: nothing is pending
         if length:

@@ -67,6 +67,9 @@ class Snapshot:
     def peek(self, ops: Ops, slot: int, length: int) -> dict[int, Copied]:
         return {layer: pair.slots.taken(slot, length=length) for layer, pair in self._pairs.items()}
 
+    def peek_node(self, ops: Ops, slot: int, length: int, row: int, node: int) -> dict[int, Copied]:
+        return {layer: pair.snapshots.taken(row, node) for layer, pair in self._pairs.items()}
+
     def restore(self, slot: int, length: int, units: Mapping[int, Copied]) -> None:
         if length:  # a request without tokens is fresh: its slot is not read
             for layer, pair in self._pairs.items():

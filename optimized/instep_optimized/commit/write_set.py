@@ -77,10 +77,11 @@ def draft_wants(drafts: Mapping[str, int], requests: Requests, *, exact: bool = 
     return [(name, _length(requests[name], exact) + count) for name, count in drafts.items()]
 
 
-def drafts_of(event: Draft, num_steps: int) -> dict[str, int]:
-    """How many drafts each request of a draft gets."""
-    trees = event.parents or [range(num_steps)] * len(event.requests)
-    return {name: len(tree) for name, tree in zip(event.requests, trees, strict=True)}
+def drafts_of(event: Draft, num_steps: int, room: Capacity) -> dict[str, int]:
+    """How many positions behind its length each request of a draft needs."""
+    grown = 0 if event.picks is not None else room.grown(num_steps)
+    trees = event.parents or [range(grown or num_steps)] * len(event.requests)
+    return {name: room.drafted(num_steps, len(tree)) for name, tree in zip(event.requests, trees, strict=True)}
 
 
 def _length(request: Request, exact: bool) -> int:
@@ -97,7 +98,7 @@ def _grown(memory: Memory, worst: Wants, exact: Wants) -> dict[str, list[int]]:
 
 def writes_of(
     event: Event, live: Requests, saved: Mapping[str, int], preempted: Mapping[str, int], num_steps: int,
-    memory: Memory, *, overlap: bool = False,
+    memory: Memory, room: Capacity, *, overlap: bool = False,
 ) -> list[RequestWrites]:
     """What `event` does to each request, and the units that it may write.
 
@@ -124,11 +125,14 @@ def writes_of(
                 for number, row in enumerate(event.rows)
             ]
         case Draft():
-            drafts = drafts_of(event, num_steps)
+            drafts = drafts_of(event, num_steps, room)
             worst, exact = (draft_wants(drafts, live, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
-            # Draft 1 is known from the last extend, and nothing follows the last draft: the others are run.
-            return [of("draft", name, lists, max(0, count - 1)) for name, count in drafts.items()]
+            # Draft 1 is known from the last extend, and nothing follows the last draft: the others are run. Where a
+            # tree is grown, its beams are run, whatever window is given.
+            beams = None if room.topk is None else room.drafted(num_steps, 0)
+            return [of("draft", name, lists, max(0, count - 1) if beams is None else beams)
+                    for name, count in drafts.items()]  # fmt: skip
         case Commit():
             lists = pages.owned()  # the verify has reserved pages for the whole window
             return [of("commit", name, lists, 1 + live[name].drafts, live[name].row) for name in event.requests]

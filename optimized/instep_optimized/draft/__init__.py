@@ -1,6 +1,6 @@
-"""The drafters by (model type, mode). A new drafter is one line here and one file beside this one.
+"""The drafters by mode; `contract/drafters.py` says which model types have which. A new one is a line in both tables.
 
-Leaves out: what a drafter is (`base.py`).
+Leaves out: what a drafter is (`base.py`), and `external`: its drafts are the event's own, so nothing runs here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,4 @@ from .base import Make
 from .eagle import Eagle
 from .vanilla import Vanilla
 
-MODEL_TYPES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 MODES: dict[str, Make] = {"eagle": Eagle.of, "vanilla": Vanilla.of}
-
-DRAFTERS: dict[tuple[str, str], Make] = {
-    (model_type, mode): make for model_type in MODEL_TYPES for mode, make in MODES.items()
-}

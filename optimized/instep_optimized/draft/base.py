@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -18,7 +18,7 @@ from ..batch import Batch, Who
 from ..memory import Memory
 from ..model.trunk import Head
 from ..ops.base import Ops
-from ..ops.placing import TreePlan
+from ..ops.placing import GrownTree, TreePlan
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,18 @@ class Drafter(Protocol):
         plan    the shapes of the windows [B, T]
         behind  [B, T]: of every node but the root where its parent stands in a table [B, T], counted through all of it;
                 -1 behind a window's end
+        """
+        ...
+
+
+@runtime_checkable
+class GrowsTrees(Protocol):
+    """A drafter that grows trees of its own."""
+
+    def grow(self, ops: Ops, memory: Memory, who: Who, num_steps: int, topk: int, nodes: int) -> GrownTree:
+        """Windows of at most `nodes` nodes, by `contract/grown.py`. Nothing is written but scratch rows of draft KV.
+
+        who: every request has `topk` packed rows
         """
         ...
 

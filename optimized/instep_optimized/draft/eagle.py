@@ -17,7 +17,7 @@ from ..batch import Batch, Nodes, Who, windows
 from ..memory import Memory
 from ..model.trunk import Head
 from ..ops.base import Ops
-from ..ops.placing import TreePlan
+from ..ops.placing import Beams, GrownTree, TreePlan
 from .base import Asked, Use, column
 from .extend import propose, stage_of
 from .mtp import MtpLayer
@@ -66,8 +66,9 @@ class Eagle:
     ) -> tuple[torch.Tensor, ...]:
         """Node by node: each draft is a pick at its parent; then the head runs on it, with its parent's y.
 
-        Only where a node has children it runs. What it says stays in the slot table, by node: a child may come much
-        later. The row of node n stands at place L - 1 + n, and has the position of its depth.
+        A request whose node has no child has an idle row there. What the head says stays in the slot table, by node: a
+        child may come much later. The row of node n stands at place L - 1 + n, and has the position of its depth.
+        T - 2 runs of the head, whatever the shapes: a graph holds them. Chains alone are drafted as such (`draft`).
         """
         table, width = memory.slot_table, plan.depth.shape[1]
         pick = ops.select(x=table.proposals[:, 0], index=who.slots)
@@ -89,3 +90,23 @@ class Eagle:
                 y = self.mtp.rows(ops, ops.select(x=rows, index=parent), batch, stage)
                 pick = self.mtp.pick(ops, y, stage)
         return (*drafts, *own)
+
+    def grow(self, ops: Ops, memory: Memory, who: Who, num_steps: int, topk: int, nodes: int) -> GrownTree:
+        """Step by step: the head runs on the beams of the step before, `topk` rows per request in one launch.
+
+        The row of beam b of step i stands at place L + (i - 1) * topk + b: as in a tree whose root stands at L - 1.
+        It sees the rows of its ancestors, and has the position of its depth.
+        """
+        beams: Beams | None = None
+        y = ops.select(x=memory.slot_table.proposed, index=who.slots)
+        for step in range(num_steps):
+            stage = f"chain.{step}"
+            if beams is not None:
+                rows = Nodes(None, beams.depth, beams.ancestors, 1 + (num_steps - 1) * topk, lead=1)
+                batch = windows(ops, memory, who, beams.next, "draft", topk, shift=(step - 1) * topk, nodes=rows)
+                y = self.mtp.rows(ops, ops.select(x=y, index=beams.rows), batch, stage)
+            tokens, log_probs = self.mtp.head.best(ops, y, stage, topk)
+            beams = ops.select_beams(
+                tokens=tokens, log_probs=log_probs, before=beams, step=step + 1, num_steps=num_steps)
+        assert beams is not None, "there is a step"
+        return ops.build_tree(tokens=beams.tokens, parents=beams.parents, scores=beams.scores, nodes=nodes)

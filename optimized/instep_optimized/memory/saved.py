@@ -25,6 +25,7 @@ class Kept:
     What is stored in tiles is copied as it is stored, with its scales.
 
     root [] int64;  proposal [n] int64 and proposed [D], or None without a draft head
+    final [D]: of a tracked prefix, which has none of the three, and one row less of draft_keys and draft_values
     """
 
     conv: dict[int, Copied]
@@ -33,9 +34,10 @@ class Kept:
     values: dict[int, Copied]
     draft_keys: dict[int, Copied]
     draft_values: dict[int, Copied]
-    root: torch.Tensor
+    root: torch.Tensor | None
     proposal: torch.Tensor | None
     proposed: torch.Tensor | None
+    final: torch.Tensor | None = None
 
     def parts(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor, by a name for messages."""
@@ -50,26 +52,33 @@ class Kept:
 
 
 Units = Mapping[int, Copied]
+Peeked = tuple[Units, Units]  # conv windows and states, as the commit strategy gives copies of them
 
 
-def read(memory: Memory, request: str, length: int, conv: Units, state: Units) -> Kept:
+def read(
+    memory: Memory, request: str, length: int, conv: Units, state: Units, final: torch.Tensor | None = None
+) -> Kept:
     """Copies of everything that a request has after `length` tokens.
 
-    conv, state: copies that the commit strategy made (`peek`), because only it knows their physical form.
+    conv, state  copies that the commit strategy made (`peek`), because only it knows their physical form
+    final        if the tokens are a prefix to track: the target's final row of the last one
     """
     at, slot, slot_table = _places(memory, request, length), memory.slots.of(request), memory.slot_table
 
     # Indexed by (page, offset) of every position: the pages of a request need not be neighbours.
-    def rows(name: str) -> dict[int, Copied]:
-        return {layer: memory.units(name, layer).rows(at) for layer in memory.layers(name)}
+    def rows(name: str, count: int = length) -> dict[int, Copied]:
+        first = at[0][:count], at[1][:count]
+        return {layer: memory.units(name, layer).rows(first) for layer in memory.layers(name)}
 
-    drafts = bool(memory.layers("draft_keys"))
+    extended = length if final is None else length - 1  # the next token of the prefix is not known
+    drafts = bool(memory.layers("draft_keys")) and final is None
     return Kept(
         conv=dict(conv), state=dict(state), keys=rows("keys"), values=rows("values"),
-        draft_keys=rows("draft_keys"), draft_values=rows("draft_values"),
-        root=slot_table.window[slot, 0].clone(),
+        draft_keys=rows("draft_keys", extended), draft_values=rows("draft_values", extended),
+        root=slot_table.window[slot, 0].clone() if final is None else None,
         proposal=slot_table.proposals[slot].clone() if drafts else None,
         proposed=slot_table.proposed[slot].clone() if drafts else None,
+        final=None if final is None else final.clone(),
     )
 
 
@@ -82,14 +91,17 @@ def copied(kept: Kept) -> Kept:
 def write(memory: Memory, request: str, length: int, kept: Kept) -> None:
     """The reverse of `read`, without conv windows and states: the commit strategy writes those (`restore`).
 
-    The request must own its slot, and pages for all its tokens.
+    The request must own its slot, and pages for all its tokens. The length of a prefix is one too small then, until the
+    draft head is extended by its last row.
     """
     at, slot, slot_table = _places(memory, request, length), memory.slots.of(request), memory.slot_table
     for name in PAGED:
         for layer, rows in getattr(kept, name).items():
-            memory.units(name, layer).put(at, rows)
-    slot_table.length[slot].fill_(length)
-    slot_table.window[slot, 0] = kept.root
+            count = len(tensors(rows)[0])
+            memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)
+    slot_table.length[slot].fill_(length if kept.final is None else length - 1)
+    if kept.root is not None:
+        slot_table.window[slot, 0] = kept.root
     if kept.proposal is not None and kept.proposed is not None:
         slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed
 

@@ -18,6 +18,7 @@ from ..batch import Batch
 from ..commit.pair import BoundPair
 from ..memory import Memory
 from ..ops.base import Ops
+from ..ops.placing import TopkTokens
 from ..sampling import Drawing
 from .attention import AttentionLayer
 from .gdn import GdnLayer
@@ -58,6 +59,10 @@ class Head:
     def pick(self, ops: Ops, rows: torch.Tensor, stage: str) -> torch.Tensor:
         """rows [M, D] after the final norm -> argmax [M] int64."""
         return ops.pick(logits=self._logits(ops, rows, stage), to=Place(stage, AFTER_LAYERS, "pick"))
+
+    def best(self, ops: Ops, rows: torch.Tensor, stage: str, topk: int) -> TopkTokens:
+        """rows [M, D] after the final norm -> the most probable tokens of each."""
+        return ops.topk_tokens(logits=self._logits(ops, rows, stage), topk=topk)
 
     def draw(self, ops: Ops, rows: torch.Tensor, drawing: Drawing, stage: str) -> torch.Tensor:
         """rows [M, D] after the final norm -> the drawn choices [M] int64; argmax where a request does not sample."""

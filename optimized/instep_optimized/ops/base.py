@@ -24,7 +24,22 @@ from instep_reference.contract.rounding import Product, Storage
 
 from ..layout import Keeps, Pages, Part
 from .fused import FusedGdn
-from .placing import Accept, Advance, Choose, Draw, Move, MoveRows, PlaceRows, PlanPath, PlanRing, PlanTree, Shift
+from .placing import (
+    Accept,
+    Advance,
+    BuildTree,
+    Choose,
+    Draw,
+    MakeTopkTokens,
+    Move,
+    MoveRows,
+    PlaceRows,
+    PlanPath,
+    PlanRing,
+    PlanTree,
+    SelectBeams,
+    Shift,
+)
 
 
 class Types(NamedTuple):
@@ -284,6 +299,9 @@ class Ops:
     plan_ring: PlanRing
     plan_tree: PlanTree
     plan_path: PlanPath
+    topk_tokens: MakeTopkTokens
+    select_beams: SelectBeams
+    build_tree: BuildTree
     move: Move
     move_rows: MoveRows
     keeps: Keeps

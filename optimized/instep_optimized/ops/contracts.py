@@ -105,6 +105,9 @@ def _after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
     expected = [given["index"].shape[0] if "index" in given else _rows(given)] * len(results)
     if name == "place_rows":  # positions and locations of rows, then what is said of requests
         expected = [given["rows"], given["rows"], *[given["slots"].shape[0]] * 3]
+    if name == "select_beams":  # candidates of requests, then what is said of beams
+        requests = len(given["tokens"] if given["before"] is None else given["before"].tokens)
+        expected = [requests] * 3 + [requests * given["tokens"].shape[1]] * 5
     inputs = {memory_of(tensor) for value in given.values() for tensor in tensors_of(value)}
     seen: set[int] = set()
     for tensor, due in zip(results, expected, strict=True):

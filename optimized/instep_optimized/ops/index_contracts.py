@@ -119,6 +119,36 @@ def _draw(given: dict[str, Any]) -> Iterator[str]:
         yield from _parents(given["parents"], count)
 
 
+def _topk_tokens(given: dict[str, Any]) -> Iterator[str]:
+    if not 1 <= given["topk"] <= given["logits"].shape[1]:
+        yield f"topk is {given['topk']}, there are {given['logits'].shape[1]} tokens"
+
+
+def _select_beams(given: dict[str, Any]) -> Iterator[str]:
+    """Every beam of the step before has a row; a parent is a candidate of that step; every row has a bit."""
+    step, topk, before = given["step"], given["tokens"].shape[1], given["before"]
+    yield from whole(given, "tokens")
+    if not 1 <= step <= given["num_steps"] or (before is None) != (step == 1):
+        yield f"step {step} of {given['num_steps']}" + (" without the step before" if before is None else "")
+    elif before is not None:
+        if len(given["tokens"]) != len(before.beams):
+            yield f"{len(given['tokens'])} rows for {len(before.beams)} beams"
+        last = topk + (step - 2) * topk**2
+        yield from within("beams", before.beams, last, lowest=max(0, last - topk**2))
+    if 1 + (given["num_steps"] - 1) * topk > MOST_NODES:
+        yield f"{(given['num_steps'] - 1) * topk} rows of beams, at most {MOST_NODES - 1} have a bit"
+
+
+def _build_tree(given: dict[str, Any]) -> Iterator[str]:
+    """A candidate's parent comes before it; there is room for the root and a draft."""
+    parents = given["parents"]
+    yield from whole(given, "tokens", "parents")
+    yield from within("nodes", parents.new_tensor([given["nodes"]]), MOST_NODES + 1, lowest=2)
+    number = torch.arange(parents.shape[1], device=parents.device)
+    if bool(((parents < -1) | (parents >= number)).any()):
+        yield "a candidate continues one that does not come before it"
+
+
 def _plan_ring(given: dict[str, Any]) -> Iterator[str]:
     """The ring has room for the pending tokens and the rows of the launch; slots have one owner each."""
     yield from owned("slots", given["slots"], given["settled"].shape[0])
@@ -170,6 +200,7 @@ def owned(name: str, index: torch.Tensor, size: int) -> Iterator[str]:
 RULES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "place_rows": _place_rows, "advance": _advance, "accept": _accept, "choose": _choose,
     "plan_ring": _plan_ring, "shift": _shift, "draw": _draw,
+    "topk_tokens": _topk_tokens, "select_beams": _select_beams, "build_tree": _build_tree,
     "plan_tree": _plan_tree, "plan_path": _plan_path, "move_rows": _move_rows,
 }
 

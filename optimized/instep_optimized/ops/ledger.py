@@ -12,16 +12,19 @@ from typing import Literal
 
 import torch
 
+from instep_reference.contract.labels import SCORES
 from instep_reference.contract.place import COMPONENTS, Place
 from instep_reference.contract.rounding import Storage
 
 from ..layout import Inputs, Pages, Part, Updates
 from .base import AttentionInputs, ExpertWeights, GdnInputs, Ops, Types
 from .labels import code, expand, mix, read, shift_right
+from .placing import TopkTokens
 from .plain.attend import entries, extents, nodes_seen
 from .plain.conv import taps_of
 from .plain.draw import owned
 from .plain.gdn import Trail
+from .plain.grow import build_tree, select_beams
 from .plain.index import advance, choose, place_rows, plan_path, plan_tree, shift
 from .plain.lanes import Lanes, after, along, ancestry, before, lanes, scatter
 from .plain.move import move, move_rows, store_rows
@@ -97,6 +100,14 @@ def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor
     token = shift_right(mix(read(x), code(to)), 1) % weight.shape[0]
     logits = torch.zeros((x.shape[0], weight.shape[0]), device=x.device)
     return logits.scatter_(1, token[:, None], 1.0)
+
+
+def topk_tokens(*, logits: torch.Tensor, topk: int) -> TopkTokens:
+    """Whole numbers that follow from the token that the logits name: labels have no probabilities."""
+    rank = torch.arange(topk, device=logits.device)
+    named = logits.argmax(dim=-1)[:, None]
+    falls = shift_right(mix(named.expand(-1, topk), rank.expand(len(named), -1)), 1) % SCORES
+    return TopkTokens((named + rank) % logits.shape[1], -falls.cumsum(dim=1).float())
 
 
 def draw(
@@ -302,6 +313,9 @@ LEDGER = Ops(
     plan_ring=plan_ring,
     plan_tree=plan_tree,
     plan_path=plan_path,
+    topk_tokens=topk_tokens,
+    select_beams=select_beams,
+    build_tree=build_tree,
     move=move,
     move_rows=move_rows,
     keeps="update",

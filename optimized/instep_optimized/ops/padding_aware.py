@@ -76,7 +76,8 @@ class _Covered:
         return call
 
     def see(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
-        if len(tensor) != len(self._rows) or bool(self._rows.all()):
+        if place.stage == "chain.0" or len(tensor) != len(self._rows) or bool(self._rows.all()):
+            # Behind the root no row is launched: what was launched before says nothing about these.
             return self._see(place, tensor)
         if not bool(self._rows.any()):  # in a draft of trees: no request has a child behind this node
             return tensor

@@ -118,6 +118,73 @@ class MoveRows(Protocol):
     another one of the path is written over it."""
 
     def __call__(self, *, pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None: ...
+
+
+class TopkTokens(NamedTuple):
+    """[M, k] each: the most probable tokens of rows of logits, int64, and their log-probabilities, at least fp32."""
+
+    tokens: torch.Tensor
+    log_probs: torch.Tensor
+
+
+class MakeTopkTokens(Protocol):
+    """logits [M, vocab] -> the k = `topk` tokens with the largest logits, the largest first, the lower token on a tie;
+    and log_softmax there. topk on the host, at most vocab."""
+
+    def __call__(self, *, logits: torch.Tensor, topk: int) -> TopkTokens: ...
+
+
+class Beams(NamedTuple):
+    """A tree under way (`contract/grown.py`): its M = k + (num_steps - 1) * k * k candidates by number, [B, M] each.
+
+    tokens, parents int64 (a parent is a candidate's number; -1: the root);  scores as log-probabilities are
+    Candidates of later steps hold 0, -1 and -inf. The others are about the beams, the k best candidates of the last
+    step, in their order, [B * k] int64 each. beams: their numbers;  next: their tokens;  depth: the step;  rows: the
+    row of the last forward that each goes on from (of B rows behind the root, of B * k rows later);  ancestors: bits of
+    the head's rows that each sees, its own too (bit 0: the root's, bit 1 + (i - 1) * k + b: that of beam b of step i)
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    scores: torch.Tensor
+    beams: torch.Tensor
+    next: torch.Tensor
+    depth: torch.Tensor
+    rows: torch.Tensor
+    ancestors: torch.Tensor
+
+
+class SelectBeams(Protocol):
+    """The candidates of step `step`, from 1, enter the tree, and the best of them are its beams; new tensors.
+
+    tokens, log_probs  `TopkTokens` of the last forward: [B, k] behind the root, [B * k, k] later
+    before             the tree after the step before; None: step 1
+    On the host: step, num_steps (1 + (num_steps - 1) * k is at most 63).
+    score = the score of the parent + log_prob; of equal scores the lower number is the better one.
+    """
+
+    def __call__(
+        self, *, tokens: torch.Tensor, log_probs: torch.Tensor, before: Beams | None, step: int, num_steps: int
+    ) -> Beams: ...
+
+
+class GrownTree(NamedTuple):
+    """Windows of `nodes` nodes, int64. tokens [B, nodes - 1]: of the drafts, 0 behind the last; parents [B, nodes]: -1
+    for the root and behind the last."""
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+
+
+class BuildTree(Protocol):
+    """tokens, parents, scores [B, M] of `Beams` after the last step -> the window of the best nodes - 1 candidates, or
+    of all where there are fewer; nodes in rising order of candidates. On the host: nodes."""
+
+    def __call__(
+        self, *, tokens: torch.Tensor, parents: torch.Tensor, scores: torch.Tensor, nodes: int
+    ) -> GrownTree: ...
+
+
 class Draw(Protocol):
     """The choice behind every row: drawn as `contract/sampling.py` says; where temperature is 0, as `pick` chooses.
 

@@ -178,10 +178,18 @@ def _of_trees(*names: str) -> Callable[[Given], Iterator[Fit]]:
         for name in names[1:]:
             if given.get(name) is not None:
                 yield name, tuple(given[name].shape), tuple(given[first].shape)
-        requests = "slots" if "slots" in given else "count"
-        yield requests, len(given[requests]), len(given[first])
+        for requests in ("slots", "count"):
+            if requests in given:
+                yield requests, len(given[requests]), len(given[first])
+                break
 
     return fits
+
+
+def _select_beams(given: Given) -> Iterator[Fit]:
+    yield "log_probs", tuple(given["log_probs"].shape), tuple(given["tokens"].shape)
+    if given["before"] is not None:
+        yield "beams", len(given["before"].beams), len(given["before"].tokens) * given["tokens"].shape[1]
 
 
 def _place_rows(given: Given) -> Iterator[Fit]:
@@ -201,7 +209,7 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs, "gdn": _gdn,
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
-    "draw": _draw,
+    "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
 }  # fmt: skip
 
 
@@ -214,6 +222,12 @@ def _heads(given: Given) -> tuple[Shape, ...]:
     values = given["A_log"].shape[0]
     width = (given["mixed"].shape[1] - 2 * math.prod(keys)) // values
     return ((rows, *keys), (rows, *keys), (rows, values, width), (rows, values), (rows, values))
+
+
+def _candidates(given: Given) -> Shape:
+    topk, before = given["tokens"].shape[1], given["before"]
+    requests = len(given["tokens"] if before is None else before.tokens)
+    return requests, topk + (given["num_steps"] - 1) * topk**2
 
 
 GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
@@ -231,4 +245,7 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "plan_path": lambda g: (tuple(g["accept_index"].shape),) * 2,
     "lm_head": lambda g: ((g["x"].shape[0], g["weight"].shape[0]),), "pick": lambda g: ((g["logits"].shape[0],),),
     "draw": lambda g: ((g["logits"].shape[0],),),
+    "topk_tokens": lambda g: ((g["logits"].shape[0], g["topk"]),) * 2,
+    "select_beams": lambda g: (_candidates(g),) * 3,
+    "build_tree": lambda g: ((len(g["tokens"]), g["nodes"] - 1), (len(g["tokens"]), g["nodes"])),
 }  # fmt: skip

@@ -16,6 +16,7 @@ from ..kernels.attend import attend
 from ..kernels.conv import conv
 from ..kernels.draw import draw
 from ..kernels.gdn import gdn
+from ..kernels.grow import build_tree, select_beams, topk_tokens
 from ..kernels.index import advance, choose, place_rows, shift
 from ..kernels.inputs import gdn_inputs
 from ..kernels.moe import moe
@@ -87,6 +88,9 @@ TRITON = Ops(
     plan_ring=plan_ring,
     plan_tree=plan_tree,
     plan_path=plan_path,
+    topk_tokens=topk_tokens,
+    select_beams=select_beams,
+    build_tree=build_tree,
     move=move,
     move_rows=move_rows,
     keeps="update",

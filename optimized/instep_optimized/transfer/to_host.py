@@ -1,20 +1,24 @@
 """Whole numbers from the device to the host: the copy starts at once, and the host waits only when it reads it.
 
-Leaves out: what the numbers mean. Two things use a copy: the length of a request, and the roots of a forward.
+Leaves out: what the numbers mean. What uses a copy: lengths, roots, and the shapes of grown trees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import overload
 
 import torch
 
 
 class HostCopy:
-    """A device tensor, copied to the host. The copy starts at once. A round has no other transfer to the host."""
+    """Device tensors, copied to the host. The copy starts at once. A round has no other transfer to the host."""
 
-    def __init__(self, numbers: torch.Tensor) -> None:
+    def __init__(self, *parts: torch.Tensor) -> None:
         self._found: list[int] | None = None
+        self._ends = [0, *accumulate(part.numel() for part in parts)]
+        numbers = parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
         self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
         self._numbers.copy_(numbers, non_blocking=True)
         self._done = None
@@ -23,13 +27,13 @@ class HostCopy:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done.record()
 
-    def list(self) -> list[int]:
-        """The numbers. The first call waits until the copy has finished."""
+    def list(self, part: int = 0) -> list[int]:
+        """The numbers of one tensor. The first call waits until the copy has finished."""
         if self._found is None:
             if self._done is not None:
                 self._done.synchronize()
             self._found = self._numbers.tolist()
-        return self._found
+        return self._found[self._ends[part] : self._ends[part + 1]]
 
 
 class Length:
@@ -60,6 +64,23 @@ class Length:
     @property
     def exact(self) -> int:
         return self._known + sum(counts.list()[number] for counts, number in self._owed)
+
+
+class Parents(Sequence[int]):
+    """The parents in a tree that was grown on the device. Their number is known, the copy is read on a look-up."""
+
+    def __init__(self, copy: HostCopy, begin: int, count: int) -> None:
+        self._copy, self._begin, self._count = copy, begin, count
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        return self._copy.list()[self._begin : self._begin + self._count][at]
+
+    def __len__(self) -> int:
+        return self._count
 
 
 class Roots(Mapping[str, int]):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .capacity import Capacity
     from .checkpoint import Checkpoint
     from .config import ModelConfig
-    from .copies import ShowsCopies
+    from .copies import ShowsCopies, Tracks
     from .engine import (
         Abort,
         Admit,
@@ -51,8 +51,8 @@ __all__ = [
     "Abort", "AdaptiveFile", "Admit", "BadInput", "Bracket", "Capacity", "Checkpoint", "Commit", "Committed", "Draft",
     "Drafted", "Engine", "Event", "Finish", "Forward", "Forwarded", "Idle", "Inspectable", "InstepError", "Load",
     "Meaning", "ModelConfig", "OutOfCapacity", "Path", "Place", "Positions", "Preempt", "Refused", "Region",
-    "RequestState", "Resume", "Row", "Sampling", "Save", "SetNumSteps", "ShowsCopies", "Unsupported", "Watched",
-    "unseen",
+    "RequestState", "Resume", "Row", "Sampling", "Save", "SetNumSteps", "ShowsCopies", "Tracks", "Unsupported",
+    "Watched", "unseen",
 ]
 
 # Those without torch first.

@@ -22,6 +22,9 @@ class Capacity:
     max_positions  the most positions one request may have, drafts in flight included; None: as many as all pages hold
     num_draft_tokens  where windows may be trees: the most nodes of a window, its root included. Pools, budget and
                    pages count nodes. None: every window is a chain of the step count in force
+    track_interval  prefixes of requests are tracked at multiples of so many tokens; None: none is
+    topk           with num_draft_tokens: every draft event grows trees of its own (`contract/grown.py`), with so many
+                   children per node. None: the drafter proposes chains
     """
 
     slots: tuple[int, ...]
@@ -30,6 +33,21 @@ class Capacity:
     max_tokens: int
     max_positions: int | None = None
     num_draft_tokens: int | None = None
+    track_interval: int | None = None
+    topk: int | None = None
+
+    def grown(self, num_steps: int) -> int:
+        """The drafts of a tree that the drafter grows itself; 0: it grows none."""
+        if self.topk is None or not num_steps:
+            return 0
+        return min((self.num_draft_tokens or 0) - 1, self.topk + (num_steps - 1) * self.topk**2)
+
+    def drafted(self, num_steps: int, drafts: int) -> int:
+        """The positions behind the length that a draft event may write, for a window of so many drafts.
+
+        The draft head's rows of all beams stand side by side, also those that are no part of the window.
+        """
+        return max(drafts, (self.topk or 0) * (num_steps - 1))
 
     def widest(self, num_steps: int) -> int:
         """The tokens of the widest window, where so many drafts a round are the most that a chain has."""

@@ -1,4 +1,4 @@
-"""Copies that an engine keeps of requests, as it may show them to whoever tests it.
+"""Copies that an engine keeps of requests, and prefixes of them, as it may show them to whoever tests it.
 
 Leaves out: the events that make and end them (`engine.py`).
 """
@@ -10,8 +10,18 @@ from typing import Literal, Protocol
 
 import torch
 
+from .engine import RequestState
+
 # What a kept copy of a request is kept by, and its name or the request's.
 Copy = tuple[Literal["save", "preempt"], str]
+
+
+class Tracks(Protocol):
+    """What an engine shows that tracks prefixes; asking changes nothing."""
+
+    def prefix(self, name: str) -> RequestState:
+        """The prefix that is tracked under a name."""
+        ...
 
 
 class ShowsCopies(Protocol):

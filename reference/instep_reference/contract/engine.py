@@ -1,4 +1,4 @@
-"""The specification: events, answers, the logical state of a request, and the engine that serves them.
+"""The specification: events, and the engine that serves them. What it answers stands in `answers.py`.
 
 There is one method per event; `event.on(engine)` is the whole dispatcher. Each side fills in every field of an answer
 itself, and the harness compares. Leaves out: every computation.
@@ -9,6 +9,10 @@ Words (B requests in batch order, n = `num_steps`):
   node          an index into a window; node 0 is the root. `parents[i] < i` is node i's parent, parents[0] = -1
   length        committed tokens: their KV and state are in memory; the root is not among them
   drafts' KV    has the same length: row p pairs the target's final hidden row p with token p + 1
+  prefix        the first n tokens of a request. A *tracked* prefix is kept under a name, for requests that begin with
+                the same n tokens and go on otherwise. It holds what hangs on no later token: n rows of KV, conv windows
+                and states after n tokens, n - 1 rows of the drafts' KV, and the target's final hidden row n - 1. Row
+                n - 1 of the drafts' KV hangs on the token behind the prefix: the load computes it with its own
   round         a draft, a verify, a commit of all that was verified; between a verify and its commit nothing runs:
                 no other draft or forward, no new step count, no idle. A request in no round is between rounds
 
@@ -19,16 +23,21 @@ not serve raises `Unsupported`; one for which its pools have no room raises `Out
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 import torch
 
+from .answers import MEMORY as MEMORY
+from .answers import Answer as Answer
+from .answers import Committed as Committed
+from .answers import Drafted as Drafted
+from .answers import Forwarded as Forwarded
+from .answers import RequestState as RequestState
 from .capacity import Capacity as Capacity
 from .meaning import Meaning
-from .place import Place, See, memory_place
+from .place import See
 from .sampling import Sampling
 
 
@@ -62,6 +71,8 @@ class Draft(Event, frozen=True):
              The chain itself runs on them too: step i runs on picks[i - 1].
     parents  per request, the parent node of every draft, for a tree (node 0 is the root, draft j is
              node j + 1); None: a chain. Only with picks.
+    Where the capacity has `topk`, the head grows a tree of its own (`contract/grown.py`), whatever is given: it runs on
+    its own beams. Without picks the window is this tree.
     """
 
     requests: tuple[str, ...]
@@ -82,6 +93,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     tokens   of a prefill row; 1 on the others (a window is as wide as its drafts made it)
     root     the root to use after a decode row or a last prefill chunk; None: the target's own choice.
     uniforms if the request samples and the row chooses: one per node of a window, and the final one (`sampling.py`)
+    track    of a prefill row that ends at a multiple of `Capacity.track_interval`: the name under which the prefix that
+             it reaches is tracked; it is not yet in use. Empty: nothing is tracked
     """
 
     request: str
@@ -89,6 +102,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     tokens: int = 1
     root: int | None = None
     uniforms: tuple[float, ...] = ()
+    track: str = ""
 
 
 class Forward(Event, frozen=True):
@@ -107,19 +121,25 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bonus: int
 
 
-class Commit(Event, frozen=True):
+class Commit(Event, frozen=True, omit_defaults=True):
     """Commit the accepted tokens of all verified requests: their state, KV and draft KV then have the accepted length.
 
     The state is the one after the path's last node. The new root is the bonus. The draft extend takes in the rows of
     all accepted nodes. The result is equal to decoding the accepted tokens one by one. accepted  one path per request;
     None: the engine's own acceptance, down to each child that is the choice at its parent.
+
+    track  one name per request, or none at all; an empty name: nothing. Where the accepted tokens reach a multiple of
+           `Capacity.track_interval`, the prefix up to the last such multiple is tracked under it. The name must not be
+           in use; where none is reached, it stays free
     """
 
     requests: tuple[str, ...]
     accepted: tuple[Path, ...] | None = None
+    track: tuple[str, ...] = ()
 
     def on(self, engine: Engine) -> Committed:
-        return engine.commit(self.requests, self.accepted)
+        # An engine that tracks no prefixes may leave the third argument out.
+        return engine.commit(self.requests, self.accepted, *(self.track,) if self.track else ())
 
 
 class SetNumSteps(Event, frozen=True, tag="set_num_steps"):
@@ -142,7 +162,12 @@ class Save(Event, frozen=True):
 
 
 class Load(Event, frozen=True):
-    """Give a request a copy of the state kept under `name`. It has the same prompt, and nothing of it ran yet."""
+    """Give a request a copy of the state kept under `name`. Nothing of the request ran yet.
+
+    If a save kept it, the request has the same prompt. A tracked prefix is given to requests whose prompt begins with
+    it and has further tokens: the load extends the draft head by the last row of the prefix and the token behind it.
+    The request is then in its prompt, as if it had prefilled the prefix by itself.
+    """
 
     request: str
     name: str
@@ -196,7 +221,9 @@ class Idle(Event, frozen=True):
 
 class Refused(Event, frozen=True):
     """`of` is offered where it is illegal; an engine that says `refuses` raises `InstepError` and changes nothing."""
+
     of: AnyEvent
+
     def on(self, engine: Engine) -> None:
         getattr(engine, "offered", id)(self.of)  # no method of the protocol: who leads the engines offers it
 
@@ -204,96 +231,6 @@ class Refused(Event, frozen=True):
 AnyEvent = (
     Admit | Draft | Forward | Commit | SetNumSteps | Save | Load | Preempt | Resume | Finish | Abort | Idle | Refused
 )
-
-
-@dataclass(frozen=True)
-class Drafted:
-    """drafts [B, n] int64: the tokens in use; own [B, n] int64: the head's argmax at each place.
-
-    own is the head's argmax after the drafts in use, not after its own; -1 without a head. Trees of one batch may
-    differ in size: then n is the largest, and shorter rows end in -1.
-    """
-
-    drafts: torch.Tensor
-    own: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Forwarded:
-    """What the target said.
-
-    roots  request -> the root in force after a decode row or a last prefill chunk. A look-up may wait for the device
-    own    request -> int64 [rows]: the target's own choice. One per node of a verified window, one for a decode row and
-           for a last prefill chunk; a request with an unfinished prompt has no entry
-    """
-
-    roots: Mapping[str, int]
-    own: dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Committed:
-    """The result of acceptance, under the field's usual names; all int64 on the engine's device.
-
-    num_correct_drafts [B]         accepted drafts, bonus excluded
-    accept_lens [B]                num_correct_drafts + 1
-    accept_index [B, width]        nodes on the accepted path, root first, -1 padded; width = the longest window
-    last_correct_step_indices [B]  the node whose state is committed
-    bonus [B]                      the next root
-    own_num_correct_drafts [B], own_bonus [B]   the engine's own acceptance, also where the event gave paths
-    """
-
-    num_correct_drafts: torch.Tensor
-    accept_lens: torch.Tensor
-    accept_index: torch.Tensor
-    last_correct_step_indices: torch.Tensor
-    bonus: torch.Tensor
-    own_num_correct_drafts: torch.Tensor
-    own_bonus: torch.Tensor
-
-
-Answer = Drafted | Forwarded | Committed
-
-
-@dataclass(frozen=True)
-class RequestState:
-    """The logical state of a request, in the canonical layout; a copy, never a view. Drafts and windows are not in it.
-
-    Between a verify and its commit everything is as before the verify, except `conv` and `state`. These two belong to
-    no request then: an engine may hold anything there, and they are not compared.
-
-    length      committed tokens, L
-    root        the root token, or None while the prompt is unfinished
-    proposal    draft 1 as draft extend proposes it (argmax), or None while there is no root, or no draft head in use
-    proposal_hidden [D]  the head's row y from which the proposal was picked
-    conv        GDN layer -> [C, W-1], oldest first (zeros before the first token)
-    state       GDN layer -> [HV, K, V]
-    keys, values              attention layer -> [L, kv_heads, head_dim]
-    draft_keys, draft_values  MTP layer -> [L, kv_heads, head_dim]: after every event as long as the target's
-    """
-
-    length: int
-    root: int | None
-    proposal: int | None
-    proposal_hidden: torch.Tensor | None
-    conv: dict[int, torch.Tensor]
-    state: dict[int, torch.Tensor]
-    keys: dict[int, torch.Tensor]
-    values: dict[int, torch.Tensor]
-    draft_keys: dict[int, torch.Tensor] = field(default_factory=dict)
-    draft_values: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def parts(self) -> Iterator[tuple[Place, torch.Tensor]]:
-        """Every tensor that belongs to a layer, with the place where an event writes it; nothing is copied.
-
-        By field in the order above, then by layer.
-        """
-        for name, tensors in (
-            ("conv", self.conv), ("state", self.state), ("keys", self.keys), ("values", self.values),
-            ("draft_keys", self.draft_keys), ("draft_values", self.draft_values),
-        ):  # fmt: skip
-            for layer, tensor in tensors.items():
-                yield memory_place(name, layer), tensor
 
 
 class Engine(Protocol):
@@ -308,7 +245,9 @@ class Engine(Protocol):
         parents: tuple[tuple[int, ...], ...] | None = None,
     ) -> Drafted: ...
     def forward(self, rows: tuple[Row, ...]) -> Forwarded: ...
-    def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed: ...
+    def commit(
+        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = (),
+    ) -> Committed: ...
     def set_num_steps(self, num_steps: int) -> None: ...
     def next_num_steps(self) -> int: ...
     def save(self, request: str, name: str) -> None: ...

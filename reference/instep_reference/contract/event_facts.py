@@ -107,3 +107,10 @@ def named(event: Event) -> tuple[str, ...]:
     rows: tuple[str, ...] = tuple(row.request for row in getattr(event, "rows", ()))
     several: tuple[str, ...] = getattr(event, "requests", rows)
     return (event.request,) if hasattr(event, "request") else several
+
+
+def tracks(event: Event) -> dict[str, str]:
+    """Request -> the name under which the event tracks a prefix of it, where it reaches one."""
+    rows: tuple[str, ...] = tuple(row.track for row in getattr(event, "rows", ()))
+    names: tuple[str, ...] = getattr(event, "track", rows)
+    return {request: under for request, under in zip(named(event), names, strict=False) if under}

@@ -30,6 +30,8 @@ Labels of results (c = code of the result's place; one label per row):
   attend                   total = sum over positions p seen, modulo 2**64, of mix(mix(key_p, value_p), p);
                            attended = mix(mix(total, query), c)
   lm_head                  zeros, and 1.0 at token (mix(x, c) >> 1) % vocab
+  topk_tokens              token n, from 0, is (t + n) % vocab, t the token that the logits name; its log-probability is
+                           minus the sum of (mix(t, j) >> 1) % SCORES over j = 0 .. n, an exact number of fp32
   draw                     acc = that token; acc = mix(acc, n) for each number n of: the bits of temperature and top_p
                            as fp32 (without top_p: 1.0), top_k (without: 0), uniform of the node and final uniform over
                            UNIFORM, the tokens of the children in window order; then token (acc >> 1) % vocab
@@ -42,3 +44,4 @@ MIX_B = 0xC2B2AE3D27D4EB4F
 MIX_C = 0x165667B19E3779F9
 MIX_D = 0xBF58476D1CE4E5B9
 SPREAD = 0x94D049BB133111EB
+SCORES = 8  # so few that scores are often equal

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol
+from typing import Generic, Protocol, runtime_checkable
 
 from ..contract.place import See
 from ..model import Cache, Memory, Model, Rows
@@ -65,4 +65,16 @@ class Drafter(Protocol):
 
         Everything that is computed here is scratch: `proposed` does not change.
         """
+        ...
+
+
+@runtime_checkable
+class GrowsTrees(Protocol):
+    """A drafter that can grow trees of its own (`contract/grown.py`)."""
+
+    def grow(
+        self, model: Model[Rows, Memory, Cache], proposed: Proposed[Rows, Cache], tokens: Sequence[int],
+        num_steps: int, topk: int, drafts: int, see: See,
+    ) -> tuple[list[int], list[int]]:
+        """-> tokens and parents of the drafts of its tree. The arguments are those of `draft`; all is scratch."""
         ...

@@ -12,6 +12,7 @@ from typing import Generic
 from ..contract.place import See
 from ..model import Cache, Memory, Model, Rows
 from .base import Asked, Proposed
+from .growing import ROOT, Growing
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,25 @@ class Eagle:
             own.append(steps[parent].pick)
             drafts.append(own[-1] if asked.picks is None else asked.picks[number])
         return drafts, own
+
+    def grow(
+        self, model: Model[Rows, Memory, Cache], proposed: Proposed[Rows, Cache], tokens: Sequence[int],
+        num_steps: int, topk: int, drafts: int, see: See,
+    ) -> tuple[list[int], list[int]]:
+        """In step i the head runs on the beams of step i - 1, each with its parent's row y and behind its cache."""
+        assert proposed.hidden is not None, "nothing is drafted before the root is known"
+        growing, position = Growing(topk), len(tokens) - 1
+        after = {ROOT: (proposed.hidden, proposed.caches[0])}
+        growing.step(model.best(proposed.hidden, topk, "chain.0", see))
+        for number in range(1, num_steps):
+            stage, ys = f"chain.{number}", []
+            for beam in growing.beams[-1]:
+                grown = growing.candidates[beam]
+                y, cache = after[grown.parent]
+                after[beam] = model.head(0, (grown.token,), y, cache, position + number - 1, stage, see)
+                ys.append(after[beam][0])
+            growing.step(model.best(model.join(ys), topk, stage, see))
+        return growing.tree(drafts)
 
 
 def _step(

@@ -41,5 +41,5 @@ class External:
             own = [int(token) for token in self.block(tuple(tokens), asked.num_steps)]
             return (own if asked.picks is None else list(asked.picks)), own
         if asked.picks is None:
-            raise Unsupported("this model has no draft head: a draft event must bring its picks")
+            raise Unsupported("no draft head is in use: a draft event must bring its picks")
         return list(asked.picks), [NO_OPINION] * len(asked.picks)

@@ -16,7 +16,7 @@ LABELS = Setting(ops="ledger")
 
 SAVE = "        self._saved[name] = self._kept(request)\n"
 PREEMPT = "        self._preempted[request] = self._kept(request)\n"
-SAID = "        said = torch.stack(self._run(\"draft\", drafted, forced), dim=1)\n"
+SAID = "        said = torch.stack(self._run(kind, drafted, forced, tree=shapes), dim=1)\n"
 # Two buffers of the largest answer, used in turn: an answer is a view of one of them.
 IN_TURN = (
     "        self._turn = 1 - getattr(self, \"_turn\", 0)\n"

@@ -41,7 +41,7 @@ NO_PROPOSED = Edit(
     SAVED, "        slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed\n",
     "        slot_table.proposals[slot] = kept.proposal\n",
 )
-NO_ROOT = Edit(SAVED, "    slot_table.window[slot, 0] = kept.root\n", "")
+NO_ROOT = Edit(SAVED, "        slot_table.window[slot, 0] = kept.root\n", "        pass\n")
 NO_CONV = Edit(
     ENGINE, "length, memory.conv, memory.state",
     "length, {layer: torch.zeros_like(conv) for layer, conv in memory.conv.items()}, memory.state",
@@ -84,7 +84,7 @@ FAULTS: tuple[Fault, ...] = (
         "lifecycle-loss-draft-kv", "lifecycle-loss",
         "What is kept of a request comes back without the draft head's KV.",
         "sglang 35957", (NO_DRAFT_KV,), "kept", Setting(), 12, Place("extend", 0, "keys"),
-        "comes back otherwise than it was kept", ("bytes",), ("identity", "directed", "decisions"),
+        "the target's memory came back, the draft KV did not", ("bytes",), ("identity", "directed", "decisions"),
     ),
     Fault(
         "lifecycle-loss-proposal", "lifecycle-loss",

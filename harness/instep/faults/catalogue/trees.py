@@ -11,8 +11,8 @@ from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 ROUND, BATCH, EAGLE = (f"instep_optimized/{name}.py" for name in ("round", "batch", "draft/eagle"))
-CONV, GDN, ATTEND, INDEX, PICK, MOVE = (
-    f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "attend", "index", "pick", "move")
+CONV, GDN, ATTEND, INDEX, PICK, MOVE, GROW = (
+    f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "attend", "index", "pick", "move", "grow")
 )
 RERUN, ACCEPTED = "instep_optimized/commit/rerun.py", "instep_optimized/commit/accepted.py"
 WINDOW, STATE, MIXED, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "mixed", "core"))
@@ -20,6 +20,7 @@ KEYS, QUERY, ATTENDED = (Place("trunk", 3, component) for component in ("keys", 
 SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")
 
 NODES = "inputs.rows, inputs.slots, acceptance.last_correct_step_indices, acceptance.accept_lens,"
+GROWN = Place("chain.0", AFTER_LAYERS, "pick")
 SNAPSHOT = Setting(strategy="snapshot")
 # The path of every request behind each other, in numbers that count the rows of the whole batch.
 PACKED = (
@@ -34,6 +35,14 @@ PATH = "        before, path = ops.select(x=slot_table.length, index=inputs.slot
 def _node(what: str) -> Edit:
     """The commit hands on another node than the last accepted one."""
     return Edit(ROUND, NODES, NODES.replace("acceptance.last_correct_step_indices", what))
+
+
+def _grown(name: str, what: str, edits: tuple[Edit, ...], says: str, how: Setting | None = None) -> Fault:
+    """A grown tree is another one than its own scores give."""
+    return Fault(
+        f"grown-{name}", "grown-tree", what, "", edits, "grown", how or Setting(), 4, GROWN, says, ("grown",),
+        ("bytes",),
+    )
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -157,5 +166,47 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(EAGLE, "ops.select(x=rows, index=parent)", "y"),),
         "branching", Setting(), 4, Place("chain.2", STAGE_LEVEL, "post_normed"),
         "", ("derived",), ("identity", "bytes"),
+    ),
+    _grown("tie", "Of equal scores the higher number comes first.", (Edit(
+        GROW, "return x.sort(dim=1, descending=True, stable=True).indices[:, :count].contiguous()",
+        "return x.shape[1] - 1 - x.flip(1).sort(dim=1, descending=True, stable=True).indices[:, :count]"),),
+        "of equal scores the higher number comes first", Setting(ops="ledger")),
+    _grown("parent-beside", "Scores and parents are those of the beam beside.", (Edit(
+        GROW, "beams = before.beams.view(requests, topk)",
+        "beams = before.beams.view(requests, topk).roll(1, dims=1)"),),
+        "a parent is the beam before the one that it should be"),
+    _grown("parent-alone", "The score is that of the right beam, the parent is the beam beside.", (Edit(
+        GROW, "scores, parents = above + log_probs.reshape(requests, many), beams.repeat_interleave(topk, dim=1)",
+        "scores = above + log_probs.reshape(requests, many)\n"
+        "parents = beams.roll(1, dims=1).repeat_interleave(topk, dim=1)"),),
+        "a parent is the beam before the one whose score was added"),
+    _grown("score-of-the-step", "The score of the parent is not added: a candidate has its own log-probability.", (Edit(
+        GROW, "above + log_probs.reshape(requests, many)", "log_probs.reshape(requests, many)"),),
+        "the score of the parent is not added"),
+    _grown("probabilities-added", "Probabilities are added along a path, not their logarithms.", (
+        Edit(GROW, "chances = wide(logits).log_softmax(dim=-1)", "chances = wide(logits).softmax(dim=-1)"),),
+        "probabilities are added, not their logarithms"),
+    _grown("last-step-alone", "The window takes the best candidates of the last step, whatever came before.", (Edit(
+        GROW, "all_scores[:, new] = scores",
+        "if step == num_steps:\n    all_scores[:] = -torch.inf\nall_scores[:, new] = scores"),),
+        "only candidates of the last step are taken"),
+    _grown("nodes-by-score", "Nodes are numbered by their scores: a parent may follow its children.", (Edit(
+        GROW, "chosen = best(scores, min(nodes - 1, most)).sort(dim=1).values",
+        "chosen = best(scores, min(nodes - 1, most))"),),
+        "nodes are numbered by score, not as they came"),
+    Fault(
+        "grown-kv-of-the-column", "draft-node",
+        "A beam attends to the rows of the beams with its own number, whatever its parent is.",
+        "", (Edit(GROW, "before.ancestors[row]", "before.ancestors.view(requests, topk)"),),
+        "grown", Setting(), 4, Place("chain.2", 0, "attended"),
+        "stand behind", ("contracts", "derived"),
+    ),
+    Fault(
+        "grown-hidden-of-the-column", "draft-node",
+        "From the second step on a beam reads the row of the beam with its own number, whatever its parent is.",
+        "", (Edit(EAGLE, "ops.select(x=y, index=beams.rows)",
+                  "(y if len(y) == len(beams.rows) else ops.select(x=y, index=beams.rows))"),),
+        "grown", Setting(), 4, Place("chain.2", STAGE_LEVEL, "post_normed"),
+        "reads the head's row of", ("derived",), ("identity", "bytes"),
     ),
 )

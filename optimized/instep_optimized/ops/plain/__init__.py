@@ -19,6 +19,7 @@ from .attend import attend, attention_inputs, output_gate
 from .conv import conv
 from .draw import draw
 from .gdn import gated_norm, gdn, gdn_inputs
+from .grow import build_tree, select_beams, topk_tokens
 from .index import advance, choose, place_rows, plan_path, plan_tree, shift
 from .mlp import mlp, moe
 from .move import move, move_rows, store_rows
@@ -78,6 +79,9 @@ PLAIN = Ops(
     plan_ring=plan_ring,
     plan_tree=plan_tree,
     plan_path=plan_path,
+    topk_tokens=topk_tokens,
+    select_beams=select_beams,
+    build_tree=build_tree,
     move=move,
     move_rows=move_rows,
     keeps="update",

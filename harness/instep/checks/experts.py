@@ -1,0 +1,84 @@
+"""T4 of routers: the experts that rows go to; others than the truth's only where its router hardly chose.
+
+What a row of the subject chooses follows from its own rows in front of the router (T2 holds what it makes of them).
+Behind such a tie the two runs compute different things: T3 and T4 leave the request out until it is admitted again.
+Leaves out: rows that hardly choose from the subject's own rows, where T2 follows the subject (`observe/routes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from instep_reference.contract.engine import Admit
+from instep_reference.weights import MoeWeights
+
+from ..observe.context import EventContext
+from ..observe.oracle import Oracle
+from ..observe.recomputation import Recomputation
+from ..observe.routes import Route
+from ..observe.rows import parted, rows
+from ..verdict import Comparison, Skipped, Tier
+from .base import slot_of
+from .draws import PICK
+from .judge import Chosen, Ties, granted
+from .propagated import carried, family
+
+
+class Experts:
+    """Per request and layer: the truth's margin between the experts that were taken and those that were left out."""
+
+    name = "experts"
+    tier = Tier.DECISIONS
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+        self.ties = Ties("choices of experts so far")
+        self.parted = set[str]()  # requests
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        if isinstance(context.event, Admit):
+            self.parted.discard(context.event.request)
+        if context.rounded is None or not self.oracle.config.experts:
+            return
+        noise = carried(context)
+        for piece in self.oracle.at(context):
+            if not isinstance(piece, Recomputation) or piece.near is None or piece.near.truth.route is None:
+                continue
+            if piece.request not in self.parted and not parted(context, piece.stage, piece.span):
+                yield from self._piece(context, piece, piece.near.truth.route, noise)
+        yield from self.ties.too_many(self.name, context.index, context.kind, PICK)
+
+    def _piece(
+        self, context: EventContext, piece: Recomputation, mine: Route, noise: Mapping[tuple[str, bool], float]
+    ) -> Iterator[Comparison]:
+        place, width = piece.place("post_normed"), self.oracle.runner.rounded.embedding.dtype
+        truth, rounded = (None if side is None else rows(side, place, piece.span)
+                          for side in (context.truth, context.rounded))  # fmt: skip
+        router = self._router(piece)
+        if truth is None or rounded is None or router is None or len(truth) != len(mine.scores):
+            return
+        route = Route.of(self.oracle.config, truth @ router.T)
+        error = route.off(rounded.to(truth) @ router.T).clamp(min=noise[family(place, piece.span)])
+        margin, own = route.shortfall(mine.chosen()), mine.chosen()
+        differs = (own != route.chosen()).any(-1)
+        part = torch.where(differs, margin / granted(route.largest(), error, width), 0.0)
+        choices = Chosen(margin, part, differs)
+        self.ties.add(choices)
+        row, said = choices.row, ""
+        if bool(differs.any()):
+            self.parted.add(piece.request)
+            other, right = (sorted(chosen[row].nonzero()[:, 0].tolist()) for chosen in (own, route.chosen()))
+            said = f"row {row} goes to the experts {other}, the truth's to {right} by a margin of {margin[row]:.3g}"
+        yield Comparison(
+            self.name, self.tier, context.index, context.kind, piece.place("mlp"), elements=len(differs),
+            blocks=len(differs), undecided=choices.ties, worst=choices.worst, allowed=1.0, request=piece.request,
+            slot=slot_of(context, piece.request), diagnosis=said,
+        )  # fmt: skip
+
+    def _router(self, piece: Recomputation) -> torch.Tensor | None:
+        weights = self.oracle.runner.truth
+        layers = weights.layers if piece.stage == "trunk" else weights.draft.layers if weights.draft else ()
+        mlp = layers[piece.layer].mlp
+        return mlp.router if isinstance(mlp, MoeWeights) else None

@@ -1,0 +1,155 @@
+"""The trees that a drafter grew: each follows from its own logits, and is the truth's but where the truth hardly chose.
+
+A tree of labels is exact. Of numbers an order of scores may be another one than the truth's where it is closer than the
+derived error (`tree_scores.py`). That is a tie, as of picks, and no divergence: the trace goes on with the recorded
+tree. Leaves out: the logits themselves (T2, T3), and how a wrong tree came about (`tree_mistakes.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from instep_reference.contract.engine import Draft, Drafted
+from instep_reference.contract.place import AFTER_LAYERS, Place
+
+from ..observe.context import EventContext
+from ..observe.growth import Growth, grown_of
+from ..verdict import Comparison, Explained, Skipped, Tier
+from .base import exact, slot_of
+from .judge import Chosen, Ties
+from .propagated import carried
+from .tree_mistakes import Tree, mistake
+from .tree_scores import Path, Scores, paths_of
+
+PLACE = Place("chain.0", AFTER_LAYERS, "pick")
+
+
+class Grown:
+    """T4 of trees; of labels T0."""
+
+    name = "grown"
+    tier = Tier.DECISIONS
+
+    def __init__(self) -> None:
+        self.ties = Ties("trees so far")
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        event, answer, right = context.event, context.subject.answer, context.truth.answer
+        if not isinstance(event, Draft) or context.expected.topk is None or not context.shown.whole:
+            return
+        assert isinstance(answer, Drafted) and isinstance(right, Drafted) and right.own_parents is not None
+        if answer.own_parents is None:
+            yield exact(self, context, PLACE, "none", "one of each request", "parents of a grown tree are {}")
+            return
+        noise = {} if context.rounded is None else carried(context)
+        trees, rights = _trees(event, answer), _trees(event, right)
+        for name, told in trees.items():
+            due = rights[name]
+            ours, truth = (grown_of(context, side, name) for side in (context.subject, context.truth))
+            if ours is None or truth is None or not (ours.whole and truth.whole):
+                yield exact(self, context, PLACE, told, due, "the grown tree is {}", name)
+                continue
+            mine = ours.growing.tree(context.expected.grown)
+            yield self._follows(context, name, trees, mine, _own_part(context, ours, told) if told != mine else 0.0)
+            if context.rounded is None:
+                at = Place(f"chain.{len(ours.logits) - 1}", *PLACE[1:])  # its logits are wrong: they come first
+                yield exact(self, context, at, told, due, "the grown tree is {}", name)
+            elif told == mine:
+                yield self._chosen(context, name, ours, truth, noise.get((name, False), 0.0))
+        yield from self.ties.too_many("grown", context.index, context.kind, PLACE)
+
+    def _follows(
+        self, context: EventContext, name: str, trees: Mapping[str, Tree], due: Tree, part: float
+    ) -> Comparison:
+        """The tree of an answer is the one that follows from the side's own logits; `part` of what may round away."""
+        told = trees[name]
+        differs = told != due
+        worst = (part or math.inf) if differs else 0.0
+        why = mistake(context, name, _wrong(context, trees)) if worst > 1 else None
+        said = f"the grown tree is {_spelled(told)}; its own logits give {_spelled(due)}" if worst > 1 else ""
+        return Comparison(
+            self.name, Tier.IDENTITY if context.rounded is None else self.tier, context.index, context.kind, PLACE,
+            elements=len(due[0]) * 2, undecided=int(differs and worst <= 1), worst=worst, allowed=1.0, request=name,
+            slot=slot_of(context, name), diagnosis=f"{said}: {why}" if why else said,
+            explained=Explained("hypothesis", why) if why else None,
+        )  # fmt: skip
+
+    def _chosen(self, context: EventContext, name: str, ours: Growth, truth: Growth, noise: float) -> Comparison:
+        """Beams step by step, then the window: a difference may lie where the truth's scores are close enough."""
+        scores = Scores(truth, noise, _stored(context, ours))
+        worst, said, differs, at = 0.0, "", False, len(ours.logits) - 1
+        for step, (mine, right) in enumerate(zip(ours.growing.beams[1:-1], truth.growing.beams[1:-1], strict=True), 1):
+            kept, theirs = paths_of(ours, mine), paths_of(truth, right)
+            if kept != theirs:
+                worst, differs, at = scores.disorder(kept, _level(truth, step), ordered=True), True, step - 1
+                said = f"beams of step {step} are {kept}; the truth's are {theirs}"
+                break
+        else:
+            drafts = context.expected.grown
+            kept, theirs = (paths_of(one, one.growing.chosen(drafts)) for one in (ours, truth))
+            if kept != theirs:
+                everything = paths_of(truth, range(len(truth.growing.candidates)))
+                worst, differs = scores.disorder(kept, everything, ordered=False), True
+                ours_alone, theirs_alone = sorted({*kept} - {*theirs}), sorted({*theirs} - {*kept})
+                said = f"the window has the paths {ours_alone}, the truth's has {theirs_alone}"
+        part = torch.tensor([worst])
+        choices = Chosen(part, part, torch.tensor([differs]))
+        self.ties.add(choices)
+        return Comparison(
+            self.name, self.tier, context.index, context.kind, PLACE._replace(stage=f"chain.{at}"),
+            elements=2 * context.expected.grown, undecided=choices.ties, worst=worst, allowed=1.0, request=name,
+            slot=slot_of(context, name), diagnosis=said if worst > 1 else "",
+        )  # fmt: skip
+
+
+def _trees(event: Draft, answer: Drafted) -> dict[str, Tree]:
+    """request -> its grown tree, by an answer."""
+    assert answer.own_parents is not None
+    pairs = zip(answer.own.tolist(), answer.own_parents.tolist(), strict=True)
+    return dict(zip(event.requests, pairs, strict=True))
+
+
+def _wrong(context: EventContext, trees: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Those that do not follow from the subject's own logits."""
+    growths = {name: grown_of(context, context.subject, name) for name in trees}
+    return {name: told for name, told in trees.items()
+            if (ours := growths[name]) is None or ours.growing.tree(context.expected.grown) != told}  # fmt: skip
+
+
+def _own_part(context: EventContext, ours: Growth, told: Tree) -> float:
+    """How far its own scores are from a tree that it tells, in units of what their sums may round to."""
+    paths = _told_paths(told)
+    if paths is None:
+        return math.inf
+    everything = paths_of(ours, range(len(ours.growing.candidates)))
+    if not set(paths) <= set(everything) or len(set(paths)) != len(told[0]):
+        return math.inf
+    if [everything.index(path) for path in paths] != sorted(everything.index(path) for path in paths):
+        return math.inf
+    return Scores(ours, None, _stored(context, ours)).disorder(paths, everything, ordered=False)
+
+
+def _told_paths(tree: Tree) -> list[Path] | None:
+    lines: list[Path] = [()]
+    for token, parent in zip(*tree, strict=True):
+        if not 0 <= parent < len(lines):
+            return None
+        lines.append((*lines[parent], token))
+    return lines[1:]
+
+
+def _level(growth: Growth, step: int) -> list[Path]:
+    """All candidates of a step."""
+    known = growth.growing.candidates
+    return paths_of(growth, [number for number, one in enumerate(known) if one.step == step])
+
+
+def _stored(context: EventContext, ours: Growth) -> torch.dtype:
+    return context.subject.places[PLACE._replace(component="logits")].dtype
+
+
+def _spelled(tree: Tree) -> str:
+    return " ".join(f"{token}<{parent}" for token, parent in zip(*tree, strict=True))

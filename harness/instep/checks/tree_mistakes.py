@@ -1,0 +1,127 @@
+"""Known mistakes of a drafter that grows a tree: the definition once more, with one thing done otherwise.
+
+Leaves out: whether the tree is wrong (`grown.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from instep_reference.contract.engine import Draft
+from instep_reference.draft.growing import Growing
+
+from ..observe.context import EventContext
+from ..observe.growth import Said, grown_of
+
+Tree = tuple[list[int], list[int]]  # tokens and parents of drafts
+TOLD = 3  # of mistakes that fit equally well
+
+
+class _Wrong(Growing):
+    def tree(self, drafts: int) -> Tree:
+        """Where a parent is not chosen, its child stands behind the root."""
+        chosen = self.chosen(drafts)
+        node = {number: at for at, number in enumerate(chosen, start=1)}
+        taken = [self.candidates[number] for number in chosen]
+        return [one.token for one in taken], [node.get(one.parent, 0) for one in taken]
+
+
+class _HigherTie(_Wrong):
+    def highest(self, among: Sequence[int], count: int) -> list[int]:
+        return sorted(among, key=lambda number: (-self.candidates[number].score, -number))[:count]
+
+
+class _Unadded(_Wrong):
+    def score(self, parent: int, chance: float) -> float:
+        return chance
+
+
+class _Chances(_Wrong):
+    def score(self, parent: int, chance: float) -> float:
+        return super().score(parent, math.exp(chance))
+
+
+class _NextBeam(_Wrong):
+    def parent(self, beam: int) -> int:
+        beams = self.beams[-1]
+        return beams[(beam + 1) % len(beams)]
+
+
+class _BeamBefore(_Wrong):
+    def parent(self, beam: int) -> int:
+        return self.beams[-1][beam - 1]
+
+
+class _ParentAlone(_Wrong):
+    def step(self, said: Sequence[Sequence[tuple[int, float]]]) -> None:
+        beams, first = self.beams[-1], len(self.candidates)
+        super().step(said)
+        beside = dict(zip(beams, [beams[-1], *beams[:-1]], strict=True))
+        self.candidates[first:] = [replace(one, parent=beside[one.parent]) for one in self.candidates[first:]]
+
+
+class _LastStep(_Wrong):
+    def chosen(self, drafts: int) -> list[int]:
+        last = max(one.step for one in self.candidates)
+        return sorted(self.highest([at for at, one in enumerate(self.candidates) if one.step == last], drafts))
+
+
+class _FirstComes(_Wrong):
+    def chosen(self, drafts: int) -> list[int]:
+        return list(range(min(drafts, len(self.candidates))))
+
+
+class _ByScore(_Wrong):
+    def chosen(self, drafts: int) -> list[int]:
+        return self.highest(range(len(self.candidates)), drafts)
+
+
+MISTAKES: tuple[tuple[str, type[Growing]], ...] = (
+    ("of equal scores the higher number comes first", _HigherTie),
+    ("the score of the parent is not added", _Unadded),
+    ("probabilities are added, not their logarithms", _Chances),
+    ("a parent is the beam after the one that it should be", _NextBeam),
+    ("a parent is the beam before the one that it should be", _BeamBefore),
+    ("a parent is the beam before the one whose score was added", _ParentAlone),
+    ("only candidates of the last step are taken", _LastStep),
+    ("the first candidates are taken, not the best", _FirstComes),
+    ("nodes are numbered by score, not as they came", _ByScore),
+)
+
+
+def mistake(context: EventContext, name: str, wrong: Mapping[str, Tree]) -> str | None:
+    """The known mistakes that make exactly this tree of what the head said, and most others that are wrong beside it.
+
+    Small trees cannot tell some of them from each other: then the first ones are said. wrong: by request
+    """
+    shared = Counter(sentence for other, told in wrong.items() for sentence in _fitting(context, other, told))
+    mine = _fitting(context, name, wrong[name]) if name in wrong else []
+    most = max((shared[sentence] for sentence in mine), default=0)
+    return ", or ".join([sentence for sentence in mine if shared[sentence] == most][:TOLD]) or None
+
+
+def _fitting(context: EventContext, name: str, told: Tree) -> list[str]:
+    ours, drafts = grown_of(context, context.subject, name), context.expected.grown
+    if ours is None:
+        return []
+    found = [
+        sentence for sentence, how in MISTAKES
+        if not (how is _Chances and context.rounded is None)  # labels have no probabilities
+        and _regrown(how, ours.growing.topk, ours.said, drafts) == told
+    ]
+    assert isinstance(context.event, Draft)
+    for other in context.event.requests:
+        theirs = grown_of(context, context.subject, other)
+        if other != name and theirs is not None and theirs.growing.tree(drafts) == told:
+            found.append(f'it is the tree of request "{other}"')
+    return found
+
+
+def _regrown(how: type[Growing], topk: int, said: Sequence[Said], drafts: int) -> Tree:
+    growing = how(topk)
+    for step in said:
+        growing.step(step)
+    return growing.tree(drafts)

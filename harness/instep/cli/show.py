@@ -1,0 +1,50 @@
+"""`instep show`: what happens in a trace, event by event, without a model.
+
+Leaves out: serving it (`replay`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def show(
+    trace: Annotated[Path | None, typer.Argument(help="A trace: the .jsonl file; left out: instep's own.")] = None,
+    request: Annotated[list[str] | None, typer.Option(help="Only events that name this request; may be "
+                                                         "repeated.")] = None,
+) -> None:
+    """Print who does what in a trace, and the room that it runs in."""
+    from rich.console import Console
+
+    from instep_reference.contract.errors import BadInput
+    from instep_reference.contract.event_facts import named
+
+    from ..carried import trace as own_trace
+    from ..report import tables
+    from ..trace.file import read
+    from ..trace.telling import count, told
+
+    loaded = read(own_trace() if trace is None else trace)
+    lines, console, header = list(told(loaded)), Console(), loaded.header
+    everybody = dict.fromkeys(name for event in loaded.events for name in named(event))
+    for name in request or ():
+        if name not in everybody:
+            raise BadInput("--request", found=name, expected=f"one of {', '.join(everybody)}")
+    made = tables.table(header.name, {"event": "number", "kind": "word", "what": "text"})
+    for index, kind, text in lines:
+        if not request or {*request} & {*named(loaded.events[index])}:
+            made.add_row(str(index), kind, text)
+    tables.show(made, console)
+    room = header.capacity
+    steps = ", ".join(map(str, header.candidates))
+    nodes = "" if room.num_draft_tokens is None else f", trees of {room.num_draft_tokens} nodes at most"
+    if room.track_interval is not None:
+        nodes += f", prefixes tracked every {room.track_interval} tokens"
+    tables.say(
+        console, header.claim, f"{count(len(loaded.events), 'event')}, {count(len(everybody), 'request')}",
+        f"room  {count(len(room.slots), 'slot')}, {count(len(room.pages), 'page')} of {room.page_size} tokens, "
+        f"{room.max_tokens} tokens a step", f"steps {steps} (first {header.num_steps}){nodes}; drafter "
+        f"{header.recording.drafter}")

@@ -1,0 +1,159 @@
+"""A mixture of experts that is mixed otherwise: other experts, other shares, one that is left out, a gate that is not.
+
+All of them are sums of the same experts' rows, computed once. Leaves out: rows and heads of the result (`rows.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.mlp import swiglu
+from instep_reference.weights import MlpWeights, MoeWeights
+
+from ..checks.base import listed
+from .case import Case, Explanation
+from .weights import layer_of
+
+NARROW = (torch.bfloat16, torch.float16)
+MOST = 4  # experts to a row of which every subset is tried
+SHOWN = 4  # rows that are written out
+ROOM = 1 << 26  # numbers that all experts may make together; beyond that a finding stays unexplained
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A layer's experts on rows x [T, D]. scores [T, E] of the router; ranking [T, E]: those that serve a row first."""
+
+    config: ModelConfig
+    mlp: MoeWeights
+    x: torch.Tensor
+    scores: torch.Tensor
+    ranking: torch.Tensor
+
+    @property
+    def top(self) -> int:
+        return self.config.experts_per_token
+
+    def made(self, experts: tuple[MlpWeights, ...]) -> torch.Tensor:
+        """[E, T, D]: what each of them makes of every row."""
+        return torch.stack([swiglu(expert, self.x) for expert in experts])
+
+    def shared(self, opened: torch.Tensor | float | None = None) -> torch.Tensor:
+        gate = torch.sigmoid(self.x @ self.mlp.shared_gate.T) if opened is None else opened
+        return gate * swiglu(self.mlp.shared, self.x)
+
+    def shares(self, top: int, normed: bool, scores: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, top], by rank; with other scores of the ranking that follows from them."""
+        chances, ranking = self.scores.softmax(-1), self.ranking
+        if scores is not None:
+            chances = scores.softmax(-1)
+            ranking = chances.sort(dim=-1, descending=True, stable=True).indices
+        share = chances.gather(-1, ranking[:, :top])
+        return share / share.sum(-1, keepdim=True) if normed else share
+
+    def weighed(self, share: torch.Tensor, ranking: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, E]: the shares where the ranking has their experts."""
+        at = (self.ranking if ranking is None else ranking)[:, : share.shape[1]]
+        return torch.zeros_like(self.scores).scatter(-1, at, share)
+
+
+def experts(case: Case) -> Iterator[Explanation]:
+    piece = case.piece
+    if case.component != "mlp" or piece is None:
+        return
+    layer, x = layer_of(case), case.own("post_normed")
+    if layer is None or not isinstance(layer.mlp, MoeWeights) or x is None:
+        return
+    route = (piece.from_own_inputs or piece).truth.route
+    if route is None or len(route.scores) != len(x) or x.numel() * len(layer.mlp.experts) > ROOM:
+        return
+    mix = Mixture(case.weights.config, layer.mlp, x, route.scores, route.ranking)
+    made, shared = mix.made(layer.mlp.experts), mix.shared()
+    for says, weights in _weights(mix):
+        yield Explanation(says, _sum(weights, made) + shared)
+    right = mix.weighed(mix.shares(mix.top, mix.config.norm_topk))
+    for says, rows in (
+        ("lacks the shared expert", torch.zeros_like(shared)), ("the shared expert is not gated", mix.shared(1.0)),
+        ("the shared expert is gated by the gate itself, not by a sigmoid of it",
+         mix.shared(x @ layer.mlp.shared_gate.T)),
+    ):  # fmt: skip
+        yield Explanation(says, _sum(right, made) + rows)
+    for says, others in _experts(mix.mlp.experts):
+        yield Explanation(says, _sum(right, mix.made(others)) + shared)
+    yield from _left_out(case, mix, right, made, shared)
+
+
+def _sum(weights: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("te,etd->td", weights, made)
+
+
+def _weights(mix: Mixture) -> Iterator[tuple[str, torch.Tensor]]:
+    """Other shares, of the same experts or of others."""
+    config, top = mix.config, mix.top
+    share = mix.shares(top, config.norm_topk)
+    for other, says in ((top - 1, "too few"), (top + 1, "too many")):
+        if 0 < other <= config.experts:
+            yield f"takes one expert {says}", mix.weighed(mix.shares(other, config.norm_topk))
+    says = "are not renormalised" if config.norm_topk else "are renormalised, and should not be"
+    yield f"the shares of its experts {says}", mix.weighed(mix.shares(top, not config.norm_topk))
+    yield "each of its experts has the same share", mix.weighed(torch.full_like(share, 1 / top))
+    yield "its experts have each other's shares", mix.weighed(share.flip(-1))
+    for step, word in ((1, "before"), (-1, "behind")):
+        ranking = mix.ranking.roll(step, 0)
+        yield f"goes to the experts of the row {word}, with shares of its own", mix.weighed(share, ranking)
+        yield f"goes to the experts of the row {word}, with the shares of that row", mix.weighed(
+            share.roll(step, 0), ranking)  # fmt: skip
+        yield f"has the shares of the row {word}", mix.weighed(share.roll(step, 0))
+    for dtype in NARROW:
+        name, (x, router) = str(dtype).removeprefix("torch."), (y.to(dtype).double() for y in (mix.x, mix.mlp.router))
+        scores = (x @ router.T).to(dtype).double()
+        ranking = scores.softmax(-1).sort(dim=-1, descending=True, stable=True).indices
+        yield f"the router's scores are rounded to {name}", mix.weighed(
+            mix.shares(top, config.norm_topk, scores), ranking)  # fmt: skip
+        yield f"the shares of its experts are rounded to {name}", mix.weighed(share.to(dtype).double())
+
+
+def _experts(right: tuple[MlpWeights, ...]) -> Iterator[tuple[str, tuple[MlpWeights, ...]]]:
+    """Experts with weights of another, or with weights that have changed places."""
+    for step, word in ((1, "before"), (-1, "behind")):
+        at = [(number - step) % len(right) for number in range(len(right))]
+        yield f"each expert has the weights of the expert {word} it", tuple(right[number] for number in at)
+        yield f"each expert takes gate and up from the expert {word} it", tuple(
+            MlpWeights(right[number].gate, right[number].up, own.down) for number, own in zip(at, right, strict=True))
+    swapped = tuple(MlpWeights(one.up, one.gate, one.down) for one in right)
+    yield "gate and up of its experts have changed places", swapped
+    for number, one in enumerate(swapped):
+        yield f"gate and up of expert {number} have changed places", (*right[:number], one, *right[number + 1 :])
+
+
+def _left_out(
+    case: Case, mix: Mixture, right: torch.Tensor, made: torch.Tensor, shared: torch.Tensor
+) -> Iterator[Explanation]:
+    """Of each row the experts without which it is nearest to what was found, where it is much nearer."""
+    if mix.top > MOST:
+        return
+    keeps = torch.tensor([kept for kept in product((1.0, 0.0), repeat=mix.top)], dtype=right.dtype)  # [subsets, top]
+    share = right.gather(-1, mix.ranking[:, : mix.top])
+    parts = made.gather(0, mix.ranking[:, : mix.top].T[..., None].expand(-1, -1, made.shape[-1]))  # [top, T, D]
+    tried = torch.einsum("sn,tn,ntd->std", keeps, share, parts) + shared
+    off = (tried - case.found.to("cpu", torch.float64)).norm(dim=-1)  # [subsets, T]
+    best = off.argmin(0)
+    best = best.where(off.gather(0, best[None])[0] < off[0] / 4, 0)
+    lost = {row: sorted(int(mix.ranking[row, n]) for n in range(mix.top) if not keeps[one, n])
+            for row, one in enumerate(best.tolist()) if one}  # fmt: skip
+    if not lost:
+        return
+    wrong = tried.gather(0, best[None, :, None].expand(1, -1, tried.shape[-1]))[0]
+    gone = sorted({number for numbers in lost.values() for number in numbers})
+    everywhere = all((row in lost) == bool((right[row, gone] > 0).any()) for row in range(len(right)))
+    if len(gone) == 1 and everywhere:
+        says = f"lacks expert {gone[0]} wherever it was chosen"
+    else:
+        told = [f"{listed('expert', numbers)} in row {row}" for row, numbers in lost.items()]
+        says = f"lacks {', '.join(told[:SHOWN])}" + (f", and in {len(told) - SHOWN} more" if len(told) > SHOWN else "")
+    yield Explanation(says, wrong, float(len(keeps)) ** len(lost))

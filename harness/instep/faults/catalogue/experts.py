@@ -1,0 +1,95 @@
+"""A mixture of experts that sends rows elsewhere, weighs them otherwise, or leaves some out.
+
+Leaves out: kernels that group rows by expert (there are none here), and the order in which experts are added.
+"""
+
+from __future__ import annotations
+
+from instep_reference.contract.place import Place
+
+from ...replay.setting import Setting
+from ..base import Edit, Fault
+
+MLP, WEIGHTS = "instep_optimized/ops/plain/mlp.py", "instep_optimized/weights.py"
+CHOSEN = "    share, chosen = ranked.values[:, :top_k], ranked.indices[:, :top_k]\n"
+PAIRS = "        row, rank = torch.where(chosen == expert)\n"
+ANSWER = "_swiglu(rows[row], weights.gate_up[expert], weights.down[expert])"
+MIXED, HEAD = Place("trunk", 0, "mlp"), Place("extend", 0, "mlp")
+HOW, SEEN, BLIND = Setting(), ("derived",), ("identity", "bytes", "directed")
+
+
+def _fault(
+    id: str, kind: str, what: str, edit: Edit, says: str, *, origin: str = "", place: Place = MIXED, event: int = 2
+) -> Fault:
+    """One that the first prompts show."""
+    return Fault(id, kind, what, origin, (edit,), "experts", HOW, event, place, says, SEEN, BLIND)
+
+
+FAULTS: tuple[Fault, ...] = (
+    _fault(
+        "experts-of-the-row-before", "expert-of-another", "A row goes to the experts of the row before it.",
+        Edit(MLP, CHOSEN, f"{CHOSEN}    chosen = torch.cat([chosen[:1], chosen[:-1]])\n"),
+        "goes to the experts of the row before",
+    ),
+    _fault(
+        "shares-of-the-row-before", "expert-of-another", "A row weighs its experts by the shares of the row before.",
+        Edit(MLP, CHOSEN, f"{CHOSEN}    share = torch.cat([share[:1], share[:-1]])\n"),
+        "has the shares of the row before",
+    ),
+    _fault(
+        "shares-by-the-wrong-rank", "expert-of-another", "The largest share of a row meets its last expert.",
+        Edit(MLP, "share[row, rank, None]", "share.flip(-1)[row, rank, None]"),
+        "its experts have each other's shares",
+    ),
+    _fault(
+        "experts-shifted-by-one", "expert-of-another", "An expert reads gate and up of the one before it.",
+        Edit(MLP, ANSWER, "_swiglu(rows[row], weights.gate_up[expert - 1], weights.down[expert])"),
+        "takes gate and up from the expert before it",
+    ),
+    _fault(
+        "token-dropped-at-capacity", "expert-left-out",
+        "An expert serves no more rows than its part of a batch; the others go without it.",
+        Edit(MLP, PAIRS, f"{PAIRS}        room = -(-len(rows) * top_k // len(weights.router))\n"
+                         "        row, rank = row[:room], rank[:room]\n"),
+        "lacks expert",
+    ),
+    _fault(
+        "last-expert-left-out", "expert-left-out", "The loop over experts ends before the last one.",
+        Edit(MLP, "range(weights.router.shape[0])", "range(weights.router.shape[0] - 1)"),
+        "lacks expert 5 wherever it was chosen",
+    ),
+    _fault(
+        "shared-expert-left-out", "expert-left-out", "The shared expert is not added.",
+        Edit(MLP, "(out + _shared(rows, weights)).to(x.dtype)", "out.to(x.dtype)"),
+        "lacks the shared expert",
+    ),
+    _fault(
+        "head-with-one-expert-fewer", "expert-left-out", "The draft head takes one expert fewer than the target.",
+        Edit("instep_optimized/model/mlp.py", "top_k=config.experts_per_token",
+             "top_k=config.experts_per_token - (to.stage != 'trunk')"),
+        "takes one expert too few", place=HEAD,
+    ),
+    _fault(
+        "shares-not-normalised", "share-numerics", "The shares of the chosen experts are left as they are.",
+        Edit(MLP, "    if norm_topk:\n        share = share / share.sum(dim=-1, keepdim=True)\n", ""),
+        "the shares of its experts are not renormalised",
+    ),
+    _fault(
+        "shared-gate-skipped", "share-numerics", "The shared expert is added as it is, without its gate.",
+        Edit(MLP, "opened * _swiglu(x, weights.shared_gate_up, weights.shared_down)",
+             "_swiglu(x, weights.shared_gate_up, weights.shared_down)"),
+        "the shared expert is not gated",
+    ),
+    _fault(
+        "router-in-16-bits", "share-numerics", "The router's product runs in bfloat16.",
+        Edit(MLP, "linear(rows, weights.router.to(rows.dtype))",
+             "linear(rows.bfloat16(), weights.router.bfloat16()).to(rows.dtype)"),
+        "the router's scores are rounded to bfloat16",
+    ),
+    _fault(
+        "gate-and-up-of-one-expert", "share-numerics", "Of one expert, up stands before gate.",
+        Edit(MLP, ANSWER, "_swiglu(rows[row], weights.gate_up[expert].roll(weights.down.shape[-1] * (expert == 2), 0), "
+                          "weights.down[expert])"),
+        "gate and up of expert 2 have changed places",
+    ),
+)

@@ -1,0 +1,56 @@
+"""Conditions that only a run with such a drafter meets: drafts that are handed in, or several MTP layers.
+
+Leaves out: every other condition, and the counting (`coverage.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from instep_reference.contract import engine as e
+
+if TYPE_CHECKING:
+    from .coverage import Turn
+
+Condition = Callable[["Turn"], bool]
+
+
+def _ragged(turn: Turn) -> bool:
+    paths = turn.event.accepted or () if isinstance(turn.event, e.Commit) else ()
+    return len({len(path.nodes) for path in paths}) > 1
+
+
+def _beside_decode(turn: Turn) -> bool:
+    rows = turn.event.rows if isinstance(turn.event, e.Forward) else ()
+    return {"verify", "decode"} <= {row.kind for row in rows}
+
+
+def _guessing(turn: Turn) -> bool:
+    """A chunk behind which so little of the prompt is left that the last layers read beyond its end."""
+    rows = turn.event.rows if isinstance(turn.event, e.Forward) else ()
+    return any(row.kind == "prefill" and 0 < turn.before.live[row.request].unread - row.tokens < turn.heads
+               for row in rows)  # fmt: skip
+
+
+def _brought_back(turn: Turn) -> bool:
+    return isinstance(turn.event, e.Load | e.Resume) and turn.after.live[turn.event.request].root is not None
+
+
+HANDED: Mapping[str, Condition] = {
+    "handed in: accepted: ragged": _ragged,
+    "handed in: a request without drafts beside windows": _beside_decode,
+    "handed in: brought back behind a root": _brought_back,
+}
+SEVERAL: Mapping[str, Condition] = {
+    "several MTP layers: accepted: ragged": _ragged,
+    "several MTP layers: fewer steps than layers": lambda t: isinstance(t.event, e.Draft) and (
+        t.before.num_steps < t.heads),
+    "several MTP layers: a chunk that ends just before its prompt": _guessing,
+    "several MTP layers: brought back behind a root": _brought_back,
+}
+
+
+def of(heads: int) -> Mapping[str, Condition]:
+    """Those of a run in which so many MTP layers are in use."""
+    return SEVERAL if heads > 1 else {} if heads else HANDED

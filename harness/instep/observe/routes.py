@@ -1,0 +1,129 @@
+"""What the rows of a mixture choose in its router: seen while the reference runs, and given, so that a run follows.
+
+A choice of experts jumps where a score moves by a rounding. So a yardstick, which is to err as arithmetic does, follows
+the choices of the truth; and the truth follows those of the subject where it hardly chose itself (`Route.shortfall`).
+Leaves out: what such a jump means for a run that goes on freely (`checks/experts.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.place import Place
+
+ROUTER = Place("", 0, "router")  # what stays inside the reference: the scores of experts
+
+
+class Shown(Protocol):
+    """A run, of which the places count here."""
+
+    @property
+    def places(self) -> Mapping[Place, torch.Tensor]: ...
+
+
+R = TypeVar("R", bound=Shown)
+
+
+@dataclass(frozen=True)
+class Route:
+    """scores [T, E], what the router says; ranking [T, E]: the experts of each row, the `top` that serve it first."""
+
+    scores: torch.Tensor
+    ranking: torch.Tensor
+    top: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, scores: torch.Tensor) -> Route:
+        """As the reference ranks them."""
+        ranking = scores.softmax(-1).sort(dim=-1, descending=True, stable=True).indices
+        return cls(scores, ranking, config.experts_per_token)
+
+    def chosen(self, ranking: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, E] bool."""
+        ranking = self.ranking if ranking is None else ranking
+        return torch.zeros_like(ranking, dtype=torch.bool).scatter(-1, ranking[..., : self.top], True)
+
+    def shortfall(self, chosen: torch.Tensor) -> torch.Tensor:
+        """[T]: by how much the best expert that was left out is ahead of the last one of `chosen`; 0: of none."""
+        best = self.scores.masked_fill(chosen, -torch.inf).amax(-1)
+        least = self.scores.masked_fill(~chosen, torch.inf).amin(-1)
+        return (best - least).clamp(min=0)
+
+    def ties(self, chosen: torch.Tensor, error: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
+        """[T] bool: rows for which `chosen` is another choice, but one from which the scores, off by `error`, hardly
+        decide: T4's margin."""
+        from ..checks.judge import granted  # which stands on what is observed
+
+        differs = (chosen != self.chosen()).any(-1)
+        return differs & (self.shortfall(chosen) <= granted(self.largest(), error, stored))
+
+    def largest(self) -> torch.Tensor:
+        return self.scores.abs().amax(-1)
+
+    def off(self, other: torch.Tensor) -> torch.Tensor:
+        """[T]: the largest error of other scores [.., T, E], relative to the largest score of the row."""
+        error = (other.to(self.scores) - self.scores).abs().amax(-1).reshape(-1, len(self.scores)).amax(0)
+        return error / self.largest()
+
+    def following(self, other: Route, error: torch.Tensor, width: torch.dtype) -> torch.Tensor:
+        """The ranking, with that of another route in the rows that hardly chose between the two."""
+        return self.ranking.where(~self.ties(other.chosen(), error, width)[:, None], other.ranking)
+
+    def served(
+        self, again: Callable[[torch.Tensor], R], run: R, own: Mapping[Place, torch.Tensor], width: torch.dtype
+    ) -> R:
+        """The run on the subject's own rows, in which rows that hardly chose go where the subject's must have gone.
+        They are tried with the first expert that is left out in the place of the last that is taken.
+
+        again: the run with another ranking
+        """
+        mixed = next((place for place in run.places if place.component == "mlp" and place in own), None)
+        swapped = self.ranking[..., _exchanged(self.ranking.shape[-1], self.top)]
+        tied = self.ties(self.chosen(swapped), torch.zeros(()), width)
+        if mixed is None or own[mixed].shape != run.places[mixed].shape or not bool(tied.any()):
+            return run
+        other, mine = again(swapped), own[mixed].to(run.places[mixed])
+        nearer = (other.places[mixed] - mine).norm(dim=-1) < (run.places[mixed] - mine).norm(dim=-1)
+        return again(self.ranking.where(~(tied & nearer)[:, None], swapped))
+
+
+def _exchanged(experts: int, top: int) -> list[int]:
+    """The places of a ranking, the last that serves a row and the first that does not exchanged."""
+    at = list(range(experts))
+    at[top - 1 : top + 1] = at[top - 1 : top + 1][::-1]
+    return at
+
+
+class Routes(TorchFunctionMode):
+    """While it is entered, every router that runs is noted. given: the rankings to follow, in the order of routers."""
+
+    def __init__(self, config: ModelConfig, given: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.config, self.given, self.seen = config, given, list[Route]()
+        self._scores: torch.Tensor | None = None
+
+    def __enter__(self) -> Routes:
+        self.seen, self._scores = [], None
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.__name__ == "softmax":
+            self._scores = args[0] if args[0].shape[-1] == self.config.experts else None
+        elif func.__name__ == "sort" and self._scores is not None:
+            number, values, ranking = len(self.seen), out.values, out.indices
+            if number < len(self.given) and self.given[number].shape == ranking.shape:
+                ranking = self.given[number]
+                values = args[0].gather(-1, ranking)
+            self.seen.append(Route(self._scores, ranking, self.config.experts_per_token))
+            return torch.return_types.sort((values, ranking))
+        return out

@@ -1,0 +1,113 @@
+"""An event in a line of text: who takes part, with how many tokens, and where they stand afterwards.
+
+Leaves out: what an engine makes of it. A trace is told without a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.event_facts import kind_of, tracks
+from instep_reference.contract.sampling import Sampling
+
+from ..observe.tree_forms import depths
+from .event_rules import EventRules
+from .file import Trace
+from .request_table import RequestTable, Standing
+
+Live = dict[str, Standing]
+
+
+def told(trace: Trace) -> Iterator[tuple[int, str, str]]:
+    """Number, kind and text of every event. Raises BadInput at the first event that is not legal."""
+    rules = EventRules(trace.header, overlap=trace.header.recording.overlap)
+    for index, event in enumerate(trace.events):
+        before = dict(rules.table.live)
+        rules.apply(event, trace.where(index))
+        yield index, kind_of(event), said(event, before, rules.table)
+
+
+def said(event: e.Event, before: Live, after: RequestTable) -> str:
+    """before: the live requests in front of the event; after: all that is known behind it."""
+    words = WORDS.get(type(event))
+    text = "" if words is None else words(event, before, after.live)
+    kept = [f'{request} under "{name}"' for request, name in tracks(event).items()]
+    return f"{text}; tracks {', '.join(kept)}" if kept else text
+
+
+def _admit(event: e.Admit, before: Live, after: Live) -> str:
+    return f"{event.request} into slot {after[event.request].slot}: {count(len(event.prompt), 'token')}" + (
+        "" if event.sampling is None else f", {sampled(event.sampling)}")
+
+
+def _draft(event: e.Draft, before: Live, after: Live) -> str:
+    parts = []
+    for name in event.requests:
+        parents = after[name].parents
+        branches = parents != tuple(range(-1, len(parents) - 1))
+        deep = f", a tree {max(depths(parents))} deep" if branches else ""
+        parts.append(f"{name}: {count(len(parents) - 1, 'draft')}{deep}")
+    return "; ".join(parts)
+
+
+def _forward(event: e.Forward, before: Live, after: Live) -> str:
+    return "; ".join(_row(row, before[row.request]) for row in event.rows)
+
+
+def _row(row: e.Row, standing: Standing) -> str:
+    if row.kind == "verify":
+        return f"{row.request}: verifies {count(len(standing.window), 'token')} behind {standing.length}"
+    if row.kind == "decode":
+        return f"{row.request}: decodes 1 behind {standing.length}"
+    until = standing.length + row.tokens
+    return f"{row.request}: prompt {standing.length} to {until} of {len(standing.prompt)}"
+
+
+def _commit(event: e.Commit, before: Live, after: Live) -> str:
+    parts = []
+    for name, path in zip(event.requests, event.accepted or (), strict=False):
+        nodes, drafts = path.nodes, len(before[name].window) - 1
+        which = f" (nodes {' '.join(map(str, nodes))})" if nodes != tuple(range(1, len(nodes) + 1)) else ""
+        parts.append(f"{name}: {len(nodes)} of {count(drafts, 'draft')}{which}, now {after[name].length}")
+    return "; ".join(parts) or f"{', '.join(event.requests)}: as the engine itself accepts"
+
+
+def _steps(event: e.SetNumSteps, before: Live, after: Live) -> str:
+    return f"{count(event.num_steps, 'draft')} a round"
+
+
+def _kept(event: Any, before: Live, after: Live) -> str:
+    if isinstance(event, e.Save):
+        return f'{event.request} under "{event.name}", after {count(before[event.request].length, "token")}'
+    return f'{event.request} from "{event.name}", now {after[event.request].length}'
+
+
+def _leaves(event: Any, before: Live, after: Live) -> str:
+    standing = before[event.request]
+    return f"{event.request} with {count(standing.length, 'token')}, {standing.phase.value}"
+
+
+def _resume(event: e.Resume, before: Live, after: Live) -> str:
+    return f"{event.request} into slot {after[event.request].slot}"
+
+
+def _refused(event: e.Refused, before: Live, after: Live) -> str:
+    return f"{kind_of(event.of)}, which is illegal here"
+
+
+WORDS: dict[type[e.Event], Callable[[Any, Live, Live], str]] = {
+    e.Admit: _admit, e.Draft: _draft, e.Forward: _forward, e.Commit: _commit, e.SetNumSteps: _steps, e.Save: _kept,
+    e.Load: _kept, e.Preempt: _leaves, e.Resume: _resume, e.Finish: _leaves, e.Abort: _leaves, e.Refused: _refused,
+}
+
+
+def sampled(sampling: Sampling) -> str:
+    """How a request chooses, in words."""
+    named = {"temperature": sampling.temperature, "top-k": sampling.top_k, "top-p": sampling.top_p}
+    return ", ".join(f"{name} {value:g}" for name, value in named.items() if value is not None)
+
+
+def count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,114 @@
+"""What an engine answers to an event, and the logical state of a request.
+
+Leaves out: the events (`engine.py`), and how exact an answer must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+
+import torch
+
+from .place import Place, memory_place
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """drafts [B, n] int64: the tokens in use; own [B, n] int64: the head's argmax at each place.
+
+    own is the head's argmax after the drafts in use, not after its own; -1 without a head. Trees of one batch may
+    differ in size: then n is the largest, and shorter rows end in -1.
+    own_parents [B, m] int64: where the drafter grows trees, the parent of each draft of its own tree. There own [B, m]
+    are the tokens of that tree, also where another window is given.
+    """
+
+    drafts: torch.Tensor
+    own: torch.Tensor
+    own_parents: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """What the target said.
+
+    roots  request -> the root in force after a decode row or a last prefill chunk. A look-up may wait for the device
+    own    request -> int64 [rows]: the target's own choice. One per node of a verified window, one for a decode row and
+           for a last prefill chunk; a request with an unfinished prompt has no entry
+    tracked  request -> how many tokens the prefix has that was tracked of it
+    """
+
+    roots: Mapping[str, int]
+    own: dict[str, torch.Tensor]
+    tracked: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The result of acceptance, under the field's usual names; all int64 on the engine's device.
+
+    num_correct_drafts [B]         accepted drafts, bonus excluded
+    accept_lens [B]                num_correct_drafts + 1
+    accept_index [B, width]        nodes on the accepted path, root first, -1 padded; width = the longest window
+    last_correct_step_indices [B]  the node whose state is committed
+    bonus [B]                      the next root
+    own_num_correct_drafts [B], own_bonus [B]   the engine's own acceptance, also where the event gave paths
+    tracked                        as in `Forwarded`; a request that reached no multiple of the interval has no entry
+    """
+
+    num_correct_drafts: torch.Tensor
+    accept_lens: torch.Tensor
+    accept_index: torch.Tensor
+    last_correct_step_indices: torch.Tensor
+    bonus: torch.Tensor
+    own_num_correct_drafts: torch.Tensor
+    own_bonus: torch.Tensor
+    tracked: Mapping[str, int] = field(default_factory=dict)
+
+
+Answer = Drafted | Forwarded | Committed
+
+
+@dataclass(frozen=True)
+class RequestState:
+    """The logical state of a request, in the canonical layout; a copy, never a view. Drafts and windows are not in it.
+
+    Between a verify and its commit everything is as before the verify, except `conv` and `state`. These two belong to
+    no request then: an engine may hold anything there, and they are not compared.
+
+    length      committed tokens, L
+    root        the root token, or None while the prompt is unfinished
+    proposal    draft 1 as draft extend proposes it (argmax), or None while there is no root, or no draft head in use
+    proposal_hidden [D]  the head's row y from which the proposal was picked
+    conv        GDN layer -> [C, W-1], oldest first (zeros before the first token)
+    state       GDN layer -> [HV, K, V]
+    keys, values              attention layer -> [L, kv_heads, head_dim]
+    draft_keys, draft_values  MTP layer -> [L, kv_heads, head_dim]: after every event as long as the target's
+    final [D]   of a tracked prefix alone: the target's final hidden row of its last token. Of it, draft_keys and
+                draft_values have L - 1 rows, and there is no root and no proposal
+    """
+
+    length: int
+    root: int | None
+    proposal: int | None
+    proposal_hidden: torch.Tensor | None
+    conv: dict[int, torch.Tensor]
+    state: dict[int, torch.Tensor]
+    keys: dict[int, torch.Tensor]
+    values: dict[int, torch.Tensor]
+    draft_keys: dict[int, torch.Tensor] = field(default_factory=dict)
+    draft_values: dict[int, torch.Tensor] = field(default_factory=dict)
+    final: torch.Tensor | None = field(default=None, kw_only=True)
+
+    def parts(self) -> Iterator[tuple[Place, torch.Tensor]]:
+        """Every tensor that belongs to a layer, with the place where an event writes it; nothing is copied.
+
+        By field in the order above, then by layer.
+        """
+        for name in MEMORY:
+            for layer, tensor in getattr(self, name).items():
+                yield memory_place(name, layer), tensor
+
+
+# What a request keeps in its layers, by field: the one list that saving, restoring, checks and reports go by.
+MEMORY = tuple(each.name for each in fields(RequestState) if str(each.type).startswith("dict["))

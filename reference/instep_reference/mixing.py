@@ -1,0 +1,26 @@
+"""The mixture of two labels (`contract/labels.py`), and what follows from the token that a label names.
+
+Leaves out: the engine that moves labels (`ledger.py`).
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from .contract.labels import MIX_A, MIX_B, MIX_C, MIX_D, SCORES
+
+MASK = (1 << 64) - 1
+
+
+def mix(a: int, b: int) -> int:
+    """One label made of two. In 64 bits two different mixtures do not meet by accident."""
+    x = (a * MIX_A + b * MIX_B + MIX_C) & MASK
+    x ^= x >> 29
+    x = x * MIX_D & MASK
+    return x ^ (x >> 32)
+
+
+def most_named(token: int, count: int, vocab: int) -> list[tuple[int, float]]:
+    """What stands for the most probable tokens where the logits name this one."""
+    falls = list(accumulate((mix(token, rank) >> 1) % SCORES for rank in range(count)))
+    return [((token + rank) % vocab, -float(fall)) for rank, fall in enumerate(falls)]

@@ -1,0 +1,120 @@
+"""Every pair of options that is served agrees in some row, judged in all tiers; what is refused is refused at once.
+
+Leaves out: the whole product (`tests/perf/combinations.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from instep.observe.context import EventContext
+from instep.replay.replay import Replay
+from instep.trace.file import Trace
+from instep.verdict import Exit, Tier
+from instep_optimized import load
+from instep_optimized.options import check
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import Draft
+from instep_reference.contract.errors import Unsupported
+from support.checkpoints import config_of
+from support.combinations import (
+    CONSTRAINED,
+    FACTORS,
+    NODES,
+    POLICY,
+    REFUSED,
+    Row,
+    cells,
+    mtp_layers,
+    name_of,
+    pairwise,
+    refusals,
+    setting,
+    trace,
+    whole,
+    words,
+)
+from support.readme import RESULTS
+
+
+@pytest.fixture(scope="module")
+def trace_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Row], Trace]:
+    folder, made = tmp_path_factory.mktemp("combinations"), dict[str, Trace]()
+    return lambda row: made.get(name_of(row)) or made.setdefault(name_of(row), trace(folder, row))
+
+
+def test_every_pair_that_is_served_stands_in_a_row() -> None:
+    every = {pair for one, other in combinations(FACTORS, 2) for pair in map(tuple, map(cells, whole((one, other))))}
+    possible = {pair for row in whole(CONSTRAINED) if not refusals(row) for pair in cells(row)}
+    free = {pair for (pair,) in every if {name for name, _ in pair} - set(CONSTRAINED)}
+    assert {pair for row in pairwise() for pair in cells(row)} == possible | free
+    assert not any(map(refusals, pairwise())) and len(pairwise()) <= 24
+
+
+class Looking:
+    """Notes how many graphs were replayed, and the dtypes of pools."""
+
+    name, tier = "looking", Tier.IDENTITY
+
+    def __init__(self) -> None:
+        self.replays, self.dtypes = 0, dict[str, str]()
+
+    def __call__(self, context: EventContext) -> tuple[()]:
+        self.replays += len(context.log.replays)
+        self.dtypes |= {region.name: str(region.units.dtype).removeprefix("torch.") for region in context.regions()}
+        return ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", pairwise(), ids=words)
+def test_what_is_served_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> None:
+    played, seen = trace_of(row), Looking()
+    outcome = Replay(played, setting(row)).run(also=[seen])
+    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
+    assert {one.tier for one in outcome.verdict.compared} == set(Tier)
+    assert bool(seen.replays) == row["graphs"]
+    width = "float64" if row["dtype"] == "float64" else "float32"
+    assert seen.dtypes["state"] == (row["state_dtype"] or width)
+    assert seen.dtypes["keys"] == seen.dtypes["draft_keys"] == (row["kv_dtype"] or row["dtype"])
+    shapes = {shape for event in played.events if isinstance(event, Draft) for shape in event.parents or ()}
+    assert bool(shapes) == row["trees"]
+
+
+def test_what_is_refused_is_refused_in_the_whole_product() -> None:
+    ops, steps = load("plain"), POLICY.num_steps
+    configs = {
+        (kind, drafter): ModelConfig.from_dict(config_of(kind, mtp_num_hidden_layers=mtp_layers(drafter)))
+        for kind in FACTORS["kind"] for drafter in FACTORS["drafter"]
+    }
+    for row in whole((*CONSTRAINED, "kind")):
+        options, said = setting(row).options(), ""
+        try:
+            check(options, configs[row["kind"], row["drafter"]], steps, ops, NODES if row["trees"] else None)
+        except Unsupported as refused:
+            said = str(refused)
+        why = refusals(row)
+        assert bool(said) == bool(why) and (not why or any(one in said for one in why)), (words(row), said)
+
+
+@pytest.mark.parametrize(("told", "why"), REFUSED, ids=lambda told: words(told) if isinstance(told, dict) else "")
+def test_what_is_refused_is_refused_before_anything_runs(
+    told: dict[str, tuple[Any, ...]], why: str, trace_of: Callable[[Row], Trace]
+) -> None:
+    row = {**pairwise()[0], "state_dtype": None, "dtype": "float32", "snapshot_layout": None, "trees": False,
+           "conv": "windows", **{name: values[-1] for name, values in told.items()}}  # fmt: skip
+    assert refusals(row) == [why]
+    served = list[int]()
+    with pytest.raises(Unsupported, match=why):
+        Replay(trace_of(row), setting(row)).run(progress=lambda index, event: served.append(index))
+    assert not served
+
+
+def test_of_the_whole_product_every_pair_was_replayed_and_agreed() -> None:
+    found = json.loads((RESULTS / "combinations.json").read_text())
+    run, of = found["met"]["pairs"]
+    assert (found["exit"], found["found"]) == (0, []) and run == of > 500

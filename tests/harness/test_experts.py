@@ -1,0 +1,116 @@
+"""Experts: who breaks ties otherwise is right, whoever mixes otherwise is found and named, and a jump is no yardstick.
+
+Leaves out: the rest of the campaign (`instep faults --family experts`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from instep.checks.experts import Experts
+from instep.checks.propagated import OTHER_EXPERTS
+from instep.faults import FAMILIES, TRACES, by_id
+from instep.faults.base import Edit, Fault
+from instep.faults.retrace import retraced
+from instep.observe.routes import Route, Routes
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.trace.file import Trace, read
+from instep.verdict import Exit
+from instep_reference.contract.config import ModelConfig
+from instep_reference.mlp import route
+from support.checkpoints import config_of
+
+MLP = "instep_optimized/ops/plain/mlp.py"
+RANKED = "chances.sort(dim=-1, descending=True, stable=True)"
+HERE = [fault for fault in FAMILIES["experts"] if fault.how.ops == "plain"]  # a kernel is planted in a copy
+CONFIG = ModelConfig.from_dict(config_of("moe"))  # 2 of 4 experts to a row
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return read(TRACES / "experts.jsonl")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16", "strategy": "snapshot", "graphs": True}], ids=str)
+def test_another_choice_between_experts_that_tie_is_right(trace: Trace, options: dict[str, Any], plant: Any) -> None:
+    """The model has two experts with the same row in the router. Here the higher number wins, not the lower."""
+    last_first = f"{RANKED.replace('chances', 'chances.flip(-1)')}"
+    plant(Edit(MLP, f"    ranked = {RANKED}\n", f"    ranked = {last_first}\n"),
+          Edit(MLP, "ranked.indices[:, :top_k]", "chances.shape[-1] - 1 - ranked.indices[:, :top_k]"))  # fmt: skip
+    verdict = Replay(trace, Setting(**options)).run().verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    compared = {check: sum(one.blocks for one in verdict.compared if one.check == check)
+                for check in ("experts", "own_inputs", "propagated")}  # fmt: skip
+    assert all(compared.values()) and compared["experts"] > 20
+
+
+@pytest.mark.slow
+def test_where_rounding_sends_a_row_elsewhere_the_free_run_is_left_out_and_said(trace: Trace) -> None:
+    verdict = Replay(trace, Setting(dtype="bfloat16")).run().verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    ties = sum(one.undecided for one in verdict.compared if one.check == Experts.name)
+    assert ties and any(one.reason == OTHER_EXPERTS for one in verdict.skipped)
+    assert max(one.headroom for one in verdict.compared if one.check == "own_inputs") < 0.5
+
+
+@pytest.mark.slow
+def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any) -> None:
+    """An error of 1e-4 in one expert is found in every event although the router does not decide in every fifth row."""
+    plant(Edit(MLP, "answer * share[row, rank, None]", "answer * (1 + 1e-4 * (expert == 4)) * share[row, rank, None]"))
+    verdict = Replay(trace, Setting()).run().verdict
+    assert verdict.exit is Exit.DIVERGED
+    first = verdict.findings[0]
+    assert (first.event, first.place.component, first.check) == (2, "mlp", "derived")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
+def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, trace: Trace, plant: Any) -> None:
+    plant(*fault.edits)
+    findings = Replay(trace, fault.how).run(until=fault.event).verdict.findings
+    first = findings[0]
+    assert (first.event, first.place) == (fault.event, fault.place)
+    assert {one.check for one in findings} & {*fault.seen_by} and fault.says in first.diagnosis
+
+
+@pytest.mark.slow
+def test_faults_are_planted_under_a_model_with_experts_too(tmp_path: Path, plant: Any) -> None:
+    """`instep faults --checkpoint`: the trace of another family, recorded anew."""
+    fault = by_id()["commit-index-minus-one"]
+    anew = read(retraced(TRACES, [fault.trace], TRACES.parents[1] / "experts", tmp_path) / f"{fault.trace}.jsonl")
+    assert Replay(anew, fault.how).run(until=fault.event).verdict.exit is Exit.AGREED
+    plant(*fault.edits)
+    outcome = Replay(anew, fault.how).run(until=fault.event)
+    first = outcome.verdict.findings[0]
+    assert outcome.plan.checkpoint.config.experts and (first.event, first.place) == (fault.event, fault.place)
+    assert fault.says in first.diagnosis
+
+
+def test_a_tie_is_a_choice_that_the_scores_hardly_decide() -> None:
+    scores = torch.tensor([[3.0, 2.0, 1.999, 0.0], [3.0, 2.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+    found = Route.of(CONFIG, scores)
+    assert found.ranking[:, :2].tolist() == [[0, 1], [0, 1], [0, 1]]
+    other = torch.tensor([[True, False, True, False]] * 3)
+    assert found.shortfall(other).tolist() == pytest.approx([1e-3, 1.0, 0.0])
+    for error, ties in ((0.0, [False, False, True]), (1e-4, [True, False, True]), (0.1, [True, True, True])):
+        assert found.ties(other, torch.tensor(error), torch.float32).tolist() == ties
+    assert not found.ties(found.chosen(), torch.tensor(1.0), torch.float32).any(), "the same choice is no tie"
+
+
+def test_what_rows_choose_is_noted_and_given() -> None:
+    scores = torch.randn(5, CONFIG.experts, generator=torch.Generator().manual_seed(0))
+    with Routes(CONFIG) as noted:
+        natural = route(CONFIG, scores)
+    (seen,) = noted.seen
+    assert torch.equal(seen.chosen(), natural > 0) and torch.equal(seen.scores, scores)
+    given = seen.ranking.flip(-1)
+    with Routes(CONFIG, [given]):
+        forced = route(CONFIG, scores)
+    assert torch.equal(forced > 0, seen.chosen(given))
+    torch.testing.assert_close(forced.sum(-1), torch.ones(5))

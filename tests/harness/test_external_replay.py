@@ -1,0 +1,199 @@
+"""Drafts that are handed in, through the commands: recorded with the n-gram look-up or any callable, replayed, fuzzed.
+
+Leaves out: the engines (`tests/optimized/test_external.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec import structs
+
+from instep.cli.record import make
+from instep.faults import FAMILIES
+from instep.faults.base import Edit
+from instep.proposers import ngram
+from instep.replay.participants import Plan, reference
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.replay.single import header_of
+from instep.trace.drive import drive
+from instep.trace.event_rules import EventRules
+from instep.trace.file import Trace, read
+from instep.trace.header import Recording
+from instep.trace.policy import read_policy, read_prompts
+from instep.verdict import Exit
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Commit, Draft, Forward
+from instep_reference.contract.errors import BadInput
+from support.command import complaint
+
+HOME = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "drafters"
+TRACES = HOME.parent / "faults"
+PROMPTS = read_prompts(HOME / "prompts.json")
+POLICY = read_policy(TRACES / "handed.policy.json")
+
+
+@pytest.fixture(scope="module")
+def handed() -> Trace:
+    return read(TRACES / "handed.jsonl")
+
+
+@pytest.mark.parametrize(("text", "count", "drafts"), [
+    ((1, 2, 3, 9, 1, 2, 3), 3, [9, 1, 2]), ((1, 2, 1, 2, 7, 1, 2), 1, [7]), ((5, 1, 2, 6, 1, 2), 2, [6, 1]),
+    ((1, 2, 3), 3, []), ((4,), 1, []), ((7, 7, 7), 4, [7, 7, 7, 7]),
+])  # fmt: skip
+def test_the_ngram_drafter_goes_on_as_the_text_did(text, count, drafts):
+    """The latest place counts, three tokens before two; what was never said before proposes nothing."""
+    assert ngram(text, count) == drafts
+
+
+def test_a_recording_with_the_ngram_drafter_is_what_is_committed(handed, tmp_path):
+    """Ragged acceptance by itself: nothing is forced. Some requests decode, for nothing is proposed to them."""
+    again = make(HOME, PROMPTS, POLICY, tmp_path / "again.jsonl", Setting(dtype="float64", drafter="ngram"))
+    assert again.events == handed.events and again.header.recording == handed.header.recording
+    assert handed.header.recording.drafter == "external"
+    taken = [tuple(len(path.nodes) for path in event.accepted) for event in handed.events if isinstance(event, Commit)]
+    assert {1, 2, 3} <= {count for counts in taken for count in counts}
+    assert any(len(set(counts)) > 1 for counts in taken)
+    kinds = [{row.kind for row in event.rows} for event in handed.events if isinstance(event, Forward)]
+    assert {"verify", "decode"} in kinds
+    for event in handed.events:
+        assert not isinstance(event, Draft) or all(map(len, event.picks))
+
+
+@pytest.mark.slow
+def test_what_has_nothing_to_judge_says_so(handed):
+    verdict = Replay(handed, Setting("plain")).run().verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    stages = {one.place.stage for one in verdict.compared if one.check == "derived"}
+    assert stages == {"trunk"}, "no head is computed again"
+    reasons = {one.reason for one in verdict.skipped if one.check == "derived"}
+    assert "no draft head is in use: drafts are handed in" in reasons
+
+
+RUNS = (Edit("instep_optimized/build.py", "in_use(checkpoint.config, options.drafter)", "checkpoint.config"),
+        Edit("instep_optimized/build.py", "MODES[options.drafter]", 'MODES["vanilla"]'))  # fmt: skip
+OPINION = (Edit("instep_optimized/engine.py", "torch.full_like(drafts, NO_OPINION)", "drafts.clone()"),)
+
+
+@pytest.mark.parametrize("edits", [RUNS, OPINION])
+def test_an_engine_that_drafts_all_the_same_is_found(handed, plant, edits):
+    plant(*edits)
+    found = Replay(handed, Setting("ledger")).run().verdict.findings[0]
+    assert "own drafts are" in found.diagnosis, found
+
+
+def test_one_trace_serves_both_ways(instep):
+    """A trace of a head's drafts replayed with the drafts handed in; what the recorder chose is then not compared."""
+    told = instep("replay", TRACES / "several.jsonl", "--ops", "ledger", "--drafter", "external")
+    assert told.code == Exit.AGREED, told.out + told.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [{"ops": "support.subjects:right"}, {"engine": "support.by_verbs:slipping"}])
+def test_somebody_elses_engine_is_handed_drafts_too(who, handed):
+    """Its model has no draft head then: one that has `eagle` alone would not serve three MTP layers."""
+    verdict = Replay(handed, Setting(**who)).run(until=16).verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+
+
+CALLED = """
+def last(tokens, count): return [tokens[-1]] * count
+def few(tokens, count): return [1]
+def falls(tokens, count): raise RuntimeError("no drafts today")
+def wrong(tokens, count): return [99] * count
+number = 3
+"""
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("few", "found 1 drafts by mine_drafter:few, expected 3, or none"), ("falls", "RuntimeError: no drafts today"),
+    ("wrong", "token 99"), ("number", "a int, expected a callable"),
+])  # fmt: skip
+def test_a_callable_that_is_none_is_told_in_a_line(name, says, tmp_path, monkeypatch):
+    (tmp_path / "mine_drafter.py").write_text(CALLED)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BadInput, match=says):
+        make(HOME, PROMPTS, POLICY, tmp_path / "x.jsonl", Setting(dtype="float64", drafter=f"mine_drafter:{name}"))
+
+
+def test_any_callable_proposes(tmp_path, monkeypatch):
+    (tmp_path / "mine_drafter.py").write_text(CALLED)
+    monkeypatch.syspath_prepend(tmp_path)
+    plain = structs.replace(POLICY, deeds=(), steps=())
+    trace = make(HOME, PROMPTS, plain, tmp_path / "x.jsonl", Setting(dtype="float64", drafter="mine_drafter:last"))
+    drafts = [picks for event in trace.events if isinstance(event, Draft) for picks in event.picks]
+    assert drafts and all(len(set(picks)) == 1 for picks in drafts)
+    assert Replay(trace, Setting("ledger")).run().verdict.exit is Exit.AGREED
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--drafter", "external"), "nobody proposes, expected ngram, or module:attribute"),
+    (("--drafter", "medusa"), "eagle, vanilla, external, ngram, or module:attribute"),
+])  # fmt: skip
+def test_what_cannot_be_recorded_is_refused(words, says, instep, tmp_path):
+    said = complaint(instep("record", "--checkpoint", HOME, "--prompts", HOME / "prompts.json",
+                            "--policy", TRACES / "handed.policy.json", "--out", tmp_path / "x", *words))  # fmt: skip
+    assert says in said
+
+
+@pytest.mark.slow
+def test_generated_and_read_again(instep, tmp_path):
+    """A model without a draft head speculates too; the trace of it agrees with another op set."""
+    kept = tmp_path / "said.jsonl"
+    ran = instep("generate", HOME, "--tokens", "12", "--drafter", "ngram", "--trace", kept)
+    assert ran.code == Exit.AGREED, ran.out + ran.err
+    assert any(isinstance(event, Draft) for event in read(kept).events)
+    assert instep("replay", kept, "--ops", "ledger").code == Exit.AGREED
+
+
+@pytest.mark.slow
+def test_where_rounds_overlap_the_proposer_is_a_round_late(tmp_path):
+    """It never sees what the last forward said; drafts are right only where all in flight were accepted."""
+    asked: list[tuple[int, ...]] = []
+
+    def noted(text, count):
+        asked.append(text)
+        return ngram(text, count)
+
+    setting = Setting(dtype="float64", drafter="ngram", overlap=True)
+    plain = structs.replace(POLICY, deeds=(), steps=(), lag=1, overlap=True)
+    trace = make(HOME, PROMPTS, plain, tmp_path / "late.jsonl", setting)
+    taken = [len(path.nodes) for event in trace.events if isinstance(event, Commit) for path in event.accepted]
+    assert max(taken) == 3 and min(taken) == 0
+    assert Replay(trace, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
+    opened = Checkpoint.open(HOME)
+    header, _ = header_of(plain, opened, recording=Recording("external", "float64", overlap=True))
+    plan = Plan(opened, header.room(), header.num_steps, header.adaptive_file("policy"), setting)
+    known: dict[str, tuple[int, ...]] = {}
+    rules = EventRules(header, overlap=True)
+    for step in drive(plain, PROMPTS, header, reference(plan, torch.float64), propose=noted):
+        assert set(asked) <= set(known.values()), "what the last forward said"
+        asked.clear()
+        if isinstance(step.event, Forward):
+            known = {name: (*one.prompt, *one.said) for name, one in rules.table.live.items()}
+        rules.apply(step.event)
+
+
+def test_memory_counts_no_draft_kv(instep):
+    """One attention layer and three MTP layers: a quarter of the KV is left."""
+    from instep.budget import need
+    from instep_optimized import Options
+
+    config = Checkpoint.open(HOME).config
+    heads, none = (need(config, Options(drafter=mode), 4, 64).per_token for mode in ("vanilla", "external"))
+    assert heads / none == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAMILIES["drafters"], ids=lambda fault: fault.id)
+def test_a_fault_of_a_drafter_is_found_where_it_is_and_named(fault, plant):
+    """The draft head's memory has a range of validity of its own; several layers; blocks that are handed in."""
+    plant(*fault.edits)
+    trace = read(TRACES / f"{fault.trace}.jsonl")
+    found = Replay(trace, fault.how).run(until=fault.event).verdict.findings[0]
+    assert (found.event, found.place) == (fault.event, fault.place)
+    assert fault.says in found.diagnosis and found.check in fault.seen_by

@@ -1,0 +1,144 @@
+"""Grown trees on the harness's side: what is legal, what a wrong tree is called, and where scores are too near.
+
+Leaves out: the definition (`tests/reference/test_growing.py`), the engine (`tests/optimized/test_engine_grown.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from instep.checks.grown import Grown
+from instep.checks.tree_scores import Scores
+from instep.faults import TRACES, by_id
+from instep.fuzz.campaign import Settings, campaign
+from instep.fuzz.coverage import Coverage
+from instep.observe.growth import Growth
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.trace.event_rules import EventRules
+from instep.trace.file import read
+from instep.trace.header import Room, sound
+from instep.verdict import Exit, Tier
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput
+from instep_reference.draft.growing import Growing
+from instep_reference.sampling import most_probable
+from support.checkpoints import write
+from support.planting import planted_here
+from support.traces import header
+
+GROWN = TRACES / "grown.jsonl"
+ROOM = Room(slots=(3, 1), pages=(5, 2, 7, 1, 4, 6, 3, 8), page_size=8, max_tokens=32, num_draft_tokens=8, topk=3)
+HEADER = header(capacity=ROOM, candidates=(3,), adaptive=None)
+ENTERED = e.Admit("a", (1, 2)), e.Forward((e.Row("a", "prefill", 2, root=9),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "room"),
+    [
+        ({}, {"num_draft_tokens": None}), ({}, {"topk": 0}), ({}, {"topk": 65}), ({}, {"topk": 32}),
+        ({}, {"topk": 20, "max_positions": 40}),
+        ({"checkpoint": msgspec.structs.replace(HEADER.checkpoint, mtp_layers=2)}, {}),
+        ({"recording": msgspec.structs.replace(HEADER.recording, drafter="vanilla")}, {}),
+    ],
+)  # fmt: skip
+def test_a_header_in_which_no_tree_can_be_grown_is_refused(changes: dict[str, Any], room: dict[str, Any]) -> None:
+    sound(HEADER, "t")
+    with pytest.raises(BadInput, match=r"capacity\.topk"):
+        sound(msgspec.structs.replace(HEADER, capacity=msgspec.structs.replace(ROOM, **room), **changes), "t")
+
+
+def test_a_draft_reserves_the_rows_of_all_beams_whatever_its_window() -> None:
+    """topk 3 and 3 steps: 6 rows behind 2 tokens; the window of one draft would need 3 positions."""
+    rules = EventRules(msgspec.structs.replace(HEADER, capacity=msgspec.structs.replace(ROOM, page_size=2)))
+    for event in ENTERED:
+        rules.apply(event)
+    rules.check(e.Draft(("a",)), choices=False)
+    with pytest.raises(BadInput, match="picks"):
+        rules.check(e.Draft(("a",)))
+    rules.apply(e.Draft(("a",), ((7,),), ((0,),)))
+    assert len(rules.table.live["a"].pages) == 4
+
+
+def test_the_committed_trace_meets_the_conditions_and_its_trees_differ() -> None:
+    trace, coverage = read(GROWN), Coverage()
+    rules = EventRules(trace.header)
+    for event in trace.events:
+        before = replace(rules.table, live=dict(rules.table.live))
+        rules.apply(event)
+        coverage.note(before, event, rules.table)
+    assert coverage.met["trees grown for several requests"] and coverage.met["another window than the grown tree"]
+    drafts = [event for event in trace.events if isinstance(event, e.Draft)]
+    assert len({shape for event in drafts for shape in event.parents or ()}) > 4
+
+
+def grown(logits: list[list[list[float]]], topk: int) -> Growth:
+    """A growth by given logits, a row per beam and step."""
+    growing, rows = Growing(topk), [torch.tensor(step, dtype=torch.float64) for step in logits]
+    said = [most_probable(step, topk) for step in rows]
+    for step in said:
+        growing.step(step)
+    return Growth(growing, rows, said, True, (-1,), ())
+
+
+NEAR = [[[3.0, 2.0, 1.0, 0.0]], [[2.0, 1.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]]]
+
+
+@pytest.mark.parametrize(
+    ("kept", "among", "noise", "holds"),
+    [
+        ([(0,), (1,)], [(0,), (1,), (2,)], 0.0, True),  # as the truth has it
+        ([(1,), (0,)], [(0,), (1,), (2,)], 0.01, False),  # one apart: no rounding does that
+        ([(1,), (0,)], [(0,), (1,), (2,)], 0.1, True),  # logits of 3 that may be off by a tenth each
+        ([(0,), (3,)], [(0,), (1,), (2,)], 0.01, False),  # a token that is no candidate of the truth
+        ([(0, 9)], [(0, 0)], 10.0, False),  # no token at all
+        ([(2, 0)], [(0, 0)], 10.0, False),  # behind what was no beam
+    ],
+)  # fmt: skip
+def test_another_order_is_a_tie_only_within_the_derived_error(
+    kept: list[tuple[int, ...]], among: list[tuple[int, ...]], noise: float, holds: bool
+) -> None:
+    part = Scores(grown(NEAR, 2), noise, torch.float32).disorder(kept, among, ordered=True)
+    assert (part <= 1) is holds and part >= 0
+
+
+def test_paths_that_part_early_may_err_by_every_row_below() -> None:
+    """Siblings hang on one row; paths through two beams on the row where they part and on the one below for each."""
+    scores = Scores(grown(NEAR, 2), 0.01, torch.float32)
+    siblings, cousins = (scores._error(*pair) for pair in (((0, 0), (0, 1)), ((0, 0), (1, 0))))
+    assert cousins > 2.5 * siblings > 0
+    own = Scores(grown(NEAR, 2), None, torch.float32)
+    assert own._error((0, 0), (1, 0)) < 1e-4, "what is the engine's own errs by rounding alone"
+
+
+NAMED = ["grown-tie", "grown-parent-beside", "grown-parent-alone", "grown-score-of-the-step", "grown-last-step-alone",
+         "grown-nodes-by-score"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMED)
+def test_a_wrong_tree_of_labels_is_found_exactly_and_named(name: str) -> None:
+    fault = by_id()[name]
+    with planted_here(*fault.edits):
+        ran = Replay(read(GROWN), Setting("ledger"), checks=lambda plan: [Grown()]).run(until=4, explain=False)
+    first = min(ran.verdict.findings, key=lambda found: found.order())
+    assert first.event == 4 and first.tier is Tier.IDENTITY and fault.says in first.diagnosis, first.diagnosis
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
+
+
+@pytest.mark.slow
+def test_fuzzed_runs_grow_trees_and_agree(model: Path, tmp_path: Path) -> None:
+    settings = Settings(Setting("ledger", strategy="rerun", conv="windows"), model, 6, 3, tmp_path, trees=6)
+    clean = campaign(settings)
+    assert clean.exit == Exit.AGREED, None if clean.found is None else clean.found.verdict.findings[0]
+    assert clean.coverage.counts()["trees grown for several requests"]

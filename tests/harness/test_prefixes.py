@@ -1,0 +1,143 @@
+"""Tracked prefixes in a replay: right ones agree in every form, and whatever is wrong in one is seen where it is kept.
+
+Leaves out: the two engines against each other (`tests/optimized/test_prefixes.py`), and the catalogue's faults.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from instep.engines.derived import DerivedEngine
+from instep.faults import TRACES
+from instep.faults.base import Edit, Wrap
+from instep.relations import held, relations
+from instep.relations.case import Case
+from instep.relations.timeline import alone, timelines_of
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.streams.relabel import relabelled
+from instep.trace.drive import drive
+from instep.trace.event_rules import verified
+from instep.trace.file import Trace, read
+from instep.trace.policy import Arrival
+from instep.verdict import Exit, Tier
+from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, Load
+from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.event_facts import tracks
+from instep_reference.ledger import LedgerEngine
+from support.planting import planted_here
+from support.rounds import config
+from support.traces import PROMPTS, ROOM, header, policy, recorded
+
+SAVED, UNITS, ENGINE = (f"instep_optimized/{name}.py" for name in ("memory/saved", "memory/units", "engine"))
+PREFIXES, COLUMNS, MIXED = (f"instep_optimized/{name}.py" for name in ("prefixes", "commit/columns", "mixed"))
+TOLD = policy(
+    capacity=msgspec.structs.replace(ROOM, track_interval=4, pages=tuple(range(12, 0, -1))),
+    num_steps=3, steps=(), deeds=(), accept=(3, 1, 0), rounds=7,
+    arrivals=(
+        Arrival("a", "few", max_new=7), Arrival("b", "more", chunks=(8,), max_new=2),
+        Arrival("c", "one", arrive=4, behind="a", max_new=3),
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("prefixes"), TOLD)
+
+
+def test_a_policy_with_an_interval_tracks_every_multiple_and_shares_the_longest_prefix(trace: Trace) -> None:
+    rows = [row for event in trace.events if isinstance(event, Forward) for row in event.rows]
+    chunks = [row for row in rows if row.kind == "prefill"]
+    assert {row.tokens for row in chunks if row.track} == {4} and all(row.tokens <= 4 for row in chunks)
+    (entered, loaded) = (next(i for i, e in enumerate(trace.events) if isinstance(e, kind) and e.request == "c")
+                         for kind in (Admit, Load))  # fmt: skip
+    assert loaded == entered + 1
+    made = {under for event in trace.events[:entered] if isinstance(event, Commit) for under in tracks(event).values()}
+    assert trace.events[loaded].name in made, "the longest is one with accepted tokens"  # type: ignore[union-attr]
+    nobody = msgspec.structs.replace(TOLD, arrivals=(Arrival("a", "few", behind="nobody"),))
+    with pytest.raises(BadInput, match="behind"):
+        engine = LedgerEngine(config(), num_steps=3, room=TOLD.capacity.capacity())
+        list(drive(nobody, PROMPTS, header(capacity=TOLD.capacity), engine))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [
+    Setting("ledger", strategy="columns", conv="widened"), Setting("ledger", strategy="lazy_rerun", graphs=True),
+    Setting("plain", state_dtype="bfloat16"), Setting("plain", strategy="snapshot", kv_dtype="float8_e4m3fn"),
+], ids=str)  # fmt: skip
+def test_right_prefixes_agree(trace: Trace, how: Setting) -> None:
+    verdict = Replay(trace, how).run().verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[0]
+
+
+MORE_KV = "            memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)\n"
+KEPT = "                self._keep(p.row.track, p.request, count, peeked, final[end - 1])\n"
+
+
+@pytest.mark.parametrize(("edit", "how", "kind", "says"), [
+    (Edit(PREFIXES, KEPT, KEPT.replace("end - 1", "end - 2")), Setting("plain"), "forward",
+     "is the final row of token 2"),
+    (Edit(SAVED, MORE_KV, MORE_KV.replace("rows)", "rows) if 'keys' in name else None")), Setting("ledger"), "load",
+     "comes back otherwise than it was kept"),
+    (Edit(COLUMNS, "columns.taken(slot, node)", "columns.taken(slot, 0)"), Setting("plain", strategy="columns"),
+     "commit", "holds the state after 1 token; 3 were tracked"),
+    (Wrap(ENGINE, "OptimizedEngine.prefix", result="result = None"), Setting("ledger"), "forward",
+     "prefix gave None; the contract asks for a `RequestState`"),
+    (Wrap(PREFIXES, "Prefixes.of_chunks", result="result = dict.fromkeys(result, '4')"), Setting("ledger"), "forward",
+     "forward: tracked gave a dict"),
+    (Wrap(PREFIXES, "Prefixes.of_chunks", result="result = dict.fromkeys(result, 8)"), Setting("ledger"), "forward",
+     "answers a prefix of 8 tokens; expected 4"),
+], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
+def test_what_is_wrong_in_a_prefix_is_named(
+    trace: Trace, edit: Edit | Wrap, how: Setting, kind: str, says: str
+) -> None:
+    with planted_here(edit):
+        found = Replay(trace, how).run().verdict.findings
+    assert found and found[0].kind == kind
+    assert any(says in one.diagnosis for one in found if one.event == found[0].event), [one.diagnosis for one in found]
+
+
+def test_a_request_alone_brings_a_shared_prefix_itself_and_in_the_donor_s_chunks() -> None:
+    trace = read(TRACES / "prefix.jsonl")
+    told = {timeline.request: timeline for timeline in timelines_of(trace)}
+    assert [(step.tokens, step.anew) for step in told["c"].steps[:3]] == [(4, False), (4, False), (2, False)]
+    assert [(step.tokens, step.anew) for step in told["d"].steps[:2]] == [(16, True), (4, False)]
+    assert not any(isinstance(event, Load) or tracks(event) for event in alone(trace).events)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """As little as can be: a second request goes on from the one chunk that the first one has tracked."""
+    few = (Arrival("a", "few", max_new=2), Arrival("c", "few", arrive=1, max_new=2))
+    told = msgspec.structs.replace(TOLD, arrivals=few, adaptive={"candidate_steps": [1]}, num_steps=1, accept=(1,))
+    small = {"hidden_size": 16, "intermediate_size": 16, "linear_num_value_heads": 2, "num_attention_heads": 2}
+    return recorded(tmp_path_factory.mktemp("shared"), told, **small)
+
+
+@pytest.mark.parametrize("edits", [(), (Edit(MIXED, "request.length.exact - 1", "request.length.exact - 2"),)])
+def test_a_shared_prefix_has_the_bits_that_its_request_would_have_made_alone(
+    shared: Trace, edits: tuple[Edit, ...]
+) -> None:
+    """Here every row is served by itself, so bits do not hang on how many rows there are."""
+    with planted_here(*edits):
+        (one,) = held(Case.of(shared, Replay(shared, Setting("plain")).plan), relations(("alone",)))
+    assert one.verdict.exit is (Exit.DIVERGED if edits else Exit.AGREED), one.verdict.findings[:1]
+    assert edits or Tier.BITWISE in {compared.tier for compared in one.verdict.compared}
+
+
+def test_stamps_of_a_shared_prefix_are_the_donor_s() -> None:
+    stamped = relabelled(read(TRACES / "prefix.jsonl")).trace
+    verified(stamped)
+    prompts = {event.request: event.prompt for event in stamped.events if isinstance(event, Admit)}
+    assert prompts["c"][:8] == prompts["a"][:8] == prompts["d"][:8] and prompts["c"][8:] != prompts["a"][8:]
+
+
+def test_an_engine_that_is_led_by_verbs_refuses_an_interval_before_anything_runs() -> None:
+    nobody: Any = None
+    checkpoint: Any = type("Opened", (), {"config": config()})
+    with pytest.raises(Unsupported, match="tracked prefixes"):
+        DerivedEngine(nobody, checkpoint, Capacity((1,), (1,), 4, 8, track_interval=4), num_steps=1, adaptive=None)

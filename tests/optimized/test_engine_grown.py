@@ -1,0 +1,190 @@
+"""Rounds over trees that the drafter grows: against both engines of the reference, held in graphs and eagerly.
+
+Leaves out: the definition (`tests/reference/test_growing.py`), and the ops (`test_ops_grow.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.ops.around import around
+from instep_optimized.ops.contracts import contracts
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import (
+    Abort,
+    Admit,
+    Answer,
+    Capacity,
+    Commit,
+    Draft,
+    Drafted,
+    Event,
+    Finish,
+    Forward,
+    Path,
+    Preempt,
+    Resume,
+    Row,
+)
+from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
+from instep_reference.contract.place import unseen
+from instep_reference.engine import ReferenceEngine, Weights
+from instep_reference.ledger import LedgerEngine
+from support.checkpoints import write
+from support.rounds import begin
+from support.tree_story import assert_same, played
+from support.trees import path
+from support.two_sides import CAPACITY, TwoSides
+
+FP64, STEPS = torch.float64, 3
+ROOM = replace(CAPACITY, num_draft_tokens=8, topk=3)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    small: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
+    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **small))
+
+
+def engine(checkpoint: Checkpoint, ops: Any = "plain", room: Capacity = ROOM, **options: Any) -> OptimizedEngine:
+    served = load(ops) if isinstance(ops, str) else ops
+    return OptimizedEngine(checkpoint, served, Options(**options), room, num_steps=STEPS)
+
+
+def rounds(serve: Callable[[Event], Answer | None], seed: int, *, given: bool = True) -> Iterator[Event]:
+    """Rounds over grown trees, beside given windows and a prompt; a request leaves and comes back. Paths are forced."""
+    draw = Random(seed)
+    windows: dict[str, tuple[int, ...]] = {}
+
+    def served(event: Event) -> Event:
+        answer = serve(event)
+        if isinstance(event, Draft) and isinstance(answer, Drafted) and answer.own_parents is not None:
+            shapes = answer.own_parents.tolist() if event.picks is None else event.parents or [range(STEPS)] * 9
+            windows.update({name: (-1, *shape) for name, shape in zip(event.requests, shapes, strict=False)})
+        return event
+
+    def round_of(*names: str, beside: tuple[Row, ...] = ()) -> Iterator[Event]:
+        some = names[: draw.randint(0, len(names))] if given else ()
+        if some:
+            tree = draw.random() < 0.5
+            shape = (0, 0, 2, 1) if tree else tuple(range(STEPS))
+            picks = tuple(tuple(draw.randrange(64) for _ in shape) for _ in some)
+            yield served(Draft(some, picks, (shape,) * len(some) if tree else None))
+        if names[len(some) :]:
+            yield served(Draft(names[len(some) :]))
+        yield served(Forward((*beside, *(Row(name, "verify") for name in names))))
+        ends = [path(windows[name], draw.randrange(len(windows[name])))[1:] for name in names]
+        yield served(Commit(names, tuple(Path(tuple(nodes), draw.randrange(64)) for nodes in ends)))
+
+    yield served(Admit("a", tuple(range(3, 14))))
+    yield served(Admit("b", (5, 9)))
+    yield served(Forward((Row("a", "prefill", 11, 7), Row("b", "prefill", 2, 8))))
+    yield served(Admit("c", (1, 2, 3, 4, 5)))
+    yield from round_of("a", "b", beside=(Row("c", "prefill", 2),))
+    yield from round_of("b", "a")
+    yield served(Forward((Row("c", "prefill", 3, 4), Row("a", "decode", root=2))))
+    yield from round_of("c", "b", "a")
+    yield served(Preempt("a"))
+    yield from round_of("c", "b")
+    yield served(Resume("a"))
+    yield from round_of("a", "c")
+    yield served(Draft(("b",)))
+    yield served(Abort("b"))
+    yield served(Finish("c"))
+    yield from round_of("a")
+
+
+COVERED = [("snapshot", False), pytest.param("columns", True, marks=pytest.mark.slow), ("rerun", False),
+           pytest.param("lazy_rerun", True, marks=pytest.mark.slow)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("strategy", "graphs"), COVERED)
+def test_every_label_of_a_grown_tree_is_the_ledger_s(checkpoint: Checkpoint, strategy: str, graphs: bool) -> None:
+    truth = LedgerEngine(checkpoint.config, num_steps=STEPS, room=ROOM)
+    subject = engine(checkpoint, "ledger", strategy=strategy, graphs=graphs, overlap=not graphs)
+    both = TwoSides(subject, truth)
+    assert [*rounds(both, 1)] and both.compared > 10_000
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_every_number_of_a_grown_tree_is_the_reference_s(checkpoint: Checkpoint, graphs: bool) -> None:
+    truth = ReferenceEngine(Weights.of(checkpoint, FP64), num_steps=STEPS, room=ROOM)
+    both = TwoSides(engine(checkpoint, graphs=graphs, activation=FP64, state=FP64), truth)
+    assert [*rounds(both, 2)] and both.compared > 10_000
+
+
+def test_graphs_overlap_and_strategies_change_no_bit_and_no_contract_is_broken(checkpoint: Checkpoint) -> None:
+    found: list[str] = []
+    watched = around(load("plain"), unseen, contracts(found.append))
+    first = engine(checkpoint, watched)
+    events = [*rounds(lambda event: event.on(first), 3)]
+    told = [played(engine(checkpoint, **options), events) for options in (
+        {"strategy": "snapshot"}, {"graphs": True, "overlap": True}, {"strategy": "lazy_rerun"})]  # fmt: skip
+    assert found == []
+    assert_same(told[0], told[1])
+    assert_same(told[0], told[2])
+
+
+@pytest.mark.parametrize(("topk", "nodes", "drafts"), [(1, 4, 3), (1, 8, 3), (2, 12, 10), (4, 5, 4), (3, 63, 21)])
+def test_windows_have_as_many_nodes_as_there_are_candidates_for(
+    checkpoint: Checkpoint, topk: int, nodes: int, drafts: int
+) -> None:
+    """And with one child per node they are the head's own chains."""
+    subject = engine(checkpoint, room=replace(ROOM, topk=topk, num_draft_tokens=nodes))
+    begin(subject, (3, 4), root=5)
+    drafted = subject.draft(("a",))
+    assert drafted.own_parents is not None and drafted.drafts.shape == drafted.own_parents.shape == (1, drafts)
+    chains = engine(checkpoint, room=CAPACITY)
+    begin(chains, (3, 4), root=5)
+    if topk == 1:
+        assert drafted.drafts.tolist() == chains.draft(("a",)).drafts.tolist()
+    assert len(subject.forward((Row("a", "verify"),)).own["a"]) == drafts + 1
+
+
+@pytest.mark.parametrize(
+    ("room", "sentence"),
+    [
+        ({"num_draft_tokens": None}, "need num_draft_tokens and eagle drafting"),
+        ({"topk": 0}, "from 1 to 62"),
+        ({"topk": 63}, "from 1 to 62"),
+        ({"topk": 32}, "at most 62 rows of 2 steps"),
+    ],
+)
+def test_what_grows_no_trees_is_refused(checkpoint: Checkpoint, room: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((Unsupported, BadInput), match=sentence):
+        engine(checkpoint, room=replace(ROOM, **room))
+
+
+def test_pages_hold_the_rows_of_all_beams(checkpoint: Checkpoint) -> None:
+    """Of three steps two run 8 rows each: 16 positions behind the length, though the window has 4 drafts."""
+    room = replace(ROOM, topk=8, num_draft_tokens=5, page_size=4, pages=(1, 2, 3, 4), max_tokens=9)
+    subject = engine(checkpoint, room=room)
+    begin(subject, (3,), root=4)
+    with pytest.raises(OutOfCapacity, match="KV pages are needed"):
+        subject.draft(("a",))
+    assert len(subject.pages()["a"]) == 1
+    subject = engine(checkpoint, room=replace(room, pages=(1, 2, 3, 4, 5)))
+    begin(subject, (3,), root=4)
+    assert subject.draft(("a",)).drafts.shape == (1, 4) and len(subject.pages()["a"]) == 5
+
+
+@pytest.mark.interpreted
+@pytest.mark.slow
+def test_kernels_grow_the_trees_of_the_plain_ops(checkpoint: Checkpoint) -> None:
+    """The last bits differ, and no score is so near to another one that a tree hangs on them."""
+    told = []
+    for ops in ("plain", "triton"):
+        subject = engine(checkpoint, ops, replace(ROOM, topk=2, num_draft_tokens=5))
+        begin(subject, (3, 4, 9), root=5)
+        begin(subject, (8,), root=2, name="b")
+        drafted = subject.draft(("b", "a"))
+        assert drafted.own_parents is not None
+        told.append((drafted.drafts.tolist(), drafted.own_parents.tolist()))
+    assert told[0] == told[1]

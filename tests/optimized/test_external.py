@@ -1,0 +1,101 @@
+"""Drafts that are handed in: the engine runs no MTP layer, whatever the model has, and is right all the same.
+
+Leaves out: who proposes (`tests/harness/test_proposers.py`), and replays (`tests/harness/test_external_replay.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_reference.acceptance import block_greedy
+from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Row
+from instep_reference.contract.errors import Unsupported
+from instep_reference.engine import ReferenceEngine
+from instep_reference.ledger import LedgerEngine
+from instep_reference.weights import Weights
+from support.checkpoints import write
+from support.sampled import sampled
+from support.two_sides import CAPACITY, TwoSides, scenario
+
+WIDTH, STEPS = torch.float64, (3, 1, 7, 0, 3)
+FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
+SHAPE: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """With three MTP layers, so that one that runs by mistake is seen."""
+    return Checkpoint.open(write(tmp_path_factory.mktemp("external"), **SHAPE, mtp_num_hidden_layers=3))
+
+
+def engine(checkpoint: Checkpoint, ops: str = "plain", **options: Any) -> OptimizedEngine:
+    chosen = Options(activation=WIDTH, state=WIDTH, drafter="external", **options)
+    return OptimizedEngine(checkpoint, load(ops), chosen, CAPACITY, num_steps=STEPS[0], adaptive=FILE)
+
+
+def truth(checkpoint: Checkpoint, ops: str = "plain") -> Any:
+    asked: dict[str, Any] = {"num_steps": STEPS[0], "adaptive": FILE, "mode": "external"}
+    if ops == "ledger":
+        return LedgerEngine(checkpoint.config, **asked)
+    return ReferenceEngine(Weights.of(checkpoint, WIDTH, torch.device("cpu")), **asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ops", "options", "draws"), [
+    ("ledger", {}, False), ("plain", {"strategy": "snapshot"}, True),
+    ("plain", {"graphs": True, "overlap": True}, False),
+])  # fmt: skip
+def test_the_engine_is_the_reference_s(model: Checkpoint, ops: str, options: dict[str, Any], draws: bool) -> None:
+    both = TwoSides(engine(model, ops, **options), truth(model, ops), watched="graphs" not in options)
+    events = scenario(64, STEPS, forced=True)
+    for event in sampled(events, STEPS[0]) if draws else events:
+        both(event)
+    assert both.compared > 10_000
+
+
+def test_nothing_of_the_draft_side_is_there(model: Checkpoint) -> None:
+    subject, headless = engine(model), replace(model, config=replace(model.config, mtp_layers=0))
+    bare = engine(headless)
+    regions = [(one.name, one.layer, one.units.shape) for one in subject.regions()]
+    assert regions == [(one.name, one.layer, one.units.shape) for one in bare.regions()]
+    assert not [name for name, *_ in regions if name.startswith("draft")]
+    Admit("a", (1, 2)).on(subject)
+    Forward((Row("a", "prefill", 2),)).on(subject)
+    state = subject.state("a")
+    assert (state.proposal, state.proposal_hidden, state.draft_keys) == (None, None, {})
+    with pytest.raises(Unsupported, match="a draft event must bring its picks"):
+        Draft(("a",)).on(subject)
+    assert Draft(("a",), ((4, 5, 6),)).on(subject).own.tolist() == [[-1, -1, -1]]
+
+
+def test_a_block_is_accepted_as_block_drafters_count_it(tmp_path: Path) -> None:
+    """`correct_len` and `bonus` of DFlash, for blocks that are right in none, some and all of their places."""
+    checkpoint = Checkpoint.open(write(tmp_path, **SHAPE, mtp_num_hidden_layers=0))
+    names, right = ("a", "b", "c"), engine(checkpoint)
+    for name in names:
+        Admit(name, (1, 2, ord(name) % 64)).on(right)
+    roots = Forward(tuple(Row(name, "prefill", 3) for name in names)).on(right).roots
+    said = [Forward(tuple(Row(name, "decode") for name in names)).on(right).roots for _ in range(3)]
+    picks = tuple(
+        tuple(step[name] if number < wanted else (step[name] + 1) % 64 for number, step in enumerate(said))
+        for name, wanted in zip(names, (0, 2, 3), strict=True)
+    )
+    subject = engine(checkpoint)
+    for name in names:
+        Admit(name, (1, 2, ord(name) % 64)).on(subject)
+    Forward(tuple(Row(name, "prefill", 3) for name in names)).on(subject)
+    Draft(names, picks).on(subject)
+    own = Forward(tuple(Row(name, "verify") for name in names)).on(subject).own
+    block = torch.tensor([[roots[name], *mine] for name, mine in zip(names, picks, strict=True)])
+    correct_len, bonus = block_greedy(block, torch.stack([own[name] for name in names]))
+    answer = Commit(names).on(subject)
+    assert answer.num_correct_drafts.tolist() == correct_len.tolist() == [0, 2, 3]
+    assert answer.bonus.tolist() == bonus.tolist()

@@ -1,0 +1,127 @@
+"""Tracked prefixes: what is kept of chunks and accepted paths, and requests that go on from it, on both sides.
+
+Leaves out: the checks that look at them in a replay (`tests/harness/test_prefixes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Abort, Admit, Commit, Draft, Event, Finish, Forward, Load, Path, Row
+from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.engine import ReferenceEngine, Weights
+from instep_reference.ledger import LedgerEngine
+from support.checkpoints import write
+from support.two_sides import CAPACITY, TwoSides
+
+EVERY, STEPS = 4, 5
+TRACKED = replace(CAPACITY, track_interval=EVERY)
+SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
+CHAIN, TREE = tuple(range(STEPS)), (0, 0, 2, 2, 3)
+PROMPT, PICKS, ROOT = (5, 9, 33, 2, 40, 17), (21, 22, 23, 24, 25), 12
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **SMALL))
+
+
+def engine(checkpoint: Checkpoint, ops: str, nodes: int | None = None, **options: Any) -> OptimizedEngine:
+    room = replace(TRACKED, num_draft_tokens=nodes)
+    return OptimizedEngine(checkpoint, load(ops), Options(**options), room, num_steps=STEPS)
+
+
+def story(shape: tuple[int, ...], path: tuple[int, ...]) -> Iterator[Event]:
+    """A chunk and two accepted paths are tracked; requests in other slots go on from them, and are tracked again."""
+    yield Admit("a", PROMPT)
+    yield Admit("b", (7, 8, 9))
+    yield Forward((Row("b", "prefill", 3, root=3), Row("a", "prefill", 4, track="four")))
+    yield Forward((Row("a", "prefill", 2, root=ROOT), Row("b", "decode", root=6)))
+    for number in range(2):  # in the second round nodes before 8 are pending for strategies that run tokens again
+        yield Draft(("a", "b"), (PICKS, PICKS), (shape, shape))
+        yield Forward((Row("b", "verify"), Row("a", "verify")))
+        paths = (Path(path[:2], 1), Path(path, 2)) if number else (Path(path, 30), Path((), 31))
+        yield Commit(("a", "b"), paths, ("twelve", "b at eight") if number else ("eight", "not reached"))
+    said = (*PROMPT, ROOT, *(PICKS[node - 1] for node in path), 30, *(PICKS[node - 1] for node in path[:2]))
+    yield Finish("a")
+    for name, under, count in (("c", "four", 4), ("d", "eight", 8)):
+        yield Admit(name, (*said[:count], 63, 1, 2, 3))
+        yield Load(name, under)
+    last = Row("c", "prefill", 4, root=4, track="of a hit")
+    yield Forward((Row("d", "prefill", 3), Row("b", "decode", root=5), last))
+    yield Draft(("c",), (PICKS,), (shape,))
+    yield Forward((Row("c", "verify"), Row("d", "prefill", 1, root=9)))
+    yield Commit(("c",), (Path(path, 1),), ("twelve of c",))
+    yield Abort("b")
+    yield Admit("e", (*said[:12], 60))
+    yield Load("e", "twelve" if len(said) > 12 else "eight")
+    yield Forward((Row("e", "prefill", 1, root=1), Row("c", "decode", root=3)))
+
+
+def checked(subject: OptimizedEngine, truth: Any, shape: tuple[int, ...], *, watched: bool = True) -> None:
+    both = TwoSides(subject, truth, watched=watched)
+    for event in story(shape, (1, 2, 3) if shape == CHAIN else (2, 3, 5)):
+        both(event)
+    assert both.tracked == [
+        ("forward", 4), ("commit", 8), ("commit", 12), ("commit", 8), ("forward", 8), ("commit", 12)]
+
+
+@pytest.mark.parametrize(("strategy", "conv", "nodes", "shape"), [
+    *((strategy, conv, None, CHAIN) for strategy, conv in zip(STRATEGIES, [*CONV_FORMS] * 2, strict=True)),
+    *((strategy, "windows", nodes, shape)
+      for strategy, nodes, shape in zip(STRATEGIES, (6, 6, 8, 8), (TREE, TREE, TREE, CHAIN), strict=True))])
+def test_labels_of_prefixes_and_of_requests_that_go_on_from_them_are_right(
+    checkpoint: Checkpoint, strategy: str, conv: str, nodes: int | None, shape: tuple[int, ...]
+) -> None:
+    truth = LedgerEngine(checkpoint.config, num_steps=STEPS, room=TRACKED)
+    checked(engine(checkpoint, "ledger", nodes, strategy=strategy, conv=conv), truth, shape)
+
+
+@pytest.mark.parametrize(("options", "shape"), [
+    ({"strategy": "lazy_rerun"}, TREE), ({"strategy": "columns", "conv": "widened", "overlap": True}, CHAIN),
+    ({"strategy": "snapshot", "graphs": True}, CHAIN)])  # fmt: skip
+def test_numbers_are_right_too_while_rounds_overlap_and_in_graphs(
+    checkpoint: Checkpoint, options: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    weights = Weights.of(checkpoint, torch.float64, torch.device("cpu"))
+    truth = ReferenceEngine(weights, num_steps=STEPS, room=TRACKED)
+    nodes = None if shape == CHAIN else STEPS + 1
+    subject = engine(checkpoint, "plain", nodes, activation=torch.float64, state=torch.float64, **options)
+    checked(subject, truth, shape, watched=not options.get("graphs"))
+
+
+@pytest.mark.parametrize(("event", "says"), [
+    (Load("c", "four"), "a prompt that begins with this prefix and goes on"),
+    (Load("d", "four"), "a prompt that begins with this prefix and goes on"),
+    (Forward((Row("a", "prefill", 1, track="k"),)), "up to a multiple of track_interval = 4"),
+    (Forward((Row("d", "prefill", 4, root=1, track="four"),)), "a name under which nothing is kept"),
+    (Commit((), None, ("k",)), "1 names; expected 0"),
+])  # fmt: skip
+def test_what_may_not_be_tracked_or_given_to_a_request_is_refused(
+    checkpoint: Checkpoint, event: Event, says: str
+) -> None:
+    subject = engine(checkpoint, "ledger")
+    others = Admit("c", (*PROMPT[:3], 1, 2)), Admit("d", PROMPT[:4])
+    for before in (Admit("a", PROMPT), Forward((Row("a", "prefill", 4, track="four"),)), *others):
+        before.on(subject)
+    with pytest.raises(BadInput) as refused:
+        event.on(subject)
+    assert says.replace("; ", ", ") in str(refused.value)
+
+
+def test_several_mtp_layers_and_an_interval_of_nothing_are_refused_before_anything_is_made(
+    tmp_path_factory: pytest.TempPathFactory, checkpoint: Checkpoint
+) -> None:
+    three = Checkpoint.open(write(tmp_path_factory.mktemp("three"), "dense", **SMALL, mtp_num_hidden_layers=5))
+    with pytest.raises(Unsupported, match="prefixes with several MTP layers"):
+        engine(three, "ledger", drafter="vanilla")
+    with pytest.raises(BadInput, match="track_interval"):
+        OptimizedEngine(checkpoint, load("ledger"), Options(), replace(CAPACITY, track_interval=0), num_steps=STEPS)

@@ -1,0 +1,147 @@
+"""All that our engine can be told, as a product; what of it is refused, and few rows that meet every pair of the rest.
+
+Leaves out: running a row (`tests/harness/test_combinations.py`) and running all of them (`tests/perf/combinations.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
+from functools import cache
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from instep.cli.record import make
+from instep.replay.setting import FP8, KVS, LAYOUTS, STATES, WIDTHS, Setting
+from instep.trace.file import Trace
+from instep.trace.header import Room
+from instep.trace.policy import Arrival, Policy, ScheduledAction
+from instep_optimized.commit import OURS
+from instep_optimized.draft import MODES
+from support.checkpoints import MODEL_TYPES, write
+from support.traces import PROMPTS
+
+Row = Mapping[str, Any]
+Cell = tuple[str, Any]  # a factor and its value
+
+NARROW = tuple(name for name in STATES if name not in ("float64", "float32"))  # states; None: in the width
+# The names are those of `Setting`, but for the kind of model and whether windows are trees, which a trace decides.
+FACTORS: Mapping[str, tuple[Any, ...]] = {
+    "kind": tuple(MODEL_TYPES), "strategy": tuple(OURS["state"]), "conv": tuple(OURS["conv"]), "layout": LAYOUTS,
+    "snapshot_layout": (None, *LAYOUTS), "dtype": tuple(WIDTHS), "state_dtype": (None, *NARROW),
+    "kv_dtype": (None, *KVS), "drafter": tuple(MODES), "trees": (False, True), "graphs": (False, True),
+    "overlap": (False, True), "guarded": (True, False),
+}
+NO_SNAPSHOTS = tuple(name for name in FACTORS["strategy"] if name != "snapshot")
+
+# What is refused: all of these together, and a part of the message.
+REFUSED: tuple[tuple[Mapping[str, tuple[Any, ...]], str], ...] = (
+    ({"strategy": ("lazy_rerun",), "state_dtype": NARROW}, "lazy_rerun with a state narrower than float32"),
+    ({"dtype": ("float64",), "state_dtype": NARROW}, "float64 activations with a narrower state or KV"),
+    ({"dtype": ("float64",), "kv_dtype": (FP8,)}, "float64 activations with a narrower state or KV"),
+    ({"trees": (True,), "conv": ("widened",)},
+     "in a widened line of inputs the conv windows of siblings would overlap"),
+    ({"trees": (True,), "drafter": ("vanilla",)}, "no layer of its own per branch"),
+    *(({"layout": (one,), "snapshot_layout": (other,), "strategy": NO_SNAPSHOTS},
+       "only the strategy snapshot has a second pool of states")
+      for one, other in (LAYOUTS, LAYOUTS[::-1])),
+)  # fmt: skip
+CONSTRAINED = tuple(name for name in FACTORS if any(name in told for told, _ in REFUSED))
+
+
+def refusals(row: Row) -> list[str]:
+    """Why a row is refused, or a part of a row; nothing: it is served."""
+    return [why for told, why in REFUSED if all(row.get(name, told) in values for name, values in told.items())]
+
+
+def whole(names: tuple[str, ...] = tuple(FACTORS)) -> Iterator[dict[str, Any]]:
+    """Every row over these factors, refused ones among them."""
+    return (dict(zip(names, values, strict=True)) for values in product(*(FACTORS[name] for name in names)))
+
+
+def cells(row: Row, together: int = 2) -> Iterator[tuple[Cell, ...]]:
+    """The pairs of a row, or as many as `together` says, in the order of the factors."""
+    return combinations(((name, row[name]) for name in FACTORS if name in row), together)
+
+
+def served(together: int = 2) -> set[tuple[Cell, ...]]:
+    """All pairs (triples, ...) that stand in a row that is served."""
+    found = set()
+    for names in combinations(FACTORS, together):
+        for row in whole(names):
+            if completed(row) is not None:
+                found.update(cells(row, together))
+    return found
+
+
+def completed(row: Row, due: Collection[tuple[Cell, ...]] = ()) -> dict[str, Any] | None:
+    """A whole row that is served and has what this one has. Each further value is the one that meets most of `due`."""
+    if refusals(row):
+        return None
+    left = [name for name in FACTORS if name not in row]
+    if not left:
+        return {name: row[name] for name in FACTORS}
+    tries = [{**row, left[0]: value} for value in FACTORS[left[0]]]
+    tries.sort(key=lambda one: -sum(pair in due for pair in cells(one)))
+    return next((found for one in tries if (found := completed(one, due)) is not None), None)
+
+
+@cache
+def pairwise() -> tuple[Row, ...]:
+    """Few rows in which every pair that is served stands: each is made around a pair that is due, and meets others."""
+    due, rows = served(), []
+    while due:
+        begins = sorted(due, key=repr)[:: max(1, len(due) // 24)]  # some of those that are due
+        tried = [row for pair in begins if (row := completed(dict(pair), due)) is not None]
+        rows.append(max(tried, key=lambda row: sum(pair in due for pair in cells(row))))
+        due.difference_update(cells(rows[-1]))
+    return tuple(rows)
+
+
+def setting(row: Row, **more: Any) -> Setting:
+    """The row as options."""
+    known = {each.name for each in fields(Setting)}
+    return Setting(**{name: value for name, value in row.items() if name in known}, **more)
+
+
+def words(row: Row) -> str:
+    """The row in a line."""
+    return ", ".join(f"{name} {value}" for name, value in row.items())
+
+
+ROOM = Room(slots=(3, 1), pages=(5, 2, 7, 1, 4, 6, 3, 8), page_size=4, max_tokens=16)
+NODES = 4  # of a tree, the root among them
+# A prompt's second chunk beside a window, preempt and resume with tokens pending, a ragged round, a plain step.
+POLICY = Policy(
+    name="combination", claim="Two requests meet every kind of step.", capacity=ROOM, num_steps=2, accept=(1, 2, 0),
+    arrivals=(Arrival("a", "few", chunks=(3, 2)), Arrival("b", "one")), plain=(3,), rounds=4,
+    deeds=(ScheduledAction(2, "preempt", "b"), ScheduledAction(2, "resume", "b")),
+)  # fmt: skip
+SIZES = {
+    "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "full_attention_interval": 2, "intermediate_size": 24,
+}
+
+
+def mtp_layers(drafter: str) -> int:
+    """That a model of this drafter has."""
+    return POLICY.num_steps if drafter == "vanilla" else 1
+
+
+def name_of(row: Row) -> str:
+    """Of the trace that a row replays: rows that differ in other factors share it, and what the reference computes."""
+    weights = "float16" if row["dtype"] == "float16" else "bfloat16"  # as they are stored: no wider than activations
+    return "-".join((row["kind"], row["drafter"], "trees" if row["trees"] else "chains", weights))
+
+
+def trace(folder: Path, row: Row) -> Trace:
+    """The trace of a row, with its checkpoint in `folder`."""
+    name, told = name_of(row), POLICY
+    model = write(folder / name, row["kind"], dtype=getattr(torch, name.rpartition("-")[2]), **SIZES,
+                  mtp_num_hidden_layers=mtp_layers(row["drafter"]))  # fmt: skip
+    if row["trees"]:
+        told = replace(told, trees=(((0, 0, 1), (0, 1)),), capacity=replace(ROOM, num_draft_tokens=NODES))
+    return make(model, PROMPTS, told, folder / f"{name}.jsonl", Setting(dtype="float64", drafter=row["drafter"]))
