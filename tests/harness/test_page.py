@@ -166,6 +166,15 @@ def test_where_an_event_computes_and_nothing_was_compared_is_not_judged():
     ], "event 2 was not served"
 
 
+@pytest.mark.parametrize(("trace", "stages"), [
+    ("grown", "chain.1 chain.2 extend trunk"), ("several", "extend trunk"), ("handed", "trunk"),
+    ("branching", "chain.1 chain.2 chain.3 chain.4 extend trunk"),
+])  # fmt: skip
+def test_a_draft_computes_in_the_steps_that_its_drafter_runs(trace: str, stages: str) -> None:
+    due = lanes_of(read(TRACES / f"{trace}.jsonl"), KINDS).due
+    assert sorted({row.stage for rows in due.values() for row in rows}) == stages.split()
+
+
 def test_a_large_tensor_is_shown_by_the_largest_difference_of_each_block():
     right = torch.arange(100 * 200.0).view(100, 200)
     found = right.clone()

@@ -61,7 +61,7 @@ class Lanes:
 def lanes_of(trace: Trace, kinds: Sequence[str], *, overlap: bool = False) -> Lanes:
     """Every event of the trace, by the rules. kinds: of the trunk's layers, as the configuration names them."""
     found, rules = Lanes(steps=[[0, trace.header.num_steps]]), EventRules(trace.header, overlap=overlap)
-    drafts, table = trace.header.heads > 0, rules.table
+    table = rules.table
     open_stays: dict[str, list[int]] = {}
     for index, event in enumerate(trace.events):
         before = dict(table.live)
@@ -73,7 +73,7 @@ def lanes_of(trace: Trace, kinds: Sequence[str], *, overlap: bool = False) -> La
         _stays(index, table, found, open_stays)
         if isinstance(event, e.SetNumSteps):
             found.steps.append([index, event.num_steps])
-        if due := _due(event, before, table, kinds, drafts):
+        if due := _due(event, before, table, kinds, trace.header.heads):
             found.due[index] = due
     return found
 
@@ -122,9 +122,9 @@ def _marks(event: e.Event, before: dict[str, Standing], table: RequestTable, fou
 
 
 def _due(
-    event: e.Event, before: dict[str, Standing], table: RequestTable, kinds: Sequence[str], drafts: bool
+    event: e.Event, before: dict[str, Standing], table: RequestTable, kinds: Sequence[str], heads: int
 ) -> set[Row]:
-    """The rows in which an event computes numbers, as far as the trace alone says."""
+    """The rows in which an event computes numbers, as far as the trace alone says. heads: MTP layers that draft."""
     due: set[Row] = set()
     if isinstance(event, e.Forward):
         due |= {Row("trunk", layer) for layer in (STAGE_LEVEL, *range(len(kinds)))}
@@ -133,8 +133,10 @@ def _due(
     if isinstance(event, e.Commit):  # the states go to the accepted position
         due |= {Row("trunk", layer) for layer, kind in enumerate(kinds) if kind == "gdn"}
     extends = isinstance(event, e.Commit) or any(row.kind != "verify" for row in getattr(event, "rows", ()))
-    if extends and drafts:
+    if extends and heads:
         due.add(Row(draft_stage(0), 0))
-    if isinstance(event, e.Draft):
-        due |= {Row(f"chain.{node}", 0) for name in event.requests for node in table.live[name].parents if node > 0}
+    if isinstance(event, e.Draft) and heads == 1:  # of several, each has proposed its draft in its extend
+        nodes = {node for name in event.requests for node in table.live[name].parents if node > 0}
+        grown = table.capacity.topk is not None  # the head then runs once a step, and not once a node
+        due |= {Row(f"chain.{step}", 0) for step in (range(1, table.num_steps) if grown else nodes)}
     return due
