@@ -34,7 +34,7 @@ SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
 
 DONE = "        for p in plan:\n            p.ran()\n"
 NAMED = "requests = self._named([row.request for row in rows])\n"
-ROOTED = "rooted = [p.request.name for p in plan if p.rooted]\n"
+ROOTED = "chosen = Roots([p.request.name for p in plan if p.rooted], roots)\n"
 # Goes on computing for as long again as the event took, on the clock of the process: whatever the machine does.
 SLOWER_FORWARD = (
     Edit("instep_optimized/engine.py", NAMED, f"import time\nbegun = time.process_time()\n{NAMED}"),
@@ -110,7 +110,7 @@ def test_a_wrong_arm_cannot_pass_by_its_own_checks(model: Path, tmp_path: Path) 
     """Its harness looks at nothing but lengths; the gate's own reference still does."""
     blind = Edit(
         "instep/checks/__init__.py",
-        "return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic)",
+        "return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic, *free, Grown())",
         "return (Identity(),)",
     )
     report = run(planted(tmp_path / "planted", ONE_TOKEN_LESS, blind), "plain", model, tmp_path)

@@ -132,7 +132,7 @@ def test_fuzzed_trees_agree_and_a_planted_slip_is_found_in_a_tree(
     assert clean.exit == Exit.AGREED, None if clean.found is None else clean.found.verdict.findings[0]
     monkeypatch.setattr("instep.fuzz.campaign.EVENTS", 7)  # such runs find it sooner
     with planted_here(Edit(RERUN, "accepted.path is None", "True")):
-        faulty = campaign(Settings(setting, model, 40, 6, tmp_path / "faulty", trees=6, shrink_s=30))
+        faulty = campaign(Settings(setting, model, 40, 4, tmp_path / "faulty", trees=6, shrink_s=30))
     assert faulty.exit == Exit.DIVERGED and faulty.found is not None
     events = read(faulty.found.trace).events
     assert any(isinstance(event, Draft) and event.parents for event in events) and len(events) < 10

@@ -152,7 +152,8 @@ def played(subject: OptimizedEngine, story: Iterable[Event]) -> list[torch.Tenso
     for event in story:
         answer = event.on(subject)
         if isinstance(answer, Drafted | Committed):
-            told += [said for field in fields(answer) if (said := getattr(answer, field.name)) is not None]
+            said = (getattr(answer, field.name) for field in fields(answer))
+            told += [numbers for numbers in said if isinstance(numbers, torch.Tensor)]
         elif isinstance(answer, Forwarded):
             told += [*answer.own.values(), torch.tensor(list(answer.roots.values()))]
         if isinstance(event, Forward):

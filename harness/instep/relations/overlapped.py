@@ -128,6 +128,8 @@ def _answers(trace: RewrittenTrace, index: int, mine: Any, theirs: Any) -> Itera
     for each in fields(mine) if mine is not None else ():
         one, other = getattr(mine, each.name), getattr(theirs, each.name)
         place = Place(STAGE.get(each.name, "trunk"), AFTER_LAYERS, "pick")
+        if one is None and other is None:  # a drafter that grows no trees
+            continue
         if not isinstance(one, Mapping):
             yield _comparison(trace, index, place, one, other, f"the answer's {each.name} parts: {_short(other)}")
             continue

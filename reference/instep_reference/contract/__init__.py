@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .adaptive import AdaptiveFile, Bracket
+    from .answers import Committed, Drafted, Forwarded, RequestState
     from .capacity import Capacity
     from .checkpoint import Checkpoint
     from .config import ModelConfig
@@ -20,14 +21,11 @@ if TYPE_CHECKING:
         Abort,
         Admit,
         Commit,
-        Committed,
         Draft,
-        Drafted,
         Engine,
         Event,
         Finish,
         Forward,
-        Forwarded,
         Idle,
         Inspectable,
         Load,
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
         Preempt,
         Refused,
         Region,
-        RequestState,
         Resume,
         Row,
         Save,
@@ -56,7 +53,10 @@ __all__ = [
 ]
 
 # Those without torch first.
-_HOMES = ("errors", "config", "adaptive", "sampling", "meaning", "place", "capacity", "engine", "copies", "checkpoint")
+_HOMES = (
+    "errors", "config", "adaptive", "sampling", "meaning", "place", "capacity", "answers", "engine", "copies",
+    "checkpoint",
+)
 
 
 def __getattr__(name: str) -> object:
