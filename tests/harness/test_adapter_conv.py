@@ -78,6 +78,7 @@ def judged(small: Trace, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "widest", "strategy", "chunks"), [
     (pooled(), 4, "rerun", True), (pooled(strided=True), 4, "snapshot", True),
     (pooled(packed=True), 4, "rerun", True),

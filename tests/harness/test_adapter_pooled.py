@@ -128,6 +128,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_slip_of_a_kernel_over_pools_is_found_and_named(fault: str, judged: Any) -> None:
     edits, setting, (kind, component, said) = FAULTS[fault]
@@ -137,6 +138,7 @@ def test_a_slip_of_a_kernel_over_pools_is_found_and_named(fault: str, judged: An
     assert (found.kind, found.place.component) == (kind, component) and said in found.diagnosis, found
 
 
+@pytest.mark.slow
 def test_what_stays_inside_a_kernel_is_not_asked_of_it_but_its_inputs_are(judged: Any) -> None:
     """Swapped for two ops of plain's, the same op set shows q, k, v and the gates again."""
     slip = ("repeat_interleave(heads, dim=1)", "repeat_interleave(heads, dim=1).half().float()")

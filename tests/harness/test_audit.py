@@ -60,6 +60,7 @@ def first(found: Audit) -> tuple:
 # right ones
 
 
+@pytest.mark.slow
 def test_a_right_recording_agrees_at_every_level(right):
     found = audit(right, TINY)
     assert found.exit is Exit.AGREED, found.verdict.findings
@@ -150,6 +151,7 @@ def test_a_wrong_window_is_named_at_its_commit(copy, accepted, path, check, says
     assert found.exit is Exit.DIVERGED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("event", "name", "change", "tier", "says"), [
     (9, "logits.a", lambda x, r: x.roll(1, 0), Tier.PROPAGATED, "relative error"),
     (9, "final.a", lambda x, r: x * 1.001, Tier.PROPAGATED, "relative error"),
@@ -190,6 +192,7 @@ def drafted_otherwise(brief: Path, folder: Path, widths: tuple[int, int], accept
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "exit", "place"), [
     (None, Exit.AGREED, ""), ("drafting", Exit.AGREED, ""), ("slipping", Exit.DIVERGED, "chain.1 pick"),
     ("watching_no_copies", Exit.AGREED, ""),

@@ -100,6 +100,7 @@ def test_what_is_not_declared_is_looked_at_as_a_whole_and_said_to_be(trace):
     assert not [one for one in verdict.compared if one.check == "tails"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv"), [*product(STRATEGIES, CONV_FORMS)])
 def test_the_rules_are_as_wide_as_every_right_table(trace, strategy, conv):
     """And every pool of every strategy says what it means."""

@@ -302,6 +302,7 @@ def spoil(run, accepted, state_of):
     return finding
 
 
+@pytest.mark.slow
 def test_a_commit_that_did_nothing_is_named(run):
     finding = spoil(run, 2, lambda commit, name, right: commit.subject.before[name].state[1])
     assert "holds the state from before the step; 3 were accepted" in finding.diagnosis

@@ -29,6 +29,7 @@ def replayed(name: str, trace: str = "kept", **setting: str) -> Outcome:
     return Replay(read(TRACES / f"{trace}.jsonl"), Setting(engine=f"support.by_verbs:{name}", **setting)).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["right", "keeping"])
 def test_a_right_engine_agrees_in_every_tier_that_it_shows(name):
     verdict = replayed(name).verdict
@@ -39,6 +40,7 @@ def test_a_right_engine_agrees_in_every_tier_that_it_shows(name):
     assert {c.place.component for c in judged[Tier.PROPAGATED]} >= {"conv", "state", "final", "logits"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "event", "kind", "place", "says"), [
     ("no_rollback", 6, "commit", "trunk layer 0 conv", "holds the window after 3 tokens; 2 were accepted"),
     ("no_rollback", 6, "commit", "trunk layer 0 state", "holds the state after 3 tokens; 2 were accepted"),
@@ -71,6 +73,7 @@ def test_verbs_that_never_gave_a_place_are_told_as_not_judged():
     assert {"watch", "layers"} <= {feed for feed, _ in found.shown.not_judged()}
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_watched_tells_what_it_was_served_otherwise():
     verdict = replayed("watching_no_copies", "kept").verdict
     assert verdict.exit is Exit.AGREED and any("without save and load" in one.reason for one in verdict.skipped)
@@ -122,6 +125,7 @@ def test_what_an_engine_overwrites_later_was_copied():
     assert replayed("views").verdict.exit is Exit.AGREED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("reordered", "float32"), ("narrow", "bfloat16")])
 @pytest.mark.parametrize("trace", ["kept", "arriving"])
 def test_a_right_engine_that_rounds_otherwise_is_not_accused(name, dtype, trace):
@@ -157,6 +161,7 @@ def test_fuzz_finds_what_is_wrong_and_writes_it(instep, tmp_path):
     assert "--engine support.by_verbs:no_rollback" in " ".join(ran.out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "tier", "component"), [
     ("watching", Tier.DERIVED, "core"), ("layered", Tier.PROPAGATED, "hidden"), ("drafting", Tier.DECISIONS, "pick"),
 ])  # fmt: skip

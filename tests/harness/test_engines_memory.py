@@ -21,6 +21,7 @@ def replayed(name: str, trace: str = "kept") -> Outcome:
     return Replay(read(TRACES / f"{trace}.jsonl"), Setting(engine=f"support.by_memory:{name}")).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "checks"), [
     ("slotted", {"identity", "bytes", "bounds", "aliasing", "capacity"}), ("numbered", {"identity"}),
     ("paged", {"identity"}),
@@ -33,6 +34,7 @@ def test_a_right_engine_that_shows_its_memory_agrees(name, checks, trace):
     assert found.shown.has("regions") is (name == "slotted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "check", "says"), [
     ("stray", "bytes", "changed in state slot"), ("neighbour", "bytes", "changed in state slot"),
     ("silent", "bytes", "changed in conv slot"), ("swapped", "identity", "slots are"),

@@ -56,6 +56,7 @@ def divergence(output: str) -> list[str]:
     return lines[begin : begin + 3]
 
 
+@pytest.mark.slow
 def test_the_caller_stride_is_found_and_its_trace_shows_it(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

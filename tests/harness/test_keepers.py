@@ -74,6 +74,7 @@ def typed(options: dict[str, str]) -> list[str]:
 # The page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "op"), [("mine", "scatter"), ("folded", "fold")])
 def test_the_files_of_the_page_agree_in_all_tiers_and_their_op_is_counted(
     name: str, op: str, write: Write, instep: Runner, tmp_path: Path
@@ -87,6 +88,7 @@ def test_the_files_of_the_page_agree_in_all_tiers_and_their_op_is_counted(
     assert (run["strategy"], run["events"]) == (OPTIONS[name]["strategy"], run["of"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new", "says"), [edit[:3] for edit in BROKEN], ids=[edit[1][:40] for edit in BROKEN])
 def test_what_the_page_breaks_is_found_where_it_says(
     old: str, new: str, says: str, write: Write, instep: Runner
@@ -97,6 +99,7 @@ def test_what_the_page_breaks_is_found_where_it_says(
     assert ran.code == 1 and all(part in ran.out for part in (says, *more)), ran.out
 
 
+@pytest.mark.slow
 def test_the_page_breaks_five_things_and_says_the_same_of_the_states(write: Write, instep: Runner) -> None:
     assert len(BROKEN) == 5 and all(len(edit) > 3 for edit in BROKEN)
     words = typed({**write("mine", BROKEN[0][:2]), "conv": "windows"})
@@ -141,6 +144,7 @@ OPS = replace(OPS, own={"scatter": late})
 """
 
 
+@pytest.mark.slow
 def test_an_op_of_a_strategy_is_swapped_and_named_as_the_cause(write: Write, instep: Runner) -> None:
     """The op set has a kernel of its own in the place of the strategy's form, and it is wrong."""
     last = TEXTS["mine"].splitlines()[-1]
@@ -153,6 +157,7 @@ def test_an_op_of_a_strategy_is_swapped_and_named_as_the_cause(write: Write, ins
     assert "'scatter'" not in complaint(instep("replay", RAGGED, *words, "--swap", "gather=plain"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "says"), [
     ("accepted.slots * 0", "slot 0, which is reserved"), ("accepted.slots + 99", "there are"),
     ("accepted.slots.int()", "not int64"),
@@ -166,6 +171,7 @@ def test_the_slots_of_an_op_are_looked_at(slots: str, says: str, write: Write) -
 # Names
 
 
+@pytest.mark.slow
 def test_every_command_knows_it_by_the_same_name(write: Write, instep: Runner, tmp_path: Path) -> None:
     named = write("mine")
     ran = instep("memory", "fixtures/tiny", "--ops", "mine:OPS", "--json", tmp_path / "m.json")
@@ -274,6 +280,7 @@ FALLEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FALLEN)
 @pytest.mark.parametrize(
     "command", [("replay", "--no-ladder"), ("relations", "strategies", "unseen"), ("streams", "--level", "op")],
@@ -316,6 +323,7 @@ HELPERS = '''
     def claim'''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WIDER)
 def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Write, small: Trace) -> None:
     edit, region = WIDER[what]
@@ -340,6 +348,7 @@ def test_rows_that_a_commit_clears_are_the_commits_if_the_table_says_so(write: W
     assert Replay(small, Setting(**told)).run().verdict.exit is Exit.AGREED
 
 
+@pytest.mark.slow
 def test_where_it_was_made_names_the_op_that_wrote(write: Write, small: Trace) -> None:
     replay = Replay(small, Setting(**write("mine", BROKEN[-2][:2])))
     located = locate(replay, replay.run())

@@ -30,6 +30,7 @@ def trace(tmp_path_factory) -> Trace:
     return recorded(tmp_path_factory.mktemp("lockstep"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_a_right_engine_agrees_on_every_event(trace, ops):
     outcome = Replay(trace, Setting(ops)).run()

@@ -39,6 +39,7 @@ def oracle_of(opened):
     return Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)
 
 
+@pytest.mark.slow
 def test_every_place_of_the_subject_is_computed_again(pieces):
     """All but the picks, which are choices, and judged as such."""
     for context, found in pieces:
@@ -126,6 +127,7 @@ def test_a_lie_about_the_past_is_carried_on_and_not_blamed_again(run):
     assert not torch.allclose(*said, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_it_answers_twice_without_forgetting_the_window(run):
     opened, contexts = run
     oracle = oracle_of(opened)

@@ -35,6 +35,7 @@ def trace(tmp_path_factory) -> Trace:
     return recorded(tmp_path_factory.mktemp("overlap"), ROUNDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["snapshot", "columns", "rerun", "lazy_rerun"])
 def test_pages_of_the_worst_case_are_predicted(trace, strategy):
     outcome = Replay(trace, Setting("ledger", strategy=strategy, overlap=True)).run()
@@ -122,6 +123,7 @@ def test_a_request_near_its_most_positions_goes_by_exact_lengths(tmp_path):
     assert Replay(tight, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
 
 
+@pytest.mark.slow
 def test_a_request_ends_one_round_late_and_says_so(instep, tmp_path):
     """As a user records it."""
     model = write(tmp_path / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2)

@@ -45,6 +45,7 @@ def moved(one, other):
     return {place.component for place, x in one.places.items() if not torch.equal(x, other.places[place])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", READ_BY)
 def test_an_op_reads_the_rows_of_the_subject_and_nothing_behind_it_moves(run, kind):
     weights, contexts = run

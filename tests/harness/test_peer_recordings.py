@@ -93,6 +93,7 @@ def llama(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     http.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "count", "code", "drafts", "checkpoints"), [
     ([], 9, Exit.AGREED, None, None),
     (["--drafts", "7"], 9, Exit.AGREED, 7, None),

@@ -41,6 +41,7 @@ def row(one: Entry, tmp_path: Path) -> dict[str, Any]:
     return served(one, ENVIRONMENT, tmp_path, sys.executable)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "verdict", "finding"), [
     ("print('fine')", "agree", ""),
     ("print('a'); print('off by 3'); raise SystemExit(1)", "diverged", "off by 3"),
@@ -58,6 +59,7 @@ def test_a_peer_is_told_right(code: str, verdict: str, finding: str, tmp_path: P
     assert came["met"] is (verdict == "agree")
 
 
+@pytest.mark.slow
 def test_what_a_hanging_peer_started_ends_with_it(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     code = f"import subprocess as s, time; open('{file}', 'w').write(str(s.Popen(['sleep', '60']).pid)); time.sleep(60)"

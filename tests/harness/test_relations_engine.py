@@ -41,6 +41,7 @@ def test_a_right_engine_agrees_in_every_relation_that_has_a_meaning(name):
         assert not {"length", "root"} & {one.place.component for one in verdict.compared}, "the harness's own words"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("relation", "name", "component"), [
     ("unseen", "by_two_runs:disturbed", "conv"), ("slots", "by_two_runs:by_slots", "final"),
     ("later_rows", "by_two_runs:looks_ahead", "final"), ("speculation_off", "by_two_runs:by_speculation", "final"),

@@ -75,6 +75,7 @@ def same(left: list[Side], right: list[Side]) -> bool:
     return all(plain(a) == plain(b) and all(map(torch.equal, reuse._tensors(a), reuse._tensors(b))) for a, b in both)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [None, 0, 1, -1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_read_is_what_would_be_computed_wherever_runs_part(
@@ -119,6 +120,7 @@ def test_another_run_reads_nothing(what: str, small: Trace, shelf: Shelf) -> Non
     assert len(shelf._kept) == 9
 
 
+@pytest.mark.slow
 def test_a_replay_agrees_with_itself_and_computes_the_reference_once(small: Trace, computed: list[str]) -> None:
     first = Replay(small, Setting("plain")).run()
     forwards = len(computed)
@@ -149,6 +151,7 @@ def test_what_is_kept_is_bounded_and_a_run_keeps_its_beginning() -> None:
     assert shelf.size == 0 and shelf.get(b"1") is None
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_replay_that_is_kept_is_counted_byte_for_byte(small: Trace, shelf: Shelf) -> None:
     Replay(small, Setting("plain")).run()
     memory = {}
@@ -166,6 +169,7 @@ def test_a_fault_planted_in_the_reference_reads_nothing(small: Trace) -> None:
     assert same(sides(plan, small.events[:3], None), right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_layer_on_the_same_bits_is_computed_once_and_what_is_read_judges_alike(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

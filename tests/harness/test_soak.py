@@ -38,6 +38,7 @@ def soaked(model: Path, folder: Path, rounds: int, ops: str = "ledger", every: i
     return soaking
 
 
+@pytest.mark.slow
 def test_two_sessions_make_one_sum(instep: Runner, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
     told = ["soak", "--checkpoint", model, "--ops", "ledger", "--stretch", 3, "--json", file]
@@ -63,6 +64,7 @@ def test_no_time_is_inconclusive(instep: Runner, model: Path) -> None:
     assert instep("soak", "--checkpoint", model, "--minutes", 0).code == Exit.INCONCLUSIVE
 
 
+@pytest.mark.slow
 def test_what_wears_out_is_found_and_its_trace_begins_at_the_last_stretch(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +80,7 @@ def test_what_wears_out_is_found_and_its_trace_begins_at_the_last_stretch(
     assert instep("replay", found.trace, "--ops", LATE).code == Exit.AGREED, "without the fault"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 7])
 def test_ops_are_recomputed_at_every_so_many_th_event(model: Path, tmp_path: Path, every: int) -> None:
     """A gated norm that is louder leaves every state right: T2 alone sees it, in the first forward that it judges."""
@@ -93,6 +96,7 @@ def test_ops_are_recomputed_at_every_so_many_th_event(model: Path, tmp_path: Pat
     assert first != second and first.is_file() and second.is_file(), "a second finding replaces no trace"
 
 
+@pytest.mark.slow
 def test_what_engines_keep_for_good_stays_bounded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_relabelled_trace_is_legal_and_says_which_drafts_are_rejected(adaptive
     assert rejected > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("level", LEVELS)
 def test_right_engines_hold_what_they_should(strategy: str, level: str, ragged: Trace) -> None:

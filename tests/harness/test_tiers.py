@@ -63,6 +63,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", list(Tier))
 def test_every_tier_stands_alone(tier: Tier, small: Trace) -> None:
     verdict = Replay(small, Setting("plain")).run(tiers=[tier]).verdict

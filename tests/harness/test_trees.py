@@ -100,6 +100,7 @@ SLIPS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("edits", "strategy", "event", "check", "says"), [slip[1:] for slip in SLIPS],
                          ids=[slip[0] for slip in SLIPS])  # fmt: skip
 def test_a_slip_in_a_tree_is_seen_by_the_check_that_is_meant_to(branching, edits, strategy, event, check, says):

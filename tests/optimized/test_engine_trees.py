@@ -51,6 +51,7 @@ def engine(checkpoint: Checkpoint, ops: Any = "plain", **options: Any) -> Optimi
 COVERED = [("snapshot", False), ("columns", True), ("rerun", False), ("rerun", True), ("lazy_rerun", False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "graphs"), COVERED)
 def test_every_label_of_a_tree_is_where_a_right_engine_has_it(
     checkpoint: Checkpoint, strategy: str, graphs: bool

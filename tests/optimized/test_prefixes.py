@@ -74,6 +74,7 @@ def checked(subject: OptimizedEngine, truth: Any, shape: tuple[int, ...], *, wat
         ("forward", 4), ("commit", 8), ("commit", 12), ("commit", 8), ("forward", 8), ("commit", 12)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv", "nodes", "shape"), [
     *((strategy, conv, None, CHAIN) for strategy, conv in zip(STRATEGIES, [*CONV_FORMS] * 2, strict=True)),
     *((strategy, "windows", nodes, shape)

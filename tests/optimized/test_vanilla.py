@@ -169,6 +169,7 @@ def course() -> list[Event]:
 # ---- held in graphs -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "device"), [("plain", "cpu"), pytest.param("triton", "cuda", id="cuda", marks=gpu)])
 def test_a_replay_is_the_eager_run_on_the_same_bucket(checkpoints: Checkpoints, ops: str, device: str) -> None:
     width = {"activation": torch.float32, "state": torch.float32, "device": device, "graphs": device == "cuda"}
@@ -261,6 +262,7 @@ def planted(checkpoint: Checkpoint, fault: type[Vanilla], in_graphs: bool) -> Tw
     return TwoSides(subject, truth(checkpoint, "plain"), watched=not in_graphs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "in_graphs", "found"),
     [
@@ -278,6 +280,7 @@ def test_a_fault_of_the_chained_rows_is_found(
             both(event)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sound", "in_graphs"), [(Vanilla, False), (Vanilla, True), (Stale, False)])
 def test_the_same_course_without_the_fault_agrees(
     checkpoints: Checkpoints, sound: type[Vanilla], in_graphs: bool

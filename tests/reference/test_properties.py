@@ -43,6 +43,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 tokens = st.integers(0, 63)
 
 
+@pytest.mark.slow
 @SOME
 @given(picks=st.lists(tokens, min_size=1, max_size=5), bonus=tokens, data=st.data())
 def test_any_round_equals_decoding_its_accepted_tokens(
@@ -102,6 +103,7 @@ def test_a_tree_with_one_path_is_a_chain(make: Make) -> None:
     assert disagreement(chain.state("a"), tree.state("a")) <= CLOSE
 
 
+@pytest.mark.slow
 @SOME
 @given(data=st.data())
 def test_a_branch_of_a_tree_is_its_chain(make: Make, data: st.DataObject) -> None:

@@ -116,6 +116,7 @@ VOCAB, DRAWS = 6, 4000
 CHI_SQUARE = 27.9  # 9 in 10**6 of what has 5 degrees of freedom are above it, 1 in 10**4 of all rules together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["greedy", "chain", "tree", "block"])
 def test_many_draws_have_the_law_of_the_target(rule: str) -> None:
     """The first token that comes out of a window: accepted, or the bonus. Greedy has one outcome."""

@@ -57,6 +57,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert float((ours - theirs).abs().max()) <= AGREE * float(theirs.abs().max())
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(parts=st.lists(st.integers(1, 6), min_size=4, max_size=24).filter(lambda parts: sum(parts) >= LENGTH))
 def test_any_split_of_a_prompt_gives_the_same(weights: Weights, parts: list[int]) -> None:
