@@ -131,6 +131,7 @@ def test_each_alarm_rings(ops, kind, component, says, judged):
     assert (found.kind, found.place.component) == (kind, component) and says in found.diagnosis, found
 
 
+@pytest.mark.slow
 def test_a_kernel_that_never_saw_a_window_is_said_not_to_be_judged_there(judged):
     said = [line for line in exercised(judged(dense())) if line.startswith("conv.window")]
     assert len(said) == 1 and "never with more than one row of a sequence; windows have up to 4" in said[0]

@@ -146,6 +146,7 @@ def test_a_kernel_that_loses_what_is_run_again_is_found(mine: Callable[..., Path
     assert (found.kind, found.place.component) == ("commit", "state") and "accepted" in found.diagnosis, found
 
 
+@pytest.mark.slow
 def test_the_figures_on_a_gpu_can_be_made(tmp_path: Path) -> None:
     file = tmp_path / "fla.json"
     names = ("plain", "fla") if HERE else ("plain", "plain")

@@ -149,6 +149,7 @@ def test_what_stays_inside_a_kernel_is_not_asked_of_it_but_its_inputs_are(judged
     assert not {"q", "k", "v", "log_decay", "beta"} & shown[0] and {"q", "k", "v", "log_decay", "beta"} <= shown[1]
 
 
+@pytest.mark.slow
 def test_a_dense_kernel_that_never_saw_a_window_is_said_not_to_be_judged_there(judged: Any) -> None:
     outcome = judged(text=DENSE, until=12)
     kernel, run = outcome.exercised["gdn.window"], of([outcome]).found["runs"][0]

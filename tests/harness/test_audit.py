@@ -107,6 +107,7 @@ def test_a_correct_engine_is_not_accused_in_any_width(tmp_path, dtype):
 # what is wrong
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_named_and_so_is_a_later_one(spoken, tmp_path, instep):
     tokens = list(spoken[1]["tokens"])
     tokens[2], tokens[-1] = (tokens[2] + 1) % 256, (tokens[-1] + 1) % 256
@@ -136,6 +137,7 @@ def window(recording: Path, accepted: int) -> tuple[int, dict, list[int]]:
     raise AssertionError("no such window")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("accepted", "path", "check", "says"), [
     (3, lambda drafts, path: path | {"bonus": (path["bonus"] + 1) % 256}, "tokens", "bonus is"),
     (3, lambda drafts, path: {"nodes": [1], "bonus": drafts[1]}, "counts",
@@ -206,6 +208,7 @@ def test_windows_of_different_widths_are_judged(brief, tmp_path, engine, exit, p
     assert verdict.exit is exit and (not place or str(verdict.findings[0].place) == place), verdict.findings[:1]
 
 
+@pytest.mark.slow
 def test_a_watched_request_that_left_is_no_alarm(brief, tmp_path):
     made = drafted_otherwise(brief, tmp_path / "r", (3, 3), (1, 3), parents=[[0, 0, 1], [0, 1, 2]])
     verdict = led(made, "watching_no_copies")
@@ -221,6 +224,7 @@ def led(recording: Path, engine: str) -> Verdict:
     return Replay(trace, Setting(engine=f"support.by_verbs:{engine}"), checkpoint=TINY).run(explain=False).verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last", "left_out"), [(10, True), (12, False)])
 def test_an_engine_that_dies_before_the_states_of_an_event_leaves_the_others(brief, tmp_path, last, left_out):
     made = Path(shutil.copytree(brief, tmp_path / "r"))
@@ -345,6 +349,7 @@ def test_a_model_too_large_for_a_whole_reference_is_refused_before_anything_is_r
     assert instep("audit", copy, "--model", TINY, "--level", 1).code == 0
 
 
+@pytest.mark.slow
 def test_what_compared_nothing_is_a_line_for_each_reason_and_the_file_has_them_all(
     copy, instep, tmp_path, monkeypatch
 ):
@@ -368,6 +373,7 @@ def test_what_cannot_be_replayed_is_refused_before_the_walk(copy, monkeypatch):
         audit(copy, TINY)
 
 
+@pytest.mark.slow
 def test_a_recording_that_is_cut_is_read_up_to_there(copy, instep):
     text = (copy / "events.jsonl").read_bytes()
     (copy / "events.jsonl").write_bytes(text[: text.index(b"\n", len(text) // 2) + 9])

@@ -263,6 +263,7 @@ SPOILT: dict[str, Spoil] = {
 DIGEST, LIBRARY = r"\b[0-9a-f]{12}\.\.", r"Error while deserializing header: [^,)]*"
 
 
+@pytest.mark.slow
 def test_a_trace_that_is_spoilt(instep: Runner, made: Trace, tmp_path: Path, golden: Golden) -> None:
     said = {}
     for name, spoil in SPOILT.items():
@@ -298,6 +299,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_words_that_make_no_command(instep: Runner, trace: Trace, golden: Golden) -> None:
     """A line for each, whatever the command."""
     said = {

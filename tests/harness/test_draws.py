@@ -56,6 +56,7 @@ def test_whatever_logits_within_the_error_draw_is_reachable(parents: tuple[int, 
     assert moved or error < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parents", [chain(5), TREE], ids=["chain", "tree"])
 def test_a_token_of_another_uniform_is_not_reachable(parents: tuple[int, ...]) -> None:
     """And they are sharp: of all other tokens hardly any is granted, in fp32."""

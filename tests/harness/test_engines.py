@@ -121,6 +121,7 @@ def test_whatever_a_verb_does_is_the_engines_finding(name, says):
     assert says in verdict.findings[0].diagnosis, verdict.findings[0].diagnosis
 
 
+@pytest.mark.slow
 def test_what_an_engine_overwrites_later_was_copied():
     assert replayed("views").verdict.exit is Exit.AGREED
 
@@ -134,6 +135,7 @@ def test_a_right_engine_that_rounds_otherwise_is_not_accused(name, dtype, trace)
     assert max(c.headroom for c in verdict.compared if c.tier is Tier.PROPAGATED) < 1
 
 
+@pytest.mark.slow
 def test_what_is_not_shown_is_told(instep, tmp_path):
     file = tmp_path / "result.json"
     ran = instep("replay", TRACES / "kept.jsonl", "--engine", "support.by_verbs:right", "--json", file)

@@ -86,6 +86,7 @@ def test_an_engine_that_drafts_all_the_same_is_found(handed, plant, edits):
     assert "own drafts are" in found.diagnosis, found
 
 
+@pytest.mark.slow
 def test_one_trace_serves_both_ways(instep):
     """A trace of a head's drafts replayed with the drafts handed in; what the recorder chose is then not compared."""
     told = instep("replay", TRACES / "several.jsonl", "--ops", "ledger", "--drafter", "external")
@@ -120,6 +121,7 @@ def test_a_callable_that_is_none_is_told_in_a_line(name, says, tmp_path, monkeyp
         make(HOME, PROMPTS, POLICY, tmp_path / "x.jsonl", Setting(dtype="float64", drafter=f"mine_drafter:{name}"))
 
 
+@pytest.mark.slow
 def test_any_callable_proposes(tmp_path, monkeypatch):
     (tmp_path / "mine_drafter.py").write_text(CALLED)
     monkeypatch.syspath_prepend(tmp_path)

@@ -43,6 +43,7 @@ def test_the_engine_that_is_timed_has_nothing_around_it(model: Path, course: Cou
     assert (options.strategy, options.conv, options.overlap, options.guarded) == ("columns", "widened", True, False)
 
 
+@pytest.mark.slow
 def test_what_is_checked_is_set_up_as_what_is_timed(model: Path, course: Course) -> None:
     worker = Worker()
     worker.build(str(course.trace.path), str(model), SETTING.data())

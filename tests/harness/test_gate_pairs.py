@@ -42,6 +42,7 @@ def test_a_slowdown_that_is_just_allowed_fails_no_oftener_than_the_bound_says() 
     assert (lower_bounds(ALLOWED) > 1 + ALLOWED).mean() <= 0.04  # 1% is promised; of 200 trials, 8 are 4 deviations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slowdown", "power"), [(0.08, 0.9), (0.2, 1.0)])
 def test_a_real_slowdown_is_found(slowdown: float, power: float) -> None:
     assert (lower_bounds(slowdown) > 1 + ALLOWED).mean() >= power

@@ -123,6 +123,7 @@ def test_it_agrees_through_preemption_abort_reload_and_step_counts(
     assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
 
 
+@pytest.mark.slow
 def test_any_op_set_serves_with_a_strategy_of_a_file_and_labels_show_its_address(write: Write, small: Trace) -> None:
     named = {"ops": "ledger", "strategy": "mine:STATES", "conv": "mine:WINDOWS"}
     write("mine")
@@ -331,6 +332,7 @@ def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Writ
     assert first.kind == "forward" and first.check in ("bytes", "tails") and region in first.diagnosis, first
 
 
+@pytest.mark.slow
 def test_a_pool_that_declares_nothing_is_looked_at_as_a_whole_and_that_is_said(write: Write, small: Trace) -> None:
     plain = "snapshots(cls.component, config, sizes)"
     verdict = Replay(small, Setting(**write("mine", (plain, f"replace({plain}, means=None)")))).run().verdict
@@ -338,6 +340,7 @@ def test_a_pool_that_declares_nothing_is_looked_at_as_a_whole_and_that_is_said(w
     assert any("snapshot_state" in one.reason and "as a whole" in one.reason for one in verdict.skipped)
 
 
+@pytest.mark.slow
 def test_rows_that_a_commit_clears_are_the_commits_if_the_table_says_so(write: Write, small: Trace) -> None:
     kept, clears = "snapshots(cls.component, config, sizes)", "kept[accepted.rows] *= 0\n    def peek"
     edits = [(kept, f"replace({kept}, means=None)"), ("\n    def peek", f"            {clears}")]

@@ -30,6 +30,7 @@ PROMPT, RIGHT = [*b"Return the"], [*b" result"]
 WANTED = [Asked([*b"0, 1, 2, 3"], 2), Asked(PROMPT, 7)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("second", "code", "last"), [
     (RIGHT, Exit.AGREED, "0 of 2 recordings are not right"),
     ([*RIGHT[:3], 5, *RIGHT[4:]], Exit.DIVERGED, 'line 2, request "line 2", token 3 at position 13: token is 5; '),

@@ -78,6 +78,7 @@ MORE_KV = "            memory.units(name, layer).put((at[0][:count], at[1][:coun
 KEPT = "                self._keep(p.row.track, p.request, count, peeked, final[end - 1])\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("edit", "how", "kind", "says"), [
     (Edit(PREFIXES, KEPT, KEPT.replace("end - 1", "end - 2")), Setting("plain"), "forward",
      "is the final row of token 2"),

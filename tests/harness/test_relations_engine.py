@@ -54,11 +54,13 @@ def test_each_finds_the_engine_that_is_wrong_in_it(relation, name, component):
     assert component in {one.place.component for one in found.verdict.findings}, found.verdict.findings[:2]
 
 
+@pytest.mark.slow
 def test_an_engine_that_shows_nothing_is_inconclusive(instep):
     ran = instep("relations", KEPT, "later-rows", "unseen", "--engine", "support.by_verbs:mute")
     assert ran.code == 3 and "shows nothing of what it computed" in ran.out
 
 
+@pytest.mark.slow
 def test_the_table_says_what_was_compared_and_what_was_played_otherwise(instep, tmp_path):
     file = tmp_path / "r.json"
     ran = instep("relations", KEPT, "slots", "later-rows", "--engine", "support.by_verbs:no_rollback",

@@ -27,6 +27,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> EventContext:
     raise AssertionError("no such forward in this run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [FINAL, LOGITS], ids=["every row", "rows that are asked for"])
 def test_spans_part_the_rows_among_the_requests(mixed: EventContext, place: Place) -> None:
     count = len(mixed.truth.places[place])

@@ -88,6 +88,7 @@ def test_a_swapped_op_serves(trace):
     assert wrong.findings[0].place == Place("trunk", 0, "gated") and right.exit is Exit.AGREED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_a_right_engine_agrees_with_the_reference_put_into_any_place(trace, ops):
     """Every place of two events, and all memory after them: what follows is held to the very bits that were put."""
@@ -113,6 +114,7 @@ def test_an_update_that_is_wrong_in_the_ring_is_found_there_and_healed_there(tra
     assert healed.verdict.exit is Exit.AGREED, healed.verdict.findings[:1]
 
 
+@pytest.mark.slow
 def test_a_patch_heals_its_event_and_no_other(trace):
     replay = Replay(trace, Setting(LOUDER))
     at = replay.run().verdict.findings[0]

@@ -105,6 +105,7 @@ COVERED = [("snapshot", False), pytest.param("columns", True, marks=pytest.mark.
            pytest.param("lazy_rerun", True, marks=pytest.mark.slow)]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "graphs"), COVERED)
 def test_every_label_of_a_grown_tree_is_the_ledger_s(checkpoint: Checkpoint, strategy: str, graphs: bool) -> None:
     truth = LedgerEngine(checkpoint.config, num_steps=STEPS, room=ROOM)
@@ -113,6 +114,7 @@ def test_every_label_of_a_grown_tree_is_the_ledger_s(checkpoint: Checkpoint, str
     assert [*rounds(both, 1)] and both.compared > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, True])
 def test_every_number_of_a_grown_tree_is_the_reference_s(checkpoint: Checkpoint, graphs: bool) -> None:
     truth = ReferenceEngine(Weights.of(checkpoint, FP64), num_steps=STEPS, room=ROOM)
@@ -120,6 +122,7 @@ def test_every_number_of_a_grown_tree_is_the_reference_s(checkpoint: Checkpoint,
     assert [*rounds(both, 2)] and both.compared > 10_000
 
 
+@pytest.mark.slow
 def test_graphs_overlap_and_strategies_change_no_bit_and_no_contract_is_broken(checkpoint: Checkpoint) -> None:
     found: list[str] = []
     watched = around(load("plain"), unseen, contracts(found.append))

@@ -57,6 +57,7 @@ def test_the_model_is_the_reference_s(model: str, tmp_path: Path) -> None:
     assert both.compared > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["VK", "KV"])
 def test_free_choices_agree_in_either_layout(layout: StateLayout, tmp_path: Path) -> None:
     both = sides(tmp_path, "tied", layout=layout)

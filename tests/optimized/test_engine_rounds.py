@@ -116,6 +116,7 @@ def rare() -> Iterator[Event]:
     yield Commit(("e",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -213,6 +214,7 @@ def test_an_answer_that_is_written_into_changes_nothing(checkpoint: Checkpoint) 
 # ---- what is asked and refused
 
 
+@pytest.mark.slow
 def test_watched_or_not_an_engine_is_held_in_graphs(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher is shown the rows of every replay; once it has gone it is shown nothing."""
     subject = started(engine(checkpoint, graphs=True), "a")

@@ -109,6 +109,7 @@ def test_strategies_layouts_and_graphs_give_the_same_bits(
         assert_same(played(served, Story(4)), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
 def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(checkpoint: Checkpoint, ops: str) -> None:
     """Beside a tree, so that the launch is the same."""
@@ -122,6 +123,7 @@ def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(checkpoint: Checkpoint
     assert_same(*(played(engine(checkpoint, ops, strategy="rerun"), events) for events in (said, told)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "strategy"), [("ledger", "rerun"), ("ledger", "columns"), ("plain", "lazy_rerun")])
 def test_a_round_over_a_tree_is_the_decoding_of_what_it_accepts(
     checkpoint: Checkpoint, ops: str, strategy: str

@@ -86,6 +86,7 @@ def test_labels_of_prefixes_and_of_requests_that_go_on_from_them_are_right(
     checked(engine(checkpoint, "ledger", nodes, strategy=strategy, conv=conv), truth, shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "shape"), [
     ({"strategy": "lazy_rerun"}, TREE), ({"strategy": "columns", "conv": "widened", "overlap": True}, CHAIN),
     ({"strategy": "snapshot", "graphs": True}, CHAIN)])  # fmt: skip

@@ -108,6 +108,7 @@ def test_every_label_is_where_the_reference_has_it(checkpoints: Checkpoints, lay
     assert both.compared > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forced", [True, False], ids=["forced", "free"])
 def test_the_numbers_are_the_reference_s(checkpoints: Checkpoints, forced: bool) -> None:
     both = TwoSides(engine(checkpoints[2], "plain"), truth(checkpoints[2], "plain"))
@@ -307,6 +308,7 @@ def test_several_layers_need_this_drafter(checkpoints: Checkpoints) -> None:
         OptimizedEngine(checkpoints[2], load("plain"), Options(), CAPACITY, num_steps=1)
 
 
+@pytest.mark.slow
 def test_with_one_layer_and_one_step_it_is_eagle(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write(tmp_path, **SMALL))
     both = Twins(*(

@@ -81,6 +81,7 @@ def test_a_free_round_says_what_free_decoding_says(make: Make) -> None:
     assert disagreement(said, plain.state("a")) <= CLOSE
 
 
+@pytest.mark.slow
 @SOME
 @given(cuts=st.sets(st.integers(1, len(PROMPT) - 1)))
 def test_any_split_of_the_prompt_gives_the_same_state(make: Make, cuts: set[int]) -> None:

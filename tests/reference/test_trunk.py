@@ -106,6 +106,7 @@ def test_every_place_is_seen_in_the_order_of_findings(weights: Weights) -> None:
     assert shapes[AFTER_LAYERS, "logits"] == (1, 64) and shapes[AFTER_LAYERS, "pick"] == (1,)
 
 
+@pytest.mark.slow
 def test_what_see_returns_is_what_goes_on(weights: Weights) -> None:
     """At every place of every layer: another tensor put in changes the final rows, and an equal one does not.
 
