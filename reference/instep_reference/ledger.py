@@ -23,9 +23,7 @@ from .contract.labels import SPREAD
 from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
 from .contract.sampling import UNIFORM
 from .draft import drafter
-from .mixing import MASK as MASK
-from .mixing import mix as mix
-from .mixing import most_named
+from .mixing import MASK, mix, most_named
 from .rounds import Rounds
 from .sampling import Drawing
 

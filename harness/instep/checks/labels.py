@@ -13,8 +13,8 @@ import torch
 
 from instep_reference.contract.engine import Load, RequestState, Resume
 from instep_reference.contract.event_facts import tracks
-from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D
 from instep_reference.contract.place import Place
+from instep_reference.mixing import MASK, mix
 
 from ..observe.context import EventContext
 from ..observe.earlier import last_forward
@@ -24,8 +24,6 @@ from ..verdict import Comparison, Tier
 from .base import held, slot_of
 from .bytes import CAME_BACK, draft_alone, kept_of
 from .prefixes import FINAL, of_prefix
-
-MASK = (1 << 64) - 1
 
 
 class Labels:
@@ -124,14 +122,6 @@ def _came_back(context: EventContext, name: str, place: Place, found: torch.Tens
     kept = kept_of(context, event)
     were = None if kept is None else dict(kept.state.parts()).get(place)
     return were is not None and (found is None or not torch.equal(were, found))
-
-
-def mix(a: int, b: int) -> int:
-    """Two labels into one, as `contract/labels.py` says."""
-    x = (a * MIX_A + b * MIX_B + MIX_C) & MASK
-    x ^= x >> 29
-    x = x * MIX_D & MASK
-    return x ^ (x >> 32)
 
 
 def folded(layer: int, chain: int, k: int, v: int, log_decay: int, beta: int) -> int:

@@ -15,8 +15,9 @@ import torch
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.labels import SPREAD
 from instep_reference.contract.place import Place
+from instep_reference.mixing import MASK, mix
 
-from ..checks.labels import MASK, folded, mix
+from ..checks.labels import folded
 from ..observe.rows import RowSpan, row_spans, rows
 from .case import Case, Explanation
 

@@ -94,7 +94,9 @@ def _add(key: Any, value: Any) -> None:
         for inner in value:
             _add(key, inner)
     else:
-        key.update(f"{value!r}, ".encode())
+        said = repr(value)
+        assert " at 0x" not in said, f"{said} is known by its address alone, which another object may have later"
+        key.update(f"{said}, ".encode())
 
 
 def _shown(run: Run) -> Iterator[torch.Tensor]:
