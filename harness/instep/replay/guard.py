@@ -70,12 +70,21 @@ def calling(question: str) -> Iterator[None]:
         raise SubjectFailed(question, error) from error
 
 
+def says_refuses(engine: object) -> bool:
+    """Whether illegal events are offered to it: it has a true attribute `refuses`."""
+    return bool(getattr(engine, "refuses", False))
+
+
 class GuardedSubject:
     """A subject whose answers about its memory are guarded; a participant guards events and states."""
 
     def __init__(self, engine: Subject) -> None:
         self.engine = engine
         self.pools: frozenset[tuple[str, int]] = frozenset()  # name and layer of every region that was ever shown
+
+    @property
+    def refuses(self) -> bool:
+        return says_refuses(self.engine)
 
     def regions(self) -> list[Region]:
         with calling("regions"):
@@ -177,7 +186,7 @@ class GuardedEngine:
 
     def offered(self, event: Event) -> None:
         """An illegal event: an engine that says `refuses` must raise, in words that are the contract's."""
-        if not getattr(self._engine, "refuses", False):
+        if not says_refuses(self._engine):
             return
         with calling(SERVES):
             try:

@@ -23,6 +23,7 @@ from ..checks.base import Check
 from ..observe.context import EventContext, Expected
 from ..observe.earlier import left_by
 from ..observe.event_log import NOTHING
+from ..observe.shown import Shown
 from ..observe.updates import cut_down, kept
 from ..player import Side
 from ..trace.bounds import bound
@@ -86,9 +87,13 @@ class Lockstep:
         log = NOTHING if instrumentation is None else instrumentation.take(last=last)
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,
-            kept(regions()), left_by(self.last), replace(self.participants.says_shown(), inside=self.inside),
+            kept(regions()), left_by(self.last), self._shown(),
         ))  # fmt: skip
         return self.last
+
+    def _shown(self) -> Shown:
+        engine = self.participants.shown
+        return replace(self.participants.says_shown(), inside=self.inside, refuses=engine.refuses)
 
     def patched(self) -> list[str]:
         """Whose memory can be replaced as things stand: within a round it belongs to nobody."""
