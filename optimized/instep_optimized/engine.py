@@ -78,7 +78,7 @@ class OptimizedEngine:
         self._controller = Controller(num_steps, adaptive)
         check(options, config, self._controller.candidates[-1], ops, capacity.num_draft_tokens, topk=capacity.topk,
               interval=capacity.track_interval)
-        if capacity.num_draft_tokens is not None and adaptive is not None:
+        if capacity.trees and adaptive is not None:
             raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
         self.messages = tuple(self._controller.messages)
         self._model, self._rounds = built(checkpoint, ops, options, capacity, self._controller.candidates)
@@ -172,7 +172,7 @@ class OptimizedEngine:
         kinds, at, roots, final = {row.kind for row in rows}, self._round, None, None
         if kinds == {"verify"}:
             own = self._run("verify", requests, uniforms=in_units(rows, at.width)).picks.flatten()
-            if self._capacity.num_draft_tokens is not None:  # a row for every column: windows end before
+            if self._capacity.trees:  # a row for every column: windows end before
                 spots = [number * at.width + node for number, p in enumerate(plan) for node in range(p.asked)]
                 own = own[ints(spots, self._device)]
         elif kinds == {"decode"}:
@@ -284,7 +284,7 @@ class OptimizedEngine:
             event, self._requests, saved, preempted, self._round.num_steps, self._memory, self._capacity,
             overlap=self._options.overlap,
         )
-        trees = self._capacity.num_draft_tokens is not None
+        trees = self._capacity.trees
         lines = write_set.SLOT_TABLE_OF_TREES if trees else write_set.SLOT_TABLE
         found = changes(self._round.strategy.may, writes) | changes(lines, writes)
         found |= {name + SCALES: units for name, units in found.items()}
@@ -324,7 +324,7 @@ class OptimizedEngine:
         # Inside a graph no row can be cut: what a replay shows is noted, and cut when the answer says which rows count.
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen))
-        lens = answer.accept_lens if kind == "commit" else counts if self._capacity.num_draft_tokens else None
+        lens = answer.accept_lens if kind == "commit" else counts if self._capacity.trees else None
         covered, trees = None if lens is None else first_of(lens, body.width), [one.parents for one in requests]
         show(self._see, seen, lambda place: node_runs(place, trees) if kind == "draft of trees" else covered)
         return answer

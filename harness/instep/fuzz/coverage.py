@@ -77,7 +77,7 @@ class Coverage:
     def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
         turn, kind = Turn(before, event, after, self._past, self._overlap, self._heads), kind_of(event)
         conditions = {**CONDITIONS, **TREES, **PREFIXES, **drafter_coverage.of(self._heads)}
-        self._trees = self._trees or after.capacity.num_draft_tokens is not None
+        self._trees = self._trees or after.capacity.trees
         self._prefixes = self._prefixes or after.capacity.track_interval is not None
         self.met.update(name for name, holds in conditions.items() if holds(turn))
         self.events[kind] += 1

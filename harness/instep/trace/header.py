@@ -212,7 +212,7 @@ def _grows(header: Header, room: Capacity, steps: int) -> bool:
     topk, rows = room.topk or 0, room.drafted(steps, 0)
     fits = room.drafted(steps, room.grown(steps)) < room.request_positions and rows <= MOST_BEAMS
     few = 1 <= topk <= min(MOST_BEAMS, header.checkpoint.vocab)
-    return room.num_draft_tokens is not None and few and eagle and fits
+    return room.trees and few and eagle and fits
 
 
 def _units(units: tuple[int, ...]) -> bool:

@@ -54,6 +54,11 @@ class Capacity:
         return max(num_steps + 1, self.num_draft_tokens or 0)
 
     @property
+    def trees(self) -> bool:
+        """Whether windows may be trees."""
+        return self.num_draft_tokens is not None
+
+    @property
     def total_positions(self) -> int:
         """How many positions all pages hold."""
         return len(self.pages) * self.page_size
