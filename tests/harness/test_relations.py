@@ -20,7 +20,8 @@ from instep.checks.judge import Ties
 from instep.faults import by_id
 from instep.relations import NAMES, Held, held, relations, worst
 from instep.relations.case import Case
-from instep.relations.long_runs import long_request
+from instep.relations.drift import judged
+from instep.relations.long_runs import LongRun, long_request
 from instep.relations.pairwise import PAIRWISE
 from instep.relations.rewritten import REWRITTEN
 from instep.relations.timeline import (
@@ -39,7 +40,7 @@ from instep.replay.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
-from instep.verdict import Exit, Tier
+from instep.verdict import Comparison, Exit, Tier
 from instep_optimized import OptimizedEngine
 from instep_optimized.commit import write_set
 from instep_optimized.transfer.to_host import HostCopy
@@ -279,6 +280,19 @@ def test_what_hangs_on_sums_since_the_beginning_drifts(trace: Trace) -> None:
     first = found.verdict.findings[0]
     assert first.place.component == "state" and first.head is not None
     assert any(each.diagnosis.startswith("the error grows") for each in found.verdict.findings)
+
+
+@pytest.mark.parametrize(("reference", "grows"), [(1.0, True), (2.5, False)])
+def test_an_error_may_grow_as_that_of_the_rounded_reference_does(reference: float, grows: bool) -> None:
+    """Both stand far within the allowance; the engine's error is 2.5 times as large behind the middle."""
+    late = torch.arange(64)[:, None] >= 32
+
+    def course(factor: float) -> torch.Tensor:
+        return torch.where(late, factor, 1.0).double() * 1e-6
+
+    run = LongRun("windows", "window", 0, tuple(range(8, 520, 8)), course(2.5), course(reference), torch.float32)
+    found = [each for each in judged(run) if isinstance(each, Comparison) and not each.agrees]
+    assert [each.diagnosis.split(":")[0] for each in found] == ["the error grows"] * grows
 
 
 def test_a_course_that_breaks_off_is_a_finding(trace: Trace) -> None:
