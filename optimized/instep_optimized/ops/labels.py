@@ -72,7 +72,7 @@ def read(x: torch.Tensor, keep: int = 1) -> torch.Tensor:
 
 
 def _line(count: int, step: int, first: int, device: torch.device) -> torch.Tensor:
-    """first + j * step for every j below `count`. On the CPU it is made once; what a graph's memory holds is not kept."""
+    """first + j * step for every j below `count`. Made once on the CPU; memory of a graph is not kept."""
     return (_known if device.type == "cpu" else _made)(count, step, first, device)
 
 
