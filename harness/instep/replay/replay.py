@@ -12,6 +12,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -253,11 +254,13 @@ def checks_for(
 
 def served() -> dict[str, str]:
     """What source answered: a digest over the files of each package, wherever it was imported from."""
-    found = {}
-    for name in PACKAGES:
-        root = Path(str(sys.modules[name].__file__)).parent
-        digest = hashlib.sha256()
-        for file in sorted(root.rglob("*.py")):
-            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
-        found[name] = digest.hexdigest()
-    return found
+    return {name: _source(Path(str(sys.modules[name].__file__)).parent) for name in PACKAGES}
+
+
+@cache
+def _source(root: Path) -> str:
+    """Read once: what a file says later, this process has not imported."""
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
