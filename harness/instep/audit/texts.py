@@ -80,6 +80,8 @@ def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
             case e.Load(request=name) if event.name in saved:  # else it is a prefix: the prompt goes on as it is
                 kept = saved[event.name]
                 open_texts[name] = Text(name, kept.prompt, kept.said, kept.origins, len(kept.said))
+            case e.Evict(name=name):
+                saved.pop(name, None)
             case e.Save(request=name):
                 saved[event.name] = open_texts[name]
             case e.Forward(rows=rows):

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
+from instep_reference.contract.engine import Commit, Fetch, Forward, Load, Offload, RequestState, Resume
 from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 from instep_reference.contract.rounding import read_as
@@ -38,6 +38,7 @@ CACHES = (
 )
 
 CAME_BACK = "comes back otherwise than it was kept"
+WENT = "goes to the host otherwise than it was kept"
 FORBIDDEN = "which this event may not write"
 
 # What a round begins with: draft 1, the head's row behind it, and the root.
@@ -71,6 +72,8 @@ class Bytes:
         elif isinstance(context.event, Load | Resume):
             busy = {context.event.request}
             yield from self._came_back(context, context.event)
+        elif isinstance(context.event, Offload | Fetch):
+            yield from self._moved_whole(context, context.event)
         yield from self._tracked(context)
         for name in context.subject.before.keys() & context.subject.after.keys() - busy - context.expected.flying:
             if context.shown.memory(name):
@@ -234,6 +237,21 @@ class Bytes:
             said = result.diagnosis and f"{CAME_BACK}: {how}{result.diagnosis}"
             yield replace(result, diagnosis=said)
 
+    def _moved_whole(self, context: EventContext, event: Offload | Fetch) -> Iterator[Comparison]:
+        """A prefix is on the host what it was on the device, and back on the device what it was on the host."""
+        kept, found = context.earlier.saved.get(event.name), context.subject.tracked.get(event.name)
+        if event.name not in context.expected.prefixes or kept is None:
+            return
+        right, mine = ({**dict(state.parts()), FINAL: state.final} if state else {} for state in (kept.state, found))
+        for place, due in right.items():
+            if due is not None and due.numel():
+                result = self._same(context, place, "", mine.get(place), due)
+                others = partial(_others_kept, context, event.name, place, due, kept.state.length)
+                result = replace(result, request=None, slot=None,
+                                 sides=result.sides and replace(result.sides, wrongs=others))  # fmt: skip
+                said = result.diagnosis and f"{WENT if isinstance(event, Offload) else CAME_BACK}: {result.diagnosis}"
+                yield of_prefix(event.name, replace(result, diagnosis=said))
+
     def _extended(self, context: EventContext, kept: RequestState) -> RequestState:
         """What a copy becomes when it is loaded: of a prefix the draft head takes in the last row, at this event."""
         spans = row_spans(context, "extend") if kept.final is not None else []
@@ -323,6 +341,22 @@ def _of_others(context: EventContext, request: str, place: Place, count: int) ->
         held = dict(state.parts()).get(place)
         if name != request and held is not None:
             yield f'holds what belongs to request "{name}"', held[:count]
+
+
+def _others_kept(
+    context: EventContext, name: str, place: Place, due: torch.Tensor, count: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What stands in the place of a part of a prefix, if a move mixed up whose it is, or of when."""
+    yield "is all zero", torch.zeros_like(due)
+    for request, state in context.subject.after.items():
+        held = dict(state.parts()).get(place)
+        if held is not None:
+            of = f"after {counted(state.length)}; {count} were tracked"
+            yield f'holds what request "{request}" has now, {of}', held[: len(due)]
+    for under, kept in context.earlier.saved.items():
+        held = dict(kept.state.parts()).get(place)
+        if under != name and held is not None:
+            yield f'holds what is kept as "{under}"', held[: len(due)]
 
 
 def _with_last(result: Comparison, found: torch.Tensor | None) -> Comparison:

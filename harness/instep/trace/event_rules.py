@@ -74,7 +74,8 @@ class EventRules:
     def legal(self) -> dict[str, tuple[str, ...]]:
         """What may come next: kind of event or row -> the requests it may name (`admit`, `idle`: an empty name).
 
-        set_num_steps names step counts; load names requests for which something fitting is kept.
+        set_num_steps names step counts; load names requests for which something fitting is kept; offload, fetch and
+        evict name what is kept.
         """
         table, free = self.table, self.table.free_slot() is not None
         kinds: dict[str, tuple[str, ...]] = {
@@ -83,8 +84,10 @@ class EventRules:
         }
         if kinds["set_num_steps"]:
             kinds["set_num_steps"] = tuple(str(n) for n in sorted(self.candidates))
-        kinds["load"] = tuple(
-            name for name in kinds["load"] if any(kept.fits(table.live[name].prompt) for kept in table.saved.values()))
+        kinds["load"] = tuple(name for name in kinds["load"] if table.loadable(table.live[name].prompt))
+        kinds["offload"] = tuple(name for name, kept in table.saved.items() if not kept.aside)
+        kinds["fetch"] = tuple(name for name, kept in table.saved.items() if kept.aside and table.room_for(kept.prefix))
+        kinds["evict"] = tuple(table.saved)
         for kind, there in (("admit", free), ("resume", free), ("draft", table.num_steps)):
             kinds[kind] = kinds[kind] if there else ()
         return {kind: names for kind, names in kinds.items() if names}
@@ -332,6 +335,34 @@ def _names(rules: EventRules, names: list[str], field: str) -> None:
     for name in names:
         if not name or name in rules.table.saved or names.count(name) > 1:
             rules._no(field, f'"{name}"', "a name under which nothing is kept")
+    if field != "name":
+        _tracked(rules, len(names), field)
+
+
+def _tracked(rules: EventRules, more: int, field: str) -> None:
+    """So many prefixes more must have room on the device."""
+    if not rules.table.room_for(more):
+        rules._no(field, f"{len(rules.table.on_device())} prefixes on the device and {more} more",
+                  f"room for them within capacity.tracked = {rules.table.capacity.tracked}")
+
+
+def _moves(rules: EventRules, event: e.Offload | e.Fetch | e.Evict, choices: bool) -> None:
+    """An offload names what is on the device, a fetch what is on the host."""
+    kept, due = rules.table.saved.get(event.name), {e.Offload: False, e.Fetch: True}.get(type(event))
+    if kept is None or due not in (None, kept.aside):
+        where = {None: "", True: " on the host", False: " on the device"}[due]
+        rules._no("name", f'"{event.name}"', f"a name under which something is kept{where}")
+    if isinstance(event, e.Fetch):
+        _tracked(rules, int(kept.prefix), "fetch")
+
+
+def _moved(rules: EventRules, event: e.Offload | e.Fetch) -> None:
+    kept = rules.table.saved[event.name]
+    rules.table.saved[event.name] = replace(kept, aside=isinstance(event, e.Offload))
+
+
+def _evicted(rules: EventRules, event: e.Evict) -> None:
+    del rules.table.saved[event.name]
 
 
 def _saved(rules: EventRules, event: e.Save) -> None:
@@ -341,9 +372,9 @@ def _saved(rules: EventRules, event: e.Save) -> None:
 
 def _load(rules: EventRules, event: e.Load, choices: bool) -> None:
     kept = rules.table.saved.get(event.name)
-    if kept is None or not kept.fits(rules.table.live[event.request].prompt):
+    if kept is None or event.name not in rules.table.loadable(rules.table.live[event.request].prompt):
         rules._no("name", f'"{event.name}"', "a name under which a request with the same prompt was saved, or a prefix "
-                  "of this one's prompt is tracked")
+                  "of this one's prompt is tracked, and which is on the device")
     rules._pages("load", {event.request: kept.length})
 
 
@@ -384,9 +415,11 @@ def _resumed(rules: EventRules, event: e.Resume) -> None:
 # What hangs on more than phases, which stand in the contract's table.
 _RULES: dict[type[e.Event], Callable[[EventRules, Any, bool], None]] = {
     e.Admit: _admit, e.Draft: _draft, e.Forward: _forward, e.Commit: _commit, e.SetNumSteps: _set_num_steps,
-    e.Save: _save, e.Load: _load, e.Resume: _resume, e.Refused: _refused,
+    e.Save: _save, e.Load: _load, e.Resume: _resume, e.Refused: _refused, e.Offload: _moves, e.Fetch: _moves,
+    e.Evict: _moves,
 }
 _ADVANCES: dict[type[e.Event], Callable[[EventRules, Any], None]] = {
     e.Admit: _admitted, e.Draft: _drafted, e.Forward: _ran, e.Commit: _committed, e.SetNumSteps: _steps_set,
-    e.Save: _saved, e.Load: _loaded, e.Preempt: _preempted, e.Resume: _resumed,
+    e.Save: _saved, e.Load: _loaded, e.Preempt: _preempted, e.Resume: _resumed, e.Offload: _moved, e.Fetch: _moved,
+    e.Evict: _evicted,
 }
