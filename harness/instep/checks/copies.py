@@ -11,10 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instep_reference.contract.copies import Copy
+from instep_reference.contract.engine import Fetch, Offload
+from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, said_of
+
+
+MOVED = Place("extend", AFTER_LAYERS, "pick")  # behind every part that a check of its own may name
 
 
 class Copies:
@@ -38,10 +43,15 @@ class Copies:
         parts = dict[Copy, list[str]]()
         for copy, part in seen.changed:
             parts.setdefault(copy, []).append(part)
+        moved = ("offload" if isinstance(context.event, Offload) else "save", getattr(context.event, "name", ""))
+        came = parts.pop(moved, []) if isinstance(context.event, Offload | Fetch) else []
         said += [f"{_named(copy)} changed while this event ran: {', '.join(names)}" for copy, names in parts.items()]
         said += [f"{_named(copy)} is gone, but its memory is still held" for copy in sorted(seen.held)]
         said += [f"{_named(copy)} does not stand in host memory" for copy in sorted(seen.stayed)]
         yield said_of(self, context, NOWHERE, max(seen.elements, 1), said)
+        if came:
+            said = [f'what is kept as "{moved[1]}" is not what it was before it moved: {", ".join(came)}']
+            yield said_of(self, context, MOVED, 1, said)
 
 
 def _named(copy: Copy) -> str:

@@ -149,10 +149,9 @@ class _Were:
 
     def differing(self, parts: Mapping[str, torch.Tensor]) -> list[str]:
         """The parts that are no longer what they were, or have come or gone."""
-        names = dict.fromkeys([*self._parts, *parts])
-        return [name for name in names if not (
-            name in self._parts and name in parts and _same(parts[name], self._parts[name])
-        )]  # fmt: skip
+        gone = [f"{name} is missing" for name in self._parts if name not in parts]
+        return gone + [name for name, part in parts.items()
+                       if name not in self._parts or not _same(part, self._parts[name])]  # fmt: skip
 
     def held(self) -> bool:
         """Whether somebody still holds memory of it."""
