@@ -34,7 +34,7 @@ from . import mixed
 from .adaptive import Controller
 from .build import built
 from .commit import write_set
-from .commit.accepted import answered, forced_paths
+from .commit.accepted import answered, forced_paths, nobody
 from .commit.base import changes
 from .graphs import Runner
 from .graphs.capture import prepared
@@ -200,7 +200,7 @@ class OptimizedEngine:
         forced = forced_paths(accepted, len(requests))
         verified = self._named(requests)
         if not verified:
-            return _nothing(self._device)
+            return nobody(self._device)
         self._catch_up()
         answer = self._run("commit", verified, forced, [request.row for request in verified])
         counts = self._prefixes.counts(answer)
@@ -395,9 +395,3 @@ class OptimizedEngine:
     def _end(self, name: str) -> None:
         self._memory.release(name)
         del self._requests[name]
-
-
-def _nothing(device: torch.device) -> Committed:
-    """The answer to a commit of nobody."""
-    none = torch.empty(0, dtype=torch.int64, device=device)
-    return Committed(none, none, none.view(0, 0), none, none, none, none)

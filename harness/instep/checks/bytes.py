@@ -27,7 +27,7 @@ from ..observe.storage import entries, narrower
 from ..verdict import Comparison, Sides, Skipped, Tier
 from .base import counted, exact, held, slot_of
 from .branches import beside
-from .prefixes import FINAL, of_prefix
+from .prefixes import FINAL, of_others, of_prefix, other_rows, others_kept, with_last
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
 CACHES = (
@@ -185,9 +185,9 @@ class Bytes:
                 continue
             if right.numel():
                 result = self._same(context, place, span.request, found.get(place), right)
-                others = partial(_of_others, context, span.request, place, len(right))
+                others = partial(of_others, context, span.request, place, len(right))
                 result = replace(result, sides=result.sides and replace(result.sides, wrongs=others))
-                yield _with_last(result, found.get(place))
+                yield with_last(result, found.get(place))
         for layer, window in forward.subject.before[span.request].conv.items() if prefix.length != after.length else ():
             fed = rows(forward.subject, Place("trunk", layer, "qkv"), span)
             if fed is not None and len(fed) > max(taken) and window.numel():
@@ -195,7 +195,7 @@ class Bytes:
         final = rows(forward.subject, FINAL, span)
         if final is not None and len(final) > taken[-1]:
             result = self._same(context, FINAL, span.request, prefix.final, final[taken[-1]])
-            others = partial(_other_rows, final, forward, span.request)
+            others = partial(other_rows, final, forward, span.request)
             yield replace(result, sides=result.sides and replace(result.sides, wrongs=others))
 
     def _window(
@@ -246,7 +246,7 @@ class Bytes:
         for place, due in right.items():
             if due is not None and due.numel():
                 result = self._same(context, place, "", mine.get(place), due)
-                others = partial(_others_kept, context, event.name, place, due, kept.state.length)
+                others = partial(others_kept, context, event.name, place, due, kept.state.length)
                 result = replace(result, request=None, slot=None,
                                  sides=result.sides and replace(result.sides, wrongs=others))  # fmt: skip
                 said = result.diagnosis and f"{WENT if isinstance(event, Offload) else CAME_BACK}: {result.diagnosis}"
@@ -324,46 +324,6 @@ def draft_alone(context: EventContext, place: Place) -> str:
         valid = int((bits(mine) == bits(due)).flatten(1).all(1).cumprod(0).sum())
     far = f"is valid for its first {valid} of {len(due)} positions alone" if valid else "did not"
     return f"the target's memory came back, the draft KV {far}: "
-
-
-def _other_rows(mine: torch.Tensor, forward: LastForward, request: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The final rows that a prefix of this request may have kept instead of its last token's."""
-    for number, row in enumerate(mine):
-        yield f"is the final row of token {number} of this event", row
-    for name, span in forward.spans.items():
-        for row in rows(forward.subject, FINAL, span) if name != request else ():  # type: ignore[union-attr]
-            yield f'is a final row of request "{name}"', row
-
-
-def _of_others(context: EventContext, request: str, place: Place, count: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a prefix holds that was read out of another request."""
-    for name, state in context.subject.after.items():
-        held = dict(state.parts()).get(place)
-        if name != request and held is not None:
-            yield f'holds what belongs to request "{name}"', held[:count]
-
-
-def _others_kept(
-    context: EventContext, name: str, place: Place, due: torch.Tensor, count: int
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """What stands in the place of a part of a prefix, if a move mixed up whose it is, or of when."""
-    yield "is all zero", torch.zeros_like(due)
-    for request, state in context.subject.after.items():
-        held = dict(state.parts()).get(place)
-        if held is not None:
-            of = f"after {counted(state.length)}; {count} were tracked"
-            yield f'holds what request "{request}" has now, {of}', held[: len(due)]
-    for under, kept in context.earlier.saved.items():
-        held = dict(kept.state.parts()).get(place)
-        if under != name and held is not None:
-            yield f'holds what is kept as "{under}"', held[: len(due)]
-
-
-def _with_last(result: Comparison, found: torch.Tensor | None) -> Comparison:
-    """A prefix that keeps one row of the draft head too many is called so."""
-    more = found is not None and result.diagnosis and found.numel() > result.elements
-    said = "keeps the draft head's last row, which was made of the token behind the prefix"
-    return replace(result, diagnosis=said) if more and result.place.stage != "trunk" else result
 
 
 def _as_if(trespass: Trespass) -> str:

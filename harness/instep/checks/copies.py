@@ -18,7 +18,6 @@ from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, said_of
 
-
 MOVED = Place("extend", AFTER_LAYERS, "pick")  # behind every part that a check of its own may name
 
 
@@ -43,7 +42,7 @@ class Copies:
         parts = dict[Copy, list[str]]()
         for copy, part in seen.changed:
             parts.setdefault(copy, []).append(part)
-        moved = ("offload" if isinstance(context.event, Offload) else "save", getattr(context.event, "name", ""))
+        moved: Copy = ("offload" if isinstance(context.event, Offload) else "save", getattr(context.event, "name", ""))
         came = parts.pop(moved, []) if isinstance(context.event, Offload | Fetch) else []
         said += [f"{_named(copy)} changed while this event ran: {', '.join(names)}" for copy, names in parts.items()]
         said += [f"{_named(copy)} is gone, but its memory is still held" for copy in sorted(seen.held)]

@@ -86,7 +86,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "offload-newer-than-its-key", "tier-other",
         "A prefix whose donor is there goes to the host with the state that the donor has by then.",
-        "", (Edit(ENGINE, OFFLOAD, NEWER + OFFLOAD),), "tiers", Setting(strategy="snapshot"), 5, Place("trunk", 0, "state"),
+        "", (Edit(ENGINE, OFFLOAD, NEWER + OFFLOAD),), "tiers", Setting(strategy="snapshot"), 5,
+        Place("trunk", 0, "state"),
         'holds what request "a" has now, after 8 tokens; 4 were tracked', ("bytes",), ("identity",),
     ),
     Fault(
@@ -97,7 +98,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "fetch-of-another", "tier-other", "The prefix that was put on the host first comes back, whichever is wanted.",
-        "", (Edit(TIERS, "request, kept, _ = self.aside[name]", "request, kept, _ = next(iter(self.aside.values()))"),), "tiers", LABELS, 13, LENGTH,
+        "", (Edit(TIERS, "request, kept, _ = self.aside[name]",
+                  "request, kept, _ = next(iter(self.aside.values()))"),), "tiers", LABELS, 13, LENGTH,
         '"a, 1" is a prefix of 4 tokens', ("identity",),
     ),
     Fault(
@@ -109,8 +111,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "offload-frees-nothing", "tier-evicted",
         "What went to the host is still held on the device: nothing is won.",
-        "", (Edit(TIERS, POP, f"        {POP}\n        self.__dict__.setdefault(\"_held\", []).append(kept)\n"),), "tiers",
-        LABELS, 5, NOWHERE, HELD, ("copies",), ("identity", "bytes"),
+        "", (Edit(TIERS, POP, f"        {POP}\n        self.__dict__.setdefault(\"_held\", []).append(kept)\n"),),
+        "tiers", LABELS, 5, NOWHERE, HELD, ("copies",), ("identity", "bytes"),
     ),
     Fault(
         "evicted-and-still-there", "tier-evicted", "An eviction forgets the device, and not the host.",
