@@ -34,7 +34,7 @@ from . import mixed
 from .adaptive import Controller
 from .build import built
 from .commit import write_set
-from .commit.accepted import answered, forced_paths
+from .commit.accepted import answered, forced_paths, nobody
 from .commit.base import changes
 from .graphs import Runner
 from .graphs.capture import prepared
@@ -49,6 +49,7 @@ from .refusals import Refusals
 from .request import Request, logical
 from .round import IDLE, inputs_of, kind_of, tree_inputs
 from .sampling import in_units
+from .tiers import Entry, Tiers
 from .transfer.to_device import ints
 from .transfer.to_host import HostCopy, Parents, Roots
 
@@ -86,10 +87,12 @@ class OptimizedEngine:
         self._round = self._rounds[num_steps]
         self._requests: dict[str, Request] = {}
         # Requests without a slot, and saved states and prefixes by name: what the host knows, and copies of memory.
-        self._preempted: dict[str, tuple[Request, Kept]] = {}
-        self._saved: dict[str, tuple[Request, Kept]] = {}
+        self._preempted: dict[str, Entry] = {}
+        self._saved: dict[str, Entry] = {}
+        self._tiers = Tiers(self._saved, self._device, capacity.tracked)
         self._prefixes = Prefixes(self._memory, capacity, self._saved)
-        self._refusals = Refusals(self._requests, self._preempted, self._saved, self._vocab, capacity.track_interval)
+        self._refusals = Refusals(self._requests, self._preempted, self._saved, self._tiers.aside, self._vocab,
+                                  capacity.track_interval)
         self._graphs = prepared(ops, self._rounds.values(), self._device) if options.graphs else None
         self._untold: list[HostCopy] = []  # accepted counts that the controller was not told yet
 
@@ -167,6 +170,7 @@ class OptimizedEngine:
         self._refusals.forward(rows)
         requests = self._named([row.request for row in rows])
         write_set.check_tokens(rows, self._requests, self._capacity)
+        self._tiers.must_have_room(sum(bool(row.track) for row in rows))
         self._grow(requests, lambda exact: write_set.forward_wants(rows, self._requests, exact=exact))
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
         kinds, at, roots, final = {row.kind for row in rows}, self._round, None, None
@@ -192,10 +196,11 @@ class OptimizedEngine:
         self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
     ) -> Committed:
         self._refusals.commit(requests, accepted, track)
+        self._tiers.must_have_room(sum(map(bool, track)))
         forced = forced_paths(accepted, len(requests))
         verified = self._named(requests)
         if not verified:
-            return _nothing(self._device)
+            return nobody(self._device)
         self._catch_up()
         answer = self._run("commit", verified, forced, [request.row for request in verified])
         counts = self._prefixes.counts(answer)
@@ -232,6 +237,18 @@ class OptimizedEngine:
         if memory.final is not None:  # a prefix
             mixed.extend_prefix(self._ops, self._model, self._requests[request], memory.final, self._round.num_steps)
 
+    def offload(self, name: str) -> None:
+        self._refusals.offload(name)
+        self._tiers.offload(name)
+
+    def fetch(self, name: str) -> None:
+        self._refusals.fetch(name)
+        self._tiers.fetch(name)
+
+    def evict(self, name: str) -> None:
+        self._refusals.evict(name)
+        self._tiers.evict(name)
+
     def preempt(self, request: str) -> None:
         self._refusals.preempt(request)
         self._preempted[request] = self._kept(request)  # first the copies: `_end` poisons what it frees
@@ -265,16 +282,15 @@ class OptimizedEngine:
         return logical(*self._kept(request))
 
     def prefix(self, name: str) -> RequestState:
-        kept, memory = self._saved[name]
+        kept, memory = self._tiers.shown(name)
         return logical(kept, copied(memory))
 
     def regions(self) -> list[Region]:
         return self._memory.regions()
 
     def copies(self) -> dict[Copy, dict[str, torch.Tensor]]:
-        saved: dict[Copy, Kept] = {("save", name): kept for name, (_, kept) in self._saved.items()}
         preempted: dict[Copy, Kept] = {("preempt", name): kept for name, (_, kept) in self._preempted.items()}
-        return {copy: dict(kept.parts()) for copy, kept in (saved | preempted).items()}
+        return {copy: dict(kept.parts()) for copy, kept in (self._tiers.copies() | preempted).items()}
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
         saved, preempted = (
@@ -362,7 +378,7 @@ class OptimizedEngine:
         self._memory.claim(name, positions, sampling)
         self._round.strategy.claim(self._memory.slots.of(name))
 
-    def _kept(self, name: str) -> tuple[Request, Kept]:
+    def _kept(self, name: str) -> Entry:
         """Copies of a request's logical state. A round in flight is not part of it."""
         request = self._requests[name].between_rounds()
         length = request.length.exact
@@ -379,9 +395,3 @@ class OptimizedEngine:
     def _end(self, name: str) -> None:
         self._memory.release(name)
         del self._requests[name]
-
-
-def _nothing(device: torch.device) -> Committed:
-    """The answer to a commit of nobody."""
-    none = torch.empty(0, dtype=torch.int64, device=device)
-    return Committed(none, none, none.view(0, 0), none, none, none, none)

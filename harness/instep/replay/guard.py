@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import torch
 
-from instep_reference.contract.copies import Copy
+from instep_reference.contract.copies import BY, Copy
 from instep_reference.contract.engine import (
     Answer,
     AnyEvent,
@@ -128,11 +128,11 @@ class GuardedSubject:
             found: Mapping[Copy, Mapping[str, torch.Tensor]] = asked()
             right = isinstance(found, Mapping) and all(
                 isinstance(copy, tuple) and len(copy) == 2
-                and copy[0] in ("save", "preempt") and isinstance(copy[1], str) and isinstance(parts, Mapping)
+                and copy[0] in BY and isinstance(copy[1], str) and isinstance(parts, Mapping)
                 and all(isinstance(name, str) and _is_dense(part) for name, part in parts.items())
                 for copy, parts in found.items()
             )  # fmt: skip
-            must(right, "copies", found, '("save" or "preempt", a name) with tensors by name')
+            must(right, "copies", found, f"({' or '.join(BY)}, a name) with tensors by name")
             return found
 
     def slots(self) -> dict[str, int]:

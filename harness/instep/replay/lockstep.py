@@ -60,7 +60,7 @@ class Lockstep:
     def step(self) -> EventContext:
         index, event = self.next, self.trace.events[self.next]
         self._patch(index - 1)
-        before = replace(self.rules.table, live=dict(self.rules.table.live))
+        before = self.rules.table.as_it_stands()
         self.rules.apply(event, self.trace.where(index))
         self.next += 1
         begun = time.perf_counter()
