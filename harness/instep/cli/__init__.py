@@ -25,6 +25,7 @@ COMMANDS: tuple[str, ...] = (
     "gate",
     "generate",
     "memory",
+    "op",
     "record",
     "relations",
     "replay",

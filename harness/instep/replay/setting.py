@@ -6,7 +6,7 @@ Leaves out: building anything from it (`participants.py`, `single.py`), and comb
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -60,6 +60,7 @@ class Setting:
     overlap   a round may be launched before the counts of the round before are known
     guarded   red zones stand between the units of every pool
     engine    somebody's engine that is led by verbs, module:attribute; None: what `ops` names
+    handed    the op set or engine itself, where it is an object at hand; `ops` or `engine` is what it is called then
 
     An engine of somebody else is given device, dtype and layout; it has its own word about the rest.
     Raises `BadInput`, which names the option, for a value that is not known or a device that is not here.
@@ -79,6 +80,7 @@ class Setting:
     kv_dtype: str | None = None
     snapshot_layout: StateLayout | None = None
     engine: str | None = None
+    handed: Ops | Maker | ByVerbs | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name, values in KNOWN.items():
@@ -153,7 +155,7 @@ class Setting:
     def _with_keepers(self, *options: str) -> Ops | Maker | ByVerbs:
         """The subject; an op set knows the strategies that these options name."""
         wanted_on(self.device)
-        found: Ops | Maker | ByVerbs = find(self.ops) if self.engine is None else verbs.find(self.engine)
+        found = self.handed or (find(self.ops) if self.engine is None else verbs.find(self.engine))
         for name in options:
             if isinstance(found, Ops):
                 found = with_keeper(found, name, getattr(self, name))
@@ -188,7 +190,9 @@ class Setting:
     def words(self, *always: str) -> tuple[str, ...]:
         """The command-line options that give this setting: the op set, what is not the default, and `always`."""
         words = ["--ops", self.ops] if self.engine is None else ["--engine", self.engine]
-        for each in fields(self)[1:-1]:
+        for each in fields(self):
+            if each.name in ("ops", "engine", "handed"):
+                continue
             value, usual = getattr(self, each.name), each.default
             usual = DEFAULTS.drafter if each.name == "drafter" else usual
             if value is None or (value == usual and each.name not in always):
@@ -199,7 +203,8 @@ class Setting:
 
     def data(self) -> dict[str, Any]:
         """For a result file: every field by its name; None: somebody else's engine decides that itself."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)} | {"drafter": self.mode}
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "handed"}
+        found["drafter"] = self.mode
         return found if self.engine is None else found | dict.fromkeys(UNTOLD)
 
 
