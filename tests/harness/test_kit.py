@@ -79,6 +79,8 @@ WRONG = {
     "tie": ("pick", changed("pick", lambda given: {**given, "logits": given["logits"].flip(1)}), "not those of plain"),
     "page": ("attend", changed("attend", lambda given: {
         **given, "pages": replace(given["pages"], before=given["pages"].before + 1)}), "relative error"),
+    "log-probs": ("topk_tokens", changed("topk_tokens", then=lambda out, given: out._replace(
+        log_probs=out.log_probs + 1e-4)), "log_probs are off by 1.00e-04"),
     "pool": ("store_rows", changed("store_rows", lambda given: {**given, "rows": -given["rows"]}), "pool: "),
 }
 

@@ -23,7 +23,7 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place, unseen
 from instep_reference.weights import Weights
 
-from ..checks.allowance import NEAR
+from ..checks.allowance import NEAR, log_prob_error
 from ..checks.measure import Spot, measured
 from ..observe.products import Operands, in_chunks
 from ..observe.recomputation import DRAWS, FEWEST_DRAWS, ROUNDED_ONCE
@@ -202,11 +202,25 @@ class _Case:
         pools = {name: pool.raw[pool.writable] for name, pool in self.plain.pools.items()}
         for name, due in {**self.plain.results, **pools}.items():
             x = found.get(name)
+            if name == "log_probs" and self.case.op == "topk_tokens" and x is not None and x.shape == due.shape:
+                yield self._log_probs(x)
+                continue
             alike = x is not None and x.shape == due.shape and x.dtype == due.dtype
             wrong = int((_bytes(x) != _bytes(due)).any(-1).sum()) if alike and x is not None and due.numel() else 0
             says = f"{wrong} of {due.numel()} are not those of plain" if alike else _unlike(x, due)
             yield self._told("bits", Tier.BITWISE, _at(self.case, "result"), max(due.numel(), 1),
                              wrong if alike else 1, f"{name}: {says}")
+
+    def _log_probs(self, found: Tensor) -> Comparison:
+        """The one result of these ops that is computed: of the chosen tokens, from logits that are given."""
+        logits = self.given.inputs["logits"].double()
+        truth = logits.log_softmax(-1).gather(-1, self.plain.results["tokens"])
+        largest = float(logits.abs().max()) if logits.numel() else 0.0
+        allowed = log_prob_error(largest, logits.shape[-1], torch.finfo(torch.float32).eps)
+        worst = float((found.double() - truth).abs().max()) if truth.numel() else 0.0
+        return Comparison(
+            "op", Tier.DERIVED, self.number, KIND, _at(self.case, "result"), elements=max(truth.numel(), 1),
+            worst=worst, allowed=allowed, diagnosis="" if worst <= allowed else f"log_probs are off by {worst:.2e}")
 
     def _narrow_state(self) -> bool:
         return any(narrower(pool.raw.dtype, torch.float32) for pool in self.found.pools.values())
