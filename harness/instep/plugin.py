@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from .options import OPTIONS
+from .options import OPTIONS, tiers_named
 
 if TYPE_CHECKING:
     from .replay.replay import Outcome
@@ -236,10 +236,8 @@ def _engine(config: pytest.Config) -> str | None:
 def _must_be_tiers(words: list[str]) -> None:
     from instep_reference.contract.errors import BadInput
 
-    from .verdict import tiers_of
-
     try:
-        tiers_of(words)
+        tiers_named(words)
     except BadInput as error:
         raise pytest.UsageError(f"--instep-tiers: found {error.found}, expected {error.expected}") from None
 

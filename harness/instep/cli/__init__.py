@@ -38,7 +38,7 @@ COMMANDS: tuple[str, ...] = (
 WIDE = ("audit", "shapes")  # commands whose tensors are large enough for several threads
 
 app = typer.Typer(
-    name="instep", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="instep", no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False,
     help="Does a fast engine for hybrid gated-delta-net models still compute the model?",
 )
 def _version(asked: bool) -> None:

@@ -61,12 +61,12 @@ def op(
 
 def _data(run: Served) -> dict[str, object]:
     from ..report.data import finding, listed_findings, number
-    from ..report.terminal import headroom
+    from ..report.terminal import most_used
 
     by_op = {case.op: [c for c in run.verdict.compared if run.cases[c.event].op == case.op] for case in run.cases}
     return {
         "exit": int(run.exit), "cases": [str(case) for case in run.cases], "elements": run.verdict.elements,
-        "used": {name: number(headroom(compared)) for name, compared in by_op.items()},
+        "used": {name: number(most_used(compared)) for name, compared in by_op.items()},
         "skipped": [{"case": skip.where, "says": skip.reason} for skip in run.verdict.skipped],
         "findings": [{**finding(found), "where": run.where(found), "case": str(run.cases[found.event])}
                      for found in listed_findings(run.verdict.findings)],
@@ -77,7 +77,7 @@ def _data(run: Served) -> dict[str, object]:
 def _show(runs: list[Served], console: Console) -> None:
     """A row for every op, the reasons of what was not served, the message of every divergence, and the verdict."""
     from ..report import tables
-    from ..report.terminal import headroom, short, used
+    from ..report.terminal import cell, most_used, short
     from ..verdict import Exit
 
     made = tables.table(f"ops of {runs[0].name}", {
@@ -89,7 +89,7 @@ def _show(runs: list[Served], console: Console) -> None:
             compared = [c for c in run.verdict.compared if c.event in mine]
             none = sum(skip.event in mine for skip in run.verdict.skipped)
             made.add_row(op, str(len(mine)), str(none), short(sum(c.elements for c in compared)),
-                         used(headroom(compared)) if compared else "-")
+                         cell(most_used(compared)) if compared else "-")
     tables.show(made, console)
     for run in runs:
         for reason in dict.fromkeys(skip.reason for skip in run.verdict.skipped):

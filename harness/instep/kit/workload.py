@@ -107,5 +107,5 @@ def recorded_with(
 def write_model(checkpoint: Checkpoint, config: Mapping[str, Any], folder: Path) -> None:
     """A model directory, as everybody reads it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2))
+    (folder / "config.json").write_bytes(msgspec.json.encode(config))
     save_file(dict(checkpoint.tensors), folder / "model.safetensors", {"format": "pt"})

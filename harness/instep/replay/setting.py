@@ -5,7 +5,7 @@ Leaves out: building anything from it (`participants.py`, `single.py`), and comb
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -23,6 +23,8 @@ from ..adapters import Maker, find
 from ..adapters.keepers import OPTIONS, with_keeper
 from ..engines import verbs
 from ..engines.verbs import ByVerbs
+from ..options import CHOICES, FP8, either
+from ..options import known as known_value
 from ..proposers import NAMES, Propose, mode_of, proposer
 from ..trace.header import Recording
 
@@ -32,13 +34,8 @@ WIDTHS = {
 }
 # What an engine that --engine names is not told.
 UNTOLD = ("ops", "state_dtype", "kv_dtype", "snapshot_layout", "strategy", "conv", "graphs", "overlap", "guarded")
-FP8 = "float8_e4m3fn"
 STATES: Mapping[str, Storage] = {**WIDTHS, FP8: SCALED_STATE}
 KVS: Mapping[str, Storage] = {FP8: SCALED_KV}
-LAYOUTS = ("VK", "KV")
-KNOWN: Mapping[str, Collection[str]] = {
-    "dtype": WIDTHS, "state_dtype": STATES, "kv_dtype": KVS, "layout": LAYOUTS, "snapshot_layout": LAYOUTS,
-}
 
 
 @dataclass(frozen=True)
@@ -83,16 +80,12 @@ class Setting:
     handed: Ops | Maker | ByVerbs | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for name, values in KNOWN.items():
-            found = getattr(self, name)
-            if found is None:
-                continue
-            if found.replace("-", "_") not in values:
-                raise BadInput(f"--{name.replace('_', '-')}", found=found, expected=_either(values))
-            object.__setattr__(self, name, found.replace("-", "_"))
+        for name in CHOICES:
+            if (found := getattr(self, name)) is not None:
+                object.__setattr__(self, name, known_value(name, found))
         device_here(self.device)
         if self.drafter is not None and self.drafter not in NAMES and ":" not in self.drafter:
-            raise BadInput("--drafter", found=self.drafter, expected=f"{_either(NAMES)}, or module:attribute")
+            raise BadInput("--drafter", found=self.drafter, expected=f"{either(NAMES)}, or module:attribute")
         for name, component in OPTIONS.items():
             found = getattr(self, name)
             if found.replace("-", "_") in OURS[component]:
@@ -206,10 +199,6 @@ class Setting:
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "handed"}
         found["drafter"] = self.mode
         return found if self.engine is None else found | dict.fromkeys(UNTOLD)
-
-
-def _either(known: Collection[str]) -> str:
-    return " or ".join(known) if len(known) == 2 else f"one of {', '.join(known)}"
 
 
 def wide(activation: torch.dtype) -> torch.dtype:
