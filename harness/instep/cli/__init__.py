@@ -18,6 +18,7 @@ from .ending import Command, Outputs, Raised, leave
 COMMANDS: tuple[str, ...] = (
     "audit",
     "calibrate",
+    "demo",
     "doctor",
     "faults",
     "fixtures",

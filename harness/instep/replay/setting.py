@@ -77,7 +77,7 @@ class Setting:
     kv_dtype: str | None = None
     snapshot_layout: StateLayout | None = None
     engine: str | None = None
-    handed: Ops | Maker | ByVerbs | None = field(default=None, repr=False)
+    handed: Any = field(default=None, repr=False)  # Ops | Maker | ByVerbs | None, which no file can hold
 
     def __post_init__(self) -> None:
         for name in CHOICES:
