@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from .options import OPTIONS
+from .options import OPTIONS, tiers_named
 
 if TYPE_CHECKING:
     from .replay.replay import Outcome
@@ -32,10 +32,6 @@ SERVES = ("instep_engine", "instep_ops")  # one of them is given, by the command
 PLAN = "plan"  # name of the item that runs what the trace's own header plans
 SERVED = pytest.StashKey[list[str]]()  # what engines led by verbs served and show, a line for each item
 OPENING = {"schema", "checkpoint", "capacity"}  # fields of every trace's first line
-
-
-class TraceFailed(Exception):
-    """What replaying a trace came to, when that is not agreement; its text is all that is shown."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -162,10 +158,8 @@ class TraceItem(pytest.Item):
     def runtest(self) -> None:
         from instep_reference.contract.errors import Unsupported
 
-        from .report.data import worst
-        from .report.words import divergence
+        from .kit.runs import Replayed
         from .trace.file import read
-        from .verdict import Exit
 
         trace = read(self.path)
         outcomes, unsupported = [], []
@@ -177,12 +171,8 @@ class TraceItem(pytest.Item):
         for outcome in outcomes:
             self._tell(outcome)
             self.user_properties.append((f"instep_elements[{outcome.plan.setting.name}]", outcome.verdict.elements))
-        diverged = [divergence(outcome) for outcome in outcomes if outcome.verdict.findings]
-        if diverged:
-            raise TraceFailed("\n".join(diverged))
-        nothing = any(not outcome.verdict.elements for outcome in outcomes) or not (outcomes or unsupported)
-        if nothing or (outcomes and worst(outcomes) is not Exit.AGREED):
-            raise TraceFailed(f"INCONCLUSIVE  {trace.header.name}: nothing was compared, which is never a pass")
+        if outcomes or not unsupported:
+            Replayed(outcomes, trace.header.name).must_agree()
         if unsupported:
             pytest.skip("; ".join(unsupported))
 
@@ -190,7 +180,7 @@ class TraceItem(pytest.Item):
         """The message alone; a stack only when the harness itself failed."""
         from instep_reference.contract.errors import InstepError
 
-        if isinstance(excinfo.value, TraceFailed):
+        if isinstance(excinfo.value, pytest.fail.Exception):
             return str(excinfo.value)
         if isinstance(excinfo.value, InstepError):
             return f"instep: {' '.join(str(excinfo.value).split())}"
@@ -218,17 +208,17 @@ class TraceItem(pytest.Item):
         return trace.header.replay if self.name == PLAN else (Part("plain" if self.led else self.name),)
 
     def _outcome(self, trace: Trace, part: Part) -> Outcome:
-        from .replay.replay import Replay
-        from .replay.setting import Setting, device_here
-        from .verdict import tiers_of
+        from .kit.runs import replayed
+        from .replay.setting import device_here
 
         typed = {name: _given(self.config, name) for name in ONE_VALUE}
         typed["engine"] = typed["engine"] if self.led else None
         named = {name: value for name, value in typed.items() if value not in (None, "")}
         device_here(named.get("device", "cpu"))
-        setting = Setting.of(**{"ops": part.ops, "strategy": part.strategy, "conv": part.conv, **named})
-        replay = Replay(trace, setting, checkpoint=_checkpoint(self.config))
-        return replay.run(until=part.until, tiers=tiers_of(_given(self.config, "tiers")))
+        return replayed(
+            trace, part.ops, until=part.until, tiers=_given(self.config, "tiers"), checkpoint=_checkpoint(self.config),
+            **{"strategy": part.strategy, "conv": part.conv, **named},
+        ).outcomes[0]
 
 
 def _given(config: pytest.Config, name: str) -> Any:
@@ -246,10 +236,8 @@ def _engine(config: pytest.Config) -> str | None:
 def _must_be_tiers(words: list[str]) -> None:
     from instep_reference.contract.errors import BadInput
 
-    from .verdict import tiers_of
-
     try:
-        tiers_of(words)
+        tiers_named(words)
     except BadInput as error:
         raise pytest.UsageError(f"--instep-tiers: found {error.found}, expected {error.expected}") from None
 

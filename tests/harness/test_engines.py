@@ -142,7 +142,7 @@ def test_what_an_engine_overwrites_later_was_copied():
 def test_a_right_engine_that_rounds_otherwise_is_not_accused(name, dtype, trace):
     verdict = replayed(name, trace, dtype=dtype).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
-    assert max(c.headroom for c in verdict.compared if c.tier is Tier.PROPAGATED) < 1
+    assert max(c.used for c in verdict.compared if c.tier is Tier.PROPAGATED) < 1
 
 
 @pytest.mark.slow

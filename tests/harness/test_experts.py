@@ -56,7 +56,7 @@ def test_where_rounding_sends_a_row_elsewhere_the_free_run_is_left_out_and_said(
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     ties = sum(one.undecided for one in verdict.compared if one.check == Experts.name)
     assert ties and any(one.reason == OTHER_EXPERTS for one in verdict.skipped)
-    assert max(one.headroom for one in verdict.compared if one.check == "own_inputs") < 0.5
+    assert max(one.used for one in verdict.compared if one.check == "own_inputs") < 0.5
 
 
 @pytest.mark.slow

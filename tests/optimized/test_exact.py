@@ -18,12 +18,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from instep.kit.cases.case import Draw, at
+from instep.kit.cases.pools import same_bits
+from instep.kit.cases.recurrent import Heads
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
-from support.ops_case import Draw, at
-from support.ops_pools import same_bits
-from support.ops_recurrent_cases import Heads
 from support.ring_walk import DEED, WIDEST, Deed, Life, Right, walk
 from support.ring_world import Turn, World, cut, garbage, stream
 

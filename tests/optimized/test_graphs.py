@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from instep.kit.cases.pools import same_bits
 from instep_optimized.graphs import Emulator, LooseCall, Recorder, Runner, buckets, runner
 from instep_optimized.graphs.cuda import CudaGraphs
 from instep_optimized.kernels.runtime import INTERPRETED
@@ -20,7 +21,6 @@ from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity
 from instep_reference.contract.place import Place
-from support.ops_pools import same_bits
 from support.toy_graphs import EMBEDDING, HIDDEN, IDLE, LOGITS, MIXED, PICK, Inputs, World, batch, differences, eagerly
 
 BUCKETS = (1, 2, 4)

@@ -14,6 +14,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from instep.kit.cases import CASES
+from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, Inputs, at, serve
+from instep.kit.cases.pools import same_bits
 from instep_optimized.kernels.attend import read
 from instep_optimized.kernels.invariant.linear import multiply
 from instep_optimized.layout import Address, Pages, Part
@@ -21,9 +24,7 @@ from instep_optimized.ops.base import ExpertWeights, GdnInputs, Ops
 from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place import Place
-from support.ops_case import BF16, FP32, Call, Case, Draw, Inputs, agree, at, serve
-from support.ops_cases import CASES
-from support.ops_pools import same_bits
+from support.ops_agree import agree
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"

@@ -8,10 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from instep.kit.cases import CASES, Case, serve
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
-from support.ops_cases import CASES, Case, agree, serve
+from support.ops_agree import agree
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are native here")),

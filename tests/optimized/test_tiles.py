@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from instep.kit.cases.case import Draw
 from instep_optimized.layout import Address, Pages, Part
 from instep_optimized.memory.units import Units, shown
 from instep_optimized.ops.base import GdnInputs, Ops
@@ -16,7 +17,6 @@ from instep_optimized.ops.plain.tiles import packed
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE
-from support.ops_case import Draw
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []

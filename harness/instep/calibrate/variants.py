@@ -13,11 +13,12 @@ from instep_optimized.layout import StateLayout
 
 from ..checks.directed import Directed
 from ..explain import Older, explained
+from ..options import FP8
 from ..replay.lockstep import Lockstep
 from ..replay.lockstep import run as run_all
 from ..replay.participants import Plan, participants_of
 from ..replay.replay import checks_for, oracle_for
-from ..replay.setting import FP8, Setting
+from ..replay.setting import Setting
 from ..verdict import Verdict
 from .correct_variants import FORMS
 from .scenes import Scene, scene

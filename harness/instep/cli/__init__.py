@@ -18,6 +18,7 @@ from .ending import Command, Outputs, Raised, leave
 COMMANDS: tuple[str, ...] = (
     "audit",
     "calibrate",
+    "demo",
     "doctor",
     "faults",
     "fixtures",
@@ -25,6 +26,7 @@ COMMANDS: tuple[str, ...] = (
     "gate",
     "generate",
     "memory",
+    "op",
     "record",
     "relations",
     "replay",
@@ -37,7 +39,7 @@ COMMANDS: tuple[str, ...] = (
 WIDE = ("audit", "shapes")  # commands whose tensors are large enough for several threads
 
 app = typer.Typer(
-    name="instep", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="instep", no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False,
     help="Does a fast engine for hybrid gated-delta-net models still compute the model?",
 )
 def _version(asked: bool) -> None:

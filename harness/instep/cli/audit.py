@@ -16,7 +16,8 @@ from .finish import finish
 def audit(
     recording: Annotated[Path, typer.Argument(help="A recording: its directory, a directory of SGLang's dumper, or a "
                                                    "file of JSON lines of prompts and answers.")],
-    model: Annotated[Path, typer.Option(help="The Hugging Face checkpoint directory; it may be larger than memory.")],
+    model: Annotated[Path, typer.Option(
+        "--model", "--checkpoint", help="The Hugging Face checkpoint directory; it may be larger than memory.")],
     dtype: Annotated[str | None, typer.Option(help="In which the engine computes, where the recording does not say; "
                                                    "left out: as the checkpoint is stored.")] = None,
     tokens: Annotated[int | None, typer.Option(help="The most tokens of a request that are judged.", min=1)] = None,

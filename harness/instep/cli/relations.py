@@ -19,7 +19,8 @@ def relations(
     given: Given,
     trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file.")],
     name: Annotated[list[str] | None, typer.Argument(help="Relations to hold; left out: all of them.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(
+        "--checkpoint", "--model", help="The model; left out: where the trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="The trace up to this event.", min=0)] = None,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Hold bit by bit what the op set `invariant` promises.")]
     = False,

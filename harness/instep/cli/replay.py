@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..options import TIERS, tiers_named
 from .finish import finish
 from .setting import Given, takes_setting
 
@@ -35,8 +36,8 @@ def replay(
                                                                                      "trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
-    tiers: Annotated[list[str] | None, typer.Option(help="Judge these tiers alone: T0,T1,T2,T2d,T3,T4, some of them; "
-                                                        "may be repeated.")] = None,
+    tiers: Annotated[list[str] | None, typer.Option(metavar=",".join(TIERS), help="Judge these tiers alone, some "
+                                                        "of them; may be repeated.")] = None,
     swap: Annotated[list[str] | None, typer.Option(help="OP=SET: this op from another set, gdn=plain; may be "
                                                       "repeated.")] = None,
     graft: Annotated[list[str] | None, typer.Option(help="PLACE@EVENT: there the reference's tensor goes on, "
@@ -49,6 +50,7 @@ def replay(
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
+    names = tiers_named(tiers or ())
     from ..atomic_write import writable, write_atomically
     from ..carried import trace as own_trace
     from ..observe.event_digests import EventDigests
@@ -60,8 +62,7 @@ def replay(
 
     for served in given.several("ops", "plain"):
         given.setting(ops=served)  # what is wrong with it is said before anything is read
-    judged = tiers_of(tiers or ())
-    variant = Variant(swaps_of(swap or ()), tuple(map(patch_of, graft or ())))
+    judged, variant = tiers_of(names), Variant(swaps_of(swap or ()), tuple(map(patch_of, graft or ())))
     asked = own_trace() if trace is None else trace
     places = [file for file in (json, html, trail) if file is not None]
     for file in places:

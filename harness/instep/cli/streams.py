@@ -21,7 +21,8 @@ from .setting import Given, takes_setting
 def streams(
     given: Given,
     trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file; its model is not needed.")],
-    level: Annotated[list[str] | None, typer.Option(help="op: the delta rule consumes whole labels, states are right "
+    level: Annotated[list[str] | None, typer.Option(
+        metavar="op|model", help="op: the delta rule consumes whole labels, states are right "
                                                          "to the bit; model: to the nearest label. "
                                                          "Left out: both.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,

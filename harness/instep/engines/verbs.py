@@ -73,13 +73,18 @@ class ByVerbs:
 def find(name: str) -> ByVerbs | Maker:
     """The engine of that name: `module:attribute`, or what a package offers in the group "instep.engines"."""
     found = named(name, field="--engine", group=GROUP)
-    if callable(found) and not _by_the_contract(found) and _takes(found):
+    if callable(found) and is_make(found):
         return ByVerbs(name, found)
     if isinstance(found, Maker) and makes(found):
         return found
     kind = "a callable that takes other arguments" if callable(found) else f"a {type(found).__name__}"
     raise BadInput("--engine", found=f"{name!r} ({kind})",
                    expected="make(model, room, *, num_steps, widest, device, dtype); see docs/your-engine.md")
+
+
+def is_make(found: Callable[..., Any]) -> bool:
+    """Whether it is called as `make` is."""
+    return not _by_the_contract(found) and _takes(found)
 
 
 def must_have(made: object, name: str) -> Any:

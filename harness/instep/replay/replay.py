@@ -100,18 +100,21 @@ class Replay:
     """A trace with everything that is needed to run it, as often as wanted.
 
     setting     how the subject is set up; a drafter that it does not name is that of the recording
-    checkpoint  the model; None: where the trace says
+    checkpoint  the model, as a directory or as it is in memory; None: where the trace says
     checks      what is looked at instead of all that has a meaning here
     """
 
     def __init__(
-        self, trace: Trace, setting: Setting | None = None, *, checkpoint: Path | None = None,
+        self, trace: Trace, setting: Setting | None = None, *, checkpoint: Path | Checkpoint | None = None,
         checks: Callable[[Plan], Sequence[Check]] | None = None,
     ) -> None:
         self.trace, header = verified(trace), trace.header
-        self.elsewhere = checkpoint
-        directory = checkpoint or trace.path.parent / header.checkpoint.near
-        opened = Checkpoint.open(directory)
+        directory, self.elsewhere = None, None
+        if isinstance(checkpoint, Checkpoint):
+            opened = checkpoint
+        else:
+            self.elsewhere, directory = checkpoint, checkpoint or trace.path.parent / header.checkpoint.near
+            opened = Checkpoint.open(directory)
         header.checkpoint.must_be(opened, directory, trace.path.name)
         adaptive = header.adaptive_file(f"{trace.path.name} line 1")
         known, _ = candidates(header.num_steps, adaptive)

@@ -72,11 +72,11 @@ def _declared(outcome: Outcome) -> dict[str, Any]:
 
 
 def _total(total: Total) -> dict[str, Any]:
-    return {**asdict(total), "tier": total.tier.value, "headroom": number(total.headroom)}
+    return {**asdict(total), "tier": total.tier.value, "used": number(total.used)}
 
 
 def number(value: float | None) -> float | str | None:
-    """An infinite headroom has no number in JSON: it is written as text."""
+    """An infinite part of an allowance has no number in JSON: it is written as text."""
     return value if value is None or math.isfinite(value) else str(value)
 
 

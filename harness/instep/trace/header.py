@@ -40,15 +40,15 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         config = checkpoint.config
         return cls(near, checkpoint.digest, config_digest(directory), config.vocab, config.mtp_layers)
 
-    def must_be(self, checkpoint: Checkpoint, directory: Path, field: str) -> None:
-        """Refuse a directory with another configuration or other weights."""
+    def must_be(self, checkpoint: Checkpoint, directory: Path | None, field: str) -> None:
+        """Refuse a directory with another configuration or other weights. None: the model is in memory."""
+        config = self.config_sha256 if directory is None else config_digest(directory)
         for name, found, expected in (
-            ("config_sha256", config_digest(directory), self.config_sha256),
-            ("digest", checkpoint.digest, self.digest),
+            ("config_sha256", config, self.config_sha256), ("digest", checkpoint.digest, self.digest),
         ):
             if found != expected:
                 raise BadInput(
-                    f"{field}: checkpoint.{name}", found=f"{found[:12]}.. in {directory}",
+                    f"{field}: checkpoint.{name}", found=f"{found[:12]}.. in {directory or 'memory'}",
                     expected=f"{expected[:12]}..", hint="the trace was recorded with another checkpoint",
                 )
         for name, says, is_so in (
@@ -56,7 +56,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("mtp_layers", self.mtp_layers, checkpoint.config.mtp_layers),
         ):
             if says != is_so:
-                raise BadInput(f"{field}: checkpoint.{name}", found=says, expected=f"{is_so}, as in {directory}")
+                where = directory or "memory"
+                raise BadInput(f"{field}: checkpoint.{name}", found=says, expected=f"{is_so}, as in {where}")
 
 
 class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

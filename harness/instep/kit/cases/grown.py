@@ -1,6 +1,6 @@
 """Cases of the ops that grow a tree: rows of logits with ties, steps of a tree under way, and its windows.
 
-Leaves out: every other op on trees (`ops_tree_cases.py`).
+Leaves out: every other op on trees (`trees.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from instep_optimized.ops.placing import Beams
 from instep_optimized.ops.plain import PLAIN
 
-from .ops_case import FP32, Call, Case, Draw
+from .case import FP32, Call, Case, Draw
 
 Build = Callable[[str], Call]
 

@@ -1,6 +1,6 @@
 """Cases of the ops that look at rows alone: embedding, linear, norms, GDN and attention inputs, MLP, pick, accept.
 
-Leaves out: everything with memory (`ops_recurrent_cases.py`, `ops_paged_cases.py`).
+Leaves out: everything with memory (`recurrent.py`, `paged.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from instep_optimized.ops.base import ExpertWeights
 
-from .ops_case import BF16, FP32, Call, Case, Draw, Inputs, at
+from .case import BF16, FP32, Call, Case, Draw, Inputs, at
 
 Make = Callable[[Draw, torch.dtype], Inputs]
 

@@ -1,0 +1,103 @@
+"""`instep op`: one op on small cases against its contract and the reference, before a whole model.
+
+Leaves out: the cases and the comparison (`instep.kit`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .finish import finish
+from .setting import Given, takes_setting
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..kit.launches import Served
+
+
+@takes_setting(
+    without=("ops", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv", "drafter", "graphs", "overlap",
+             "guarded"),
+    dtype="Only cases of these activations: float32 or bfloat16; left out: both.",
+    state_dtype="Only cases of states that are stored so: float32 or bfloat16.",
+)
+def op(
+    given: Given,
+    ops: Annotated[str, typer.Argument(help="Op set or module:attribute.", metavar="OPS")],
+    name: Annotated[list[str] | None, typer.Argument(help="Ops: gdn, conv, attend, ...; left out: all that have "
+                                                         "cases.", metavar="OP")] = None,
+    case: Annotated[str | None, typer.Option(help="The case of this name alone.")] = None,
+    drawn: Annotated[int, typer.Option(help="So many cases of random shapes besides, of gdn, conv and attend.",
+                                       min=0)] = 20,
+    seed: Annotated[int, typer.Option(help="The number of the first of them.", min=0)] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+) -> None:
+    """Hold single ops to their contract and the reference; exit 0: all agree, 1: divergence, 3: nothing compared."""
+    from ..atomic_write import writable
+    from ..kit.launches import op_cases, served
+    from ..report.result import Result
+    from ..verdict import Exit
+
+    if json is not None:
+        writable(json)
+    setting = given.setting(ops=ops)
+    widths = {field: given.named[field] for field in ("dtype", "state_dtype") if field in given.named}
+    if case is not None and len(name or ()) != 1:
+        from instep_reference.contract.errors import BadInput
+
+        raise BadInput("--case", found=f"{len(name or ())} ops", expected="the one op that has the case")
+    every: list[str | None] = [*name] if name else [None]
+    cases = [op_cases(one, case=case, drawn=drawn, seed=seed, trees=True, **widths) for one in every]
+    runs = [served(some, setting.name, device=setting.device) for some in cases]
+    found = {"ops": ops, "seed": seed, "runs": [_data(run) for run in runs]}
+    result = Result(Exit.worst(run.exit for run in runs), setting.device, found, commit)
+    finish(result, json, lambda console: _show(runs, console))
+
+
+def _data(run: Served) -> dict[str, object]:
+    from ..report.data import finding, listed_findings, number
+    from ..report.terminal import most_used
+
+    by_op = {case.op: [c for c in run.verdict.compared if run.cases[c.event].op == case.op] for case in run.cases}
+    return {
+        "exit": int(run.exit), "cases": [str(case) for case in run.cases], "elements": run.verdict.elements,
+        "used": {name: number(most_used(compared)) for name, compared in by_op.items()},
+        "skipped": [{"case": skip.where, "says": skip.reason} for skip in run.verdict.skipped],
+        "findings": [{**finding(found), "where": run.where(found), "case": str(run.cases[found.event])}
+                     for found in listed_findings(run.verdict.findings)],
+        "message": run.message or None,
+    }
+
+
+def _show(runs: list[Served], console: Console) -> None:
+    """A row for every op, the reasons of what was not served, the message of every divergence, and the verdict."""
+    from ..report import tables
+    from ..report.terminal import cell, most_used, short
+    from ..verdict import Exit
+
+    made = tables.table(f"ops of {runs[0].name}", {
+        "op": "word", "cases": "number", "not served": "number", "numbers": "number", "allowance used": "number",
+    })  # fmt: skip
+    for run in runs:
+        for op in dict.fromkeys(case.op for case in run.cases):
+            mine = [number for number, case in enumerate(run.cases) if case.op == op]
+            compared = [c for c in run.verdict.compared if c.event in mine]
+            none = sum(skip.event in mine for skip in run.verdict.skipped)
+            made.add_row(op, str(len(mine)), str(none), short(sum(c.elements for c in compared)),
+                         cell(most_used(compared)) if compared else "-")
+    tables.show(made, console)
+    for run in runs:
+        for reason in dict.fromkeys(skip.reason for skip in run.verdict.skipped):
+            where = [skip.where for skip in run.verdict.skipped if skip.reason == reason]
+            tables.say(console, f"not served, {len(where)} times, first {where[0]}: {reason}", style="dim")
+    for run in runs:
+        if run.exit is not Exit.AGREED:
+            tables.say(console, run.message)
+    elements, cases = sum(run.verdict.elements for run in runs), sum(len(run.cases) for run in runs)
+    if Exit.worst(run.exit for run in runs) is Exit.AGREED:
+        tables.say(console, f"AGREES: {short(elements)} numbers compared in {cases} cases")
