@@ -5,6 +5,8 @@ Leaves out: what is exact between kernels (`test_kernels_exact.py`) and real siz
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -21,6 +23,16 @@ DEVICES = [
         marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")],
     ),
 ]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*determinis")  # on a GPU some ops of the plain twin have no such form
+
+
+@pytest.fixture(autouse=True)
+def garbage_in_fresh_memory() -> Iterator[None]:
+    """NaN wherever nothing was written: so a row that nobody writes cannot be zero by chance."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # with its default of filling what `empty` gives
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("device", DEVICES)

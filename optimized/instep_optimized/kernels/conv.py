@@ -16,6 +16,7 @@ from instep_reference.contract.place import Place
 
 from ..layout import Part
 from .address import flat, given
+from .cover import clear, result
 from .runtime import ceil_div, launch, power_of_2, tile
 
 ROWS = 16  # rows per block on a GPU, fewer in a shorter window; no bit depends on it: every result is its own sum
@@ -28,16 +29,16 @@ def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: 
     """`Conv` of the seam: fp32 inside, result in x's dtype. Windows in memory keep the bits of x."""
     assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
     channels, width = weight.shape
-    mixed = torch.zeros_like(x)
+    mixed, look = result(parts, x, *x.shape, dtype=x.dtype)
     assert width - 1 <= COLUMN_ROWS, "the history reaches further than one step of kept windows"
     for part in parts:
         rows, step, columns = _tiles(part, width, channels)
         each, each_units, _, *each_steps = flat(part.per_row, 2, part.read)  # row t is its column
         launch(
-            _conv, (ceil_div(part.most, rows), ceil_div(channels, columns), part.begin.numel()),
+            _conv, (max(ceil_div(part.most, rows), 1), ceil_div(channels, columns), part.begin.numel() + bool(look)),
             x, x.stride(0), mixed, mixed.stride(0), weight, weight.stride(0), part.begin, part.count, part.fresh,
             *flat(part.read, 2, part.read), *flat(part.store, 2, part.read), given(part.store),
-            each, each_units, *each_steps, given(part.per_row), part.parents, channels,
+            each, each_units, *each_steps, given(part.per_row), part.parents, channels, part.begin.numel(), look,
             W=width, WT=power_of_2(width), RT=rows, ST=step, CT=columns,
         )  # fmt: skip
     return mixed
@@ -57,16 +58,16 @@ def _tiles(part: Part, width: int, channels: int) -> tuple[int, int, int]:
     return rows, rows, min(columns, tile(max(TREE_ELEMENTS // (rows * power_of_2(width)), 16), 512))
 
 
-@triton.jit(do_not_specialize=["has_store", "has_each"])
+@triton.jit(do_not_specialize=["has_store", "has_each", "requests", "look"])
 def _conv(
     x, x_row, mixed, mixed_row, weight, weight_row, begin, count, fresh,
     read, read_units, read_columns, read_unit, read_column, read_c, read_w,
     store, store_units, store_columns, store_unit, store_column, store_c, store_w, has_store,
     each, each_units, each_unit, each_column, each_c, each_w, has_each,
-    parents, channels,
+    parents, channels, requests, look,
     W: tl.constexpr, WT: tl.constexpr, RT: tl.constexpr, ST: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """RT rows of one request, CT channels. Grid (row blocks, channel tiles, B).
+    """RT rows of one request, CT channels. Grid (row blocks, channel tiles, B; one more: `clear`).
 
     Row t takes the inputs t - (W-1) .. t. The window after row t is the last W-1 of them. With `parents` (of packed
     rows, for trees) a row takes its own input, its parent's, and so on. Where `parents` is None, Triton leaves it out.
@@ -75,11 +76,15 @@ def _conv(
     program can read a window too late, when another one has overwritten it.
     """
     request, first = tl.program_id(2), tl.program_id(0).to(tl.int64) * RT
+    c = tl.program_id(1).to(tl.int64) * CT + tl.arange(0, CT)
+    in_c = c < channels
+    if request == requests:
+        clear(mixed, mixed_row, c, in_c, read_units, begin, count, requests, look, RT)
+        return
     unit, rows = tl.load(read_units + request), tl.load(count + request)
     if (unit < 0) | (first >= rows):
-        return  # mixed is zero there already
-    c = tl.program_id(1).to(tl.int64) * CT + tl.arange(0, CT)
-    in_c, row, start = c < channels, first + tl.arange(0, RT), tl.load(begin + request)
+        return
+    row, start = first + tl.arange(0, RT), tl.load(begin + request)
     # A fresh request must not read its history. Then the bound is 0; no channel index is below 0, so nothing is loaded.
     remembered = c < tl.where(tl.load(fresh + request) == 0, channels, 0)
     history = read + unit * read_unit + tl.load(read_columns + request) * read_column + c * read_c
