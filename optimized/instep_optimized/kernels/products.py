@@ -8,6 +8,8 @@ row-invariant products (`invariant/linear.py`) and experts (`moe.py`).
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from instep_reference.contract.place import Place
@@ -21,6 +23,14 @@ torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor:
     """`Linear` of the seam."""
     return (x.flatten(1) @ weight.t()).view(x.shape[0], *shape)
+
+
+def linears(
+    *, x: torch.Tensor, weight: torch.Tensor, shapes: tuple[tuple[int, ...], ...], to: tuple[Place, ...]
+) -> tuple[torch.Tensor, ...]:
+    """`Linears` of the seam: views on one product, whose rows are as far apart as all of it is wide."""
+    product = torch.split(x.flatten(1) @ weight.t(), [math.prod(shape) for shape in shapes], dim=1)
+    return tuple(part.view(len(x), *shape) for part, shape in zip(product, shapes, strict=True))
 
 
 def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
