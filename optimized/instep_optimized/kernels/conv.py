@@ -15,8 +15,10 @@ import triton.language as tl
 from instep_reference.contract.place import Place
 
 from ..layout import Part
+from ..ops.base import GdnInputs
 from .address import flat, given
 from .cover import clear, result
+from .inputs import gates, gdn_inputs, results, unit
 from .runtime import ceil_div, launch, power_of_2, tile
 
 ROWS = 16  # rows per block on a GPU, fewer in a shorter window; no bit depends on it: every result is its own sum
@@ -27,21 +29,47 @@ TREE_ELEMENTS = 8192  # of a tree all windows are stored in one step: this many 
 
 def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
     """`Conv` of the seam: fp32 inside, result in x's dtype. Windows in memory keep the bits of x."""
+    mixed, look = result(parts, x, *x.shape, dtype=x.dtype)
+    _over(x, weight, parts, look, mixed)
+    return mixed
+
+
+def conv_inputs(
+    *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
+    A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, to: tuple[Place, ...],
+) -> GdnInputs:  # fmt: skip
+    """`ConvInputs` of the seam: a program of the conv has the channels of one head, so it norms them at once.
+
+    Where heads are not as wide as a tile, and where parts leave it to each other which rows they cover, the parts serve.
+    """
+    found = results(x, key_heads, key_dim, len(A_log))
+    rule = {"a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias, "key_heads": key_heads, "key_dim": key_dim}
+    if len(parts) != 1 or not found.v.shape[2] == key_dim == power_of_2(key_dim) <= CHANNELS:
+        return gdn_inputs(mixed=conv(x=x, weight=weight, parts=parts, to=to[0]), **rule, to=to[1:])
+    assert a.stride(1) == b.stride(1) == 1, "rows are contiguous"
+    gates = a, a.stride(0), b, b.stride(0), A_log, dt_bias
+    _over(x, weight, parts, len(x), None, (*gates, *found, key_heads, len(A_log), key_dim**-0.5), key_dim)
+    return found
+
+
+def _over(
+    x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], look: int, mixed: torch.Tensor | None,
+    rule: tuple[object, ...] = (None,) * 14, columns: int = 0,
+) -> None:
+    """The kernel over all parts, with its rows into `mixed`, or with what the delta rule consumes of them."""
     assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
     channels, width = weight.shape
-    mixed, look = result(parts, x, *x.shape, dtype=x.dtype)
     assert width - 1 <= COLUMN_ROWS, "the history reaches further than one step of kept windows"
     for part in parts:
-        rows, step, columns = _tiles(part, width, channels)
+        rows, step, wide = _tiles(part, width, channels)
         each, each_units, _, *each_steps = flat(part.per_row, 2, part.read)  # row t is its column
         launch(
-            _conv, (max(ceil_div(part.most, rows), 1), ceil_div(channels, columns), part.begin.numel() + bool(look)),
-            x, x.stride(0), mixed, mixed.stride(0), weight, weight.stride(0), part.begin, part.count, part.fresh,
+            _conv, (max(ceil_div(part.most, rows), 1), ceil_div(channels, columns or wide), part.begin.numel() + bool(look)),
+            x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0), part.begin, part.count, part.fresh,
             *flat(part.read, 2, part.read), *flat(part.store, 2, part.read), given(part.store),
             each, each_units, *each_steps, given(part.per_row), part.parents, channels, part.begin.numel(), look,
-            W=width, WT=power_of_2(width), RT=rows, ST=step, CT=columns,
+            *rule, W=width, WT=power_of_2(width), RT=rows, ST=step, CT=columns or wide,
         )  # fmt: skip
-    return mixed
 
 
 def _tiles(part: Part, width: int, channels: int) -> tuple[int, int, int]:
@@ -65,6 +93,7 @@ def _conv(
     store, store_units, store_columns, store_unit, store_column, store_c, store_w, has_store,
     each, each_units, each_unit, each_column, each_c, each_w, has_each,
     parents, channels, requests, look,
+    a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
     W: tl.constexpr, WT: tl.constexpr, RT: tl.constexpr, ST: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
     """RT rows of one request, CT channels. Grid (row blocks, channel tiles, B; one more: `clear`).
@@ -79,7 +108,11 @@ def _conv(
     c = tl.program_id(1).to(tl.int64) * CT + tl.arange(0, CT)
     in_c = c < channels
     if request == requests:
-        clear(mixed, mixed_row, c, in_c, read_units, begin, count, requests, look, RT)
+        if mixed is not None:
+            clear(mixed, mixed_row, c, in_c, read_units, begin, count, requests, look, RT)
+        else:
+            _clear(c, in_c, read_units, begin, count, requests, look, a, a_row, b, b_row, A_log, dt_bias, q, k, v,
+                   log_decay, beta, H, HV, RT, CT)
         return
     unit, rows = tl.load(read_units + request), tl.load(count + request)
     if (unit < 0) | (first >= rows):
@@ -104,10 +137,14 @@ def _conv(
         value = tl.where((back >= 0)[:, None], new.to(tl.float32), old.to(tl.float32))
         total += value * tl.load(weight + c * weight_row + tap, mask=in_c, other=0.0).to(tl.float32)[None, :]
     out = total / (1.0 + tl.exp(-total))
-    tl.store(
-        mixed + ((start + row) * mixed_row)[:, None] + c[None, :], out.to(mixed.dtype.element_ty),
-        mask=(row < rows)[:, None] & in_c[None, :],
-    )  # fmt: skip
+    if mixed is not None:
+        tl.store(
+            mixed + ((start + row) * mixed_row)[:, None] + c[None, :], out.to(mixed.dtype.element_ty),
+            mask=(row < rows)[:, None] & in_c[None, :],
+        )  # fmt: skip
+    else:
+        _consume(out.to(x.dtype.element_ty).to(tl.float32), start + row, row < rows, a, a_row, b, b_row, A_log,
+                 dt_bias, q, k, v, log_decay, beta, H, HV, scale, CT)
     if first > 0:
         return
 
@@ -151,6 +188,42 @@ def _conv(
     window = tl.where((behind >= 0)[:, None], last_new.to(store.dtype.element_ty), last_old.to(store.dtype.element_ty))
     stays = (w < tl.where((has_store != 0) & (goal >= 0), W - 1, 0))[:, None] & in_c[None, :]
     tl.store(target[None, :] + (w * store_w)[:, None], window, mask=stays)
+
+
+@triton.jit
+def _consume(
+    mixed, row, live, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale, CT: tl.constexpr
+):
+    """Rows [RT, CT] of one head, the second axis of the grid, as `gdn_inputs` makes them of what is stored."""
+    head, at = tl.program_id(1), tl.arange(0, CT)
+    if head < 2 * H:
+        if head < H:
+            tl.store(q + ((row * H + head) * CT)[:, None] + at[None, :], unit(mixed) * scale, mask=live[:, None])
+        else:
+            tl.store(k + ((row * H + head - H) * CT)[:, None] + at[None, :], unit(mixed), mask=live[:, None])
+    else:
+        tl.store(v + ((row * HV + head - 2 * H) * CT)[:, None] + at[None, :], mixed, mask=live[:, None])
+        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, row * 0 + head - 2 * H, HV,
+              live)
+
+
+@triton.jit
+def _clear(
+    c, in_c, units, begin, count, requests, rows, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV,
+    RT: tl.constexpr, CT: tl.constexpr,
+):  # fmt: skip
+    """Rows of nobody: zeros of one head, and the gates of all rows, as they hang on a and b alone."""
+    keys = H * CT
+    if tl.program_id(1) < H:
+        clear(q, keys, c, in_c, units, begin, count, requests, rows, RT)
+    elif tl.program_id(1) < 2 * H:
+        clear(k, keys, c - keys, in_c, units, begin, count, requests, rows, RT)
+    else:
+        clear(v, HV * CT, c - 2 * keys, in_c, units, begin, count, requests, rows, RT)
+        for first in range(tl.program_id(0) * RT, rows, tl.num_programs(0) * RT):
+            row = (first + tl.arange(0, RT)).to(tl.int64)
+            gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, row * 0 + tl.program_id(1) - 2 * H, HV,
+                  row < rows)
 
 
 @triton.jit

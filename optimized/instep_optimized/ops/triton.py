@@ -13,7 +13,7 @@ from instep_reference.contract.place import COMPONENTS
 from instep_reference.contract.rounding import Storage
 
 from ..kernels.attend import attend
-from ..kernels.conv import conv
+from ..kernels.conv import conv, conv_inputs
 from ..kernels.draw import draw
 from ..kernels.gdn import gdn
 from ..kernels.grow import build_tree, select_beams, topk_tokens
@@ -95,6 +95,7 @@ TRITON = Ops(
     move_rows=move_rows,
     keeps="update",
     add_norm=add_norm,
+    conv_inputs=conv_inputs,
     linears=linears,
     captures=True,
     trees=True,
