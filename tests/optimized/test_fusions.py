@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from instep.replay.variant import swapped
 from instep_optimized.ops import fused
+from instep_optimized.ops.around import around
 from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.ops.contracts import contracts
 from instep_optimized.ops.fused import FUSIONS, in_parts
+from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
+from instep_reference.contract.place import unseen
 from support.ops_case import BF16, FP32, Call, Case, Draw, Inputs, agree, at, serve
 from support.ops_cases import CASES
 from support.ops_row_cases import linear_blocks, norm, row_case
@@ -90,4 +95,47 @@ class SimpleNamespaceTuple(tuple[torch.Tensor, ...]):
 def test_a_fusion_is_its_parts(case: Case, device: str) -> None:
     apart = replace(in_parts(TRITON), linears=None)
     assert getattr(TRITON, case.op) is not None and FUSIONS[case.op].exact is case.exact
-    assert agree(case, serve(composed(apart, case.op), case, device), serve(composed(TRITON, case.op), case, device)) == []
+    parts, whole = (serve(composed(ops, case.op), case, device) for ops in (apart, TRITON))
+    assert agree(case, parts, whole) == []
+
+
+def test_the_table_has_every_fusion_and_its_parts() -> None:
+    """Each is an op that a set may lack, with a composition beside it; ours are the parts that ours say they fuse."""
+    for name, fusion in FUSIONS.items():
+        op = getattr(TRITON, name)
+        assert getattr(PLAIN, name) is None and all(callable(getattr(PLAIN, part)) for part in fusion.parts)
+        assert name == "fused_gdn" or (callable(getattr(fused, name)) and tuple(op.fuses[1]) == fusion.parts)
+
+
+@pytest.mark.parametrize("part", sorted({part for fusion in FUSIONS.values() for part in fusion.parts}))
+def test_a_set_with_another_part_has_no_fusion_of_it(part: str) -> None:
+    """However the part came there: by `replace`, or by `--swap`, which is given a set that is wrapped."""
+    counted = around(TRITON, unseen, lambda name, op: wraps(op)(lambda **given: op(**given)))
+    assert fusions(counted) == fusions(TRITON)
+    for other in (replace(TRITON, **{part: getattr(PLAIN, part)}), swapped(counted, {part: "plain"})):
+        assert fusions(other) == {name for name in fusions(TRITON) if part not in FUSIONS[name].parts}
+
+
+def fusions(ops: Ops) -> set[str]:
+    return {name for name in FUSIONS if getattr(ops, name) is not None}
+
+
+def test_where_somebody_watches_the_parts_of_exact_fusions_serve() -> None:
+    """A tensor that is put in for one that would be inside goes on."""
+    told = around(TRITON, lambda place, x: x * 2 if place.component == "residual" else x)
+    assert told.add_norm is None and told.conv_inputs is None and told.linears is not None
+    given = add_norm(Draw(1, "cpu"), FP32)
+    total, normed = fused.add_norm(told, **given)
+    assert torch.equal(total, 2 * (given["x"] + given["y"]))
+    assert torch.equal(normed, TRITON.norm(x=total, weight=given["weight"], eps=given["eps"], to=given["to"][1]))
+
+
+def test_the_results_of_one_product_are_shown_each_by_itself() -> None:
+    """And they may share memory, which no other op's results may."""
+    seen, broken = dict[str, torch.Tensor](), list[str]()
+    told = around(TRITON, lambda place, x: seen.setdefault(place.component, x + 1), contracts(broken.append))
+    given = linears(Draw(2, "cpu"), FP32)
+    found, right = fused.linears(told, **given), fused.linears(replace(TRITON, linears=None), **given)
+    assert broken == [] and list(seen) == ["z", "b", "a"]
+    for mine, theirs in zip(found, right, strict=True):
+        assert mine.shape == theirs.shape and torch.allclose(mine, theirs + 1)

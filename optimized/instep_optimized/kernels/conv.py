@@ -16,9 +16,10 @@ from instep_reference.contract.place import Place
 
 from ..layout import Part
 from ..ops.base import GdnInputs
+from ..ops.fused import fuses
 from .address import flat, given
 from .cover import clear, result
-from .inputs import gates, gdn_inputs, results, unit
+from .inputs import clear_inputs, consume, gdn_inputs, results
 from .runtime import ceil_div, launch, power_of_2, tile
 
 ROWS = 16  # rows per block on a GPU, fewer in a shorter window; no bit depends on it: every result is its own sum
@@ -34,18 +35,21 @@ def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: 
     return mixed
 
 
+@fuses(conv=conv, gdn_inputs=gdn_inputs)
 def conv_inputs(
     *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
     A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, to: tuple[Place, ...],
 ) -> GdnInputs:  # fmt: skip
     """`ConvInputs` of the seam: a program of the conv has the channels of one head, so it norms them at once.
 
-    Where heads are not as wide as a tile, and where parts leave it to each other which rows they cover, the parts serve.
+    Where heads do not fit into a tile, and where there are several parts of a batch, conv and inputs serve.
     """
     found = results(x, key_heads, key_dim, len(A_log))
-    rule = {"a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias, "key_heads": key_heads, "key_dim": key_dim}
-    if len(parts) != 1 or not found.v.shape[2] == key_dim == power_of_2(key_dim) <= CHANNELS:
-        return gdn_inputs(mixed=conv(x=x, weight=weight, parts=parts, to=to[0]), **rule, to=to[1:])
+    fits = len(parts) == 1 and key_dim <= _tiles(parts[0], *weight.shape)[2]
+    if not fits or not found.v.shape[2] == key_dim == power_of_2(key_dim):
+        mixed = conv(x=x, weight=weight, parts=parts, to=to[0])
+        return gdn_inputs(mixed=mixed, a=a, b=b, A_log=A_log, dt_bias=dt_bias, key_heads=key_heads, key_dim=key_dim,
+                          to=to[1:])  # fmt: skip
     assert a.stride(1) == b.stride(1) == 1, "rows are contiguous"
     gates = a, a.stride(0), b, b.stride(0), A_log, dt_bias
     _over(x, weight, parts, len(x), None, (*gates, *found, key_heads, len(A_log), key_dim**-0.5), key_dim)
@@ -61,18 +65,20 @@ def _over(
     channels, width = weight.shape
     assert width - 1 <= COLUMN_ROWS, "the history reaches further than one step of kept windows"
     for part in parts:
-        rows, step, wide = _tiles(part, width, channels)
+        rows, step, wide = _tiles(part, channels, width)
         each, each_units, _, *each_steps = flat(part.per_row, 2, part.read)  # row t is its column
         launch(
-            _conv, (max(ceil_div(part.most, rows), 1), ceil_div(channels, columns or wide), part.begin.numel() + bool(look)),
-            x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0), part.begin, part.count, part.fresh,
-            *flat(part.read, 2, part.read), *flat(part.store, 2, part.read), given(part.store),
+            _conv,
+            (max(ceil_div(part.most, rows), 1), ceil_div(channels, columns or wide), part.begin.numel() + bool(look)),
+            x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0),
+            part.begin, part.count, part.fresh, *flat(part.read, 2, part.read), *flat(part.store, 2, part.read),
+            given(part.store),
             each, each_units, *each_steps, given(part.per_row), part.parents, channels, part.begin.numel(), look,
             *rule, W=width, WT=power_of_2(width), RT=rows, ST=step, CT=columns or wide,
         )  # fmt: skip
 
 
-def _tiles(part: Part, width: int, channels: int) -> tuple[int, int, int]:
+def _tiles(part: Part, channels: int, width: int) -> tuple[int, int, int]:
     """Rows per block, kept windows per step, channels per program.
 
     Any row of a tree may reach the history, and a window may be kept over it. So one program has all rows of a tree and
@@ -111,8 +117,8 @@ def _conv(
         if mixed is not None:
             clear(mixed, mixed_row, c, in_c, read_units, begin, count, requests, look, RT)
         else:
-            _clear(c, in_c, read_units, begin, count, requests, look, a, a_row, b, b_row, A_log, dt_bias, q, k, v,
-                   log_decay, beta, H, HV, RT, CT)
+            clear_inputs(c, in_c, read_units, begin, count, requests, look, a, a_row, b, b_row, A_log, dt_bias, q,
+                         k, v, log_decay, beta, H, HV, RT, CT)
         return
     unit, rows = tl.load(read_units + request), tl.load(count + request)
     if (unit < 0) | (first >= rows):
@@ -143,8 +149,8 @@ def _conv(
             mask=(row < rows)[:, None] & in_c[None, :],
         )  # fmt: skip
     else:
-        _consume(out.to(x.dtype.element_ty).to(tl.float32), start + row, row < rows, a, a_row, b, b_row, A_log,
-                 dt_bias, q, k, v, log_decay, beta, H, HV, scale, CT)
+        consume(out.to(x.dtype.element_ty).to(tl.float32), start + row, row < rows, a, a_row, b, b_row, A_log,
+                dt_bias, q, k, v, log_decay, beta, H, HV, scale, CT)
     if first > 0:
         return
 
@@ -188,42 +194,6 @@ def _conv(
     window = tl.where((behind >= 0)[:, None], last_new.to(store.dtype.element_ty), last_old.to(store.dtype.element_ty))
     stays = (w < tl.where((has_store != 0) & (goal >= 0), W - 1, 0))[:, None] & in_c[None, :]
     tl.store(target[None, :] + (w * store_w)[:, None], window, mask=stays)
-
-
-@triton.jit
-def _consume(
-    mixed, row, live, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale, CT: tl.constexpr
-):
-    """Rows [RT, CT] of one head, the second axis of the grid, as `gdn_inputs` makes them of what is stored."""
-    head, at = tl.program_id(1), tl.arange(0, CT)
-    if head < 2 * H:
-        if head < H:
-            tl.store(q + ((row * H + head) * CT)[:, None] + at[None, :], unit(mixed) * scale, mask=live[:, None])
-        else:
-            tl.store(k + ((row * H + head - H) * CT)[:, None] + at[None, :], unit(mixed), mask=live[:, None])
-    else:
-        tl.store(v + ((row * HV + head - 2 * H) * CT)[:, None] + at[None, :], mixed, mask=live[:, None])
-        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, row * 0 + head - 2 * H, HV,
-              live)
-
-
-@triton.jit
-def _clear(
-    c, in_c, units, begin, count, requests, rows, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV,
-    RT: tl.constexpr, CT: tl.constexpr,
-):  # fmt: skip
-    """Rows of nobody: zeros of one head, and the gates of all rows, as they hang on a and b alone."""
-    keys = H * CT
-    if tl.program_id(1) < H:
-        clear(q, keys, c, in_c, units, begin, count, requests, rows, RT)
-    elif tl.program_id(1) < 2 * H:
-        clear(k, keys, c - keys, in_c, units, begin, count, requests, rows, RT)
-    else:
-        clear(v, HV * CT, c - 2 * keys, in_c, units, begin, count, requests, rows, RT)
-        for first in range(tl.program_id(0) * RT, rows, tl.num_programs(0) * RT):
-            row = (first + tl.arange(0, RT)).to(tl.int64)
-            gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, row * 0 + tl.program_id(1) - 2 * H, HV,
-                  row < rows)
 
 
 @triton.jit

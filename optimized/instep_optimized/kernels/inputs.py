@@ -15,6 +15,7 @@ import triton.language as tl
 from instep_reference.contract.place import Place
 
 from ..ops.base import GdnInputs
+from .cover import clear
 from .runtime import ceil_div, launch, power_of_2, tile
 
 L2_EPS = tl.constexpr(1e-6)  # added to the sum of squares, inside the root
@@ -83,6 +84,42 @@ def gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, head, HV, li
     tl.store(log_decay + row * HV + head, -rate * softplus(drive), mask=live)
     strength = tl.load(b + row * b_row + head, mask=live, other=0.0).to(tl.float32)
     tl.store(beta + row * HV + head, 1.0 / (1.0 + tl.exp(-strength)), mask=live)
+
+
+@triton.jit
+def consume(
+    mixed, row, live, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale, CT: tl.constexpr
+):
+    """Rows [RT, CT] of one head, the second axis of the grid, as `gdn_inputs` makes them of what is stored."""
+    head, at = tl.program_id(1), tl.arange(0, CT)
+    if head < 2 * H:
+        if head < H:
+            tl.store(q + ((row * H + head) * CT)[:, None] + at[None, :], unit(mixed) * scale, mask=live[:, None])
+        else:
+            tl.store(k + ((row * H + head - H) * CT)[:, None] + at[None, :], unit(mixed), mask=live[:, None])
+    else:
+        tl.store(v + ((row * HV + head - 2 * H) * CT)[:, None] + at[None, :], mixed, mask=live[:, None])
+        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, row * 0 + head - 2 * H, HV,
+              live)
+
+
+@triton.jit
+def clear_inputs(
+    c, in_c, units, begin, count, requests, rows, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV,
+    RT: tl.constexpr, CT: tl.constexpr,
+):  # fmt: skip
+    """Rows of nobody: zeros of one head, and the gates of all rows, as they hang on a and b alone."""
+    keys = H * CT
+    if tl.program_id(1) < H:
+        clear(q, keys, c, in_c, units, begin, count, requests, rows, RT)
+    elif tl.program_id(1) < 2 * H:
+        clear(k, keys, c - keys, in_c, units, begin, count, requests, rows, RT)
+    else:
+        clear(v, HV * CT, c - 2 * keys, in_c, units, begin, count, requests, rows, RT)
+        for first in range(tl.program_id(0) * RT, rows, tl.num_programs(0) * RT):
+            row = (first + tl.arange(0, RT)).to(tl.int64)
+            gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, row * 0 + tl.program_id(1) - 2 * H, HV,
+                  row < rows)
 
 
 @triton.jit

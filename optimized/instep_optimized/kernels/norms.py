@@ -16,7 +16,8 @@ import triton.language as tl
 
 from instep_reference.contract.place import Place
 
-from ..ops.fused import AddNorm
+from ..ops.fused import AddNorm, fuses
+from .pointwise import add
 from .runtime import ceil_div, launch, power_of_2, tile
 
 
@@ -25,6 +26,7 @@ def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> tor
     return _normed(x, weight, eps)
 
 
+@fuses(add=add, norm=norm)
 def add_norm(
     *, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, to: tuple[Place, Place]
 ) -> AddNorm:

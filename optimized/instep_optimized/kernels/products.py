@@ -14,6 +14,7 @@ import torch
 
 from instep_reference.contract.place import Place
 
+from ..ops.fused import fuses
 from .pointwise import silu_mul
 
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -25,6 +26,7 @@ def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to:
     return (x.flatten(1) @ weight.t()).view(x.shape[0], *shape)
 
 
+@fuses(linear=linear)
 def linears(
     *, x: torch.Tensor, weight: torch.Tensor, shapes: tuple[tuple[int, ...], ...], to: tuple[Place, ...]
 ) -> tuple[torch.Tensor, ...]:

@@ -23,7 +23,7 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product, Storage
 
 from ..layout import Keeps, Pages, Part
-from .fused import ConvInputs, FusedGdn, Linears, MakeAddNorm
+from .fused import ConvInputs, FusedGdn, Linears, MakeAddNorm, not_of
 from .placing import (
     Accept,
     Advance,
@@ -260,7 +260,7 @@ class Ops:
     keeps          what its rings keep of a token (`Ring`)
     captures       its ops never wait for the host, so a CUDA graph can hold them
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
-    add_norm, conv_inputs, linears, fused_gdn: fusions that it has (`fused.FUSIONS`)
+    add_norm, conv_inputs, linears, fused_gdn: its fusions (`fused.FUSIONS`). To replace a part is to drop them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     packed         its kernels take no strides: pools have neither red zones nor padding
     row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row. With all of them a request
@@ -322,3 +322,5 @@ class Ops:
     def __post_init__(self) -> None:
         forms = {name: op for keeper in self.keepers.values() for name, op in keeper.ops.items()}
         object.__setattr__(self, "own", {**forms, **self.own})
+        for name in not_of(self):
+            object.__setattr__(self, name, None)

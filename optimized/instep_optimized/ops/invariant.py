@@ -16,6 +16,6 @@ from .by_row import BY_ROW
 from .triton import TRITON
 
 INVARIANT = replace(
-    TRITON, name="invariant", linear=linear, linears=None, mlp=mlp, moe=moe, lm_head=lm_head, attend=attend,
+    TRITON, name="invariant", linear=linear, mlp=mlp, moe=moe, lm_head=lm_head, attend=attend,
     row_invariant=frozenset(BY_ROW),
 )

@@ -2,14 +2,14 @@
 
 A fusion is a file here with its protocol and its composition, a field of `Ops` that is None by default, and a line of
 `FUSIONS`. The model calls the composition. That calls the op where the op set has it, and the parts where it does not.
-Leaves out: kernels.
+An op says which parts it was made of (`fuses`): a set with another one of them does not have it. Leaves out: kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from .add_norm import AddNorm, MakeAddNorm, add_norm
 from .conv_inputs import ConvInputs, conv_inputs
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FUSIONS", "AddNorm", "ConvInputs", "FusedGdn", "Fusion", "Linears", "MakeAddNorm", "add_norm", "conv_inputs",
-    "in_parts", "inside_of", "linears",
+    "exact_of", "fuses", "in_parts", "inside_of", "linears", "not_of", "wholes",
 ]
 
 
@@ -48,9 +48,42 @@ FUSIONS: Mapping[str, Fusion] = {
 }  # fmt: skip
 
 
+Op = TypeVar("Op", bound=Callable[..., object])
+
+
+def fuses(**parts: Callable[..., object]) -> Callable[[Op], Op]:
+    """A decorator: the op gives what these parts give."""
+
+    def mark(op: Op) -> Op:
+        op.fuses = op, parts  # type: ignore[attr-defined]
+        return op
+
+    return mark
+
+
+def not_of(ops: Ops) -> list[str]:
+    """The fusions of a set that were made of other parts than it has. Of one that is wrapped that cannot be said."""
+    found = []
+    for name in FUSIONS:
+        op, parts = getattr(getattr(ops, name), "fuses", (None, {}))  # a wrapper may have it copied
+        if op is getattr(ops, name) and any(getattr(ops, part) is not mine for part, mine in parts.items()):
+            found.append(name)
+    return found
+
+
+def wholes(*parts: str) -> list[str]:
+    """The fusions that would go on serving in place of one of these ops."""
+    return [name for name, fusion in FUSIONS.items() if not set(parts).isdisjoint(fusion.parts)]
+
+
+def exact_of(ops: Ops) -> tuple[str, ...]:
+    """The fusions of an op set that promise the bits of their parts."""
+    return tuple(name for name, fusion in FUSIONS.items() if fusion.exact and getattr(ops, name) is not None)
+
+
 def in_parts(ops: Ops) -> Ops:
     """The op set without its exact fusions: their parts serve, with the same bits."""
-    return replace(ops, **{name: None for name, fusion in FUSIONS.items() if fusion.exact})  # type: ignore[arg-type]
+    return replace(ops, **dict.fromkeys(exact_of(ops)))  # type: ignore[arg-type]
 
 
 def inside_of(ops: Ops) -> frozenset[str]:
