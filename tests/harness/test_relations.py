@@ -83,7 +83,7 @@ def test_all_relations_agree_where_nothing_is_wrong(trace: Trace, ops: str) -> N
     found = held(case(trace, ops), relations())
     assert worst(found) is Exit.AGREED, [one.verdict.findings[:1] for one in found]
     without = {one.relation.name for one in found if one.lacks is not None}
-    assert without == ({"drift"} if ops == "ledger" else set())
+    assert without == ({"drift", "fused"} if ops == "ledger" else {"fused"})
     for one in found:
         if one.lacks is None:
             assert one.verdict.elements > 40 and one.verdict.events >= 4, one.relation.name
@@ -119,7 +119,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "names"), [
-    ("triton", ("slots", "rejected_is_plain")),
+    ("triton", ("slots", "rejected_is_plain", "fused")),
     ("invariant", ("alone",)),
 ])  # fmt: skip
 def test_kernels_agree_on_a_tiny_trace(tiny: Trace, ops: str, names: tuple[str, ...]) -> None:
@@ -142,7 +142,7 @@ FAULTS = [
     ("decode_is_verify_1", "COARSE_DECODE", {}, "core"),
     ("draft_layout", "LAST_OF_THE_LAYOUT", {}, "final"),
     ("strategies", "NARROW_MOVE", {}, "state"),
-    ("unseen", "shy", {}, "conv"),
+    ("unseen", "shy", {}, "conv"), ("fused", "NEVER_ROUNDED", {}, "keys"),
     ("speculation_off", "other_layout", {}, "state"),
 ]
 

@@ -13,7 +13,7 @@ from functools import cache, partial
 
 import torch
 
-from instep_optimized.ops.fused import HIDDEN
+from instep_optimized.ops.fused import inside_of
 from instep_reference.contract.engine import Event, Forward
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase, kind_of
@@ -53,7 +53,7 @@ class Lockstep:
         self.goes_on = False  # whether more will be asked for behind it
         self.rows = 0  # of the last forward
         ops = participants.ops
-        self.inside = HIDDEN if ops is not None and ops.fused_gdn is not None else frozenset[str]()
+        self.inside = frozenset[str]() if ops is None else inside_of(ops)
         self.last: EventContext | None = None
         self.rankings: list[list[torch.Tensor]] = []  # by event, what the rows of the truth chose in every router
 

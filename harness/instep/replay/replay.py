@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from instep_optimized.ops.fused import exact_of
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
@@ -78,6 +79,7 @@ class Outcome:
     declared: Declared = NOTHING  # what the subject says of its rounding
     shown: Shown = WHOLE  # what it shows, as of the last event
     exercised: Mapping[str, Exercised] = field(default_factory=dict)  # what was called of kernels that are not ours
+    in_parts: tuple[str, ...] = ()  # exact fusions of the op set: while it is watched, their parts serve
     packed: bool = False  # pools without red zones and padding, because kernels take no strides
 
     @property
@@ -239,7 +241,8 @@ def oracle_for(
 def of_kernels(participants: Participants) -> dict[str, Any]:
     """The fields of an outcome that say what is known of somebody's kernels."""
     ops, log = participants.ops, participants.instrumentation
-    return {"exercised": {} if log is None else log.exercised, "packed": ops is not None and ops.packed}
+    return {"exercised": {} if log is None else log.exercised, "packed": ops is not None and ops.packed,
+            "in_parts": () if ops is None else exact_of(ops)}
 
 
 def checks_for(
