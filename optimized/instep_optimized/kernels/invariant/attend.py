@@ -11,13 +11,7 @@ import torch
 from instep_reference.contract.place import Place
 
 from ...layout import Pages
-from ..attend import read
-from ..runtime import tile
-
-QUERIES = {2: 64, 4: 16}  # query rows times grouped heads per program on a GPU, by bytes of an element
-POSITIONS = {2: 64, 4: 32}  # positions per step
-SMALLEST = 16  # both of them, interpreted; and for elements of other sizes
-WARPS, STAGES = 8, 2
+from ..attend import PART, PARTS, read, shape_of
 
 
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
@@ -30,6 +24,5 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     In the step that contains its last position, later positions have the weight 0 exactly. (Their values must be
     finite: 0 times infinity is not 0.)
     """
-    size = query.element_size()
-    queries, positions = tile(QUERIES.get(size, SMALLEST), SMALLEST), tile(POSITIONS.get(size, SMALLEST), SMALLEST)
-    return read(query, pages, queries, positions, WARPS, STAGES, alone=True)
+    shape = shape_of(PARTS, query)
+    return read(query, pages, shape, shape, PART, alone=True)
