@@ -84,7 +84,7 @@ def test_a_row_of_a_window_has_the_bits_of_a_decode_alone(dtype: torch.dtype) ->
     last = int(pages.begin[-1])
     more = Draw(5, HERE).normal(WINDOW, *query.shape[1:], dtype=dtype)
     beside = replace(
-        pages, count=torch.cat([pages.count[:-1], pages.count[-1:] - 2 + WINDOW]), before=pages.before * (pages.begin < last),
+        pages, count=pages.count + (pages.begin == last) * (WINDOW - 2), before=pages.before * (pages.begin < last),
         most=WINDOW + 1,
     )  # fmt: skip
     beside = TRITON.attend(query=torch.cat([query[: last + 1], more]), pages=beside, to=at("attended"))

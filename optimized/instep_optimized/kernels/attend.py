@@ -37,6 +37,7 @@ class Shape(NamedTuple):
     positions: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 # By the bytes of an element; others are as the last.
@@ -59,7 +60,7 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
 
 
 def read(query: torch.Tensor, pages: Pages, chunk: Shape, parts: Shape, part: int, *, alone: bool) -> torch.Tensor:
-    """Attention with parts of `part` positions. alone: prefill chunks too join them, so that they have the same bits."""
+    """Attention with parts of `part` positions. alone: prefill chunks join them too, for the same bits."""
     attended = torch.zeros_like(query, memory_format=torch.contiguous_format)
     if not pages.most:
         return attended
@@ -117,7 +118,7 @@ class Call(NamedTuple):
             _whole, (self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()),
             *self.common, self.attended, self.attended.stride(0), self.attended.stride(1), tokens,
             MT=rows, NT=shape.positions, PT=part, ALONE=part > 0, ORDERED=part > 0 and INTERPRETED,
-            **self.constants, warps=shape.warps, stages=shape.stages,
+            warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
         )  # fmt: skip
 
     def in_parts(self, shape: Shape, part: int) -> None:
@@ -138,7 +139,7 @@ class Call(NamedTuple):
             launch(
                 read_parts, (programs,), *self.common, means, sums, at_once, skipped, room, requests, kv_heads, tokens,
                 MT=rows, NT=shape.positions, PT=part, BT=power_of_2(requests), ALONE=True, ORDERED=INTERPRETED,
-                **self.constants, warps=shape.warps, stages=shape.stages,
+                warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
             )  # fmt: skip
             launch(
                 join_parts, (ceil_div(at_once * heads, ROWS_JOINED), requests),
@@ -158,7 +159,8 @@ def _beside(pool: torch.Tensor, scales: torch.Tensor | None) -> tuple[torch.Tens
 
 @triton.jit
 def _whole(
-    query, query_row, query_head, keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
+    query, query_row, query_head,
+    keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
     key_scales, key_scales_page, value_scales, value_scales_page,
     table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
     group, width, scale, attended, attended_row, attended_head, tokens,
@@ -167,16 +169,15 @@ def _whole(
 ):  # fmt: skip
     """`tokens` rows of one request for the `group` query heads of one KV head. Grid (KV heads, row tiles, B).
 
-    Tiles that see the most positions run first. Requests of at most `window` rows, and trees, are left to `attend_parts.py`.
+    Tiles that see the most positions run first. `attend_parts.py` reads requests of at most `window` rows, and trees.
     """
     request, kv_head = tl.program_id(2).to(tl.int64), tl.program_id(0)
     rows, slot, row = tl.load(count + request), tl.load(slots + request), tl.load(begin + request)
     first = ((tl.num_programs(1) - 1 - tl.program_id(1)) * tokens).to(tl.int64)
     if (first >= rows) | (slot < 0) | (rows <= window):
         return
-    if ancestors is not None:
-        if tl.load(ancestors + row * ancestors_step) != 0:
-            return
+    if ancestors is not None and tl.load(ancestors + row * ancestors_step) != 0:
+        return
     m, d = tl.arange(0, MT), tl.arange(0, DT)
     token, head = first + m // group, kv_head * group + m % group
     inside = ((m // group < tokens) & (token < rows))[:, None] & (d < width)[None, :]  # [MT, DT]

@@ -16,7 +16,8 @@ from .attend_steps import across, joined, nothing
 
 @triton.jit
 def read_parts(
-    query, query_row, query_head, keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
+    query, query_row, query_head,
+    keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
     key_scales, key_scales_page, value_scales, value_scales_page,
     table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
     group, width, scale, means, sums, most, skipped, room, requests, kv_heads, tokens,
