@@ -26,6 +26,7 @@ SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
 WINDOW = tile(64, 12)  # a request of at most so many rows is read in parts, and so is every tree
 PART = tile(256, 32)  # positions of a part: fixed, so that a row's bits do not depend on how the work is divided
 ROWS_JOINED, UNROLLED = tile(1, 128), tile(8, 1)  # per program, and per step of the joining kernel
+LISTED = 32  # requests, at least: fewer do not make another compiled kernel
 RESIDENT = 2  # programs per multiprocessor that walk the list of parts
 SCRATCH = 2**28  # bytes of parts that are not joined yet; more rows are read one after the other
 
@@ -134,18 +135,19 @@ class Call(NamedTuple):
         means = self.query.new_empty((room, at_once, heads, width), dtype=torch.float32)
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         tiles = ceil_div(at_once, tokens if pages.ancestors is None else 1)
+        listed = max(power_of_2(requests), LISTED)
         programs = min(multiprocessors(self.query.device) * RESIDENT, requests * each * kv_heads * tiles)
         for skipped in range(0, most, at_once):
             launch(
                 read_parts, (programs,), *self.common, means, sums, at_once, skipped, room, requests, kv_heads, tokens,
-                MT=rows, NT=shape.positions, PT=part, BT=power_of_2(requests), ALONE=True, ORDERED=INTERPRETED,
+                MT=rows, NT=shape.positions, PT=part, BT=listed, ALONE=True, ORDERED=INTERPRETED,
                 warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
             )  # fmt: skip
             launch(
                 join_parts, (ceil_div(at_once * heads, ROWS_JOINED), requests),
                 self.attended, *self.attended.stride()[:2], means, sums, *self.placed,
                 at_once, skipped, room, requests, heads, width,
-                RT=ROWS_JOINED, DT=self.constants["DT"], PT=part, BT=power_of_2(requests), UNROLLED=UNROLLED, warps=2,
+                RT=ROWS_JOINED, DT=self.constants["DT"], PT=part, BT=listed, UNROLLED=UNROLLED, warps=2,
             )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from .attend_steps import across, joined, nothing
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most", "skipped", "room", "requests", "tokens"])
 def read_parts(
     query, query_row, query_head,
     keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
@@ -113,7 +113,7 @@ def division(
     return rows.to(tl.int32), tl.cumsum(parts, axis=0) - parts, shared, parts
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most", "skipped", "room", "requests"])
 def join_parts(
     attended, attended_row, attended_head, means, sums,
     held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, room, requests,
