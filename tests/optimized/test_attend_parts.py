@@ -97,7 +97,8 @@ def test_a_row_of_a_window_has_the_bits_of_a_decode_alone(dtype: torch.dtype) ->
 @pytest.mark.parametrize(("name", "value"), [("RESIDENT", 1), ("RESIDENT", 7), ("SCRATCH", 1)])
 def test_bits_do_not_depend_on_how_the_work_is_divided(name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over other numbers of programs, and a tile of rows after the other because no more of them fit."""
-    build = seen(windows(len(TREE), FP32, LENGTHS[2:]).build, len(LENGTHS[2:]) * (TREE,), chains=(1,))
+    tree, ends = (-1, 0, 0, 1, 2, 2, 3, 4, 6, 1), LENGTHS[2:5]
+    build = seen(windows(len(tree), FP32, ends).build, len(ends) * (tree,), chains=(1,))
     wanted = TRITON.attend(**build(HERE).inputs)
     monkeypatch.setattr(attend_file, name, value)
     assert same_bits(TRITON.attend(**build(HERE).inputs), wanted)

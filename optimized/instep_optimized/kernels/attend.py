@@ -55,7 +55,11 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     """`Attend` of the seam: row j of request b sees positions 0 .. before[b] + j of its mapped pages, or its ancestors.
 
     Scores and sums are fp32. The products of fp32 inputs are fp32 too (`ieee`). Probabilities are cast to the dtype of
-    the values.
+    the values, relative to the largest score of the part (of all positions so far, in a prefill chunk).
+
+    A row of a window or of a tree has bits of its own: they depend on its query, its position, and the keys and values
+    up to there. So decode and verify agree, and a path of a tree is its chain. A row of a request with more than WINDOW
+    rows in one launch differs from these in last bits; `invariant/attend.py` has them alike.
     """
     return read(query, pages, shape_of(CHUNK, query), shape_of(PARTS, query), PART, alone=False)
 
