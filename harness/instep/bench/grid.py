@@ -22,7 +22,7 @@ STATES = {"tiny": ("float32",), "default": ("float32", "bfloat16"), "full": ("fl
 
 
 def batches_and_heads(size: Size, **more: tuple[Any, ...]) -> Iterator[At]:
-    """batch, the axes of `more`, heads and state. Of the axes behind the batch the default grid varies one at a time."""
+    """batch, the axes of `more`, heads, state. Of the axes behind the batch the default grid varies one at a time."""
     axes: dict[str, tuple[Any, ...]] = {**more, "heads": HEADS[size], "state": STATES[size]}
     rest = list(product(*axes.values()))
     if size == "default":

@@ -108,8 +108,9 @@ class Course:
             length += lens
         for number, slot in enumerate(slots):
             held = self.commit.of_state.peek(self.ops, slot, int(length[number]))
-            said = [same(f"the state of request {number}", shown(held[layer]).to(stored), lines[layer % len(lines)][number])
-                    for layer in range(self.layers)]  # fmt: skip
+            found = (shown(held[layer]).to(stored) for layer in range(self.layers))
+            said = [same(f"the state of request {number}", one, lines[layer % len(lines)][number])
+                    for layer, one in enumerate(found)]  # fmt: skip
             if any(said):
                 return first(*said)
         return ""

@@ -18,6 +18,7 @@ PEERS: dict[str, dict[str, str]] = {
     "strategies": {
         "sglang verify + scatter": "instep.bench.peers.sglang:verify_and_scatter",
         "sglang ReplaySSM": "instep.bench.peers.sglang:replay",
+        "flashinfer verify + copy": "instep.bench.peers.flashinfer:verify",
     },
     "decode": {
         "sglang sigmoid": "instep.bench.peers.sglang:decode",
@@ -46,7 +47,7 @@ def arms(kind: str, ground: Ground, at: At, cell: Cell, **drawn: Any) -> Cell:
         except Unsupported as refused:
             cell.absent[name] = str(refused)
         except ImportError as missing:
-            cell.absent[name] = f"not installed: {missing.name or missing}"
+            cell.absent[name] = f"its package is not here ({missing.name or missing})"
         except Exception as raised:  # foreign code
             cell.absent[name] = f"{type(raised).__name__}: {' '.join(str(raised).split())[:200]}"
         else:

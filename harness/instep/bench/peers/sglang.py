@@ -26,11 +26,12 @@ from instep_reference.contract.errors import Unsupported
 
 from ...adapters import sources
 from ...report.machine import installed
-from ..base import TO, Arm, At, Ground
+from ..base import Arm, At, Ground
 from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
-from ..right import first, off
-from ..rows import WIDE, Rows, off_from_plain, part, states
+from ..right import first
+from ..rows import WIDE, Rows, off_from_plain
+from .snapshots import committed, pools, read_out
 
 RING = 16  # tokens that ReplaySSM keeps of a request before it folds them
 INSIDE = {"softplus_beta": 1.0, "softplus_threshold": 20.0, "use_qk_l2norm_in_kernel": True}
@@ -122,19 +123,13 @@ def conv(ground: Ground, at: At, name: str, x: torch.Tensor, weight: torch.Tenso
     return Arm(name, lambda: [in_place(pool) for pool in pools], lambda: judge(run), len(pools), peer=_version())
 
 
-def _pools(ground: Ground, config: ModelConfig, layers: int, units: int, stored: torch.dtype) -> torch.Tensor:
-    """[layers, units, HV, V, K]"""
-    pool = states(ground, config, layers * units, stored).mT
-    return pool.view(layers, units, *pool.shape[1:])
-
-
 def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
     batch, window, layers, stored = at["batch"], at["window"], len(config.layer_kinds), state_dtype(at)
     _kernels()
     adapter = import_module("instep.adapters.sglang_commit")
     scatter = adapter.take("fused_mamba_state_scatter_with_mask",
                            *(f"{place}.mamba_state_scatter_triton" for place in adapter.MAMBA))  # fmt: skip
-    pool = _pools(ground, config, layers, batch + 1, stored)
+    pool = pools(ground, config, layers, batch + 1, stored)
     kept = torch.zeros(layers, batch, window, *pool.shape[2:], dtype=stored, device=ground.device)
     slots, own = (ground.ints(x).int() for x in (range(1, batch + 1), range(batch)))
     starts, steps = _starts(ground, batch, window), ground.ints([accepted_of(window) - 1] * batch).int()
@@ -156,7 +151,7 @@ def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], conf
         core = verify(0, before)
         after = before.clone()
         scatter(after[None], kept[:1].contiguous(), slots, steps)
-        return _committed(ground, at, rows[0], before, core, after, slots.long())
+        return committed(ground, at, rows[0], before, core, after, slots.long())
 
     return Arm(name, work, check, layers, peer=_version())
 
@@ -176,7 +171,7 @@ def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
     def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.zeros(shape, device=ground.device, dtype=dtype)
 
-    pool = _pools(ground, config, layers, slots, torch.float32)
+    pool = pools(ground, config, layers, slots, torch.float32)
     wide, narrow = (layers, slots, heads, RING), (layers, slots, config.key_heads, RING)
     d, k, g = zeros(*wide, values, dtype=ground.dtype), zeros(*narrow, keys, dtype=ground.dtype), zeros(*wide)
     rawv, rawk, beta = zeros(*wide, values, dtype=ground.dtype), zeros(*narrow, keys, dtype=ground.dtype), zeros(*wide)
@@ -209,39 +204,10 @@ def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
         whole = before.mT.clone().to(WIDE)
         for number in range(6):  # beyond the room of its ring: some round folds
             core = verify(0, before).clone()
-            said.append(_read_out(ground, at, rows[0], whole, core, f"the read-out of round {number + 1}"))
+            said.append(read_out(ground, at, rows[0], whole, core, f"the read-out of round {number + 1}"))
             advance()
         for cell in (cursor, base, flush):
             cell.zero_()
         return first(*said)
 
     return Arm(name, work, check, layers, peer=_version())
-
-
-def _windows(ground: Ground, at: At, pool: torch.Tensor, count: int) -> Part:
-    form = part(ground, "window", list(range(1, at["batch"] + 1)), count, pool)
-    begin = ground.ints(range(0, at["batch"] * at["window"], at["window"]))
-    return Part("window", begin, form.count, count, form.read, form.fresh, form.store)
-
-
-def _read_out(ground: Ground, at: At, rows: Rows, state: torch.Tensor, core: torch.Tensor, what: str) -> str:
-    """Of a whole window from this state [slots, HV, K, V] in fp64, which becomes that behind the accepted tokens."""
-    truth, twin, narrow = rows.inputs(PLAIN, wide=True), state.clone(), state.float()
-    o = PLAIN.gdn(inputs=truth, parts=(_windows(ground, at, twin, at["window"]),), dtype=WIDE, to=TO)
-    r = PLAIN.gdn(inputs=rows.inputs(PLAIN), parts=(_windows(ground, at, narrow, at["window"]),), dtype=core.dtype,
-                  to=TO)  # fmt: skip
-    PLAIN.gdn(inputs=truth, parts=(_windows(ground, at, state, accepted_of(at["window"])),), dtype=WIDE, to=TO)
-    return off(what, core, o, r, 1)
-
-
-def _committed(
-    ground: Ground, at: At, rows: Rows, before: torch.Tensor, core: torch.Tensor, after: torch.Tensor,
-    slots: torch.Tensor,
-) -> str:
-    """The read-outs of all rows, and the states of the slots after the accepted tokens; pools as [slots, HV, V, K]."""
-    truth, twin = before.mT.to(WIDE), before.mT.clone()
-    said = _read_out(ground, at, rows, truth, core, "read-out")
-    PLAIN.gdn(inputs=rows.inputs(PLAIN), parts=(_windows(ground, at, twin, accepted_of(at["window"])),),
-              dtype=core.dtype, to=TO)  # fmt: skip
-    return first(said, off("state", after.mT[slots], truth[slots], twin[slots], 1))
-
