@@ -51,8 +51,26 @@ def _table(name: str, rows: list[Row], console: Console) -> None:
                 notes.append(f"WRONG  {name}, {key(row['cell'])}: {which}: {told['finding']}{speed}")
         notes += [f"{name}, {key(row['cell'])}: no {arm}: {why}" for arm, why in row["absent"].items()]
     tables.show(made, console)
+    _texts(rows, console)
     for note in _once(notes):
         tables.say(console, note, style="red" if note.startswith("WRONG") else "dim")
+
+
+def _texts(rows: list[Row], console: Console) -> None:
+    """What arms tell beside their times: of whole texts, and of a round's kinds of work."""
+    for row in rows:
+        for arm, told in row["arms"].items():
+            if "tokens_per_s" in told:
+                counts = ", ".join(f"{count}: {windows}" for count, windows in told["distribution"].items())
+                steps = ", ".join(f"{count}: {number}" for count, number in told["steps"].items())
+                said = f"{told['tokens_per_s']:.0f} tokens/s, latency {told['latency_s']:.3f} s"
+                more = f"{told['accepted']:.2f} drafts a window ({counts}); rounds by step count {steps}"
+            elif "work" in told:
+                said = ", ".join(f"{kind} {us:.0f}" for kind, us in told["work"].items())
+                more = f"{told['launches']} launches, longest gap {told['longest_gap_us']:.0f} us"
+            else:
+                continue
+            tables.say(console, f"{key(row['cell'])}, {arm}: {said}; {more}")
 
 
 def _figures(told: Mapping[str, Any]) -> tuple[str, str, str]:

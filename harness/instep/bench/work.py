@@ -6,6 +6,7 @@ Leaves out: the time itself (`kinds/rounds.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,13 +34,14 @@ def by_work(run: Callable[[], object], rounds: int, device: str) -> dict[str, An
     with torch.profiler.profile(activities=activities) as profile:
         run()
     events: Any = profile.events()
+    autograd: Any = torch.autograd
     spans = sorted((one.time_range.start, one.time_range.end, one.name) for one in events
-                   if one.device_type == torch.autograd.DeviceType.CUDA)  # fmt: skip
+                   if one.device_type == autograd.DeviceType.CUDA)  # fmt: skip
     work: dict[str, float] = {}
     for start, end, name in spans:
         kind = kind_of(name)
         work[kind] = work.get(kind, 0.0) + (end - start) / rounds
-    gaps = [after[0] - before[1] for before, after in zip(spans, spans[1:], strict=False)]
+    gaps = [after[0] - before[1] for before, after in pairwise(spans)]
     return {"work": dict(sorted(work.items(), key=lambda one: -one[1])), "launches": round(len(spans) / rounds),
             "longest_gap_us": max(gaps, default=0.0)}  # fmt: skip
 

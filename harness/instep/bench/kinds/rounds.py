@@ -142,7 +142,8 @@ def _wait(device: str) -> None:
 def make(ground: Ground, at: At) -> Cell:
     checkpoint = checkpoint_of(ground, at.get("layers"))
     rounds = CHECKED + PROFILED + 3 + TIMED["tiny" if ground.tiny else "card"]
-    trace, cell = laid(checkpoint, at["batch"], rounds), Cell([], **least(checkpoint, at["batch"], ground))
+    trace, (read, written) = laid(checkpoint, at["batch"], rounds), least(checkpoint, at["batch"], ground)
+    cell = Cell([], read, written)
     for name in ground.sets:
         setting = Setting.of(ops=name, device=str(ground.device), dtype=str(ground.dtype).removeprefix("torch."),
                              graphs=ground.card, overlap=True)  # fmt: skip
@@ -155,7 +156,7 @@ def _arm(name: str, run: Run) -> Arm:
     return Arm(name, None, run.check, samples=samples, more=lambda: run.work)
 
 
-def least(checkpoint: Checkpoint, batch: int, ground: Ground) -> dict[str, float]:
+def least(checkpoint: Checkpoint, batch: int, ground: Ground) -> tuple[float, float]:
     """Bytes that a round reads and writes at least."""
     config, each = checkpoint.config, {"trunk": 0, "draft": 0, "head": 0}
     for name, size in expected_shapes(config, FUSED).items():
@@ -165,7 +166,7 @@ def least(checkpoint: Checkpoint, batch: int, ground: Ground) -> dict[str, float
             each[part] += math.prod(size) * ground.dtype.itemsize
     weights = each["trunk"] + NUM_STEPS * each["draft"] + (NUM_STEPS + 1) * each["head"]
     state = 4.0 * batch * config.value_heads * config.key_dim * config.value_dim * config.layer_kinds.count("gdn")
-    return {"read": weights + state, "written": state}
+    return weights + state, state
 
 
 KIND = Kind("a round", cells, make)
