@@ -4,7 +4,8 @@
    drafts a round. With an op set of invariant rows every arm must say the same tokens.
 2. Every arm is forced through layers of the 9B shape: checked first, then timed lap by lap in turn, and each lap must
    hold the bits that the checked run held (`forced.py`).
-Leaves out: any claim about the text, and the time that a proposer takes on the host (`ngram`). How drafting compares with verifying hangs on the depth.
+How drafting compares with verifying hangs on the depth. Leaves out: any claim about the text, and the time that a
+proposer takes on the host (`ngram`).
 """
 
 from __future__ import annotations
