@@ -101,6 +101,8 @@ def measure(
                 taken[name].append(sample(arms[name], laps, question.cases, SLOWED if name == "slowed" else 0.0))
             progress("sampling", len(taken["before"]), 0)
         found.report.refused = agree_at_the_end(arms, yardsticks, folder, found.report)
+        if found.report.refused:
+            return found
     samples = {name: np.array(one) for name, one in taken.items()}
     for number, case in enumerate(question.cases):
         clocks = {clock: samples["before"][:, number, CLOCKS.index(clock)] for clock in judged(question.setting.device)}
