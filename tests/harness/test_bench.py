@@ -21,7 +21,7 @@ from rich.console import Console
 from instep.bench import KINDS, kind, peers, plots, render, run
 from instep.bench.base import Arm
 from instep.bench.clock import Rates, Times, less, timed
-from instep.bench.kinds import pick
+from instep.bench.kinds import pick, strategies
 from instep.bench.run import Asked, Bench, bench
 from instep.bench.work import OTHER, kind_of
 from instep.verdict import Exit
@@ -119,6 +119,25 @@ def _in_a_plot(row: run.Row, found: Bench, x: str) -> bool:
     """Whether another cell differs from it in the plotted axis alone."""
     rest = {name: value for name, value in row["cell"].items() if name != x}
     return sum(rest.items() <= other["cell"].items() for other in found.rows) > 1
+
+
+def test_what_is_taken_off_leaves_the_rounds_as_they_are() -> None:
+    """Between two timed rounds the index ops are timed alone; still every round runs the accepted tokens again."""
+    again = list[int]()
+
+    def gdn(*, parts: Any, **given: Any) -> torch.Tensor:
+        again.extend(int(one.ring.pending.max()) for one in parts if one.ring is not None)
+        return PLAIN.gdn(parts=parts, **given)
+
+    ground = run.Ground(torch.device("cpu"), FP32, {"it": replace(PLAIN, gdn=gdn)}, MACHINE, 0, False)
+    at = {"batch": 2, "window": 4, "heads": 4, "state": "float32"}
+    arm = next(arm for arm in strategies.make(ground, at).arms if arm.name == "rerun")
+    assert arm.work is not None and arm.less is not None
+    for _ in range(3):
+        arm.work()
+        arm.less()
+    layers = arm.units
+    assert again == [0] * layers + [strategies.accepted_of(4)] * 2 * layers
 
 
 @pytest.mark.slow

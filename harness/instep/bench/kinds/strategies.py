@@ -169,11 +169,13 @@ def make(ground: Ground, at: At) -> Cell:
 def _arm(
     told: str, ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At, rows: list[Rows]
 ) -> Arm:
-    course = Course.of(ground, ops, config, strategy, at, rows)
-    lens, none = (ground.ints([count] * at["batch"]) for count in (accepted_of(at["window"]), 0))
+    lens, course = ground.ints([accepted_of(at["window"])] * at["batch"]), Course.of(
+        ground, ops, config, strategy, at, rows)
+    # Requests of their own: to bind moves marks, and a round of the course must find its own where it left them.
+    apart = Course.of(ground, ops, ground.config(config.key_heads, 1), strategy, at, [])
     return Arm(
         told, lambda: course.round(lens), lambda: course.check(state_dtype(at)), len(config.layer_kinds),
-        less=lambda: course.round(none, 0), more=lambda: {"bytes": beside(ground, ops, config, strategy, at)},
+        less=lambda: apart.round(lens, 0), more=lambda: {"bytes": beside(ground, ops, config, strategy, at)},
     )
 
 
