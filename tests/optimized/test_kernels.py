@@ -1,6 +1,6 @@
 """The Triton kernels against the plain ops on every shared case: interpreted on a CPU, native on a GPU.
 
-Leaves out: what is exact between kernels (`test_kernels_exact.py`) and real sizes (`tests/perf/kernels_gpu.py`).
+Leaves out: what is exact between kernels (`test_kernels_exact.py`) and real sizes (`instep bench`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..replay.setting import Setting
 
-PLACES = ("--html", "--json", "--out", "--picture", "--trail", "--trace")  # options that say where something is written
+PLACES = ("--html", "--json", "--out", "--picture", "--plots", "--trail", "--trace")  # where something goes
 
 
 def typed(argv: Sequence[str]) -> str:
