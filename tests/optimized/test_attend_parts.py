@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from instep.kit.cases import Case, serve
+from instep.kit.cases.case import BF16, FP32, Draw, at
+from instep.kit.cases.paged import Reading, attend_case
+from instep.kit.cases.pools import same_bits
+from instep.kit.cases.trees import seen
 from instep_optimized.kernels import attend as attend_file
 from instep_optimized.kernels.attend import PART, WINDOW
 from instep_optimized.layout import Pages
@@ -19,10 +24,7 @@ from instep_optimized.ops.base import Ops
 from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
-from support.ops_case import BF16, FP32, Case, Draw, agree, at, serve
-from support.ops_paged_cases import Reading, attend_case
-from support.ops_pools import same_bits
-from support.ops_tree_cases import seen
+from support.ops_agree import agree
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
