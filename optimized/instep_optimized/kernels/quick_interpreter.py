@@ -144,7 +144,7 @@ def _operators(interpreter: Any, language: Any) -> None:
         if len(one) != len(other) or any(1 not in pair and pair[0] != pair[1] for pair in zip(one, other, strict=True)):
             return broadcast(self, left, right)
         both = [x * y if 1 in (x, y) else x for x, y in zip(one, other, strict=True)]
-        return tuple(x if tuple(x.type.shape) == tuple(both) else self.make_tensor(
+        return tuple(x if tuple(x.type.shape) == tuple(both) else self.tensor(
             self.builder.create_broadcast(x.handle, both), language.block_type(x.type.scalar, both)
         ) for x in (left, right))
 
