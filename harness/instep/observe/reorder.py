@@ -83,7 +83,7 @@ class Reordered(TorchFunctionMode):
 
     def __exit__(self, *failed: Any) -> None:
         if self.following is not None:
-            self.following.__exit__(*failed)  # type: ignore[no-untyped-call]
+            self.following.__exit__(*failed)
         super().__exit__(*failed)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
