@@ -78,7 +78,7 @@ class GuardedSubject:
         self.pools: frozenset[tuple[str, int]] = frozenset()  # name and layer of every region that was ever shown
 
     def regions(self) -> list[Region]:
-        with calling("regions"):
+        with calling("regions"), torch.inference_mode(False):  # checks ask: what it makes now, it may write to later
             found = self.engine.regions()
             right = isinstance(found, Sequence) and all(isinstance(region, Region) for region in found)
             must(right, "regions", found, "a list of `Region`")
