@@ -6,6 +6,7 @@ Leaves out: torch, until a command needs it. Exit codes: 0 all agree, 1 divergen
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -66,6 +67,7 @@ for _name in COMMANDS:
 def main() -> NoReturn:
     """Run a command and turn its verdict, or what goes wrong, into an exit code and one line."""
     outputs, code, error = Outputs(), 0, None
+    gc.set_threshold(20_000, 20, 100)  # modules make 10^6 objects that live on, and hardly any of the others is a cycle
     if sys.argv[1:2] not in [[name] for name in WIDE]:
         # A thread more costs small tensors three to thirty times what it brings. torch reads this when it is loaded.
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -83,7 +83,7 @@ class Reordered(TorchFunctionMode):
 
     def __exit__(self, *failed: Any) -> None:
         if self.following is not None:
-            self.following.__exit__(*failed)  # type: ignore[no-untyped-call]
+            self.following.__exit__(*failed)
         super().__exit__(*failed)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
@@ -100,7 +100,7 @@ class Reordered(TorchFunctionMode):
         if name in FUNCTIONS:
             return self._evaluated(out)
         if name in REDUCTIONS and out.is_floating_point() and (terms := _terms(name, out, args)) > 1:
-            return self._summed(out, terms, _squares(func, name, terms, args, given))
+            return self._summed(out, terms, _squares(func, name, terms, args, given, self.operands))
         return out
 
     def _evaluated(self, out: torch.Tensor) -> torch.Tensor:
@@ -139,11 +139,13 @@ def _terms(name: str, out: torch.Tensor, args: Sequence[Any]) -> int:
 
 
 def _squares(
-    func: Callable[..., Any], name: str, terms: int, args: Sequence[Any], given: dict[str, Any]
+    func: Callable[..., Any], name: str, terms: int, args: Sequence[Any], given: dict[str, Any],
+    operands: Operands | None,
 ) -> torch.Tensor:
     """The sum of the squares of the terms of each element."""
     if name == "matmul":
-        squares: torch.Tensor = func(args[0].square(), args[1].square())
+        right = args[1].square() if operands is None else operands.square(args[1])
+        squares: torch.Tensor = func(args[0].square(), right)
         return squares
     if name == "einsum":
         equation, left, right = args

@@ -172,7 +172,8 @@ def run(
             context = lockstep.step()
             verdict.served |= context.shown.computed(context.subject)
             verdict.unserved += context.shown.unserved
-            results = [result for check in checks for result in check(context)]  # they ask for regions
+            with torch.inference_mode():
+                results = [result for check in checks for result in check(context)]  # they ask for regions
         except SubjectFailed as failed:
             verdict.add(failures(lockstep.participants, index, event, failed))
             return verdict

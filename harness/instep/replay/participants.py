@@ -43,7 +43,7 @@ from ..engines.verbs import ByVerbs, must_have
 from ..observe.event_log import Room
 from ..observe.instrumentation import Instrumentation, replays_of
 from ..observe.memory import Watch
-from ..observe.products import Operands
+from ..observe.products import Operands, Squares
 from ..observe.reorder import Reordered, up_or_down
 from ..observe.routes import Routes
 from ..observe.shown import WHOLE, Shown
@@ -280,7 +280,7 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     engine = StoringEngine(
         weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
     engine.stored = said.rounds.get("state", plan.setting.state)
-    engine.operands = Operands(said.products, weights, chance=chance)
+    engine.operands = Operands(said.products, weights, chance=chance, squares=Squares(weights))
     engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
     arithmetic = Reordered(generator, engine.operands, following=Routes(plan.checkpoint.config))
     of = digest_of(

@@ -119,7 +119,7 @@ class _Between:
     """What guards a body between its ops. An op leaves it: a mode that only looked on would slow all that it runs."""
 
     def __init__(self) -> None:
-        self._modes = _Guard(), _HostReads()
+        self._modes = _Guard(), _HostReads()  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> _Between:
         for mode in self._modes:

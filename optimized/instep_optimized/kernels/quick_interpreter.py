@@ -19,16 +19,18 @@ class Patches:
 
     def __init__(self, patch: Callable[[Any], Any], scope: Callable[[], Any], languages: tuple[Any, ...]) -> None:
         self.patch, self.scope, self.languages = patch, scope, languages
+        self.named: dict[Any, tuple[int, ...]] = {}  # function -> the languages that its module names
         self.found: dict[tuple[int, ...], list[tuple[Any, str, Any]]] = {}
         self.holds: set[int] = set()  # the languages that a launch has changed now; none: no kernel runs
         self.left: set[int] = set()  # those that a call within a launch has changed, which nobody puts back
         self.outer: Any = None
 
     def __call__(self, function: Any) -> Any:
-        mine = tuple(
-            number for number, language in enumerate(self.languages)
-            if any(value is language for value in function.__globals__.values())
-        )
+        if function not in self.named:
+            values = [*function.__globals__.values()]
+            numbered = enumerate(self.languages)
+            self.named[function] = tuple(number for number, one in numbered if any(value is one for value in values))
+        mine = self.named[function]
         if self.holds:
             if not (self.holds | self.left).issuperset(mine):
                 self.patch(function)
@@ -144,7 +146,7 @@ def _operators(interpreter: Any, language: Any) -> None:
         if len(one) != len(other) or any(1 not in pair and pair[0] != pair[1] for pair in zip(one, other, strict=True)):
             return broadcast(self, left, right)
         both = [x * y if 1 in (x, y) else x for x, y in zip(one, other, strict=True)]
-        return tuple(x if tuple(x.type.shape) == tuple(both) else self.make_tensor(
+        return tuple(x if tuple(x.type.shape) == tuple(both) else self.tensor(
             self.builder.create_broadcast(x.handle, both), language.block_type(x.type.scalar, both)
         ) for x in (left, right))
 
