@@ -226,7 +226,7 @@ def test_the_example_suite_runs_against_the_installed_package_outside_the_checko
 def test_instep_op_tells_each_op_and_refuses_what_is_not_there(instep: Runner, tmp_path: Path) -> None:
     ran = instep("op", "plain", "gdn", "norm", "--drawn", "2", "--json", tmp_path / "r.json")
     assert ran.code == 0 and "AGREES: " in ran.out and "allowance used" in ran.out, ran
-    assert '"used": {' in (tmp_path / "r.json").read_text()
+    assert '"used": ' in (tmp_path / "r.json").read_text()
     wrong = instep("op", "support.kit_ops:FORGETFUL", "gdn", "--drawn", "0")
     line = "instep op support.kit_ops:FORGETFUL gdn --case decode-r1-KV-float32"
     assert wrong.code == 1 and "holds what was there before the launch" in wrong.out and line in wrong.out, wrong

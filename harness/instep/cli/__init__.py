@@ -19,6 +19,7 @@ COMMANDS: tuple[str, ...] = (
     "audit",
     "calibrate",
     "demo",
+    "diff",
     "doctor",
     "faults",
     "fixtures",

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..replay.setting import Setting
 
-PLACES = ("--html", "--json", "--out", "--picture", "--trail", "--trace")  # options that say where something is written
+# Options that say where something is written.
+PLACES = ("--html", "--json", "--out", "--picture", "--trail", "--trace", "--sarif", "--save-tensors")
 
 
 def typed(argv: Sequence[str]) -> str:
