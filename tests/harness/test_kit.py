@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from instep import kit
 from instep.kit.cases import CASES
@@ -128,6 +127,22 @@ def test_a_kernel_that_norms_and_gates_inside_is_judged_where_it_serves_gdn(brok
     assert {"snapshots-r2-VK-float32", "prefill-r2-VK-float32", "decode-r1-KV-float32"} <= judged
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_kernel_that_takes_no_strides_gets_pools_that_lie_side_by_side(packed: bool) -> None:
+    seen: list[bool] = []
+
+    def kernel(call: kit.Launch) -> torch.Tensor:
+        seen.append(call.pool.is_contiguous())
+        return NAMES["kernel"](call)
+
+    NAMES: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", (TOP / "docs" / "adapters.md").read_text(), re.S)[1], NAMES)
+    how = {"packed": True} if packed else {"strided": True}
+    ops = kit.pooled(PLAIN, name="x", window=kernel, chunk=kernel, raw=True, **how)
+    cases = [case for case in kit.op_cases("gdn", dtype="float32") if "VK" in case.name]
+    assert kit.served(cases, ops).must_agree() and set(seen) == {packed}
+
+
 def test_what_serves_no_case_is_inconclusive_and_what_raises_is_a_finding() -> None:
     dense = replace(PLAIN, gdn=kit.dense(window=lambda **given: 1 / 0, chunk=lambda **given: 1 / 0))
     trees = [case for case in CASES if str(case) in ("gdn-trees-fp32", "gdn-chain")]
@@ -181,13 +196,10 @@ def test_drawn_traces_are_legal_and_drawn_models_and_prompts_fit(work: Any, conf
     assert {*prompts} == {"one", "few", "more"} and all(0 <= token < 5 for said in prompts.values() for token in said)
 
 
-@pytest.mark.slow
 @settings(max_examples=2, deadline=None, database=None, derandomize=True)
-@given(st.data())
-def test_a_drawn_workload_agrees(data: st.DataObject) -> None:
-    work = kit.small(prompts=data.draw(kit.prompts()), **data.draw(kit.configurations()))
-    kit.replayed(work, until=9).must_agree()
-    kit.replayed(data.draw(kit.traces(events=4))).must_agree()
+@given(prompts=kit.prompts(), config=kit.configurations())
+def test_a_drawn_model_agrees(prompts: Any, config: Any) -> None:
+    kit.replayed(kit.small(prompts=prompts, **config), until=4).must_agree()
 
 
 def test_the_page_has_the_file_and_every_public_name() -> None:

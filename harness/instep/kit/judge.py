@@ -34,7 +34,7 @@ from ..replay.failures import failure
 from ..replay.guard import SERVES, SubjectFailed, calling
 from ..replay.setting import wide
 from ..verdict import Comparison, Skipped, Tier, Verdict
-from .cases.case import Call, Case, serve
+from .cases.case import Call, Case, packed, serve
 from .cases.pools import Pool
 from .right import COMPUTED, Right, Rule, Written, by_token, experts, in_chunks_of, right, widened
 
@@ -69,7 +69,7 @@ class _Case:
 
     def __init__(self, ops: Ops, case: Case, number: int, device: str) -> None:
         self.ops, self.case, self.number, self.clauses = ops, case, number, list[str]()
-        call = case.build(device)
+        call = packed(case.build(device)) if ops.packed and case.op in ALONG_TREES else case.build(device)
         self.memory = {memory_of(pool.raw) for pool in call.pools.values()}
         self.found = serve(around(ops, unseen, self._watched), replace(case, build=lambda device: call), device)
         self.given = case.build("cpu")

@@ -165,6 +165,12 @@ def _attend(query: Tensor, pages: Pages) -> Right:
         if slot < 0 or not count:
             continue
         spans[request], line = range(begin, begin + count), pages.table[slot].tolist()
+        mapped = len(line) * size >= before + count and min(line[: -(-(before + count) // size)]) >= 0
+        if mapped and pages.ancestors is None:
+            at = [(line[p // size], p % size) for p in range(before + count)]
+            keys, values = (torch.stack([pool[spot] for spot in at]).to(query) for pool in (pages.keys, pages.values))
+            out[begin : begin + count] = attention.attend(query[begin : begin + count], keys, values)
+            continue
         for row in spans[request]:
             bits = 0 if pages.ancestors is None else int(pages.ancestors[row])
             behind = [n for n in range(63) if bits >> n & 1] if bits else range(row - begin + 1)
