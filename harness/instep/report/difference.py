@@ -15,6 +15,7 @@ from instep_reference.contract.errors import BadInput
 from ..verdict import Exit
 
 # Fields of a run that say how it was set up: runs that are alike in `KEY` are compared, and the others are told.
+WHAT = ("name", "relation", "recording")  # what is run: a trace, a relation on it, a recording
 KEY = ("name", "relation", "ops", "engine", "strategy", "conv", "layout", "dtype", "state_dtype", "graphs")
 SETTING = (*KEY, "device", "kv_dtype", "snapshot_layout", "drafter", "overlap", "guarded", "model")
 MOVED = 1.25  # a part of an allowance has moved when it is so many times what it was, or that part of it
@@ -75,7 +76,7 @@ class Difference:
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Difference:
     """Of two results as `result.read` gives them."""
     one, other = (list(_runs(result)) for result in (before, after))
-    if len(one) == len(other) == 1:
+    if len(one) == len(other) == 1 and all(one[0].get(field) == other[0].get(field) for field in WHAT):
         named = [[("", one[0])], [("", other[0])]]
     else:
         named = [[(_key(run), run) for run in runs] for runs in (one, other)]

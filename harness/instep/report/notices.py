@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -92,7 +93,8 @@ def sarif(found: Sequence[Notice]) -> bytes:
                 "ruleId": notice.rule, "ruleIndex": rules.index(notice.rule), "level": "error",
                 "message": {"text": notice.text},
                 "locations": [{"physicalLocation": {
-                    "artifactLocation": {"uri": Path(notice.file).as_posix()}, "region": {"startLine": notice.line},
+                    "artifactLocation": {"uri": quote(Path(notice.file).as_posix())},
+                    "region": {"startLine": notice.line},
                 }}],
             } for notice in found],
         }],
