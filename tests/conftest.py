@@ -11,12 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread c
 import pytest
 
 import instep_optimized.kernels  # noqa: F401  decides how Triton runs, before transformers imports it natively
-from instep_optimized.kernels.runtime import INTERPRETED
 from support.golden import CHANGED, Golden
-from support.quick_interpreter import quicken
-
-if INTERPRETED:
-    quicken()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -52,10 +52,8 @@ if [ "$part" = all ] || [ "$part" = race ]; then
   summary "$out/racecheck.txt" "$out/memcheck.txt" >"$out/race-native.txt"
 fi
 if [ "$part" = all ] || [ "$part" = time ]; then
-  task strategies-native 60 python3 tests/perf/strategies_gpu.py --json "$out/strategies-native.json" --commit "$commit"
-  task effect-native 240 python3 tests/perf/adaptive_effect.py --layers 32 --graphs --fixed 1 3 7 --laps 5 --prompts 16 --checked 16 --judged 13 --out "$out/effect-native.json" --commit "$commit"
-  task kernels-native 40 python3 tests/perf/kernels_gpu.py
-  task invariant-native 40 python3 tests/perf/invariant_gpu.py
+  task bench-native 500 python3 -m instep bench --minutes 6 --commit "$commit" --json "$out/bench-native.json" --plots "$out/bench"
+  task bench-invariant 90 python3 -m instep bench --ops triton --ops invariant --kind products --kind attend --no-peers --minutes 1 --commit "$commit" --json "$out/bench-invariant.json"
 fi
 cat "$failed"/* 2>/dev/null
 [ -z "$(ls -A "$failed")" ]

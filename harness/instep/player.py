@@ -27,7 +27,7 @@ class Side:
     answer          as the engine gave it, or on the host (`OnHost`)
     places          named tensors, rows packed in batch order (`Activations`)
     before, after   request -> logical state of every live request (`States`)
-    tracked         name -> prefix that this event tracked, by the engine's own answer (`States`)
+    tracked         name -> prefix that this event tracked, by the engine's own answer, or moved (`States`)
     wanted_num_steps  `next_num_steps()` (`States`)
     """
 

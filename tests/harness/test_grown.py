@@ -5,7 +5,6 @@ Leaves out: the definition (`tests/reference/test_growing.py`), the engine (`tes
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def test_the_committed_trace_meets_the_conditions_and_its_trees_differ() -> None
     trace, coverage = read(GROWN), Coverage()
     rules = EventRules(trace.header)
     for event in trace.events:
-        before = replace(rules.table, live=dict(rules.table.live))
+        before = rules.table.as_it_stands()
         rules.apply(event)
         coverage.note(before, event, rules.table)
     assert coverage.met["trees grown for several requests"] and coverage.met["another window than the grown tree"]

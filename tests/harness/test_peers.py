@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import peers.__main__ as program
+from instep.adapters.unpacked import Absent, bare
 from instep_reference.contract.errors import BadInput
 from peers.entry import Entry
 from peers.environment import environment, install, unpack
-from peers.loading import Absent, bare
 from peers.run import TOP, sentence, served
 from peers.run import _told as told
 from support import peers_table

@@ -114,6 +114,10 @@ def test_fuzz(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gate(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "fingerprint", lambda device: {"torch": "2", "device": device, "cores": None})
+    calibrated = {"trials": 200, "date": "2026-11-22T00:00:00", "slowed": 0.08,
+                  "says": {"A/A": {"verify": {"held": 200}}, "slowed": {"verify": {"slower": 193}}}}  # fmt: skip
+    kept = iter([calibrated, None])
+    monkeypatch.setattr(gate, "known", lambda question: next(kept))
     spread, same = Spread(0.0125, 0.012, 0.013), Ratio(1.0, 0.99, 1.01, 120)
 
     def report(*says: tuple[str, str, Say]) -> Report:

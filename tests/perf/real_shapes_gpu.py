@@ -1,6 +1,6 @@
 """Models in real shapes on a GPU, a few layers each: T0, T1 and T2d of every GDN layer after every event of a course.
 
-Leaves out: speed (`adaptive_effect.py`, `kernels_gpu.py`). Run it as a script on a machine with a GPU:
+Leaves out: speed (`instep bench`). Run it as a script on a machine with a GPU:
     python tests/perf/real_shapes_gpu.py --out fixtures/results/shapes-native.json --commit REVISION
 bf16 weights drawn at random, bf16 activations, fp32 states; the fp64 pieces run on the GPU too.
 """

@@ -114,8 +114,8 @@ def _positions(along: Positions, units: torch.Tensor, room: Room, window: int) -
 
 def _guards(region: Region) -> Iterator[Need]:
     """A pitch that is not the packed size, and on which kernels may rely."""
-    pitch, size = region.units.stride(0), region.units[0].numel()
-    gap = 0 if region.gaps is None else region.gaps.shape[1]
+    size, gap = region.units[0].numel(), 0 if region.gaps is None else region.gaps.shape[1]
+    pitch = region.units.stride(0) if len(region.units) > 1 else size + gap  # torch gives a single unit any stride
     yield "elements of red zone", gap, 1, " behind each unit"
     yield "elements from unit to unit", pitch, size + gap, ""
     aligned = pitch % ALIGNED == 0 and region.units.data_ptr() % ALIGNED == 0

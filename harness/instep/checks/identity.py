@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded, Load, Resume
+from instep_reference.contract.engine import (
+    Commit,
+    Committed,
+    Draft,
+    Drafted,
+    Fetch,
+    Forward,
+    Forwarded,
+    Load,
+    Offload,
+    Resume,
+)
 from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
@@ -99,6 +110,8 @@ class Identity:
             for found, says in ((answered.get(name), "answers a prefix of {} tokens"),
                                 (None if kept is None else kept.length, "keeps a prefix of {} tokens")):  # fmt: skip
                 yield exact(self, context, LENGTH, found, due.get(under), says, name)
+        for under, kept in context.subject.tracked.items() if isinstance(context.event, Offload | Fetch) else ():
+            yield exact(self, context, LENGTH, kept.length, due.get(under), f'"{under}" is a prefix of {{}} tokens')
 
     def _row_counts(self, context: EventContext) -> Iterator[Comparison]:
         """Every place that the truth has, the subject has too, with the rows that the trace gives it."""

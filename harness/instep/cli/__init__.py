@@ -17,6 +17,7 @@ from .ending import Command, Outputs, Raised, leave
 
 COMMANDS: tuple[str, ...] = (
     "audit",
+    "bench",
     "calibrate",
     "demo",
     "diff",
@@ -37,7 +38,7 @@ COMMANDS: tuple[str, ...] = (
     "streams",
 )
 
-WIDE = ("audit", "shapes")  # commands whose tensors are large enough for several threads
+WIDE = ("audit", "bench", "shapes")  # commands whose tensors are large enough for several threads
 
 app = typer.Typer(
     name="instep", no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False,

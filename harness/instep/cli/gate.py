@@ -1,4 +1,4 @@
-"""`instep gate`: is AFTER slower than BEFORE? Refuses to time what does not pass.
+"""`instep gate`: is AFTER slower than BEFORE? Refuses to time what does not pass. It can be asked how sure it is.
 
 Leaves out: how (`instep.perf`).
 """
@@ -20,7 +20,7 @@ from .setting import Given, takes_setting
 def gate(
     given: Given,
     before: Annotated[str, typer.Argument(help="Op set, module:attribute, or a source tree.")],
-    after: Annotated[str, typer.Argument(help="The same; what may have become slower.")],
+    after: Annotated[str | None, typer.Argument(help="The same; what may have become slower.")] = None,
     case: Annotated[list[str] | None, typer.Option(help="verify or commit; may be repeated. Left out: both.")] = None,
     pairs: Annotated[int, typer.Option(help="Interleaved pairs at least; under 60 nothing is concluded.")] = 60,
     allowed: Annotated[float, typer.Option(help="The slow-down that is allowed, as a part.")] = 0.03,
@@ -31,24 +31,44 @@ def gate(
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     patience: Annotated[float, typer.Option(help="Seconds after which a silent arm is given up.")] = 600.0,
     keep: Annotated[Path | None, typer.Option(help="A folder for the course, a trace, and the arms' logs.")] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="No AFTER: how often is the gate wrong here? 200 "
+                                                               "trials of A/A, and of a true 8%.")] = False,
+    minutes: Annotated[float, typer.Option(help="Of --calibrate: so long it samples.")] = 5.0,
+    baselines: Annotated[Path | None, typer.Option(help="Of --calibrate: a folder for this machine's file.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Revision of the source, for that file.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
 ) -> None:
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
+    from instep_reference.contract.errors import BadInput
+
     from ..atomic_write import writable
     from ..carried import model
-    from ..perf import render
+    from ..perf import baseline, render
     from ..perf.gate import gate as run
+    from ..perf.power import measure
     from ..perf.question import Question
     from .progress import progress
 
+    if calibrate is (after is not None):
+        found = "AFTER beside --calibrate" if calibrate else "no AFTER"
+        raise BadInput("gate", found=found, expected="BEFORE AFTER, or BEFORE --calibrate")
+    if minutes <= 0:
+        raise BadInput("--minutes", found=minutes, expected="more than 0")
+    cases = tuple(dict.fromkeys(case)) if case else ("verify", "commit")
     question = Question(
-        before, after, checkpoint or model(), tuple(dict.fromkeys(case)) if case else ("verify", "commit"), pairs,
-        allowed, given.setting(), batch, rounds, num_steps, seed, patience,
+        before, after or before, checkpoint or model(), cases, pairs, allowed, given.setting(), batch, rounds,
+        num_steps, seed, patience,
     )
-    if json is not None:
-        writable(json)
+    for place in filter(None, (json, baselines and baseline.file_of(question, baselines))):
+        writable(place)
     with tempfile.TemporaryDirectory(prefix="instep-gate-") as aside, progress("gate") as said:
         folder = keep or Path(aside)
         folder.mkdir(parents=True, exist_ok=True)
+        if calibrate:
+            power = measure(question, folder, minutes, said)
+            told = baseline.result(power, commit)
+            if baselines is not None and not power.report.refused:
+                told.write(baseline.file_of(question, baselines))
+            finish(told, json, lambda console: render.show_power(power, console))
         report = run(question, folder, said)
     finish(render.of(report), json, lambda console: render.show(report, console))

@@ -113,6 +113,11 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "prefix-owner": "a prefix holds what belongs to another request",
         "prefix-changed": "a prefix goes on changing with its donor",
     },
+    "tiers": {
+        "tier-component": "what goes to the host or comes back lacks a part",
+        "tier-other": "what goes to the host or comes back is another's, or of another time",
+        "tier-evicted": "what is evicted or moved goes on being kept, or takes away what is another's",
+    },
     "trees": {
         "tree-as-chain": "a node goes on from the row before it, not from its parent",
         "commit-node": "the committed state is that of another node of the tree",

@@ -111,9 +111,11 @@ class Operands:
             return to_bits(x, BITS[format], lambda scaled: torch.floor(scaled + sampled.to(x.device)))
         if format in STORED:
             return x.to(STORED[format]).to(x.dtype)
-        nearest, cut = to_bits(x, BITS[format], torch.round), to_bits(x, BITS[format], torch.trunc)
-        which = torch.as_tensor(self.cut, device=x.device)
-        return torch.where(which.reshape(*which.shape, *[1] * (x.dim() - 1)) if which.dim() else which, cut, nearest)
+        if isinstance(self.cut, bool):
+            return to_bits(x, BITS[format], torch.trunc if self.cut else torch.round)
+        which = self.cut.to(x.device)
+        which = which.reshape(*which.shape, *[1] * (x.dim() - 1)) if which.dim() else which
+        return to_bits(x, BITS[format], lambda scaled: torch.where(which, scaled.trunc(), scaled.round()))
 
     def _stays(self, weight: torch.Tensor) -> bool:
         """Routers and shared gates. What has draws as a further axis is no weight, and has no address."""

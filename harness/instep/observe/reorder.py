@@ -104,8 +104,8 @@ class Reordered(TorchFunctionMode):
         return out
 
     def _evaluated(self, out: torch.Tensor) -> torch.Tensor:
-        sampled = 2 * _chance(out, self.generator) - 1
-        return out * (1 + FUNCTION_ULPS * torch.finfo(out.dtype).eps * sampled)
+        most = FUNCTION_ULPS * torch.finfo(out.dtype).eps
+        return out * _chance(out, self.generator).mul_(2 * most).add_(1 - most)
 
     def _summed(self, out: torch.Tensor, terms: int, squares: torch.Tensor) -> torch.Tensor:
         """A sum s of n terms, by one of all running orders: its partial sums s_k are each rounded.
@@ -114,10 +114,10 @@ class Reordered(TorchFunctionMode):
         squares of the terms. So the squares of all partial sums sum up to n (s^2/3 + q/6) for n not too small, and
         every one of them brings a rounding of its own size. Blocked and pairwise sums round fewer partial sums.
         """
-        deviation = ROUNDING * torch.finfo(out.dtype).eps * (terms * (out * out / 3 + squares / 6)).sqrt()
+        deviation = torch.addcmul(squares * (terms / 6), out, out, value=terms / 3).sqrt()
         at = self.generator.device
         sampled = torch.randn(out.shape, generator=self.generator, dtype=out.dtype, device=at)
-        return out + deviation * sampled.to(out.device)
+        return torch.addcmul(out, deviation, sampled.to(out.device), value=ROUNDING * torch.finfo(out.dtype).eps)
 
     def _softmax(self, scores: torch.Tensor, dim: int) -> torch.Tensor:
         weights = self._evaluated((scores - scores.amax(dim, keepdim=True)).exp())

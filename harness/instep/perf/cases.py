@@ -58,8 +58,8 @@ class Walk:
         for name in course.prompts:
             self.player.serve(Save(name, _start(name)))
 
-    def laps(self, count: int, clock: Clock) -> dict[str, Reading]:
-        """Play the course `count` times -> the summed seconds of each case."""
+    def laps(self, count: int, clock: Clock, drag: float = 0.0) -> dict[str, Reading]:
+        """Play the course `count` times -> the summed seconds of each case. drag: by which part each takes longer."""
         spent = dict.fromkeys(CASES, NOTHING)
         for _ in range(count):
             self.restart()
@@ -70,6 +70,8 @@ class Walk:
                     continue
                 begun = clock.read()
                 self.player.serve(event)
+                if drag:
+                    clock.drag(begun, drag)
                 spent[case] = spent[case].plus(clock.read() - begun)
         return spent
 

@@ -46,6 +46,14 @@ class Clock:
             torch.cuda.synchronize(self._device)
         return Reading(time.perf_counter(), time.process_time())
 
+    def drag(self, begun: Reading, part: float) -> None:
+        """Go on computing until what began then has taken so much longer: a true slow-down, by the surest clock."""
+        now = self.read()
+        clock, since, spent = ((time.perf_counter, begun.wall, now.wall - begun.wall) if self._cuda
+                               else (time.process_time, begun.cpu, now.cpu - begun.cpu))  # fmt: skip
+        while clock() - since < (1 + part) * spent:
+            pass
+
 
 def judged(device: str) -> tuple[str, ...]:
     """The clocks that count on this device."""

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,10 +57,10 @@ def gate(question: Question, folder: Path, progress: Progress = lambda what, don
     )
     with ExitStack() as stack:
         # All three start now and do the same work: a process that did less is faster by a percent or two.
-        arms = _started(stack, found, course, report, folder)
-        yardsticks = _yardsticks(question, course, found)
+        arms = started(stack, found, course, report, folder)
+        yardsticks = yardsticks_of(question, course, found)
         report.reference_acceptance = yardsticks["before"].truth.acceptance
-        report.refused = _checked(arms) or _shown(arms, yardsticks, folder, report)
+        report.refused = checked(arms) or agree_at_the_end(arms, yardsticks, folder, report)
         if report.refused:
             return report
         try:
@@ -67,7 +68,7 @@ def gate(question: Question, folder: Path, progress: Progress = lambda what, don
         except ArmFailed as failed:
             report.refused = str(failed)
             return report
-        report.refused = _shown(arms, yardsticks, folder, report)
+        report.refused = agree_at_the_end(arms, yardsticks, folder, report)
     if not report.refused:
         report.judged = judge(question, samples, report.laps * question.rounds)
     return report
@@ -89,7 +90,7 @@ def judge(question: Question, samples: Mapping[str, Samples], events: int) -> li
     return found
 
 
-def _started(
+def started(
     stack: ExitStack, sources: Mapping[str, Source], course: Course, report: Report, folder: Path
 ) -> dict[str, Arm]:
     """Start the arms and build their engines, side by side, because nothing is timed yet."""
@@ -112,7 +113,7 @@ def _started(
     return arms
 
 
-def _yardsticks(question: Question, course: Course, sources: Mapping[str, Source]) -> dict[str, Yardstick]:
+def yardsticks_of(question: Question, course: Course, sources: Mapping[str, Source]) -> dict[str, Yardstick]:
     """Each arm's yardstick, which rounds as its op set declares; arms with one op set share it."""
     opened, header, made = Checkpoint.open(question.checkpoint), course.trace.header, dict[str, Yardstick]()
     for ops in {source.ops for source in sources.values()}:
@@ -121,7 +122,7 @@ def _yardsticks(question: Question, course: Course, sources: Mapping[str, Source
     return {name: made[source.ops] for name, source in sources.items()}
 
 
-def _checked(arms: Mapping[str, Arm]) -> str:
+def checked(arms: Mapping[str, Arm]) -> str:
     """Let the arms replay the course with every check after every event -> why one is refused, or an empty text."""
     for arm in arms.values():
         arm.tell("check")
@@ -137,7 +138,7 @@ def _checked(arms: Mapping[str, Arm]) -> str:
     return ""
 
 
-def _shown(arms: Mapping[str, Arm], yardsticks: Mapping[str, Yardstick], folder: Path, report: Report) -> str:
+def agree_at_the_end(arms: Mapping[str, Arm], yardsticks: Mapping[str, Yardstick], folder: Path, report: Report) -> str:
     """Compare every arm's states with the gate's own reference -> why one is refused, or an empty text."""
     for name, arm in arms.items():
         try:
@@ -163,29 +164,29 @@ def _timed(
     arms: Mapping[str, Arm], question: Question, report: Report, progress: Progress
 ) -> dict[str, Samples]:
     """Samples of every arm, as `judge` takes them."""
-    laps = report.laps = _calibrated(arms, question)
+    laps = report.laps = laps_of(arms, question)
     taken: dict[str, list[list[list[float]]]] = {name: [] for name in ARMS}
     most = MOST_TIMES * question.pairs
     for number, order in _orders(most):
         for name in order:
-            taken[name].append(_sample(arms[name], laps, question.cases))
+            taken[name].append(sample(arms[name], laps, question.cases))
         progress("timing", number, most)
-        if number % question.pairs == 0 and _resolved(question, taken):
+        if number % question.pairs == 0 and resolved(question, taken):
             break
     return {name: np.array(samples) for name, samples in taken.items()}
 
 
-def _calibrated(arms: Mapping[str, Arm], question: Question) -> int:
+def laps_of(arms: Mapping[str, Arm], question: Question) -> int:
     """Laps per sample, the same for all arms: as many as the shortest case needs to last SAMPLE_S in every arm."""
     shortest = min(
-        min(min(reading) for reading in _sample(arm, 1, question.cases)) for _ in range(PROBES) for arm in arms.values()
+        min(min(reading) for reading in sample(arm, 1, question.cases)) for _ in range(PROBES) for arm in arms.values()
     )
     return max(1, ceil(SAMPLE_S / max(shortest, 1e-6)))
 
 
-def _sample(arm: Arm, laps: int, cases: Sequence[str]) -> list[list[float]]:
+def sample(arm: Arm, laps: int, cases: Sequence[str], drag: float = 0.0) -> list[list[float]]:
     try:
-        seconds = arm.ask("time", laps=laps)["seconds"]
+        seconds = arm.ask("time", laps=laps, drag=drag)["seconds"]
     except ArmFailed as failed:
         raise ArmFailed(f"{arm.source.said} failed while it was timed: {failed}") from None
     return [seconds[case] for case in cases]
@@ -196,7 +197,7 @@ def _orders(most: int) -> Iterator[tuple[int, tuple[str, ...]]]:
         yield number, ORDERS[number % len(ORDERS)]
 
 
-def _resolved(question: Question, taken: Mapping[str, list[list[list[float]]]]) -> bool:
+def resolved(question: Question, taken: Mapping[str, Any]) -> bool:
     """Whether in every case some clock of A/A resolves the allowed slow-down. Then no more pairs are needed."""
     generator = np.random.default_rng(question.seed)
     before, again = np.array(taken["before"]), np.array(taken["again"])

@@ -13,9 +13,11 @@ from rich.text import Text
 
 from ..report import tables
 from ..report.result import Result
+from .baseline import known
 from .fingerprint import fingerprint
 from .pairs import Ratio, Say, Spread
-from .question import Report
+from .power import SLOWED, Power
+from .question import Question, Report
 
 STYLES = {Say.HELD: "green", Say.SLOWER: "red", Say.NOISY: "yellow"}
 
@@ -36,6 +38,7 @@ def show(report: Report, console: Console) -> None:
         f"accepted drafts a window: {accepted}, reference {report.reference_acceptance:.2f}",
         f"states compared before and after timing: {report.elements:,} numbers",
     )
+    tables.say(console, _calibrated(question), style="dim")
     found = ", ".join(f"{name} {value}" for name, value in fingerprint(question.setting.device).items() if value)
     tables.say(console, found, style="dim")
 
@@ -54,6 +57,44 @@ def of(report: Report) -> Result:
         "machine": fingerprint(report.question.setting.device),
     }
     return Result(report.exit, report.question.setting.device, found)
+
+
+def show_power(found: Power, console: Console) -> None:
+    """How often the gate was wrong, by case."""
+    question = found.report.question
+    if found.report.refused:
+        tables.say(console, f"REFUSED  {found.report.refused}", "  nothing is timed of what does not pass")
+        return
+    title = f"{question.before}: {found.trials} trials each, of {found.pairs} pairs, {question.pairs} and more a trial"
+    made = tables.table(title, {
+        "case": "word", "arm": "word", **{say.value: "number" for say in Say}, "took longer by, wall": "number",
+        "cpu": "number",
+    })
+    for case in question.cases:
+        for which, counts in found.says.items():
+            taken = [f"{found.ratio[case][clock] - 1:.1%}" if clock in found.ratio[case] and which == "slowed" else ""
+                     for clock in ("wall", "cpu")]  # fmt: skip
+            name = "A/A" if which == "A/A" else f"slowed by {SLOWED:.0%}"
+            made.add_row(case, name, *(str(counts[case][say.value]) for say in Say), *taken)
+    tables.show(made, console)
+    tables.say(console, *(_fit(found, case) for case in question.cases))
+
+
+def _fit(found: Power, case: str) -> str:
+    alarms, power = found.part("A/A", case, Say.SLOWER), found.part("slowed", case, Say.SLOWER)
+    return f"{case}: false alarms {alarms:.1%}, a true {SLOWED:.0%} is found in {power:.1%} of trials"
+
+
+def _calibrated(question: Question) -> str:
+    """What the gate is known to do on this machine."""
+    told = known(question)
+    if told is None:
+        return "this machine: not calibrated; instep gate BEFORE --calibrate says how often the gate is wrong here"
+    said = []
+    for case in question.cases:
+        counts = {which: told["says"][which].get(case, {}).get(Say.SLOWER.value, 0) for which in ("A/A", "slowed")}
+        said.append(f"{case} {counts['A/A']} false alarms, a true {told['slowed']:.0%} found {counts['slowed']} times")
+    return f"this machine, of {told['trials']} trials each ({told['date'][:10]}): {'; '.join(said)}"
 
 
 def _table(report: Report) -> Table:

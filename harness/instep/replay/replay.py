@@ -12,11 +12,13 @@ import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from instep_optimized.ops.fused import exact_of
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
@@ -77,6 +79,7 @@ class Outcome:
     declared: Declared = NOTHING  # what the subject says of its rounding
     shown: Shown = WHOLE  # what it shows, as of the last event
     exercised: Mapping[str, Exercised] = field(default_factory=dict)  # what was called of kernels that are not ours
+    in_parts: tuple[str, ...] = ()  # exact fusions of the op set: while it is watched, their parts serve
     packed: bool = False  # pools without red zones and padding, because kernels take no strides
 
     @property
@@ -238,7 +241,8 @@ def oracle_for(
 def of_kernels(participants: Participants) -> dict[str, Any]:
     """The fields of an outcome that say what is known of somebody's kernels."""
     ops, log = participants.ops, participants.instrumentation
-    return {"exercised": {} if log is None else log.exercised, "packed": ops is not None and ops.packed}
+    return {"exercised": {} if log is None else log.exercised, "packed": ops is not None and ops.packed,
+            "in_parts": () if ops is None else exact_of(ops)}
 
 
 def checks_for(
@@ -256,11 +260,13 @@ def checks_for(
 
 def served() -> dict[str, str]:
     """What source answered: a digest over the files of each package, wherever it was imported from."""
-    found = {}
-    for name in PACKAGES:
-        root = Path(str(sys.modules[name].__file__)).parent
-        digest = hashlib.sha256()
-        for file in sorted(root.rglob("*.py")):
-            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
-        found[name] = digest.hexdigest()
-    return found
+    return {name: _source(Path(str(sys.modules[name].__file__)).parent) for name in PACKAGES}
+
+
+@cache
+def _source(root: Path) -> str:
+    """Read once: what a file says later, this process has not imported."""
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()

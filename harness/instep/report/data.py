@@ -42,7 +42,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "model": plan.checkpoint.digest, "served": outcome.served, "calls": outcome.calls,
         "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},
         "tiers": [_total(total) for total in tiers(outcome)],
-        "declared": _declared(outcome), "packed": outcome.packed,
+        "declared": _declared(outcome), "packed": outcome.packed, "in_parts": list(outcome.in_parts),
         "exercised": {form: asdict(kernel) for form, kernel in outcome.exercised.items()},
         "asked": [tier.value for tier in Tier if tier in outcome.tiers],
         "left_out": [tier.value for tier in outcome.left_out],

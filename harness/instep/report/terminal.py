@@ -44,6 +44,9 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         _scratch(outcome, console)
         if said := declared(outcome):
             say(console, f"{outcome.plan.setting.name} declares: {said}", style="dim")
+        if outcome.in_parts:
+            say(console, f"{outcome.plan.setting.name}: {', '.join(outcome.in_parts)}: their parts served, so that "
+                "every place was seen; the relation `fused` holds them to the same bits", style="dim")  # fmt: skip
         for said in exercised(outcome):
             say(console, f"{outcome.plan.setting.name}: {said}", style="dim")
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)

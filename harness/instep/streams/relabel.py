@@ -70,6 +70,8 @@ def _prompts(events: Sequence[e.AnyEvent]) -> dict[int, int]:
             live[event.request] = owner[number] = number
         elif isinstance(event, e.Save):
             saved[event.name] = owner[live[event.request]]
+        elif isinstance(event, e.Evict):
+            saved.pop(event.name, None)
         elif isinstance(event, e.Load) and event.name in saved:  # else it is a prefix
             owner[live[event.request]] = saved[event.name]
     return owner

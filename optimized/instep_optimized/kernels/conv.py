@@ -15,7 +15,11 @@ import triton.language as tl
 from instep_reference.contract.place import Place
 
 from ..layout import Part
+from ..ops.base import GdnInputs
+from ..ops.fused import fuses
 from .address import flat, given
+from .cover import clear, result
+from .inputs import clear_inputs, consume, gdn_inputs, results
 from .runtime import ceil_div, launch, power_of_2, tile
 
 ROWS = 16  # rows per block on a GPU, fewer in a shorter window; no bit depends on it: every result is its own sum
@@ -26,24 +30,55 @@ TREE_ELEMENTS = 8192  # of a tree all windows are stored in one step: this many 
 
 def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
     """`Conv` of the seam: fp32 inside, result in x's dtype. Windows in memory keep the bits of x."""
-    assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
-    channels, width = weight.shape
-    mixed = torch.zeros_like(x)
-    assert width - 1 <= COLUMN_ROWS, "the history reaches further than one step of kept windows"
-    for part in parts:
-        rows, step, columns = _tiles(part, width, channels)
-        each, each_units, _, *each_steps = flat(part.per_row, 2, part.read)  # row t is its column
-        launch(
-            _conv, (ceil_div(part.most, rows), ceil_div(channels, columns), part.begin.numel()),
-            x, x.stride(0), mixed, mixed.stride(0), weight, weight.stride(0), part.begin, part.count, part.fresh,
-            *flat(part.read, 2, part.read), *flat(part.store, 2, part.read), given(part.store),
-            each, each_units, *each_steps, given(part.per_row), part.parents, channels,
-            W=width, WT=power_of_2(width), RT=rows, ST=step, CT=columns,
-        )  # fmt: skip
+    mixed, look = result(parts, x, *x.shape, dtype=x.dtype)
+    _over(x, weight, parts, look, mixed)
     return mixed
 
 
-def _tiles(part: Part, width: int, channels: int) -> tuple[int, int, int]:
+@fuses(conv=conv, gdn_inputs=gdn_inputs)
+def conv_inputs(
+    *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
+    A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, to: tuple[Place, ...],
+) -> GdnInputs:  # fmt: skip
+    """`ConvInputs` of the seam: a program of the conv has the channels of one head, so it norms them at once.
+
+    Where heads do not fit into a tile, and where there are several parts of a batch, conv and inputs serve.
+    """
+    found = results(x, key_heads, key_dim, len(A_log))
+    fits = len(parts) == 1 and key_dim <= _tiles(parts[0], *weight.shape)[2]
+    if not fits or not found.v.shape[2] == key_dim == power_of_2(key_dim):
+        mixed = conv(x=x, weight=weight, parts=parts, to=to[0])
+        return gdn_inputs(mixed=mixed, a=a, b=b, A_log=A_log, dt_bias=dt_bias, key_heads=key_heads, key_dim=key_dim,
+                          to=to[1:])  # fmt: skip
+    assert a.stride(1) == b.stride(1) == 1, "rows are contiguous"
+    gates = a, a.stride(0), b, b.stride(0), A_log, dt_bias
+    _over(x, weight, parts, len(x), None, (*gates, *found, key_heads, len(A_log), key_dim**-0.5), key_dim)
+    return found
+
+
+def _over(
+    x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], look: int, mixed: torch.Tensor | None,
+    rule: tuple[object, ...] = (None,) * 14, columns: int = 0,
+) -> None:
+    """The kernel over all parts, with its rows into `mixed`, or with what the delta rule consumes of them."""
+    assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
+    channels, width = weight.shape
+    assert width - 1 <= COLUMN_ROWS, "the history reaches further than one step of kept windows"
+    for part in parts:
+        rows, step, wide = _tiles(part, channels, width)
+        each, each_units, _, *each_steps = flat(part.per_row, 2, part.read)  # row t is its column
+        launch(
+            _conv,
+            (max(ceil_div(part.most, rows), 1), ceil_div(channels, columns or wide), part.begin.numel() + bool(look)),
+            x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0),
+            part.begin, part.count, part.fresh, *flat(part.read, 2, part.read), *flat(part.store, 2, part.read),
+            given(part.store),
+            each, each_units, *each_steps, given(part.per_row), part.parents, channels, part.begin.numel(), look,
+            *rule, W=width, WT=power_of_2(width), RT=rows, ST=step, CT=columns or wide,
+        )  # fmt: skip
+
+
+def _tiles(part: Part, channels: int, width: int) -> tuple[int, int, int]:
     """Rows per block, kept windows per step, channels per program.
 
     Any row of a tree may reach the history, and a window may be kept over it. So one program has all rows of a tree and
@@ -57,16 +92,17 @@ def _tiles(part: Part, width: int, channels: int) -> tuple[int, int, int]:
     return rows, rows, min(columns, tile(max(TREE_ELEMENTS // (rows * power_of_2(width)), 16), 512))
 
 
-@triton.jit(do_not_specialize=["has_store", "has_each"])
+@triton.jit(do_not_specialize=["has_store", "has_each", "requests", "look"])
 def _conv(
     x, x_row, mixed, mixed_row, weight, weight_row, begin, count, fresh,
     read, read_units, read_columns, read_unit, read_column, read_c, read_w,
     store, store_units, store_columns, store_unit, store_column, store_c, store_w, has_store,
     each, each_units, each_unit, each_column, each_c, each_w, has_each,
-    parents, channels,
+    parents, channels, requests, look,
+    a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
     W: tl.constexpr, WT: tl.constexpr, RT: tl.constexpr, ST: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """RT rows of one request, CT channels. Grid (row blocks, channel tiles, B).
+    """RT rows of one request, CT channels. Grid (row blocks, channel tiles, B; one more: `clear`).
 
     Row t takes the inputs t - (W-1) .. t. The window after row t is the last W-1 of them. With `parents` (of packed
     rows, for trees) a row takes its own input, its parent's, and so on. Where `parents` is None, Triton leaves it out.
@@ -75,11 +111,19 @@ def _conv(
     program can read a window too late, when another one has overwritten it.
     """
     request, first = tl.program_id(2), tl.program_id(0).to(tl.int64) * RT
+    c = tl.program_id(1).to(tl.int64) * CT + tl.arange(0, CT)
+    in_c = c < channels
+    if request == requests:
+        if mixed is not None:
+            clear(mixed, mixed_row, c, in_c, read_units, begin, count, requests, look, RT)
+        else:
+            clear_inputs(c, in_c, read_units, begin, count, requests, look, a, a_row, b, b_row, A_log, dt_bias, q,
+                         k, v, log_decay, beta, H, HV, RT, CT)
+        return
     unit, rows = tl.load(read_units + request), tl.load(count + request)
     if (unit < 0) | (first >= rows):
-        return  # mixed is zero there already
-    c = tl.program_id(1).to(tl.int64) * CT + tl.arange(0, CT)
-    in_c, row, start = c < channels, first + tl.arange(0, RT), tl.load(begin + request)
+        return
+    row, start = first + tl.arange(0, RT), tl.load(begin + request)
     # A fresh request must not read its history. Then the bound is 0; no channel index is below 0, so nothing is loaded.
     remembered = c < tl.where(tl.load(fresh + request) == 0, channels, 0)
     history = read + unit * read_unit + tl.load(read_columns + request) * read_column + c * read_c
@@ -99,10 +143,14 @@ def _conv(
         value = tl.where((back >= 0)[:, None], new.to(tl.float32), old.to(tl.float32))
         total += value * tl.load(weight + c * weight_row + tap, mask=in_c, other=0.0).to(tl.float32)[None, :]
     out = total / (1.0 + tl.exp(-total))
-    tl.store(
-        mixed + ((start + row) * mixed_row)[:, None] + c[None, :], out.to(mixed.dtype.element_ty),
-        mask=(row < rows)[:, None] & in_c[None, :],
-    )  # fmt: skip
+    if mixed is not None:
+        tl.store(
+            mixed + ((start + row) * mixed_row)[:, None] + c[None, :], out.to(mixed.dtype.element_ty),
+            mask=(row < rows)[:, None] & in_c[None, :],
+        )  # fmt: skip
+    else:
+        consume(out.to(x.dtype.element_ty).to(tl.float32), start + row, row < rows, a, a_row, b, b_row, A_log,
+                dt_bias, q, k, v, log_decay, beta, H, HV, scale, CT)
     if first > 0:
         return
 

@@ -13,8 +13,8 @@ import triton.language as tl
 
 
 @triton.jit
-def dot(x, y, WIDEN: tl.constexpr, ORDERED: tl.constexpr):
-    """x [M, K] times y [K, N]; fp32 operands are not rounded.
+def dot(x, y, WIDEN: tl.constexpr, ORDERED: tl.constexpr, more=None):
+    """x [M, K] times y [K, N], and `more` [M, N] if it is given; fp32 operands are not rounded.
 
     WIDEN    operands are first widened to fp32, which is exact. The interpreter needs it: it holds bf16 as whole
              numbers and would multiply these
@@ -23,4 +23,10 @@ def dot(x, y, WIDEN: tl.constexpr, ORDERED: tl.constexpr):
     """
     if WIDEN:
         x, y = x.to(tl.float32), y.to(tl.float32)
-    return tl.sum(x[:, :, None] * y[None, :, :], axis=1) if ORDERED else tl.dot(x, y, input_precision="ieee")
+    if not ORDERED:
+        product = tl.dot(x, y, more, input_precision="ieee")
+    else:
+        product = tl.sum(x[:, :, None] * y[None, :, :], axis=1)
+        if more is not None:
+            product += more
+    return product

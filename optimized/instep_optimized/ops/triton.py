@@ -13,7 +13,7 @@ from instep_reference.contract.place import COMPONENTS
 from instep_reference.contract.rounding import Storage
 
 from ..kernels.attend import attend
-from ..kernels.conv import conv
+from ..kernels.conv import conv, conv_inputs
 from ..kernels.draw import draw
 from ..kernels.gdn import gdn
 from ..kernels.grow import build_tree, select_beams, topk_tokens
@@ -21,11 +21,11 @@ from ..kernels.index import advance, choose, place_rows, shift
 from ..kernels.inputs import gdn_inputs
 from ..kernels.moe import moe
 from ..kernels.move import move, move_rows
-from ..kernels.norms import gated_norm, norm
+from ..kernels.norms import add_norm, gated_norm, norm
 from ..kernels.pick import accept, pick
 from ..kernels.plan import plan_ring
 from ..kernels.pointwise import add, output_gate
-from ..kernels.products import linear, lm_head, mlp
+from ..kernels.products import linear, linears, lm_head, mlp
 from ..kernels.rotary import attention_inputs
 from ..kernels.rows import concat, embed, select, store_rows
 from ..kernels.runtime import must_round
@@ -94,6 +94,9 @@ TRITON = Ops(
     move=move,
     move_rows=move_rows,
     keeps="update",
+    add_norm=add_norm,
+    conv_inputs=conv_inputs,
+    linears=linears,
     captures=True,
     trees=True,
     tiled=True,

@@ -13,6 +13,9 @@ Words (B requests in batch order, n = `num_steps`):
                 the same n tokens and go on otherwise. It holds what hangs on no later token: n rows of KV, conv windows
                 and states after n tokens, n - 1 rows of the drafts' KV, and the target's final hidden row n - 1. Row
                 n - 1 of the drafts' KV hangs on the token behind the prefix: the load computes it with its own
+  kept          what a save or a tracked prefix left under a name, until an evict. It is on the device, or it went to
+                the host. It moves whole, with every part, and no bit of it changes. Which one moves or goes is said by
+                events alone, so that every engine of a trace has the same ones
   round         a draft, a verify, a commit of all that was verified; between a verify and its commit nothing runs:
                 no other draft or forward, no new step count, no idle. A request in no round is between rounds
 
@@ -162,7 +165,7 @@ class Save(Event, frozen=True):
 
 
 class Load(Event, frozen=True):
-    """Give a request a copy of the state kept under `name`. Nothing of the request ran yet.
+    """Give a request a copy of the state kept under `name`, which is on the device. Nothing of the request ran yet.
 
     If a save kept it, the request has the same prompt. A tracked prefix is given to requests whose prompt begins with
     it and has further tokens: the load extends the draft head by the last row of the prefix and the token behind it.
@@ -174,6 +177,36 @@ class Load(Event, frozen=True):
 
     def on(self, engine: Engine) -> None:
         engine.load(self.request, self.name)
+
+
+class Offload(Event, frozen=True):
+    """What is kept under `name` goes to host memory with every part, and its memory on the device is given back."""
+
+    name: str
+
+    def on(self, engine: Engine) -> None:
+        engine.offload(self.name)
+
+
+class Fetch(Event, frozen=True):
+    """What went to the host under `name` comes back to the device, and can be loaded again."""
+
+    name: str
+
+    def on(self, engine: Engine) -> None:
+        engine.fetch(self.name)
+
+
+class Evict(Event, frozen=True):
+    """Nothing is kept under `name` any more, wherever it was. The name is free, and may come to stand for other things.
+
+    No request changes: what one has loaded is its own.
+    """
+
+    name: str
+
+    def on(self, engine: Engine) -> None:
+        engine.evict(self.name)
 
 
 class Preempt(Event, frozen=True):
@@ -229,7 +262,8 @@ class Refused(Event, frozen=True):
 
 
 AnyEvent = (
-    Admit | Draft | Forward | Commit | SetNumSteps | Save | Load | Preempt | Resume | Finish | Abort | Idle | Refused
+    Admit | Draft | Forward | Commit | SetNumSteps | Save | Load | Offload | Fetch | Evict | Preempt | Resume | Finish
+    | Abort | Idle | Refused
 )
 
 
@@ -252,6 +286,9 @@ class Engine(Protocol):
     def next_num_steps(self) -> int: ...
     def save(self, request: str, name: str) -> None: ...
     def load(self, request: str, name: str) -> None: ...
+    def offload(self, name: str) -> None: ...
+    def fetch(self, name: str) -> None: ...
+    def evict(self, name: str) -> None: ...
     def preempt(self, request: str) -> None: ...
     def resume(self, request: str) -> None: ...
     def finish(self, request: str) -> None: ...

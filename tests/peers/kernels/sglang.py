@@ -5,7 +5,7 @@ Leaves out: everything else. Where SGLang is installed, `--ops instep.adapters.s
 
 from __future__ import annotations
 
-from .sources import sglang
+from instep.adapters.sources import sglang
 
 sglang()
 

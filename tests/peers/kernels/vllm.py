@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from instep.adapters.pooled import Launch, pooled
+from instep.adapters.sources import vllm
 from instep_optimized import load
 from instep_reference.contract.errors import Unsupported
-
-from .sources import vllm
 
 vllm()
 OPS = "vllm.third_party.flash_linear_attention.ops"

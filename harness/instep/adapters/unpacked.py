@@ -52,7 +52,8 @@ class _Stub(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         answers = {} if self.kept else {"__getattr__": Absent.__getattr__}
-        return type("Stub", (ModuleType,), answers)(spec.name)
+        made: ModuleType = type("Stub", (ModuleType,), answers)(spec.name)
+        return made
 
     def exec_module(self, module: ModuleType) -> None:
         vars(module).update(self.names)

@@ -1,25 +1,23 @@
-"""The experiment on adaptive step counts, end to end at tiny sizes; and that it shows no speed of what is wrong.
+"""Whole texts in arms, by step count: what one model decoded, played and timed by another that was checked.
 
-Leaves out: its figures, which need a GPU (`adaptive_effect.py`).
+Leaves out: figures, which need a GPU (`instep bench --kind decoding`).
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from instep.bench.forced import Extent, play, trace_of
+from instep.bench.step_counts import arms, hardest_first, mixed, parted
 from instep.generate.decode import Ask
 from instep.replay.setting import Setting
 from instep.shapes.random_weights import random_checkpoint
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import SetNumSteps
 from instep_reference.contract.errors import BadInput
-from perf import adaptive_effect as script
-from perf.arms import arms, hardest_first, mixed, parted
-from perf.forced import Extent, play, trace_of
 from support.narrow import narrow
 
 pytestmark = pytest.mark.slow
@@ -94,17 +92,3 @@ def test_prompts_of_all_kinds_are_mixed():
     names = list(found)
     assert len(found) == 18 and {name.split()[0] for name in names[:6]} >= {"repeated", "noise"}
     assert found["noise 0"] != found["noise 1"]
-
-
-@pytest.mark.slow
-def test_the_script_runs_and_writes_its_result(tmp_path, capsys):
-    always = ["--device", "cpu", "--fixture-ops", "plain", "--dtype", "float32", "--prompts", "2", "--tokens", "4",
-              "--batch", "2", "--laps", "1"]  # fmt: skip
-    config = narrow("qwen3.5-9b")
-    assert script.main([*always, "--ops", "plain", "--fixed", "3", "--out", str(tmp_path / "e.json")], config) == 0
-    result = json.loads((tmp_path / "e.json").read_text())
-    assert set(result["arms"]) == {"adaptive", "3"} and all(arm["right"] for arm in result["arms"].values())
-    assert set(result["effect"]["3"]) == {"tokens_per_s", "latency"} and not result["wrong"]
-    assert "adaptive against 3" in capsys.readouterr().out
-    told = script.report({**result, "wrong": ["3 at the large size"]})
-    assert "no speed is shown" in told and "tokens/s" not in told

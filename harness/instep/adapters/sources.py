@@ -5,9 +5,11 @@ Leaves out: the kernels' arguments (one file per package beside this one).
 
 from __future__ import annotations
 
+import torch
+
 from instep_optimized.kernels.runtime import INTERPRETED
 
-from ..loading import bare
+from .unpacked import bare
 
 # Where SGLang's kernels stand since 0.5.23, and where before.
 SGLANG = ("sglang.kernels.ops", "sglang.srt.layers.attention.fla", "sglang.srt.layers.attention.mamba")
@@ -16,8 +18,18 @@ assert INTERPRETED in (True, False)  # the import decides whether Triton interpr
 
 
 def sglang() -> None:
-    """SGLang's kernels without SGLang's other 60 requirements."""
-    bare("sglang", keep=SGLANG, names={"sglang.srt.utils.common": {"torch_release": (2, 11)}})
+    """SGLang's kernels without SGLang's other 60 requirements. On a card they are told what it is, as SGLang would."""
+    common: dict[str, object] = {"torch_release": (2, 11)}
+    names: dict[str, dict[str, object]] = {"sglang.srt.utils.common": common}
+    if not INTERPRETED:
+        card = torch.cuda.get_device_properties()
+        model = 10 * card.major + card.minor
+        common["get_device_core_count"] = lambda *device: card.multi_processor_count
+        names["sglang.kernels.jit.utils"] = {"is_arch_support_pdl": lambda: model >= 90}
+        names["sglang.srt.utils"] = {
+            "is_cuda": lambda: True, "get_device_sm": lambda: model, "is_sm90_supported": lambda *device: model == 90,
+        }
+    bare("sglang", keep=SGLANG, names=names)
 
 
 def vllm() -> None:

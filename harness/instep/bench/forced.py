@@ -17,18 +17,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from instep.generate.decode import Decoded
-from instep.generate.speed import Speed
-from instep.observe.context import EventContext
-from instep.observe.observers import LastStates
-from instep.player import Observer, Player, Side
-from instep.replay.large_model import outcome
-from instep.replay.replay import Outcome
-from instep.replay.setting import Setting
-from instep.replay.single import engine
-from instep.trace.file import Trace
-from instep.trace.header import Model
-from instep.verdict import Comparison, Tier
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import (
     Admit,
@@ -42,6 +30,19 @@ from instep_reference.contract.engine import (
     RequestState,
 )
 from instep_reference.contract.errors import BadInput
+
+from ..generate.decode import Decoded
+from ..generate.speed import Speed
+from ..observe.context import EventContext
+from ..observe.observers import LastStates
+from ..player import Observer, Player, Side
+from ..replay.large_model import outcome
+from ..replay.replay import Outcome
+from ..replay.setting import Setting
+from ..replay.single import engine
+from ..trace.file import Trace
+from ..trace.header import Model
+from ..verdict import Comparison, Tier
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from instep.generate.decode import Ask, Decoded, decode
 from instep_reference.contract.engine import Commit
+
+from ..generate.decode import Ask, Decoded, decode
 
 ADAPTIVE = "adaptive"
 # What the prompts beside the fixture lack: text that every draft head follows, and text that none can.

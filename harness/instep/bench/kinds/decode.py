@@ -1,0 +1,54 @@
+"""The recurrence of one token per request: `gdn` with windows of one, in place in the slots.
+
+Leaves out: norms, gates and conv before it; for peers whose kernel computes them inside, an arm of ours does it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from instep_optimized.layout import Part
+from instep_optimized.ops.base import GdnInputs, Ops
+
+from ..base import TO, Arm, At, Cell, Ground, Kind, Size
+from ..grid import batches_and_heads, state_dtype
+from ..peers import arms as peers
+from ..rows import Rows, off_from_plain, on, part, states
+
+
+def cells(ground: Ground, size: Size) -> Iterator[At]:
+    yield from batches_and_heads(size)
+
+
+def make(ground: Ground, at: At) -> Cell:
+    config, stored = ground.config(at["heads"], 1), state_dtype(at)
+    state = at["heads"] * config.key_dim * config.value_dim * stored.itemsize
+    layers = ground.layers(at["batch"] * state)
+    pools = [states(ground, config, at["batch"] + 1, stored) for _ in range(layers)]
+    parts = [part(ground, "window", list(range(at["batch"], 0, -1)), 1, pool) for pool in pools]
+    rows = Rows.drawn(ground, config, at["batch"])
+    cell = Cell([], read=at["batch"] * state, written=at["batch"] * state)
+    for name, ops in ground.sets.items():
+        cell.arms += _arms(name, ops, rows, parts, ground)
+    return peers("decode", ground, at, cell, rows=rows, parts=parts)
+
+
+def _arms(name: str, ops: Ops, rows: Rows, parts: list[Part], ground: Ground) -> Iterator[Arm]:
+    inputs = rows.inputs(ops)
+
+    def gdn(form: Part, given: GdnInputs) -> torch.Tensor:
+        return ops.gdn(inputs=given, parts=(form,), dtype=ground.dtype, to=TO)
+
+    def check() -> str:
+        return off_from_plain(lambda pool: gdn(on(parts[0], pool), inputs), inputs, parts[0])
+
+    work: Callable[[], object] = lambda: [gdn(form, inputs) for form in parts]  # noqa: E731
+    yield Arm(name, work, check, len(parts))
+    if ground.peers:
+        yield Arm(f"{name}, norms and gates too", lambda: [gdn(form, rows.inputs(ops)) for form in parts], check,
+                  len(parts))  # fmt: skip
+
+
+KIND = Kind("a layer", cells, make)

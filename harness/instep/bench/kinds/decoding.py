@@ -1,0 +1,121 @@
+"""Whole texts: what the trained fixture accepts, with each fixed step count and with the controller, at real sizes.
+
+1. The fixture decodes prompts of mixed difficulty, the hardest first, in every arm: `adaptive` and each number of
+   drafts a round. With an op set of invariant rows every arm must say the same tokens.
+2. Every arm is forced through layers of the 9B shape: checked first, then timed lap by lap in turn, and each lap must
+   hold the bits that the checked run held (`forced.py`).
+How drafting compares with verifying hangs on the depth. Leaves out: any claim about the text, and the time that a
+proposer takes on the host (`ngram`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from instep_reference.contract.checkpoint import Checkpoint
+
+from ...carried import model
+from ...generate.decode import Ask, Decoded
+from ...generate.speed import rounds
+from ...generate.words import prompts_from, stop_of, words_of
+from ...replay.setting import Setting
+from ...report.words import where
+from ..base import Arm, At, Cell, Ground, Kind, Size
+from ..forced import Extent, Played, play
+from ..step_counts import ADAPTIVE, arms, hardest_first, mixed, parted
+from .rounds import checkpoint_of
+
+CANDIDATES, FIRST = (1, 3, 7), 3
+EXACT = "invariant"  # the op set with which all arms must agree to the bit; on a CPU `plain`, which agrees as far
+CHECKED = 16  # events of every arm that are checked at least; more is looked at nowhere
+SIZES = {"tiny": (2, 6, 1), "card": (16, 64, 3)}  # prompts, tokens of each, laps
+CASES: dict[Size, tuple[tuple[int, int, str], ...]] = {  # batch, layers, drafter
+    "tiny": ((2, 0, "eagle"),), "default": ((8, 8, "eagle"), (8, 8, "ngram")),
+    "full": tuple((batch, layers, drafter) for drafter in ("eagle", "ngram") for layers in (8, 32)
+                  for batch in (1, 8, 16)),
+}  # fmt: skip
+
+
+def cells(ground: Ground, size: Size) -> Iterator[At]:
+    for batch, layers, drafter in CASES[size]:
+        yield {"batch": batch, "drafter": drafter, **({"layers": layers} if layers else {})}
+
+
+@dataclass
+class Texts:
+    """All arms of one op set: decoded, played and timed together, when the first of them is asked for."""
+
+    ground: Ground
+    at: At
+    ops: str
+    decoded: dict[str, Decoded] = field(default_factory=dict)
+    played: dict[str, Played] = field(default_factory=dict)
+    apart: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        ground, folder = self.ground, Path(model())
+        prompts, tokens, laps = SIZES["tiny" if ground.tiny else "card"]
+        device, small = str(ground.device), Checkpoint.open(folder)
+        every = mixed(prompts_from(folder / "prompts.json", words_of(folder, small.config.vocab)))
+        chosen = dict(list(every.items())[:prompts])
+        exact = Setting(EXACT if ground.card else "plain", device, drafter=self.at["drafter"])
+        ask = Ask(small, exact, chosen, FIRST, tokens=tokens, batch=min(self.at["batch"], prompts),
+                  stop=stop_of(folder))  # fmt: skip
+        self.decoded = arms(hardest_first(ask), {"candidate_steps": list(CANDIDATES)}, CANDIDATES)
+        self.apart = parted(self.decoded)
+        setting = Setting.of(ops=self.ops, device=device, dtype=str(ground.dtype).removeprefix("torch."),
+                             graphs=ground.card, drafter=self.at["drafter"])  # fmt: skip
+        large = checkpoint_of(ground, self.at.get("layers"))
+        judged = [large.config.layer_kinds.index("gdn")]
+        extents = {name: Extent.full_batches(one, judged) for name, one in self.decoded.items()}
+        extents = {name: Extent(min(one.until or 0, CHECKED), judged) for name, one in extents.items()}
+        self.played = play(self.decoded, large, setting, laps=laps, extents=extents)
+
+    def check(self, name: str) -> str:
+        if not self.played:
+            self.run()
+        if self.apart:
+            return f"the arms say different tokens: {', '.join(self.apart)}"
+        one = self.played[name]
+        found = one.checked.verdict.findings[:1]
+        if found:
+            return f"{where(found[0])}: {found[0].diagnosis}"
+        return "" if one.right else "a lap holds other bits than the checked run, or nothing was compared"
+
+    def samples(self, name: str) -> list[float]:
+        """Seconds a token, lap by lap."""
+        one = self.played[name]
+        return [sum(lap.seconds) / one.speed().tokens for lap in one.laps]
+
+    def told(self, name: str) -> dict[str, Any]:
+        one = self.played[name]
+        speed, counts = one.speed(), Counter(count for each in rounds(one.decoded) for count in each.accepted)
+        return {
+            "tokens_per_s": speed.overall, "decoding_tokens_per_s": speed.decoding, "round_ms": speed.latency_ms,
+            "latency_s": one.latency_s(), "accepted": speed.accepted,
+            "distribution": {str(count): windows for count, windows in sorted(counts.items())},
+            "steps": {str(count): number for count, number in speed.steps.items()},
+            "checked_events": one.checked.verdict.events, "elements": one.checked.verdict.elements,
+        }
+
+
+def make(ground: Ground, at: At) -> Cell:
+    cell = Cell([])
+    for ops in ground.sets:
+        texts = Texts(ground, at, ops)
+        for name in (ADAPTIVE, *map(str, CANDIDATES)):
+            told = name if name == ADAPTIVE else f"always {name}"
+            cell.arms.append(_arm(texts, name, told if len(ground.sets) == 1 else f"{ops}, {told}"))
+    return cell
+
+
+def _arm(texts: Texts, name: str, told: str) -> Arm:
+    samples: Callable[[int], list[float]] = lambda count: texts.samples(name)  # noqa: E731
+    return Arm(told, None, lambda: texts.check(name), samples=samples, more=lambda: texts.told(name))
+
+
+KIND = Kind("a token", cells, make)

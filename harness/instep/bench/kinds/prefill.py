@@ -1,0 +1,88 @@
+"""The recurrence of prompts: `gdn` with chunks, whole sequences that begin from a state in their slot.
+
+Truth is token by token in fp64. The yardstick rounds operands as the kernel declares (`Ops.products`, and for a peer
+bf16 in blocks of 64). Leaves out: norms, gates and conv before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from instep_optimized.layout import Part
+from instep_optimized.ops.base import GdnInputs, Ops
+from instep_reference.contract.rounding import Product
+
+from ..base import TO, Arm, At, Cell, Ground, Kind, Size
+from ..grid import HEADS
+from ..peers import arms as peers
+from ..right import first, off
+from ..rows import Rows, in_blocks, on, part, states, true_rows
+
+SEQUENCES = {
+    "tiny": ((1, 70), (2, 33)), "default": ((1, 2048), (1, 8192), (8, 2048), (1, 32768)),
+    "full": (*((1, 512 << power) for power in range(7)), (8, 512), (8, 2048), (32, 512)),
+}  # fmt: skip
+PEER = {"gdn.chunk": Product("bf16", block=64)}
+Run = Callable[[torch.Tensor], torch.Tensor]
+
+
+def cells(ground: Ground, size: Size) -> Iterator[At]:
+    for number, heads in enumerate(HEADS[size]):
+        for sequences, tokens in SEQUENCES[size][: None if size != "default" or not number else 2]:
+            yield {"sequences": sequences, "tokens": tokens, "heads": heads}
+
+
+def make(ground: Ground, at: At) -> Cell:
+    config, count = ground.config(at["heads"], 1), at["sequences"] * at["tokens"]
+    rows = Rows.drawn(ground, config, count)
+    layers = ground.layers(4.0 * count * at["heads"] * config.value_dim, least=1, most=4)
+    slots = list(range(at["sequences"], 0, -1))
+    parts = [part(ground, "chunk", slots, at["tokens"], states(ground, config, at["sequences"] + 1, torch.float32))
+             for _ in range(layers)]  # fmt: skip
+    own: dict[str, GdnInputs] = {name: rows.inputs(ops) for name, ops in ground.sets.items()}
+    given = next(iter(own.values()))
+    state = 4.0 * at["sequences"] * at["heads"] * config.key_dim * config.value_dim
+    core = count * at["heads"] * config.value_dim * ground.dtype.itemsize
+    read = state + sum(x.numel() for x in (given.q, given.k, given.v)) * ground.dtype.itemsize
+    cell = Cell([], read=read, written=state + core)
+    truth = _Truth(given, parts[0])
+
+    def arm(name: str, ops: Ops) -> Arm:
+        def run(pool: torch.Tensor) -> torch.Tensor:
+            return ops.gdn(inputs=own[name], parts=(on(parts[0], pool),), dtype=ground.dtype, to=TO)
+
+        def work() -> object:
+            return [ops.gdn(inputs=own[name], parts=(one,), dtype=ground.dtype, to=TO) for one in parts]
+
+        return Arm(name, work, lambda: truth.judge(run, ops.products), layers)
+
+    cell.arms = [arm(name, ops) for name, ops in ground.sets.items()]
+
+    def judge(run: Run, format: str) -> str:
+        return truth.judge(run, PEER)
+
+    return peers("prefill", ground, at, cell, rows=rows, parts=parts, inputs=given, judge=judge)
+
+
+class _Truth:
+    """The read-outs and states of a launch in fp64, made once for all arms."""
+
+    def __init__(self, inputs: GdnInputs, form: Part) -> None:
+        self.inputs, self.form, self.start = inputs, form, form.read.pool.clone()
+        self.found: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def judge(self, run: Run, products: Mapping[str, Product]) -> str:
+        if self.found is None:
+            self.found = true_rows(self.inputs, self.form, self.start)
+        o, state = self.found
+        declared = products.get("gdn.chunk")
+        own = self.start.mT.clone().mT
+        core = run(own)
+        r, drawn = in_blocks(self.inputs, self.form, self.start, declared, core.dtype)
+        units = self.form.read.units
+        return first(off("read-out", core, o, r, 1), off("state", own[units], state, drawn, 1))
+
+
+KIND = Kind("a layer", cells, make, x="tokens")

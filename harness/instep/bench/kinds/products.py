@@ -1,0 +1,97 @@
+"""Products with weights, at the widths of a 9B model and of a 35B-A3B one: linear layers, MLP, experts, the head.
+
+With `--ops triton --ops invariant` it shows what bits that do not depend on the other rows cost. Leaves out: the ops in
+between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from instep_optimized.ops.base import ExpertWeights, Ops
+from instep_optimized.ops.plain import PLAIN
+
+from ..base import TO, Arm, At, Cell, Ground, Kind, Size
+from ..peers import arms as peers
+from ..right import off
+from ..rows import WIDE
+
+Sizes = tuple[int, int, int, int, int, int]  # hidden, MLP, vocabulary, hidden of the experts, their number and width
+LARGE: Sizes = (4096, 12288, 151_936, 2048, 128, 768)
+TINY: Sizes = (32, 64, 100, 32, 4, 16)
+TOP = 2
+ROWS: dict[Size, tuple[int, ...]] = {"tiny": (1, 3), "default": (4, 32, 1, 128, 2048),
+                                     "full": (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)}  # fmt: skip
+Inputs = dict[str, Any]
+
+
+def _cases(ground: Ground) -> dict[str, tuple[str, int, Callable[[], Inputs]]]:
+    """Name -> op, the width of its rows, how its weights are drawn."""
+    hidden, inner, vocab, narrow, experts, each = TINY if ground.tiny else LARGE
+
+    def weight(*shape: int) -> torch.Tensor:
+        return ground.drawn(*shape).mul_(shape[-1] ** -0.5)
+
+    def linear(columns: int) -> Inputs:
+        return {"weight": weight(columns, hidden), "shape": (columns,)}
+
+    def moe() -> Inputs:
+        weights = ExpertWeights(weight(experts, narrow), weight(experts, 2 * each, narrow),
+                                weight(experts, narrow, each), weight(2 * each, narrow), weight(narrow, each),
+                                weight(1, narrow))  # fmt: skip
+        return {"weights": weights, "top_k": min(8, TOP if ground.tiny else 8), "norm_topk": True}
+
+    return {
+        "qkv": ("linear", hidden, lambda: linear(2 * hidden)), "out": ("linear", hidden, lambda: linear(hidden)),
+        "gates": ("linear", hidden, lambda: linear(32)),
+        "mlp": ("mlp", hidden, lambda: {"gate_up": weight(2 * inner, hidden), "down": weight(hidden, inner)}),
+        "lm_head": ("lm_head", hidden, lambda: {"weight": weight(vocab, hidden)}), "moe": ("moe", narrow, moe),
+    }  # fmt: skip
+
+
+def cells(ground: Ground, size: Size) -> Iterator[At]:
+    for rows in ROWS[size]:
+        for name in _cases(ground):
+            if not (rows > 512 and name in ("moe", "lm_head")):  # nobody asks for the logits of a prompt
+                yield {"op": name, "rows": rows}
+
+
+def _tensors(given: Inputs) -> Iterator[torch.Tensor]:
+    for value in given.values():
+        yield from [value] if isinstance(value, torch.Tensor) else vars(value).values() if isinstance(
+            value, ExpertWeights) else ()  # fmt: skip
+
+
+def _widened(given: Inputs, dtype: torch.dtype) -> Inputs:
+    def wide(value: Any) -> Any:
+        if isinstance(value, ExpertWeights):
+            return ExpertWeights(*(tensor.to(dtype) for tensor in vars(value).values()))
+        return value.to(dtype) if isinstance(value, torch.Tensor) else value
+
+    return {name: wide(value) for name, value in given.items()}
+
+
+def make(ground: Ground, at: At) -> Cell:
+    op, width, drawn = _cases(ground)[at["op"]]
+    first = drawn()
+    size = float(sum(x.numel() * x.element_size() for x in _tensors(first)))
+    every = [first, *(drawn() for _ in range(ground.layers(size, least=1, most=16) - 1))]
+    x = ground.drawn(at["rows"], width)
+    truth = getattr(PLAIN, op)(x=x.to(WIDE), **_widened(first, WIDE), to=TO)
+    plain = getattr(PLAIN, op)(x=x, **first, to=TO)
+
+    def arm(name: str, ops: Ops) -> Arm:
+        run = getattr(ops, op)
+        return Arm(name, lambda: [run(x=x, **given, to=TO) for given in every],
+                   lambda: off(at["op"], run(x=x, **first, to=TO), truth, plain), len(every))  # fmt: skip
+
+    flops = 2.0 * at["rows"] * size / ground.dtype.itemsize * (1 if op != "moe" else 0.0)  # of experts rows choose few
+    cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=size + x.numel() * x.element_size(),
+                written=float(truth.numel() * plain.element_size()), flops=flops)  # fmt: skip
+    return peers("products", ground, at, cell)
+
+
+KIND = Kind("a call", cells, make, x="rows")

@@ -1,0 +1,172 @@
+"""Whole rounds of a model in the 9B shape, weights drawn: draft, verify and commit, in graphs, rounds overlapping.
+
+A time is from one round's answer on the host to the next one's: the host is in it. Before, the same events are replayed
+with the checks that need no whole reference, as far as `CHECKED` rounds; there the timed engine must hold the very bits
+of the checked one. The floor is every weight once (the head once per draft and once for the verify), and every state
+read and written once. Leaves out: prompts, and accepting anything but what the course forces.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import AnyEvent, Commit, Committed, Draft
+from instep_reference.contract.shapes import FUSED, expected_shapes
+
+from ...carried import model
+from ...player import Player
+from ...replay.large_model import ledger, outcome
+from ...replay.setting import Setting
+from ...replay.single import engine, header_of
+from ...report.words import where
+from ...shapes import shape
+from ...shapes.random_weights import random_checkpoint
+from ...trace.drive import drive
+from ...trace.file import Trace
+from ...trace.header import Part, Room
+from ...trace.policy import Arrival, Policy
+from ...verdict import Exit
+from ..base import Arm, At, Cell, Ground, Kind, Size
+from ..forced import Witness
+from ..work import by_work
+
+SHAPE, NUM_STEPS, PROMPT, PAGE = "qwen3.5-9b", 3, 32, 16
+ACCEPTED = (2, 3, 1, 2)  # drafts, in turn over rounds and requests: two of three, as a good head's
+CHECKED, TIMED, PROFILED = 2, {"tiny": 4, "card": 200}, 4
+CASES: dict[Size, tuple[tuple[int, int], ...]] = {  # batch, layers
+    "tiny": ((1, 0), (2, 0)), "default": tuple((batch, layers) for layers in (8, 32) for batch in (1, 8, 32)),
+    "full": tuple((batch, layers) for layers in (8, 32) for batch in (1, 2, 4, 8, 16, 32, 64)),
+}  # fmt: skip
+
+
+def cells(ground: Ground, size: Size) -> Iterator[At]:
+    for batch, layers in CASES[size]:
+        yield {"batch": batch, **({"layers": layers} if layers else {})}
+
+
+def checkpoint_of(ground: Ground, layers: int | None) -> Checkpoint:
+    """The shape's first layers; where nobody waits, the trained model that instep brings."""
+    if ground.tiny:
+        return Checkpoint.open(model())
+    return random_checkpoint(shape(SHAPE, layers=layers), device=ground.device, dtype=ground.dtype)
+
+
+def laid(checkpoint: Checkpoint, batch: int, rounds: int) -> Trace:
+    """Prompts, then rounds: every choice is forced, and comes from the ledger."""
+    reach = PROMPT + (rounds + 2) * (NUM_STEPS + 1)
+    pages = batch * -(-reach // PAGE)
+    names = [f"r{number}" for number in range(batch)]
+    room = Room(tuple(range(1, batch + 1)), tuple(range(1, pages + 1)), PAGE, batch * PROMPT, reach)
+    policy = Policy(
+        "rounds", "Whole rounds are timed of an engine that was checked.", room,
+        tuple(Arrival(name, name, max_new=reach) for name in names), NUM_STEPS, overlap=True, accept=ACCEPTED,
+        rotate=False, rounds=rounds + 1,
+    )
+    generator = torch.Generator().manual_seed(0)
+    prompts = {name: tuple(torch.randint(1, checkpoint.config.vocab, (PROMPT,), generator=generator).tolist())
+               for name in names}  # fmt: skip
+    header, _ = header_of(policy, checkpoint, replay=(Part("plain"),))
+    chooser = ledger(checkpoint.config, num_steps=NUM_STEPS, room=header.room())
+    events = tuple(step.event for step in drive(policy, prompts, header, chooser))
+    return Trace(Path("rounds.jsonl"), header, events, {}, "")
+
+
+@dataclass
+class Run:
+    """One op set through the course: checked, then timed."""
+
+    trace: Trace
+    checkpoint: Checkpoint
+    setting: Setting
+    seconds: list[float] = field(default_factory=list)
+    work: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> str:
+        """What is wrong, in words. The run is timed on the way, because what it holds is compared with what was."""
+        commits = [number for number, event in enumerate(self.trace.events) if isinstance(event, Commit)]
+        until = commits[CHECKED - 1]
+        witness, judged = Witness(until), [self.checkpoint.config.layer_kinds.index("gdn")]
+        found = outcome(self.trace, self.checkpoint, self.setting, until=until, layers=judged, also=[witness])
+        if found.verdict.exit is not Exit.AGREED:
+            first = found.verdict.findings[:1]
+            return f"{where(first[0])}: {first[0].diagnosis}" if first else "nothing was compared"
+        held = self._timed(until)
+        return "" if held == witness.found else "the timed engine holds other bits than the checked one"
+
+    def _timed(self, until: int) -> dict[str, str]:
+        """Serve all events -> digests of what the requests hold at event `until`."""
+        events, header = self.trace.events, self.trace.header
+        served = engine(self.checkpoint, self.setting, header.room(), num_steps=header.num_steps)
+        player, witness, answers = Player("timed", served), Witness(until), list[Committed]()
+        drafts = [number for number, event in enumerate(events) if isinstance(event, Draft)]
+        profiled, begun, marks = drafts[-PROFILED], 0.0, list[float]()
+        for number, event in enumerate(events[:profiled]):
+            answer = player.serve(event).answer
+            if number == until:
+                witness.living({name: served.state(name) for name in self._names})
+                _wait(self.setting.device)
+                begun, answers = time.perf_counter(), []
+            elif begun and isinstance(answer, Committed):
+                answers.append(answer)
+                if len(answers) > 1:
+                    answers[-2].accept_lens.tolist()  # a server reads a round's counts while the next one runs
+                    marks.append(time.perf_counter())
+        self.seconds = [after - before for before, after in zip([begun, *marks], marks, strict=False)][2:]
+        last = [number for number, event in enumerate(events) if isinstance(event, Commit)][-1]
+        self.work = by_work(lambda: self._play(player, events[profiled : last + 1]), PROFILED, self.setting.device)
+        return witness.found
+
+    def _play(self, player: Player, events: tuple[AnyEvent, ...]) -> None:
+        for event in events:
+            player.serve(event)
+        _wait(self.setting.device)
+
+    @property
+    def _names(self) -> list[str]:
+        return [f"r{number}" for number in range(len(self.trace.header.capacity.slots))]
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def make(ground: Ground, at: At) -> Cell:
+    checkpoint = checkpoint_of(ground, at.get("layers"))
+    rounds = CHECKED + PROFILED + 3 + TIMED["tiny" if ground.tiny else "card"]
+    trace, (read, written) = laid(checkpoint, at["batch"], rounds), least(checkpoint, at["batch"], ground)
+    cell = Cell([], read, written)
+    for name in ground.sets:
+        setting = Setting.of(ops=name, device=str(ground.device), dtype=str(ground.dtype).removeprefix("torch."),
+                             graphs=ground.card, overlap=True)  # fmt: skip
+        cell.arms.append(_arm(name, Run(trace, checkpoint, setting)))
+    return cell
+
+
+def _arm(name: str, run: Run) -> Arm:
+    samples: Callable[[int], list[float]] = lambda count: run.seconds  # noqa: E731
+    return Arm(name, None, run.check, samples=samples, more=lambda: run.work)
+
+
+def least(checkpoint: Checkpoint, batch: int, ground: Ground) -> tuple[float, float]:
+    """Bytes that a round reads and writes at least."""
+    config, each = checkpoint.config, {"trunk": 0, "draft": 0, "head": 0}
+    for name, size in expected_shapes(config, FUSED).items():
+        head = name == ("model.embed_tokens.weight" if config.tied else "lm_head.weight")
+        part = "head" if head else "draft" if name.startswith("mtp.") else "trunk"
+        if head or "embed_tokens" not in name:
+            each[part] += math.prod(size) * ground.dtype.itemsize
+    weights = each["trunk"] + NUM_STEPS * each["draft"] + (NUM_STEPS + 1) * each["head"]
+    state = 4.0 * batch * config.value_heads * config.key_dim * config.value_dim * config.layer_kinds.count("gdn")
+    return weights + state, state
+
+
+KIND = Kind("a round", cells, make)

@@ -1,0 +1,182 @@
+"""Verify and commit of one layer under every commit strategy: states alone, without the round's index ops.
+
+Checked first, over rounds in which every request accepts another number of drafts: the read-outs of all rows and the
+states are bit by bit those of the one-token kernel. Leaves out: conv windows (`conv.py`), the rest of a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from instep_optimized import commit as strategies
+from instep_optimized.batch import Who, windows
+from instep_optimized.commit.base import AcceptedWindows
+from instep_optimized.commit.pair import CommitPair
+from instep_optimized.layout import Address, Part
+from instep_optimized.memory import Memory
+from instep_optimized.memory.budget import Sizes, bytes_per, demands
+from instep_optimized.memory.units import shown
+from instep_optimized.ops.base import GdnInputs, Ops
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import Capacity
+from instep_reference.contract.errors import InstepError
+
+from ..base import TO, Arm, At, Cell, Ground, Kind, Size
+from ..grid import WINDOWS, batches_and_heads, state_dtype
+from ..peers import arms as peers
+from ..right import first, same
+from ..rows import Rows
+
+CHECKED_ROUNDS = 5
+DRAWN = 2  # sets of rows, which layers use in turn
+PAGE = 4096
+
+
+def cells(ground: Ground, size: Size) -> Iterator[At]:
+    yield from batches_and_heads(size, window=WINDOWS[size])
+
+
+def accepted_of(window: int) -> int:
+    """Tokens that are committed of every window while it is timed: three of four."""
+    return max(1, 3 * window // 4)
+
+
+@dataclass(frozen=True)
+class Course:
+    """A batch of windows under one strategy, and what its rows consume in every layer."""
+
+    ops: Ops
+    dtype: torch.dtype
+    memory: Memory
+    commit: CommitPair
+    who: Who
+    window: int
+    inputs: list[GdnInputs]
+    layers: int
+
+    @classmethod
+    def of(cls, ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At, rows: list[Rows]) -> Course:
+        batch, window = at["batch"], at["window"]
+        room = Capacity(tuple(range(1, batch + 1)), tuple(range(1, batch + 1)), PAGE, batch * window)
+        wanted, sizes = _pools(ground, ops, config, strategy, room, at)
+        memory = Memory(wanted, room, guarded=False, poison=None, device=ground.device)
+        commit = strategies.make(config, sizes, memory, window, strategy, "windows", ops)
+        for number in range(batch):
+            memory.claim(str(number))
+            memory.grow([(str(number), PAGE)])
+            commit.claim(memory.slots.of(str(number)))
+        each = range(batch)
+        who = Who(ground.ints(memory.slots.of(str(n)) for n in each), ground.ints(each),
+                  ground.ints(n * window for n in each), ground.ints([window] * batch))  # fmt: skip
+        return cls(ops, ground.dtype, memory, commit, who, window, [one.inputs(ops) for one in rows],
+                   len(config.layer_kinds))  # fmt: skip
+
+    def round(self, lens: torch.Tensor, layers: int | None = None) -> list[torch.Tensor]:
+        """Verify in so many layers, left out: all; then commit -> the read-outs. With no layer the index ops alone."""
+        tokens = torch.zeros(len(lens) * self.window, dtype=torch.int64, device=lens.device)
+        bound = self.commit.bind(self.ops, windows(self.ops, self.memory, self.who, tokens, "verify", self.window))
+        count = self.layers if layers is None else layers
+        cores = [self.ops.gdn(inputs=self.inputs[layer % DRAWN], parts=bound.state(layer), dtype=self.dtype, to=TO)
+                 for layer in range(count)]  # fmt: skip
+        bound.ran(self.ops)
+        before = self.ops.select(x=self.memory.slot_table.length, index=self.who.slots)
+        if count:
+            accepted = AcceptedWindows(self.who.rows, self.who.slots, lens - 1, lens, before)
+            self.commit.of_state.commit(self.ops, accepted)
+        self.ops.advance(length=self.memory.slot_table.length, slots=self.who.slots, by=lens)
+        return cores
+
+    def check(self, stored: torch.dtype) -> str:
+        """What differs from the one-token kernel, whose state is rounded where a window's is: once a round."""
+        slots = self.who.slots.tolist()
+        each, length = torch.arange(len(slots), device=self.who.slots.device), torch.zeros_like(self.who.slots)
+        heads, values, keys = self.inputs[0].v.shape[1], self.inputs[0].v.shape[2], self.inputs[0].k.shape[2]
+        lines = [torch.zeros(len(slots), heads, values, keys, dtype=stored, device=each.device).mT for _ in range(2)]
+        for number in range(CHECKED_ROUNDS):
+            lens = (each + number) % self.window + 1
+            cores = self.round(lens)
+            for layer, state in enumerate(lines):
+                alone = self._one_by_one(self.inputs[layer % DRAWN], state, lens)
+                said = [same(f"the read-out of round {number + 1}", core, alone)
+                        for core in cores[layer::len(lines)]]  # layers that consume the same rows, from zeros
+                if any(said):
+                    return first(*said)
+            length += lens
+        for number, slot in enumerate(slots):
+            held = self.commit.of_state.peek(self.ops, slot, int(length[number]))
+            found = (shown(held[layer]).to(stored) for layer in range(self.layers))
+            said = [same(f"the state of request {number}", one, lines[layer % len(lines)][number])
+                    for layer, one in enumerate(found)]  # fmt: skip
+            if any(said):
+                return first(*said)
+        return ""
+
+    def _one_by_one(self, inputs: GdnInputs, state: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+        """The read-outs of a window's rows, one token a launch; `state` becomes that after the accepted ones."""
+        units = torch.arange(len(lens), device=lens.device)
+        running = state.mT.to(torch.float32, copy=True).mT
+        fresh, ones = torch.zeros(len(lens), dtype=torch.bool, device=lens.device), torch.ones_like(units)
+        cores = []
+        for token in range(self.window):
+            here = Address(running, units)
+            one = GdnInputs(*(x[token :: self.window].contiguous() for x in inputs))
+            form = Part("window", units, ones, 1, here, fresh, here)
+            cores.append(self.ops.gdn(inputs=one, parts=(form,), dtype=self.dtype, to=TO))
+            ended = lens == token + 1
+            state[ended] = running[ended].to(state.dtype)
+        return torch.stack(cores, 1).flatten(0, 1)
+
+
+def _pools(
+    ground: Ground, ops: Ops, config: ModelConfig, strategy: str, room: Capacity, at: At
+) -> tuple[Any, Sizes]:
+    sizes = Sizes(ops.types(ground.dtype, state_dtype(at)), "VK", room, at["window"], keeps=ops.keeps)
+    kept = strategies.demands(config, sizes, strategy, "windows", ops)
+    return demands(config, sizes) + kept, sizes
+
+
+def beside(ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At) -> dict[str, int]:
+    """Bytes per request and layer: of slots, rings and rows."""
+    room = Capacity((1,), (1,), 64, at["window"])
+    sizes = Sizes(ops.types(ground.dtype, state_dtype(at)), "VK", room, at["window"], keeps=ops.keeps)
+    costs = bytes_per(strategies.demands(config, sizes, strategy, "windows", ops), guarded=False)
+    return {kind: cost // len(config.layer_kinds) for kind, cost in costs.items() if kind != "page"}
+
+
+def make(ground: Ground, at: At) -> Cell:
+    state = at["heads"] * (one := ground.config(at["heads"], 1)).key_dim * one.value_dim * state_dtype(at).itemsize
+    layers = ground.layers(at["batch"] * state, most=24)
+    config = ground.config(at["heads"], layers)
+    rows = [Rows.drawn(ground, config, at["batch"] * at["window"]) for _ in range(DRAWN)]
+    cell = Cell([], read=at["batch"] * state, written=at["batch"] * state)
+    for name, ops in ground.sets.items():
+        for strategy in strategies.known("state", ops):
+            told = strategy if len(ground.sets) == 1 else f"{name} {strategy}"
+            if strategy == "lazy_rerun" and state_dtype(at).itemsize < 4:
+                cell.absent[told] = "it stores no state narrower than float32"
+                continue
+            try:
+                cell.arms.append(_arm(told, ground, ops, config, strategy, at, rows))
+            except InstepError as refused:
+                cell.absent[told] = str(refused)
+    return peers("strategies", ground, at, cell, rows=rows, config=config)
+
+
+def _arm(
+    told: str, ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At, rows: list[Rows]
+) -> Arm:
+    lens, course = ground.ints([accepted_of(at["window"])] * at["batch"]), Course.of(
+        ground, ops, config, strategy, at, rows)
+    # Requests of their own: to bind moves marks, and a round of the course must find its own where it left them.
+    apart = Course.of(ground, ops, ground.config(config.key_heads, 1), strategy, at, [])
+    return Arm(
+        told, lambda: course.round(lens), lambda: course.check(state_dtype(at)), len(config.layer_kinds),
+        less=lambda: apart.round(lens, 0), more=lambda: {"bytes": beside(ground, ops, config, strategy, at)},
+    )
+
+
+KIND = Kind("a layer", cells, make)

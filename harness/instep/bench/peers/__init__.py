@@ -1,0 +1,55 @@
+"""Kernels of other packages as arms beside ours: which, of which package, in which kind.
+
+A maker gets the ground, the cell's axes and what the kind has drawn, and gives an arm. Its answers are checked like
+ours. Where its package is neither installed nor unpacked on Python's path, or its kernel does not serve the cell, the
+cell says so. Leaves out: anything that a package contains.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from instep_reference.contract.errors import Unsupported
+
+from ..base import Arm, At, Cell, Ground
+
+PEERS: dict[str, dict[str, str]] = {
+    "strategies": {
+        "sglang verify + scatter": "instep.bench.peers.sglang:verify_and_scatter",
+        "sglang ReplaySSM": "instep.bench.peers.sglang:replay",
+        "flashinfer verify + copy": "instep.bench.peers.flashinfer:verify",
+    },
+    "decode": {
+        "sglang sigmoid": "instep.bench.peers.sglang:decode",
+        "sglang packed decode": "instep.bench.peers.sglang:packed_decode",
+        "fla recurrent": "instep.bench.peers.fla:decode",
+        "flashinfer decode": "instep.bench.peers.flashinfer:decode",
+    },
+    "conv": {"sglang conv update": "instep.bench.peers.sglang:conv"},
+    "prefill": {
+        "fla chunked": "instep.bench.peers.fla:prefill",
+        "sglang chunked": "instep.bench.peers.sglang:prefill",
+        "flashinfer prefill": "instep.bench.peers.flashinfer:prefill",
+        "flashqla": "instep.bench.peers.flashinfer:flashqla",
+    },
+    "attend": {"torch sdpa": "instep.bench.peers.torch_own:attend"},
+    "pick": {"torch argmax": "instep.bench.peers.torch_own:pick"},
+}
+
+
+def arms(kind: str, ground: Ground, at: At, cell: Cell, **drawn: Any) -> Cell:
+    """The cell with the peers of its kind."""
+    for name, address in PEERS.get(kind, {}).items() if ground.peers else ():
+        module, _, maker = address.partition(":")
+        try:
+            arm: Arm = getattr(import_module(module), maker)(ground, at, name, **drawn)
+        except Unsupported as refused:
+            cell.absent[name] = str(refused)
+        except ImportError as missing:
+            cell.absent[name] = f"its package is not here ({missing.name or missing})"
+        except Exception as raised:  # foreign code
+            cell.absent[name] = f"{type(raised).__name__}: {' '.join(str(raised).split())[:200]}"
+        else:
+            cell.arms.append(arm)
+    return cell

@@ -1,0 +1,122 @@
+"""FlashInfer's and FlashQLA's gated delta rule as arms, called as their adapters call them.
+
+Both want K = V = 128, bf16 rows, fp32 states and a card from Hopper on. FlashInfer's verify keeps snapshots and leaves
+the commit to its caller: here it is torch's indexed copy. Mirrors: flashinfer-python 0.7.2.post1, flash-qla 0.1.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from instep_optimized.layout import Part
+from instep_optimized.ops.base import GdnInputs
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.errors import Unsupported
+
+from ...report.machine import installed
+from ..base import Arm, At, Ground
+from ..grid import state_dtype
+from ..kinds.strategies import accepted_of
+from ..rows import Rows, off_from_plain
+from .snapshots import committed, pools
+
+
+def _adapter(name: str, ground: Ground, at: At) -> Any:
+    if ground.dtype is not torch.bfloat16 or at.get("state", "float32") != "float32":
+        raise Unsupported("it takes bf16 rows and fp32 states")
+    return import_module(f"instep.adapters.{name}")
+
+
+def _rows(rows: Rows, window: int) -> dict[str, torch.Tensor]:
+    named = {**rows.split, "a": rows.a, "b": rows.b}
+    each = {name: x.view(-1, window, *x.shape[1:]) for name, x in named.items()}
+    return {**each, "A_log": rows.A_log, "dt_bias": rows.dt_bias}
+
+
+def decode(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part]) -> Arm:
+    run_one = _adapter("flashinfer", ground, at).KERNELS.gated_delta_rule_decode_pretranspose
+    given, slots = _rows(rows, 1), parts[0].read.units.int()
+
+    def run(pool: torch.Tensor) -> torch.Tensor:
+        core, _ = run_one(**given, state=None, initial_state=pool.mT, initial_state_indices=slots)
+        return torch.as_tensor(core[:, 0])
+
+    return Arm(name, lambda: [run(form.read.pool) for form in parts],
+               lambda: off_from_plain(run, rows.inputs(PLAIN), parts[0], truth=rows.inputs(PLAIN, wide=True)),
+               len(parts), peer=f"flashinfer {installed('flashinfer-python') or 'unpacked'}")  # fmt: skip
+
+
+def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
+    run_one = _adapter("flashinfer", ground, at).KERNELS.gated_delta_rule_mtp
+    batch, window, layers = at["batch"], at["window"], len(config.layer_kinds)
+    pool = pools(ground, config, layers, batch + 1, state_dtype(at))
+    kept = torch.zeros(layers, batch, window, *pool.shape[2:], device=ground.device)
+    slots, step, every = ground.ints(range(1, batch + 1)), accepted_of(window) - 1, [_rows(one, window) for one in rows]
+
+    def one(layer: int, source: torch.Tensor) -> torch.Tensor:
+        core, _ = run_one(**every[layer % len(rows)], initial_state=source, initial_state_indices=slots.int(),
+                          intermediate_states_buffer=kept[layer], disable_state_update=True)  # fmt: skip
+        return torch.as_tensor(core).flatten(0, 1)
+
+    def work() -> None:
+        for layer in range(layers):
+            one(layer, pool[layer])
+            pool[layer].index_copy_(0, slots, kept[layer, :, step])
+
+    def check() -> str:
+        before = pool[0].clone()
+        core, after = one(0, before), before.clone()
+        after[slots] = kept[0, :, step]
+        return committed(ground, at, rows[0], before, core, after, slots)
+
+    return Arm(name, work, check, layers, peer=f"flashinfer {installed('flashinfer-python') or 'unpacked'}")
+
+
+def prefill(
+    ground: Ground, at: At, name: str, rows: Rows, parts: list[Part], inputs: GdnInputs, judge: Callable[..., str],
+) -> Arm:
+    run_one = _adapter("flashinfer", ground, at).CHUNKED.chunk_gated_delta_rule
+    q, k, v = (x.bfloat16() for x in inputs[:3])
+    starts, slots, decay = _starts(ground, at), parts[0].read.units, inputs.log_decay.exp()
+
+    def run(pool: torch.Tensor) -> torch.Tensor:
+        core, _ = run_one(
+            q=q, k=k, v=v, g=decay, beta=inputs.beta, scale=1.0, initial_state=pool.mT, output_state=pool.mT,
+            output_final_state=True, state_indices=slots, cu_seqlens=starts,
+        )
+        return torch.as_tensor(core)
+
+    return Arm(name, lambda: [run(form.read.pool) for form in parts], lambda: judge(run, "bf16"), len(parts),
+               peer=f"flashinfer {installed('flashinfer-python') or 'unpacked'}")  # fmt: skip
+
+
+def flashqla(
+    ground: Ground, at: At, name: str, rows: Rows, parts: list[Part], inputs: GdnInputs, judge: Callable[..., str],
+) -> Arm:
+    run_one = _adapter("flashqla", ground, at).FLASHQLA.chunk_gated_delta_rule
+    q, k, v = (x[None].bfloat16() for x in inputs[:3])
+    starts, slots = _starts(ground, at), parts[0].read.units
+    dense = parts[0].read.pool.mT[slots]
+
+    def call(state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        core, after = run_one(
+            q=q, k=k, v=v, g=inputs.log_decay[None], beta=inputs.beta[None], scale=1.0, initial_state=state,
+            output_final_state=True, cu_seqlens=starts, state_v_first=True,
+        )
+        return torch.as_tensor(core[0]), after
+
+    def run(pool: torch.Tensor) -> torch.Tensor:
+        core, pool.mT[slots] = call(pool.mT[slots])
+        return core
+
+    return Arm(name, lambda: [call(dense) for _ in parts], lambda: judge(run, "bf16"), len(parts),
+               peer=f"flash-qla {installed('flash-qla') or 'unpacked'}")  # fmt: skip
+
+
+def _starts(ground: Ground, at: At) -> torch.Tensor:
+    return torch.arange(0, at["sequences"] * at["tokens"] + 1, at["tokens"], device=ground.device)

@@ -1,0 +1,88 @@
+"""Shows what the benchmark found: a table per kind and axes, floors beside times, findings below.
+
+Leaves out: measuring, and pictures (`plots.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from ..report import tables
+from . import KINDS, kind
+from .base import key
+from .run import Bench, Row
+
+ON_CPU = "on a CPU: `plain`, called eagerly, tiny shapes; for regressions only, not for speed"
+
+
+def show(found: Bench, console: Console) -> None:
+    asked, rates = found.asked, found.rates
+    if not asked.device.startswith("cuda"):
+        tables.say(console, ON_CPU, style="yellow")
+    moved = f"copies {rates.copy / 1e12:.3g} TB/s, reads {rates.read / 1e12:.3g} TB/s"
+    tables.say(console, f"this machine {moved}, multiplies {rates.product / 1e12:.3g} TFLOP/s", style="dim")
+    for name in asked.kinds:
+        rows = [row for row in found.rows if row["kind"] == name]
+        if rows:
+            _table(name, rows, console)
+        if name in found.left:
+            tables.say(console, f"{name}: {found.left[name]} cells left out, for want of minutes", style="yellow")
+
+
+def _table(name: str, rows: list[Row], console: Console) -> None:
+    unit = kind(name).unit
+    made = tables.table(f"{name}: {KINDS[name]}", {
+        **{axis.replace("_", " "): "number" for axis in rows[0]["cell"]}, "arm": "word", f"us, {unit}": "number",
+        "quartiles": "number", "mean": "number", "floor": "number", "of floor": "number", "how": "word",
+    })
+    notes = list[str]()
+    for row in rows:
+        for number, (arm, told) in enumerate(row["arms"].items()):
+            axes = [str(value) if not number else "" for value in row["cell"].values()]
+            floor = f"{row['floor_us']:.1f}" if row["floor_us"] and not number else ""
+            made.add_row(*axes, arm, *_figures(told), floor, f"{told['of_floor']:.2f}" if "of_floor" in told else "",
+                         told.get("how", ""))  # fmt: skip
+            if told["finding"]:
+                which = f"{told['peer']} {arm}" if told["peer"] else arm
+                speed = "" if told["peer"] else "; no speed is shown"
+                notes.append(f"WRONG  {name}, {key(row['cell'])}: {which}: {told['finding']}{speed}")
+        notes += [f"{name}, {key(row['cell'])}: no {arm}: {why}" for arm, why in row["absent"].items()]
+    tables.show(made, console)
+    _texts(rows, console)
+    for note in _once(notes):
+        tables.say(console, note, style="red" if note.startswith("WRONG") else "dim")
+
+
+def _texts(rows: list[Row], console: Console) -> None:
+    """What arms tell beside their times: of whole texts, and of a round's kinds of work."""
+    for row in rows:
+        for arm, told in row["arms"].items():
+            if "tokens_per_s" in told:
+                counts = ", ".join(f"{count}: {windows}" for count, windows in told["distribution"].items())
+                steps = ", ".join(f"{count}: {number}" for count, number in told["steps"].items())
+                said = f"{told['tokens_per_s']:.0f} tokens/s, latency {told['latency_s']:.3f} s"
+                more = f"{told['accepted']:.2f} drafts a window ({counts}); rounds by step count {steps}"
+            elif "work" in told:
+                said = ", ".join(f"{kind} {us:.0f}" for kind, us in told["work"].items())
+                more = f"{told['launches']} launches, longest gap {told['longest_gap_us']:.0f} us"
+            else:
+                continue
+            tables.say(console, f"{key(row['cell'])}, {arm}: {said}; {more}")
+
+
+def _figures(told: Mapping[str, Any]) -> tuple[str, str, str]:
+    if "us" not in told:
+        return ("wrong" if told["finding"] else "", "", "")
+    return f"{told['us']:.1f}", f"{told['lower']:.1f}-{told['upper']:.1f}", f"{told['mean']:.1f}"
+
+
+def _once(notes: list[str]) -> list[str]:
+    """Notes that say the same of several cells, once, with how many there are."""
+    said: dict[str, list[str]] = {}
+    for note in notes:
+        head, _, text = note.partition(": ")
+        said.setdefault(text if not head.startswith("WRONG") else note, []).append(note)
+    return [alike[0] + (f" (and {len(alike) - 1} cells more)" if len(alike) > 1 else "") for alike in said.values()]

@@ -1,0 +1,44 @@
+"""Whether an answer is right: against plain in fp64, as T2 judges an op from its own inputs, or bit by bit.
+
+Truth is `plain` in fp64 on the arm's own numbers; the yardstick is `plain` in the width in which the arm computes.
+Leaves out: the constants (`checks/allowance.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..checks.allowance import allowed
+from ..checks.measure import relative_error
+
+
+def off(what: str, found: torch.Tensor, truth: torch.Tensor, yardstick: torch.Tensor, axis: int | None = None) -> str:
+    """What is wrong with a tensor, in words; empty: nothing. axis: that of the heads, each a block of its own."""
+    if found.shape != truth.shape:
+        return f"{what} has the shape {list(found.shape)}; expected {list(truth.shape)}"
+    x, o, r = (_blocks(one, axis) for one in (found, truth, yardstick))
+    error, drawn = relative_error(x, o), relative_error(r, o)
+    limit = allowed(drawn, found.dtype)
+    parts = torch.where(error == 0, 0.0, error / limit)
+    metric, block = divmod(int(parts.argmax()), len(o))  # argmax takes a NaN for the largest
+    if parts[metric, block] <= 1:
+        return ""
+    where = f" of head {block}" if axis is not None else ""
+    return f"{what}{where} is off by {float(error[metric, block]):.1e}, {float(limit[metric, block]):.1e} allowed"
+
+
+def first(*findings: str) -> str:
+    """The first that is not empty."""
+    return next(filter(None, findings), "")
+
+
+def same(what: str, found: torch.Tensor, expected: torch.Tensor) -> str:
+    """Whether two tensors are the same bits, in words."""
+    if found.shape == expected.shape and torch.equal(found, expected):
+        return ""
+    count = int((found != expected).sum()) if found.shape == expected.shape else found.numel()
+    return f"{what}: {count:,} of {expected.numel():,} numbers have other bits"
+
+
+def _blocks(x: torch.Tensor, axis: int | None) -> torch.Tensor:
+    return x.double().reshape(1, -1) if axis is None else x.double().movedim(axis, 0).flatten(1)

@@ -1,0 +1,150 @@
+"""Rows that the delta rule consumes, and parts of a batch: what several kinds draw alike.
+
+Decays are those of a model (`shapes/random_weights.py`): from a few tokens of memory to thousands. Leaves out: what is
+done with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import torch
+
+from instep_optimized.layout import Address, Part
+from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.chunked import recur_by_products
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.rounding import Product
+
+from ..observe.products import Operands
+from ..observe.reorder import Reordered
+from ..shapes.random_weights import _dt_bias
+from .base import SEED, TO, Ground
+from .right import first, off
+
+WIDE = torch.float64
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a GDN layer's conv and linear maps give: mixed [N, C], a, b [N, HV]; and its weights A_log, dt_bias [HV]."""
+
+    mixed: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    config: ModelConfig
+
+    @classmethod
+    def drawn(cls, ground: Ground, config: ModelConfig, count: int) -> Rows:
+        heads, channels = config.value_heads, channels_of(config)
+        a_log, bias = ground.drawn(heads, dtype=torch.float32) * 0.5, _dt_bias(heads).to(ground.device)
+        return cls(ground.drawn(count, channels), ground.drawn(count, heads), ground.drawn(count, heads), a_log, bias,
+                   config)  # fmt: skip
+
+    def inputs(self, ops: Ops, wide: bool = False) -> GdnInputs:
+        """What an op set makes of them; wide: of the same numbers, in fp64."""
+        named = {name: getattr(self, name) for name in ("mixed", "a", "b", "A_log", "dt_bias")}
+        given: dict[str, Any] = {name: x.to(WIDE) for name, x in named.items()} if wide else named
+        return ops.gdn_inputs(**given, key_heads=self.config.key_heads, key_dim=self.config.key_dim, to=(TO,) * 5)
+
+    @property
+    def split(self) -> dict[str, torch.Tensor]:
+        """q, k [N, H, K], v [N, HV, V] as they come from the conv."""
+        config, count = self.config, len(self.mixed)
+        keys = config.key_heads * config.key_dim
+        q, k, v = torch.split(self.mixed, [keys, keys, config.value_heads * config.value_dim], dim=1)
+        heads = (count, config.key_heads, config.key_dim)
+        return {"q": q.reshape(heads), "k": k.reshape(heads), "v": v.reshape(count, config.value_heads, -1)}
+
+
+def channels_of(config: ModelConfig) -> int:
+    return 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
+
+
+def widened(inputs: GdnInputs) -> GdnInputs:
+    return GdnInputs(*(x.to(WIDE) for x in inputs))
+
+
+def states(ground: Ground, config: ModelConfig, units: int, dtype: torch.dtype) -> torch.Tensor:
+    """A pool [units, HV, K, V] in the order VK: it holds [HV, V, K]."""
+    shape = units, config.value_heads, config.value_dim, config.key_dim
+    return ground.drawn(*shape, dtype=torch.float32).mul_(0.1).to(dtype).transpose(2, 3)
+
+
+def part(
+    ground: Ground, form: Literal["chunk", "window"], slots: list[int], count: int, pool: torch.Tensor,
+    fresh: bool = False,
+) -> Part:
+    """Equal requests one after the other, each in a slot of its own."""
+    here, each = Address(pool, ground.ints(slots)), len(slots)
+    begin, counts = ground.ints(number * count for number in range(each)), ground.ints([count] * each)
+    new = torch.full((each,), fresh, dtype=torch.bool, device=ground.device)
+    return Part(form, begin, counts, count, here, new, here)
+
+
+def off_from_plain(
+    run: Callable[[torch.Tensor], torch.Tensor], inputs: GdnInputs, form: Part, *,
+    truth: GdnInputs | None = None,
+) -> str:
+    """What is wrong with a launch of the delta rule over a pool of states, which `run` changes in place -> core.
+
+    form    the part, with the pool that is drawn anew from;  truth: the inputs in fp64, left out: `inputs` widened
+    """
+    pool = form.read.pool
+    own, wide, twin = (kept(pool).copy_(pool) for kept in (_like, _like_wide, _like))
+    core = run(own)
+    dtype = core.dtype
+    o = PLAIN.gdn(inputs=truth or widened(inputs), parts=(on(form, wide),), dtype=WIDE, to=TO)
+    r = PLAIN.gdn(inputs=inputs, parts=(on(form, twin),), dtype=dtype, to=TO)
+    return first(off("read-out", core, o, r, 1), off("state", own, wide, twin, 1))
+
+
+def on(form: Part, pool: torch.Tensor) -> Part:
+    """The same part over another pool."""
+    here = Address(pool, form.read.units)
+    return Part(form.form, form.begin, form.count, form.most, here, form.fresh, here)
+
+
+def _like(pool: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(pool.mT).mT
+
+
+def _like_wide(pool: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(pool.mT, dtype=WIDE).mT
+
+
+Blocks = tuple[torch.Tensor, torch.Tensor]  # read-outs [N, HV, V], states [n, HV, K, V]
+IEEE = Product("ieee", block=64)
+
+
+def true_rows(inputs: GdnInputs, form: Part, pool: torch.Tensor) -> Blocks:
+    """Read-outs and states of equal sequences, in fp64 and in blocks, which is as right as token by token there."""
+    return _in_blocks(widened(inputs), form, pool.to(WIDE), IEEE.block or 0, lambda name, tensor: tensor)
+
+
+def in_blocks(inputs: GdnInputs, form: Part, pool: torch.Tensor, product: Product | None, dtype: torch.dtype) -> Blocks:
+    """The yardstick in fp32: sums in any order, operands rounded as declared (None: not at all)."""
+    said = product or IEEE
+    weights = cast(Any, SimpleNamespace(config=None, layers=(), draft=None))
+    operands = Operands({"gdn.chunk": said}, weights, chunk=True)
+    operands.form = "gdn.chunk"
+    with Reordered(torch.Generator(pool.device).manual_seed(SEED), operands):
+        core, state = _in_blocks(inputs, form, pool.float(), said.block or 64, lambda name, x: operands.kept(x))
+    return core.to(dtype), state.to(pool.dtype)
+
+
+def _in_blocks(
+    inputs: GdnInputs, form: Part, pool: torch.Tensor, block: int, at: Callable[..., torch.Tensor]
+) -> Blocks:
+    each, heads = len(form.count), inputs.v.shape[1]
+    q, k, v, log_decay, beta = (x.view(each, -1, *x.shape[1:]) for x in inputs)
+    q, k = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
+    gates = log_decay[..., None], beta[..., None], beta[..., None]
+    core, state = recur_by_products(q, k, v, *gates, pool[form.read.units], block, at)
+    return core.flatten(0, 1), state

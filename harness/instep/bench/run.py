@@ -1,0 +1,220 @@
+"""Runs a grid: each cell is built, checked, timed and kept; within the minutes, or going on where a file stands.
+
+A cell whose answers are wrong has no time. The minutes are divided among the kinds that are left, and what a kind does
+not need goes to the next; what was left out is told. With the full grid the file is written after every cell, and a
+cell that is there is not run again. Leaves out: words and pictures (`render.py`, `plots.py`).
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
+
+from ..perf.fingerprint import fingerprint
+from ..report.result import Result
+from ..verdict import Exit
+from . import KINDS, kind
+from .base import SEED, Arm, At, Cell, Ground, Size
+from .clock import SAMPLES, Rates, Times, less, of_one, rates, timed
+
+Row = dict[str, Any]
+LOAD = "load"  # of the fingerprint, what changes from minute to minute
+
+
+@dataclass
+class Asked:
+    """What is to be measured: kinds in their order, the size of the grid, the minutes (0: as long as it takes)."""
+
+    sets: Mapping[str, Ops]
+    device: str
+    dtype: torch.dtype
+    kinds: tuple[str, ...] = tuple(KINDS)
+    size: Size = "default"
+    minutes: float = 6.0
+    peers: bool = True
+    commit: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, found, right, expected in (
+            ("--kind", ", ".join(self.kinds), bool(self.kinds) and set(self.kinds) <= set(KINDS),
+             f"some of {', '.join(KINDS)}"),
+            ("--minutes", self.minutes, self.minutes > 0, "more than 0"),
+        ):  # fmt: skip
+            if not right:
+                raise BadInput(name, found=found, expected=expected)
+        if not self.device.startswith("cuda"):
+            slow = [name for name, ops in self.sets.items() if ops.captures]
+            if slow:
+                raise Unsupported(f"timing {slow[0]!r} on a CPU: its kernels are interpreted there; --ops plain")
+
+
+@dataclass
+class Bench:
+    """What was found: rows by cell, the rates of the machine, and how many cells of each kind were left out."""
+
+    asked: Asked
+    rates: Rates
+    rows: list[Row] = field(default_factory=list)
+    left: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def exit(self) -> Exit:
+        """Ours alone count: what a peer answers wrongly is told, and is no failure of this command."""
+        ours = [arm for row in self.rows for arm in row["arms"].values() if not arm["peer"]]
+        if any(arm["finding"] for arm in ours):
+            return Exit.DIVERGED
+        return Exit.AGREED if any("us" in arm for arm in ours) else Exit.INCONCLUSIVE
+
+    def result(self) -> Result:
+        asked = self.asked
+        setting = {"ops": list(asked.sets), "device": asked.device, "dtype": str(asked.dtype).removeprefix("torch."),
+                   "grid": asked.size, "minutes": asked.minutes}  # fmt: skip
+        rates = {"copy": self.rates.copy, "read": self.rates.read, "product": self.rates.product}
+        found = {"machine": fingerprint(asked.device), "setting": setting, "rates": rates, "left_out": self.left,
+                 "rows": self.rows}  # fmt: skip
+        return Result(self.exit, asked.device, found, asked.commit)
+
+
+Told = Callable[[str, int, int | None], None]
+
+
+def bench(
+    asked: Asked, keep: Path | None = None, told: Told = lambda what, done, of: None,
+    shown: Callable[[Row], None] = lambda row: None,
+) -> Bench:
+    """keep: the file of a full grid, which is read first and written after every cell;  shown: gets every new row."""
+    device = torch.device(asked.device)
+    torch.manual_seed(SEED)
+    told("measuring the machine", 0, None)
+    found = Bench(asked, rates(device, asked.dtype))
+    if keep is not None:
+        found.rows = _kept(keep, asked)
+    there = {(row["kind"], _key(row["cell"])) for row in found.rows}
+    ground = Ground(device, asked.dtype, asked.sets, found.rates, _past(device), asked.peers)
+    end = time.monotonic() + 60 * asked.minutes
+    for number, name in enumerate(asked.kinds):
+        until = time.monotonic() + (end - time.monotonic()) / (len(asked.kinds) - number)
+        every = list(kind(name).cells(ground, asked.size))
+        for done, at in enumerate(every):
+            if (name, _key(at)) in there:
+                continue
+            if time.monotonic() > until:
+                found.left[name] = found.left.get(name, 0) + 1
+                continue
+            told(name, done, len(every))
+            row = _row(name, ground, at)
+            found.rows.append(row)
+            shown(row)
+            if keep is not None:
+                found.result().write(keep)
+            gc.collect()
+            if ground.card:
+                torch.cuda.empty_cache()
+    return found
+
+
+def _row(name: str, ground: Ground, at: At) -> Row:
+    begun = time.monotonic()
+    row: Row = {"kind": name, "cell": dict(at), "floor_us": None, "arms": {}, "absent": {}}
+    try:
+        cell = kind(name).make(ground, at)
+    except (Unsupported, OutOfCapacity, torch.OutOfMemoryError) as refused:
+        return row | {"absent": dict.fromkeys(ground.sets, " ".join(str(refused).split()))}
+    floor = ground.rates.floor(cell.read, cell.written, cell.flops)
+    row |= {"floor_us": 1e6 * floor, "bytes": cell.read + cell.written, "flops": cell.flops, "absent": cell.absent}
+    findings = {arm.name: _finding(arm) for arm in cell.arms}
+    times, late = _times(cell, findings, ground)
+    for arm in cell.arms:
+        told: dict[str, Any] = {"peer": arm.peer, "finding": findings[arm.name] or late.get(arm.name, "")}
+        if arm.name in times:
+            data = times[arm.name].data()
+            told |= data | {"of_floor": float(str(data["us"])) / row["floor_us"]} if floor else data
+            told |= arm.more()
+        row["arms"][arm.name] = told
+    return row | {"seconds": time.monotonic() - begun}
+
+
+def _finding(arm: Arm) -> str:
+    """What is wrong with its answers. Foreign code may raise anything; what ours raises is a finding, too."""
+    try:
+        return arm.check()
+    except Exception as raised:
+        return f"{type(raised).__name__}: {' '.join(str(raised).split())[:300]}"
+
+
+def _times(cell: Cell, findings: Mapping[str, str], ground: Ground) -> tuple[dict[str, Times], dict[str, str]]:
+    """Of all arms that may have one; a wrong peer has one, a wrong arm of ours has none. And what failed meanwhile."""
+    chosen = [arm for arm in cell.arms if not findings[arm.name] or (arm.peer and arm.work is not None)]
+    found, late = dict[str, Times](), dict[str, str]()
+    for arm in chosen:
+        if arm.samples is not None:
+            found[arm.name] = Times(tuple(arm.samples(SAMPLES)), "rounds")
+    works = dict(_works([arm for arm in chosen if arm.work is not None]))
+    for name in list(works):  # a work that raises is taken out before others are timed beside it
+        try:
+            works[name]()
+            if ground.card:
+                torch.cuda.synchronize()
+        except Exception as raised:
+            late[name.partition("\n")[0]] = f"{type(raised).__name__}: {' '.join(str(raised).split())[:300]}"
+    works = {name: work for name, work in works.items() if name.partition("\n")[0] not in late}
+    every = timed(works, ground.device) if works else {}
+    for arm in chosen:
+        if arm.name in every:
+            spare = every.get(f"{arm.name}\nless")
+            found[arm.name] = of_one(every[arm.name], arm.units) if spare is None else less(
+                every[arm.name], spare, arm.units)  # fmt: skip
+    return found, late
+
+
+def _works(arms: Collection[Arm]) -> Iterator[tuple[str, Callable[[], object]]]:
+    for arm in arms:
+        assert arm.work is not None
+        yield arm.name, arm.work
+        if arm.less is not None:
+            yield f"{arm.name}\nless", arm.less
+
+
+def _past(device: torch.device) -> int:
+    """Twice the last cache of the card."""
+    return 2 * torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
+
+
+def _key(at: At) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(at.items()))
+
+
+def _kept(file: Path, asked: Asked) -> list[Row]:
+    """The rows of a file that was begun with the same op sets, dtype, machine and revision."""
+    if not file.exists():
+        return []
+    try:
+        data = msgspec.json.decode(file.read_bytes())
+        rows: list[Row] = data["rows"]
+        begun = (data["setting"]["ops"], data["setting"]["dtype"], data["setting"]["grid"], data["commit"],
+                 {name: value for name, value in data["machine"].items() if name != LOAD})  # fmt: skip
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        raise BadInput(str(file), found="no result of `instep bench`", expected="one, or no file") from None
+    machine = {name: value for name, value in fingerprint(asked.device).items() if name != LOAD}
+    now = (list(asked.sets), str(asked.dtype).removeprefix("torch."), asked.size, asked.commit, machine)
+    for what, was, wants in zip(("op sets", "dtype", "grid", "commit", "machine"), begun, now, strict=True):
+        if was != wants:
+            raise BadInput(str(file), found=f"begun with {what} {_told(was, wants)}", expected=_told(wants, was),
+                           hint="another --json file begins anew")  # fmt: skip
+    return rows
+
+
+def _told(one: Any, other: Any) -> str:
+    if not isinstance(one, dict):
+        return str(one)
+    return ", ".join(f"{name} {value}" for name, value in one.items() if other.get(name) != value)

@@ -1,0 +1,75 @@
+"""`instep bench`: how fast is every kind of work, beside its floor and beside the kernels of others?
+
+Leaves out: how (`instep.bench`), and comparing two versions (`instep gate`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..bench import KINDS
+from .finish import finish
+from .setting import Given, takes_setting
+
+CHOICES = ", ".join(KINDS)
+
+
+@takes_setting(
+    several=("ops",),
+    without=("state_dtype", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv", "drafter", "graphs", "overlap",
+             "guarded"),
+    ops="The op set that is measured; left out: triton on a card, plain on a CPU.",
+    dtype="Activations; left out: bfloat16 on a card, float32 on a CPU.",
+    device="cpu or cuda; left out: cuda where there is one.",
+)  # fmt: skip
+def bench(
+    given: Given,
+    kind: Annotated[list[str] | None, typer.Option(help=f"{CHOICES}; may be repeated. Left out: all.")] = None,
+    grid: Annotated[str, typer.Option(help="default; or full, which is kept cell by cell in the --json file, and goes "
+                                           "on where that stands.")] = "default",
+    minutes: Annotated[float, typer.Option(help="So long, divided among the kinds.")] = 6.0,
+    peers: Annotated[bool | None, typer.Option("--peers/--no-peers", help="Kernels of other packages beside ours; left "
+                                                                         "out: on a card.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="A folder for pictures, SVG.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+) -> None:
+    """Check every answer, then time it; exit 0: all right, 1: an answer of ours is wrong, 3: nothing was timed."""
+    import torch
+
+    from instep_reference.contract.errors import BadInput
+
+    from ..atomic_write import is_stdout, writable
+    from ..bench import plots as pictures
+    from ..bench import render
+    from ..bench.run import Asked
+    from ..bench.run import bench as run
+    from .progress import progress
+
+    if grid not in ("default", "full"):
+        raise BadInput("--grid", found=grid, expected="default or full")
+    if grid == "full" and (json is None or is_stdout(json)):
+        raise BadInput("--grid", found="full without a file", expected="--json FILE beside it, which keeps every cell")
+    if plots is not None and plots.exists() and not plots.is_dir():
+        raise BadInput("--plots", found="a file", expected="a folder, or nothing yet")
+    if json is not None:
+        writable(json)
+    card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"
+    usual = {"device": "cuda" if card else "cpu", "dtype": "bfloat16" if card else "float32"}
+    names = given.several("ops", "triton" if card else "plain")
+    settings = {name: given.setting(**usual | {"ops": name}) for name in names}
+    one = next(iter(settings.values()))
+    asked = Asked(
+        {name: setting.op_set() for name, setting in settings.items()}, one.device, one.activation,
+        tuple(dict.fromkeys(kind)) if kind else tuple(KINDS),
+        grid if one.device.startswith("cuda") else "tiny", minutes,  # type: ignore[arg-type]
+        card if peers is None else peers, commit,
+    )
+    with progress("bench") as told:
+        found = run(asked, json if grid == "full" else None, told)
+    if plots is not None:
+        pictures.write(found, plots)
+    finish(found.result(), json, lambda console: render.show(found, console))

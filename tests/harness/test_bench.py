@@ -1,0 +1,327 @@
+"""`instep bench` on a CPU: what is wrong has no speed, peers are judged, a grid goes on, pictures have every mark.
+
+Leaves out: figures, which need a card (`tests/on_gpu.sh`), and whole texts (`test_bench_decoding.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from rich.console import Console
+
+from instep.bench import KINDS, kind, peers, plots, render, run
+from instep.bench.base import Arm
+from instep.bench.clock import Rates, Times, less, timed
+from instep.bench.kinds import pick, strategies
+from instep.bench.run import Asked, Bench, bench
+from instep.bench.work import OTHER, kind_of
+from instep.verdict import Exit
+from instep_optimized.ops.base import Ops
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.errors import BadInput, Unsupported
+from support.command import Runner, complaint
+
+FP32, MACHINE = torch.float32, Rates(1e10, 2e10, 1e11)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "rates", lambda device, dtype: MACHINE)
+
+
+def ran(ops: Ops, *kinds: str, **more: Any) -> Bench:
+    given: dict[str, Any] = {"size": "tiny", "peers": False} | more
+    return bench(Asked({"it": ops}, "cpu", FP32, kinds, **given))
+
+
+def text(found: Bench) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        render.show(found, console)
+    return captured.get()
+
+
+def without_the_last_token(*, parts: Any, **given: Any) -> torch.Tensor:
+    """A window that has one row only is served."""
+    return PLAIN.gdn(parts=tuple(replace(one, count=one.count - (one.count > 1).long()) for one in parts), **given)
+
+
+def with_one_decay_for_all(*, inputs: Any, **given: Any) -> torch.Tensor:
+    return PLAIN.gdn(inputs=inputs._replace(log_decay=inputs.log_decay.mean(1, keepdim=True).expand(
+        -1, inputs.log_decay.shape[1])), **given)  # fmt: skip
+
+
+def old_windows(*, parts: Any, **given: Any) -> torch.Tensor:
+    return PLAIN.conv(parts=tuple(replace(one, store=None) for one in parts), **given)
+
+
+def blind_to_itself(*, pages: Any, **given: Any) -> torch.Tensor:
+    return PLAIN.attend(pages=replace(pages, before=pages.before - (pages.before > 0).long()), **given)
+
+
+def last_of_ties(*, logits: torch.Tensor, to: Any) -> torch.Tensor:
+    return logits.shape[1] - 1 - logits.flip(1).argmax(1)
+
+
+def narrow(*, x: torch.Tensor, **given: Any) -> torch.Tensor:
+    return PLAIN.linear(x=x.bfloat16().float(), **given)
+
+
+def falls(*args: Any, **given: Any) -> torch.Tensor:
+    raise ValueError("planted")
+
+
+@pytest.mark.parametrize(("name", "op", "wrong", "says"), [
+    ("strategies", "gdn", without_the_last_token, "the read-out of round 1"),
+    ("strategies", "advance", lambda **given: None, "the read-out of round 2"),
+    ("decode", "gdn", with_one_decay_for_all, "is off by"),
+    ("conv", "conv", old_windows, "the windows differ"),
+    ("prefill", "gdn", without_the_last_token, "is off by"),
+    ("attend", "attend", blind_to_itself, "attended of head"),
+    ("pick", "pick", last_of_ties, "have other bits"),
+    ("products", "linear", narrow, "is off by"),
+    ("decode", "gdn", falls, "ValueError: planted"),
+])  # fmt: skip
+def test_what_is_wrong_has_no_speed(name: str, op: str, wrong: Callable[..., Any], says: str) -> None:
+    found = ran(replace(PLAIN, name="wrong", **{op: wrong}), name)
+    said = {arm["finding"] for row in found.rows for arm in row["arms"].values()}
+    assert found.exit is Exit.DIVERGED and any(says in one for one in said), said
+    assert all("us" not in arm for row in found.rows for arm in row["arms"].values() if arm["finding"])
+    assert "no speed is shown" in text(found)
+
+
+@pytest.mark.parametrize("name", ["strategies", "decode", "conv", "prefill", "attend", "pick", "products"])
+def test_what_is_right_is_timed_and_its_mark_is_drawn(name: str, tmp_path: Path) -> None:
+    found = ran(PLAIN, name)
+    assert found.exit is Exit.AGREED and "no speed" not in text(found)
+    for row in found.rows:
+        assert row["floor_us"] > 0 and all(arm["lower"] <= arm["us"] <= arm["upper"] for arm in row["arms"].values())
+    drawn = [ElementTree.parse(file).getroot() for file in plots.write(found, tmp_path / "new")]
+    marks = [mark[0].text for svg in drawn for mark in svg.iter("{http://www.w3.org/2000/svg}circle")]
+    x = kind(name).x
+    due = [f"{arm}, {x} {row['cell'][x]:g}: {value:.4g} us" for row in found.rows if _in_a_plot(row, found, x)
+           for arm, value in {"floor": row["floor_us"], "it": row["arms"]["it"]["us"]}.items()
+           ] if name != "strategies" else marks  # fmt: skip
+    assert len(marks) == sum(1 + len(row["arms"]) for row in found.rows if _in_a_plot(row, found, x))
+    assert sorted(filter(None, marks)) == sorted(due)
+
+
+def _in_a_plot(row: run.Row, found: Bench, x: str) -> bool:
+    """Whether another cell differs from it in the plotted axis alone."""
+    rest = {name: value for name, value in row["cell"].items() if name != x}
+    return sum(rest.items() <= other["cell"].items() for other in found.rows) > 1
+
+
+def test_what_is_taken_off_leaves_the_rounds_as_they_are() -> None:
+    """Between two timed rounds the index ops are timed alone; still every round runs the accepted tokens again."""
+    again = list[int]()
+
+    def gdn(*, parts: Any, **given: Any) -> torch.Tensor:
+        again.extend(int(one.ring.pending.max()) for one in parts if one.ring is not None)
+        return PLAIN.gdn(parts=parts, **given)
+
+    ground = run.Ground(torch.device("cpu"), FP32, {"it": replace(PLAIN, gdn=gdn)}, MACHINE, 0, False)
+    at = {"batch": 2, "window": 4, "heads": 4, "state": "float32"}
+    arm = next(arm for arm in strategies.make(ground, at).arms if arm.name == "rerun")
+    assert arm.work is not None and arm.less is not None
+    for _ in range(3):
+        arm.work()
+        arm.less()
+    layers = arm.units
+    assert again == [0] * layers + [strategies.accepted_of(4)] * 2 * layers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rounds", "decoding"])
+def test_whole_rounds_and_texts_are_checked_then_timed(name: str) -> None:
+    found = bench(Asked({"plain": PLAIN}, "cpu", FP32, (name,), "tiny", peers=False))  # they take op sets by name
+    assert found.exit is Exit.AGREED
+    arms = [arm for row in found.rows for arm in row["arms"].values()]
+    assert all(arm["us"] > 0 and arm["how"] == "rounds" for arm in arms)
+    if name == "decoding":
+        assert set(found.rows[0]["arms"]) == {"adaptive", "always 1", "always 3", "always 7"}
+        assert all(sum(arm["distribution"].values()) and arm["checked_events"] for arm in arms)
+        assert "tokens/s" in text(found)
+
+
+@pytest.mark.slow
+def test_a_wrong_engine_has_no_rounds() -> None:
+    swapped = bench(Asked({"support.wrong_ops:SWAPPED": PLAIN}, "cpu", FP32, ("rounds",), "tiny", peers=False))
+    assert swapped.exit is Exit.DIVERGED and all("us" not in arm for arm in swapped.rows[0]["arms"].values())
+
+
+# Peers
+
+
+def made_up(logits: list[torch.Tensor], answer: Callable[[torch.Tensor], Any], work: Callable[[], Any]) -> Arm:
+    def check() -> str:
+        return "" if torch.equal(answer(logits[0]), PLAIN.pick(logits=logits[0], to=pick.TO)) else "picks others"
+
+    return Arm("made up", work, check, len(logits), peer="made-up 1.0")
+
+
+def not_here(*given: Any, **drawn: Any) -> Arm:
+    raise ModuleNotFoundError("No module named 'made_up_kernels'", name="made_up_kernels")
+
+
+def serves_no(*given: Any, **drawn: Any) -> Arm:
+    raise Unsupported("rows of this kind")
+
+
+@pytest.mark.parametrize(("maker", "finding", "timed_too", "absent"), [
+    (lambda g, at, name, logits: made_up(logits, lambda x: x.argmax(1), lambda: 0), "", True, ""),
+    (lambda g, at, name, logits: made_up(logits, lambda x: x.argmin(1), lambda: 0), "picks others", True, ""),
+    (lambda g, at, name, logits: made_up(logits, falls, lambda: 0), "ValueError: planted", True, ""),
+    (lambda g, at, name, logits: made_up(logits, lambda x: x.argmax(1), falls), "ValueError: planted", False, ""),
+    (not_here, None, False, "its package is not here (made_up_kernels)"),
+    (serves_no, None, False, "rows of this kind"),
+    (falls, None, False, "planted"),
+], ids=["right", "wrong", "falls in its check", "falls in its work", "missing", "refused", "falls"])  # fmt: skip
+def test_a_peer_is_judged_and_its_finding_stands_beside_its_speed(
+    maker: Callable[..., Arm], finding: str | None, timed_too: bool, absent: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module: Any = ModuleType("made_up_peer")
+    module.maker = maker
+    monkeypatch.setitem(sys.modules, "made_up_peer", module)
+    monkeypatch.setitem(peers.PEERS, "pick", {"made up": "made_up_peer:maker"})
+    found = ran(PLAIN, "pick", peers=True)
+    assert found.exit is Exit.AGREED and all("us" in row["arms"]["it"] for row in found.rows)  # it is not ours
+    arm = found.rows[0]["arms"].get("made up")
+    assert absent in found.rows[0]["absent"].get("made up", "") and (arm is None) is (finding is None)
+    if arm is not None and finding is not None:
+        assert finding in arm["finding"] and bool(finding) is bool(arm["finding"]) and ("us" in arm) is timed_too
+        assert finding in text(found) and ("made-up 1.0" in text(found)) is bool(finding)
+
+
+# The grid
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The cells that were built; the full grid is small."""
+    cells, real = list[Any](), pick.KIND.make
+    monkeypatch.setitem(pick.ROWS, "full", (1, 2, 3))
+
+    def make(ground: Any, at: Any) -> Any:
+        if len(cells) == 2 and at["rows"] == 3 and sys.modules.get("interrupted") is not None:
+            raise KeyboardInterrupt
+        cells.append(at["rows"])
+        return real(ground, at)
+
+    monkeypatch.setattr(pick, "KIND", replace(pick.KIND, make=make))
+    return cells
+
+
+def full(file: Path, **more: Any) -> Bench:
+    asked: dict[str, Any] = {"sets": {"it": PLAIN}, "commit": "a1"} | more
+    return bench(Asked(device="cpu", dtype=FP32, kinds=("pick",), size="full", peers=False, **asked), file)
+
+
+def test_a_full_grid_goes_on_where_its_file_stands(
+    made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "full.json"
+    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+        interrupted.setitem(sys.modules, "interrupted", ModuleType("interrupted"))
+        full(file)
+    first = json.loads(file.read_text())["rows"]
+    assert made == [1, 2] and [row["cell"]["rows"] for row in first] == [1, 2]
+    assert [row["cell"]["rows"] for row in full(file).rows] == [1, 2, 3] and made == [1, 2, 3]
+    assert json.loads(file.read_text())["rows"][:2] == first
+    full(file)
+    assert made == [1, 2, 3], "a cell was computed twice"
+
+
+@pytest.mark.parametrize(("more", "says"), [
+    ({"sets": {"other": PLAIN}}, "op sets"), ({"commit": "b2"}, "commit b2"), ({}, "machine device_name"),
+])  # fmt: skip
+def test_what_was_begun_otherwise_does_not_go_on(
+    more: dict[str, Any], says: str, made: list[Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "full.json"
+    full(file)
+    data = json.loads(file.read_text())
+    if not more:
+        data["machine"]["device_name"] = "another"
+    file.write_text(json.dumps(data))
+    with pytest.raises(BadInput, match=says.replace("commit b2", "commit")):
+        full(file, **more)
+    file.write_text("[]")
+    with pytest.raises(BadInput, match="no result of `instep bench`"):
+        full(file)
+
+
+def test_what_there_is_no_time_for_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ran(PLAIN, "conv", "pick", minutes=1e-9)
+    assert found.left == {name: len(list(kind(name).cells(_ground(), "tiny"))) for name in ("conv", "pick")}
+    assert found.exit is Exit.INCONCLUSIVE and "cells left out" in text(found)
+
+
+def _ground() -> Any:
+    return run.Ground(torch.device("cpu"), FP32, {}, MACHINE, 0)
+
+
+# Clocks and words
+
+
+def test_a_floor_is_of_what_moves_and_of_what_is_multiplied() -> None:
+    assert MACHINE.floor(1e10, 1e10) == pytest.approx(2.0)  # both at the rate of copying
+    assert MACHINE.floor(2e10, 0) == pytest.approx(1.0)
+    assert MACHINE.floor(2e10, 1e10) == pytest.approx(2.5)
+    assert MACHINE.floor(1.0, 1.0, 3e11) == pytest.approx(3.0)
+
+
+def test_arms_are_timed_in_turn_and_a_part_is_taken_off() -> None:
+    calls = list[str]()
+    found = timed({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, torch.device("cpu"), 4)
+    assert "".join(calls[:8]) in ("abbaabba", "baabbaab") and len(found["a"].samples) == 4
+    assert less(Times((3.0, 5.0), "graph"), Times((1.0, 1.0), "graph"), 2).samples == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(("kernel", "what"), [
+    ("_window_kernel", "states"), ("nvjet_tst_192x8_64x3", "products"), ("Memcpy DtoD", "copies and fills"),
+    ("_attend_split", "attention"), ("_plan_ring", OTHER), ("_gated_norm", "norms"),
+])  # fmt: skip
+def test_a_kernel_has_a_kind_of_work_by_its_name(kernel: str, what: str) -> None:
+    assert kind_of(kernel) == what
+
+
+def test_a_round_by_kind_of_work_is_drawn() -> None:
+    svg = plots.bars("rounds", {"triton": {"products": 30.0, "states": 10.0}})
+    bars = [bar for bar in svg.iter("rect") if len(bar)]
+    assert [bar[0].text for bar in bars] == ["triton, products: 30 us", "triton, states: 10 us"]
+    assert float(bars[0].get("width", 0)) == pytest.approx(3 * float(bars[1].get("width", 0)))
+    ElementTree.fromstring(ElementTree.tostring(svg))
+
+
+# The command
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["--ops", "triton", "--device", "cpu"], "its kernels are interpreted there"),
+    (["--ops", "ledger"], "expected an op set that computes"), (["--kind", "speed"], "--kind"),
+    (["--grid", "full"], "--json FILE beside it"), (["--grid", "large"], "default or full"),
+    (["--minutes", "0"], "--minutes"), (["--kind", "pick", "--plots", "README.md"], "expected a folder"),
+])  # fmt: skip
+def test_what_cannot_be_measured_is_told_in_a_line(instep: Runner, words: list[str], says: str) -> None:
+    assert says in complaint(instep("bench", *words))
+
+
+def test_the_command_says_what_a_cpu_is_for_and_writes_its_result(instep: Runner, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    done = instep("bench", "--kind", "pick", "--json", str(file), "--plots", str(tmp_path / "p"), "--commit", "a1")
+    found = json.loads(file.read_text())
+    assert done.code == 0 and "for regressions only" in done.out
+    assert found["command"].endswith("bench --kind pick --commit a1")
+    assert (found["commit"], found["exit"], len(found["rows"])) == ("a1", 0, 2) and found["machine"]["cores"]
+    assert [file.name for file in (tmp_path / "p").iterdir()] == ["pick.svg"]
+    assert set(KINDS) == {"strategies", "decode", "conv", "prefill", "attend", "pick", "products", "rounds", "decoding"}
