@@ -18,7 +18,8 @@ from safetensors import safe_open
 from instep import kit
 from instep.cli import app
 from instep.report.difference import difference
-from instep.report.notices import Notice, defined, sarif, workflow_commands
+from instep.report.notices import Notice, defined, notices, sarif, workflow_commands
+from instep.report.result import Result
 from instep.verdict import Exit
 from support import kit_ops
 from support.command import Ran, Runner, complaint
@@ -102,6 +103,16 @@ def test_what_is_told_is_escaped_and_stands_where_it_was_raised() -> None:
     (result,) = required(json.loads(sarif([one])))
     assert result["locations"][0]["physicalLocation"] == {
         "artifactLocation": {"uri": "src/a%2C%20b.py"}, "region": {"startLine": 7}}
+
+
+def test_a_result_without_runs_has_its_findings_too_and_they_stand_at_the_trace() -> None:
+    """An audit's; of a trace the header is line 1, and event 0 line 2."""
+    finding = {"check": "tokens", "where": "request a", "diagnosis": "says 5", "event": 3, "raised": None}
+    found = {"findings": [finding, finding], "message": "DIVERGED  a recording"}
+    assert [(one.rule, one.file, one.line, one.text) for one in notices(Result(1, "cpu", found), Path("t.jsonl"))] == [
+        ("tokens", "t.jsonl", 5, "DIVERGED  a recording"), ("tokens", "t.jsonl", 5, "request a\nsays 5")]
+    (one,) = notices(Result(1, "cpu", {"runs": [{"ops": "plain", "findings": [finding]}]}))
+    assert (one.file, one.line) == ("instep", 1)
 
 
 def test_an_op_that_raises_is_shown_at_its_line(instep: Runner, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Leaves out: commands that end otherwise (`ending.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -21,6 +21,15 @@ Sarif = Annotated[Path | None, typer.Option(help="Write the findings there as SA
 Annotate = Annotated[bool | None, typer.Option(
     "--annotate/--no-annotate", show_default=False,
     help="Print findings as annotations of GitHub; left out: in a job of GitHub Actions.")]
+
+
+def must_be_free(files: Sequence[Path | None], *read: Path) -> None:
+    """Refuse places where a result cannot be put, before anything runs. read: what the command reads."""
+    from ..atomic_write import writable
+
+    given = [file for file in files if file is not None]
+    for file in given:
+        writable(file, *read, *(other for other in given if other is not file))
 
 
 def finish(

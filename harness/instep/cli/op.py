@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .finish import Annotate, Sarif, finish
+from .finish import Annotate, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -40,13 +40,10 @@ def op(
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Hold single ops to their contract and the reference; exit 0: all agree, 1: divergence, 3: nothing compared."""
-    from ..atomic_write import writable
     from ..kit.launches import op_cases, served
     from ..report.result import Result
 
-    for file, other in ((json, sarif), (sarif, json)):
-        if file is not None:
-            writable(file, other)
+    must_be_free((json, sarif))
     setting = given.setting(ops=ops)
     widths = {field: given.named[field] for field in ("dtype", "state_dtype") if field in given.named}
     if case is not None and len(name or ()) != 1:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..options import TIERS, tiers_named
-from .finish import Annotate, Sarif, finish
+from .finish import Annotate, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def replay(
 ) -> None:
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
     names = tiers_named(tiers or ())
-    from ..atomic_write import folder_for, writable, write_atomically
+    from ..atomic_write import folder_for, write_atomically
     from ..carried import trace as own_trace
     from ..observe.event_digests import EventDigests
     from ..replay.replay import Replay
@@ -70,9 +70,7 @@ def replay(
         given.setting(ops=served)  # what is wrong with it is said before anything is read
     judged, variant = tiers_of(names), Variant(swaps_of(swap or ()), tuple(map(patch_of, graft or ())))
     asked = own_trace() if trace is None else trace
-    places = [file for file in (json, html, trail, sarif) if file is not None]
-    for file in places:
-        writable(file, asked, *(other for other in places if other is not file))
+    must_be_free((json, html, trail, sarif), asked)
     loaded = read(asked)
     runs = _planned(loaded, given, until)
     trails = [EventDigests() for _ in runs]

@@ -41,7 +41,7 @@ def notices(result: Result, trace: Path | None = None) -> list[Notice]:
     """Of every run all findings that are listed."""
     found = result.found
     return [
-        notice for run in found.get("runs", ())
+        notice for run in found.get("runs", [found] if "findings" in found else [])
         for notice in _of_run(run, str(run.get("engine") or run.get("ops") or found.get("ops") or ""), trace)
     ]
 
