@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from instep import kit
 from instep.kit.cases import CASES
@@ -67,6 +66,9 @@ def into(name: str) -> Any:
 
 WRONG = {
     "not-stored": ("gdn", changed("gdn", parts(store=lambda part: None)), "holds what was there before the launch"),
+    "begun-anew": ("gdn", changed("gdn", parts(fresh=lambda part: part.fresh | True)), "the state is begun anew"),
+    "no-decay": ("gdn", changed("gdn", lambda given: {**given, "inputs": given["inputs"]._replace(
+        log_decay=given["inputs"].log_decay * 0)}), "nothing is forgotten: the decay is left out"),
     "not-fresh": ("gdn", changed("gdn", parts(fresh=lambda part: part.fresh & False)), "not finite"),
     "red-zone": ("gdn", changed("gdn", then=beside), "the first in the red zone behind unit 1"),
     "idle-row": ("gdn", changed("gdn", then=lambda out, given: out + 1e-9), "rows that no request covers are not zero"),
@@ -89,7 +91,7 @@ WRONG = {
 def test_a_wrong_op_is_found_by_its_cases_and_named(op: str, ops: Any, says: str) -> None:
     found = kit.served(kit.op_cases(op), ops)
     assert found.exit is kit.Exit.DIVERGED and says in "\n".join(
-        f"{found.where(one)} {one.diagnosis}" for one in found.verdict.findings)
+        f"{found.where(one)}, {one.diagnosis}" for one in found.verdict.findings)
     with pytest.raises(kit.Divergence, match=f"op {op} of wrong") as failed:
         found.must_agree()
     assert isinstance(failed.value, AssertionError) and not failed.value.pytrace
@@ -126,6 +128,22 @@ def test_a_kernel_that_norms_and_gates_inside_is_judged_where_it_serves_gdn(brok
     assert any("verify" in skip.where and "where it has read it" in skip.reason for skip in found.verdict.skipped)
     judged = {found.cases[one.event].name for one in found.verdict.compared}
     assert {"snapshots-r2-VK-float32", "prefill-r2-VK-float32", "decode-r1-KV-float32"} <= judged
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_kernel_that_takes_no_strides_gets_pools_that_lie_side_by_side(packed: bool) -> None:
+    seen: list[bool] = []
+
+    def kernel(call: kit.Launch) -> torch.Tensor:
+        seen.append(call.pool.is_contiguous())
+        return NAMES["kernel"](call)
+
+    NAMES: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", (TOP / "docs" / "adapters.md").read_text(), re.S)[1], NAMES)
+    how = {"packed": True} if packed else {"strided": True}
+    ops = kit.pooled(PLAIN, name="x", window=kernel, chunk=kernel, raw=True, **how)
+    cases = [case for case in kit.op_cases("gdn", dtype="float32") if "VK" in case.name]
+    assert kit.served(cases, ops).must_agree() and set(seen) == {packed}
 
 
 def test_what_serves_no_case_is_inconclusive_and_what_raises_is_a_finding() -> None:
@@ -181,13 +199,10 @@ def test_drawn_traces_are_legal_and_drawn_models_and_prompts_fit(work: Any, conf
     assert {*prompts} == {"one", "few", "more"} and all(0 <= token < 5 for said in prompts.values() for token in said)
 
 
-@pytest.mark.slow
 @settings(max_examples=2, deadline=None, database=None, derandomize=True)
-@given(st.data())
-def test_a_drawn_workload_agrees(data: st.DataObject) -> None:
-    work = kit.small(prompts=data.draw(kit.prompts()), **data.draw(kit.configurations()))
-    kit.replayed(work, until=9).must_agree()
-    kit.replayed(data.draw(kit.traces(events=4))).must_agree()
+@given(prompts=kit.prompts(), config=kit.configurations())
+def test_a_drawn_model_agrees(prompts: Any, config: Any) -> None:
+    kit.replayed(kit.small(prompts=prompts, **config), until=4).must_agree()
 
 
 def test_the_page_has_the_file_and_every_public_name() -> None:
@@ -213,7 +228,7 @@ def test_the_example_suite_runs_against_the_installed_package_outside_the_checko
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     done = subprocess.run(
         [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "instep.plugin",
-         "-k", "not rerun"],
+         "-k", "not rerun and not scrambled"],
         cwd=home, capture_output=True, text=True, check=False, timeout=240, env={**env, "PYTHONPATH": str(site),
         "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
@@ -226,7 +241,7 @@ def test_the_example_suite_runs_against_the_installed_package_outside_the_checko
 def test_instep_op_tells_each_op_and_refuses_what_is_not_there(instep: Runner, tmp_path: Path) -> None:
     ran = instep("op", "plain", "gdn", "norm", "--drawn", "2", "--json", tmp_path / "r.json")
     assert ran.code == 0 and "AGREES: " in ran.out and "allowance used" in ran.out, ran
-    assert '"used": {' in (tmp_path / "r.json").read_text()
+    assert '"used": ' in (tmp_path / "r.json").read_text()
     wrong = instep("op", "support.kit_ops:FORGETFUL", "gdn", "--drawn", "0")
     line = "instep op support.kit_ops:FORGETFUL gdn --case decode-r1-KV-float32"
     assert wrong.code == 1 and "holds what was there before the launch" in wrong.out and line in wrong.out, wrong

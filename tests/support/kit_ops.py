@@ -1,4 +1,4 @@
-"""An op set with a planted mistake: the state of a window is not stored.
+"""Op sets with a planted mistake: the state of a window is not stored; an op raises.
 
 Leaves out: other mistakes (`wrong_ops.py` makes engines wrong, `tests/harness/test_kit.py` single ops).
 """
@@ -21,3 +21,10 @@ def _forgetful(**given: Any) -> torch.Tensor:
 
 
 FORGETFUL = replace(PLAIN, name="forgetful", gdn=_forgetful)
+
+
+def _raising(**given: Any) -> torch.Tensor:
+    return 1 / 0
+
+
+RAISING = replace(PLAIN, name="raising", gdn=_raising)

@@ -21,6 +21,7 @@ COMMANDS: tuple[str, ...] = (
     "bench",
     "calibrate",
     "demo",
+    "diff",
     "doctor",
     "faults",
     "fixtures",

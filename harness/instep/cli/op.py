@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .finish import finish
+from .finish import Annotate, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -35,16 +35,15 @@ def op(
                                        min=0)] = 20,
     seed: Annotated[int, typer.Option(help="The number of the first of them.", min=0)] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    sarif: Sarif = None,
+    annotate: Annotate = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Hold single ops to their contract and the reference; exit 0: all agree, 1: divergence, 3: nothing compared."""
-    from ..atomic_write import writable
     from ..kit.launches import op_cases, served
     from ..report.result import Result
-    from ..verdict import Exit
 
-    if json is not None:
-        writable(json)
+    must_be_free((json, sarif))
     setting = given.setting(ops=ops)
     widths = {field: given.named[field] for field in ("dtype", "state_dtype") if field in given.named}
     if case is not None and len(name or ()) != 1:
@@ -52,21 +51,26 @@ def op(
 
         raise BadInput("--case", found=f"{len(name or ())} ops", expected="the one op that has the case")
     every: list[str | None] = [*name] if name else [None]
-    cases = [op_cases(one, case=case, drawn=drawn, seed=seed, trees=True, **widths) for one in every]
-    runs = [served(some, setting.name, device=setting.device) for some in cases]
-    found = {"ops": ops, "seed": seed, "runs": [_data(run) for run in runs]}
-    result = Result(Exit.worst(run.exit for run in runs), setting.device, found, commit)
-    finish(result, json, lambda console: _show(runs, console))
+    cases = [
+        some for one in every
+        for some in op_cases(one, case=case, drawn=drawn, seed=seed, trees=True, **widths)
+    ]
+    run = served(cases, setting.name, device=setting.device)
+    found = {"ops": ops, "seed": seed, "runs": [_data(run)]}
+    result = Result(run.exit, setting.device, found, commit)
+    finish(result, json, lambda console: _show(run, console), sarif=sarif, annotate=annotate)
 
 
 def _data(run: Served) -> dict[str, object]:
     from ..report.data import finding, listed_findings, number
     from ..report.terminal import most_used
 
-    by_op = {case.op: [c for c in run.verdict.compared if run.cases[c.event].op == case.op] for case in run.cases}
+    names = dict.fromkeys(case.op for case in run.cases)
+    by_op = {name: [c for c in run.verdict.compared if run.cases[c.event].op == name] for name in names}
     return {
         "exit": int(run.exit), "cases": [str(case) for case in run.cases], "elements": run.verdict.elements,
-        "used": {name: number(most_used(compared)) for name, compared in by_op.items()},
+        "by_op": [{"op": name, "elements": sum(c.elements for c in compared), "used": number(most_used(compared))}
+                  for name, compared in by_op.items()],
         "skipped": [{"case": skip.where, "says": skip.reason} for skip in run.verdict.skipped],
         "findings": [{**finding(found), "where": run.where(found), "case": str(run.cases[found.event])}
                      for found in listed_findings(run.verdict.findings)],
@@ -74,30 +78,24 @@ def _data(run: Served) -> dict[str, object]:
     }
 
 
-def _show(runs: list[Served], console: Console) -> None:
-    """A row for every op, the reasons of what was not served, the message of every divergence, and the verdict."""
+def _show(run: Served, console: Console) -> None:
+    """A row for every op, the reasons of what was not served, the message of a divergence, or the verdict."""
     from ..report import tables
     from ..report.terminal import cell, most_used, short
     from ..verdict import Exit
 
-    made = tables.table(f"ops of {runs[0].name}", {
+    made = tables.table(f"ops of {run.name}", {
         "op": "word", "cases": "number", "not served": "number", "numbers": "number", "allowance used": "number",
     })  # fmt: skip
-    for run in runs:
-        for op in dict.fromkeys(case.op for case in run.cases):
-            mine = [number for number, case in enumerate(run.cases) if case.op == op]
-            compared = [c for c in run.verdict.compared if c.event in mine]
-            none = sum(skip.event in mine for skip in run.verdict.skipped)
-            made.add_row(op, str(len(mine)), str(none), short(sum(c.elements for c in compared)),
-                         cell(most_used(compared)) if compared else "-")
+    for op in dict.fromkeys(case.op for case in run.cases):
+        mine = [number for number, case in enumerate(run.cases) if case.op == op]
+        compared = [c for c in run.verdict.compared if c.event in mine]
+        none = sum(skip.event in mine for skip in run.verdict.skipped)
+        made.add_row(op, str(len(mine)), str(none), short(sum(c.elements for c in compared)),
+                     cell(most_used(compared)) if compared else "-")
     tables.show(made, console)
-    for run in runs:
-        for reason in dict.fromkeys(skip.reason for skip in run.verdict.skipped):
-            where = [skip.where for skip in run.verdict.skipped if skip.reason == reason]
-            tables.say(console, f"not served, {len(where)} times, first {where[0]}: {reason}", style="dim")
-    for run in runs:
-        if run.exit is not Exit.AGREED:
-            tables.say(console, run.message)
-    elements, cases = sum(run.verdict.elements for run in runs), sum(len(run.cases) for run in runs)
-    if Exit.worst(run.exit for run in runs) is Exit.AGREED:
-        tables.say(console, f"AGREES: {short(elements)} numbers compared in {cases} cases")
+    for reason in dict.fromkeys(skip.reason for skip in run.verdict.skipped):
+        where = [skip.where for skip in run.verdict.skipped if skip.reason == reason]
+        tables.say(console, f"not served, {len(where)} times, first {where[0]}: {reason}", style="dim")
+    agrees = f"AGREES: {short(run.verdict.elements)} numbers compared in {len(run.cases)} cases"
+    tables.say(console, agrees if run.exit is Exit.AGREED else run.message)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .finish import finish
+from .finish import Annotate, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 
@@ -26,11 +26,12 @@ def relations(
     = False,
     tokens: Annotated[int, typer.Option(help="How many tokens the drift is watched for.", min=64)] = 2048,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    sarif: Sarif = None,
+    annotate: Annotate = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Hold relations between runs of one trace; exit 0: all agree, 1: divergence, 3: one of them compared nothing."""
     from .. import relations as table
-    from ..atomic_write import writable
     from ..relations import render
     from ..relations.case import Case
     from ..replay.replay import Replay
@@ -38,12 +39,12 @@ def relations(
     from .progress import progress
 
     wanted = table.relations(name or ())
-    if json is not None:
-        writable(json, trace)
+    must_be_free((json, sarif), trace)
     given.subjects()  # an op set beside an engine is refused
     replay = Replay(read(trace), given.setting(), checkpoint=checkpoint)
     case = Case.of(replay.trace, replay.plan, until=until, bitwise=bitwise, tokens=tokens)
     with progress("relations") as said:
         found = table.held(case, wanted, lambda relation: said(relation.name, wanted.index(relation), len(wanted)))
     run = render.Run(trace, checkpoint, until, case, tuple(found))
-    finish(render.of(run, commit), json, lambda console: render.show(run, console))
+    finish(render.of(run, commit), json, lambda console: render.show(run, console),
+           sarif=sarif, annotate=annotate, trace=trace)

@@ -34,9 +34,9 @@ from ..replay.failures import failure
 from ..replay.guard import SERVES, SubjectFailed, calling
 from ..replay.setting import wide
 from ..verdict import Comparison, Skipped, Tier, Verdict
-from .cases.case import Call, Case, serve
+from .cases.case import Call, Case, packed, serve
 from .cases.pools import Pool
-from .right import COMPUTED, Right, Rule, Written, by_token, experts, in_chunks_of, right, widened
+from .right import COMPUTED, Right, Rule, Written, by_token, experts, gates_of, in_chunks_of, right, widened
 
 Tensor = torch.Tensor
 KIND = "launch"  # of an event: what a case is
@@ -69,7 +69,7 @@ class _Case:
 
     def __init__(self, ops: Ops, case: Case, number: int, device: str) -> None:
         self.ops, self.case, self.number, self.clauses = ops, case, number, list[str]()
-        call = case.build(device)
+        call = packed(case.build(device)) if ops.packed and case.op in ALONG_TREES else case.build(device)
         self.memory = {memory_of(pool.raw) for pool in call.pools.values()}
         self.found = serve(around(ops, unseen, self._watched), replace(case, build=lambda device: call), device)
         self.given = case.build("cpu")
@@ -110,7 +110,7 @@ class _Case:
             else:
                 yield from self._rows(name, found, truth, draws)
         for index, written in enumerate(truth.written):
-            yield self._memory(written, [draw.written[index] for draw in draws], truth)
+            yield self._memory(index, written, [draw.written[index] for draw in draws], truth)
 
     def _draws(self, width: torch.dtype) -> Iterator[Right]:
         """Yardsticks: sums in another order each, products as declared, prefill in either form where none is."""
@@ -153,7 +153,7 @@ class _Case:
             result = measured(self._spot(place, request), x, o, sampled, stored=stored)
             yield self._named(result, x.double(), o, self._wrong_rows(name, mine, truth))
 
-    def _memory(self, due: Written, draws: Sequence[Written], truth: Right) -> Comparison:
+    def _memory(self, index: int, due: Written, draws: Sequence[Written], truth: Right) -> Comparison:
         pool = self.found.pools[due.pool]
         found, place = pool.view[due.at].cpu(), _at(self.case, due.component)
         sampled = torch.stack([draw.block for draw in draws])
@@ -166,16 +166,30 @@ class _Case:
                     f"after {_tokens(other.row + 1)}; {due.row + 1} were due")
                 wrongs.append((f"holds the memory {says}", other.block))
         wrongs.append(("holds it with its last two axes exchanged", due.block.mT.reshape(due.block.shape)))
+        if not result.agrees:
+            wrongs += [(says, other.written[index].block) for says, other in self._mistaken()]
         return self._named(result, found.double(), due.block, wrongs)
 
     def _wrong_rows(self, name: str, mine: slice, truth: Right) -> Iterator[tuple[str, Tensor]]:
         yield "each row is that of the row before it", truth.results[name][mine].roll(1, 0)
+        yield from ((says, other.results[name][mine]) for says, other in self._mistaken())
+
+    def _mistaken(self) -> Iterator[tuple[str, Right]]:
+        """What known mistakes of gdn come to."""
         inputs = widened(self.given.inputs, torch.float64)
-        if isinstance(rows := inputs.get("inputs"), GdnInputs):
-            q, k = (x.repeat(1, rows.v.shape[1] // x.shape[1], 1) for x in rows[:2])
-            says = "value head h reads key head h % H, not h // (HV / H)"
-            shared = {**inputs, "inputs": rows._replace(q=q, k=k)}
-            yield says, right(self.case.op, shared, self.given).results[name][mine]
+        rows = GdnInputs(**gates_of(inputs)) if self.case.op == "fused_gdn" else inputs.get("inputs")
+        if not isinstance(rows, GdnInputs):
+            return
+        q, k = (x.repeat(1, rows.v.shape[1] // x.shape[1], 1) for x in rows[:2])
+        anew = tuple(replace(part, fresh=torch.ones_like(part.fresh)) for part in inputs["parts"])
+        for says, changed in (
+            ("value head h reads key head h % H, not h // (HV / H)", {"inputs": rows._replace(q=q, k=k)}),
+            ("the state is begun anew", {"parts": anew}),
+            ("nothing is forgotten: the decay is left out",
+             {"inputs": rows._replace(log_decay=torch.zeros_like(rows.log_decay))}),
+            ("all is written: the gate beta is left out", {"inputs": rows._replace(beta=torch.ones_like(rows.beta))}),
+        ):  # fmt: skip
+            yield says, right("gdn", {**inputs, "inputs": rows, **changed}, self.given)
 
     def _named(
         self, result: Comparison, found: Tensor, truth: Tensor, wrongs: Iterable[tuple[str, Tensor]]

@@ -86,7 +86,7 @@ def opened(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tens
 def right(op: str, inputs: Inputs, call: Call, chunk: Rule = by_token) -> Right:
     """What the op must come to on inputs of some width. call: whose memory it reads; chunk: the form of prefill."""
     if op == "fused_gdn":
-        inputs = {**inputs, "inputs": GdnInputs(**_gdn_inputs(inputs))}
+        inputs = {**inputs, "inputs": GdnInputs(**gates_of(inputs))}
     if op in ("gdn", "fused_gdn"):
         return _gdn(inputs["inputs"], inputs["parts"], call, chunk)
     if op == "conv":
@@ -165,6 +165,12 @@ def _attend(query: Tensor, pages: Pages) -> Right:
         if slot < 0 or not count:
             continue
         spans[request], line = range(begin, begin + count), pages.table[slot].tolist()
+        mapped = len(line) * size >= before + count and min(line[: -(-(before + count) // size)]) >= 0
+        if mapped and pages.ancestors is None:
+            at = [(line[p // size], p % size) for p in range(before + count)]
+            keys, values = (torch.stack([pool[spot] for spot in at]).to(query) for pool in (pages.keys, pages.values))
+            out[begin : begin + count] = attention.attend(query[begin : begin + count], keys, values)
+            continue
         for row in spans[request]:
             bits = 0 if pages.ancestors is None else int(pages.ancestors[row])
             behind = [n for n in range(63) if bits >> n & 1] if bits else range(row - begin + 1)
@@ -176,7 +182,8 @@ def _attend(query: Tensor, pages: Pages) -> Right:
     return Right({"result": out}, spans)
 
 
-def _gdn_inputs(given: Inputs) -> dict[str, Tensor]:
+def gates_of(given: Inputs) -> dict[str, Tensor]:
+    """What `gdn` takes in, of rows behind the conv."""
     keys, width, rows = given["key_heads"] * given["key_dim"], given["key_dim"], len(given["mixed"])
     q, k, v = torch.tensor_split(given["mixed"], (keys, 2 * keys), dim=1)
     q, k = (norms.l2_norm(x.reshape(rows, given["key_heads"], width)) for x in (q, k))
@@ -219,7 +226,7 @@ ROWS: Mapping[str, Callable[[Inputs], Tensor | dict[str, Tensor]]] = {
     "norm": lambda given: norms.rms_norm(given["x"], given["weight"], given["eps"]),
     "linear": lambda given: (given["x"].flatten(1) @ given["weight"].T).reshape(-1, *given["shape"]),
     "add": lambda given: given["x"] + given["y"],
-    "gdn_inputs": _gdn_inputs,
+    "gdn_inputs": gates_of,
     "gated_norm": lambda given: norms.gated_norm(*(given[name] for name in ("core", "z", "weight", "eps", "gate"))),
     "attention_inputs": _attention_inputs,
     "output_gate": lambda given: given["attended"] * torch.sigmoid(given["projected"][:, :, 1]),
