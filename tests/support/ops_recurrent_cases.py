@@ -81,6 +81,8 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
         Shape("chunk", (5, 2), (7, 3), (0, 1), store=(8, 3), skip=1),
         Shape("window", (3, 1), (1, 6), (0, 0), per_row=(0, 1), skip=2),
     ),
+    # More rows than a block of the conv has, in the interpreter too; behind them rows of nobody.
+    "blocks": (Shape("chunk", (70, 2, 0, 133), (3, 1, 2, 6), (0, 0, 0, 1), store=(3, -1, 2, 6), skip=3),),
     "empty_part": (Shape("window", (), (), (), store=()),),
     "no_parts": (),
 }
@@ -175,5 +177,6 @@ CONV: list[Case] = [
         ("mixed", 4, FP32, False),
         ("empty_part", 4, FP32, False),
         ("no_parts", 4, FP32, False),
+        ("blocks", 4, BF16, True),
     ])
 ]
