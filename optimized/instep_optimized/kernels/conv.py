@@ -69,7 +69,7 @@ def _over(
         read, store, each = (flat(at, 2, part.read) for at in (part.read, part.store, part.per_row))
         store = store if part.store is not None else (None, *store[1:])
         each = (each[0] if part.per_row is not None else None, each[1], *each[3:])  # row t is its column
-        wide = columns or wide
+        wide, entries = columns or wide, max(width - 1, 1)  # a conv of width 1 has windows without entries
         for head, rows, blocks in ((True, ahead, 1), (False, ROWS, ceil_div(part.most - ahead, ROWS))):
             extra = bool(look) and head is (part.most <= ahead)  # the launch with the most programs has `clear`
             launch(
@@ -77,7 +77,7 @@ def _over(
                 x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0),
                 part.begin, part.count, part.fresh, *read, *store, *each, part.parents, channels,
                 part.begin.numel(), look, 0 if head else ahead, *rule, HEAD=head, W=width, RT=rows, ST=step, CT=wide,
-                JT=power_of_2(wide * (width - 1)),
+                ET=entries, JT=power_of_2(wide * entries),
             )  # fmt: skip
 
 
@@ -105,7 +105,8 @@ def _conv(
     each, each_units, each_unit, each_column, each_c, each_w,
     parents, channels, requests, look, ahead,
     a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
-    HEAD: tl.constexpr, W: tl.constexpr, RT: tl.constexpr, ST: tl.constexpr, CT: tl.constexpr, JT: tl.constexpr,
+    HEAD: tl.constexpr, W: tl.constexpr, RT: tl.constexpr, ST: tl.constexpr, CT: tl.constexpr, ET: tl.constexpr,
+    JT: tl.constexpr,
 ):  # fmt: skip
     """RT rows of one request, CT channels. Grid (row blocks, channel tiles, B; one more: `clear`).
 
@@ -162,7 +163,7 @@ def _conv(
 
     # A window lies side by side, channel by channel: so its elements are numbered, and are spread over the threads.
     element = tl.arange(0, JT)  # [JT], entry w of channel d
-    d, w = tl.program_id(1) * CT + element // (W - 1), element % (W - 1)
+    d, w = tl.program_id(1) * CT + element // ET, element % ET
     there = (element < CT * (W - 1)) & (d < channels)
     history += d * read_c
     if store is not None:  # the window after the last row: its inputs are read here, and stored at the end
