@@ -178,6 +178,6 @@ CONV: list[Case] = [
         ("empty_part", 4, FP32, False),
         ("no_parts", 4, FP32, False),
         ("blocks", 4, BF16, True),
-        ("verify", 1, FP32, False),
+        ("chunk", 1, FP32, True),
     ])
 ]
