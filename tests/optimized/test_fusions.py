@@ -16,13 +16,15 @@ import torch
 
 from instep.kit.cases import CASES, Case, serve
 from instep.kit.cases.case import BF16, FP32, Call, Draw, Inputs, at
+from instep.kit.cases.pools import guarded
 from instep.kit.cases.rows import linear_blocks, norm, row_case
 from instep.replay.variant import swapped
+from instep_optimized.layout import Address
 from instep_optimized.ops import fused
 from instep_optimized.ops.around import around
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.contracts import contracts
-from instep_optimized.ops.fused import FUSIONS, in_parts
+from instep_optimized.ops.fused import FUSIONS, Moved, in_parts
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import unseen
@@ -58,7 +60,29 @@ def conv_inputs(case: Case) -> Case:
     return replace(case, op="conv_inputs", build=build, exact=True)
 
 
+def moves(layers: str) -> Callable[[str], Call]:
+    """Columns of one pool into another, for three layers: of one allocation each, as pools are; or not alike."""
+
+    def build(device: str) -> Call:
+        draw = Draw(9, device)
+        near = guarded((3, 4, 2), (6, 3), BF16, device=device)  # layers, units, columns
+        far = guarded((3, 5), (6, 3), BF16, device=device)
+        near.view.copy_(draw.normal(*near.view.shape).to(BF16))
+        units, columns, slots = (draw.ints(numbers) for numbers in ((2, -1, 0), (1, 0, 0), (4, 1, 2)))
+        other = slots if layers == "alike" else draw.ints((3, -1, 0))
+        for layer in range(3):
+            for slot in (3, 0) if other is not slots and layer == 1 else (4, 2):
+                far.allow(layer, slot)
+        order = (0, 1, 2) if layers == "alike" else (0, 2, 1)
+        return Call({"pairs": tuple(
+            Moved(Address(near.view[n], units, columns), Address(far.view[n], other if n == 1 else slots))
+            for n in order)}, {"near": near, "far": far})  # fmt: skip
+
+    return build
+
+
 EXACT = [
+    *(Case("moves", name, moves(name), exact=True) for name in ("alike", "apart")),
     *(row_case("add_norm", "views", add_norm, dtype, 700, exact=True) for dtype in (FP32, BF16)),
     *(conv_inputs(case) for case in CASES if case.op == "conv"),
 ]
@@ -78,12 +102,12 @@ def composed(ops: Ops, op: str) -> Any:
 
     def named(**given: Any) -> Any:
         found = call(**given)
-        return found if hasattr(found, "_fields") else SimpleNamespaceTuple(found)
+        return found if found is None or hasattr(found, "_fields") else Unnamed(found)
 
     return SimpleNamespace(**{op: named})
 
 
-class SimpleNamespaceTuple(tuple[torch.Tensor, ...]):
+class Unnamed(tuple[torch.Tensor, ...]):
     """Results without names, as `serve` wants them."""
 
     @property

@@ -149,8 +149,8 @@ def test_an_empty_batch_replays_nothing(ops: Ops, device: str, recorder: Make) -
 def test_padding_that_is_not_refreshed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: only the rows that are given are written. The request that left advances once more."""
 
-    def rows_alone(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> None:
-        own[: len(given)].copy_(given)
+    def rows_alone(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> tuple[torch.Tensor, ...]:
+        return own[: len(given)], given
 
     monkeypatch.setattr(runner, "_fill", rows_alone)
     graphed, eager = World(PLAIN, "cpu"), World(PLAIN, "cpu")

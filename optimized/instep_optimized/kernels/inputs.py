@@ -87,20 +87,15 @@ def gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, head, HV, li
 
 
 @triton.jit
-def consume(
-    mixed, row, live, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale, CT: tl.constexpr
-):
+def consume(mixed, row, live, q, k, v, H, HV, scale, CT: tl.constexpr):
     """Rows [RT, CT] of one head, the second axis of the grid, as `gdn_inputs` makes them of what is stored."""
     head, at = tl.program_id(1), tl.arange(0, CT)
-    if head < 2 * H:
-        if head < H:
-            tl.store(q + ((row * H + head) * CT)[:, None] + at[None, :], unit(mixed) * scale, mask=live[:, None])
-        else:
-            tl.store(k + ((row * H + head - H) * CT)[:, None] + at[None, :], unit(mixed), mask=live[:, None])
+    if head < H:
+        tl.store(q + ((row * H + head) * CT)[:, None] + at[None, :], unit(mixed) * scale, mask=live[:, None])
+    elif head < 2 * H:
+        tl.store(k + ((row * H + head - H) * CT)[:, None] + at[None, :], unit(mixed), mask=live[:, None])
     else:
         tl.store(v + ((row * HV + head - 2 * H) * CT)[:, None] + at[None, :], mixed, mask=live[:, None])
-        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, row * 0 + head - 2 * H, HV,
-              live)
 
 
 @triton.jit

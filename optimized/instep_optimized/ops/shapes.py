@@ -181,6 +181,11 @@ def _move(given: Given) -> Iterator[Fit]:
         yield from _scales(name, address.pool, address.scales)
 
 
+def _moves(given: Given) -> Iterator[Fit]:
+    for pair in given["pairs"]:
+        yield from _move(pair._asdict())
+
+
 def _move_rows(given: Given) -> Iterator[Fit]:
     yield "target", tuple(given["target"].shape), tuple(given["source"].shape)
 
@@ -225,6 +230,7 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
     "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears,
+    "moves": _moves,
     "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
 }  # fmt: skip
 

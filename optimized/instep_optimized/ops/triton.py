@@ -20,7 +20,7 @@ from ..kernels.grow import build_tree, select_beams, topk_tokens
 from ..kernels.index import advance, choose, place_rows, shift
 from ..kernels.inputs import gdn_inputs
 from ..kernels.moe import moe
-from ..kernels.move import move, move_rows
+from ..kernels.move import move, move_rows, moves
 from ..kernels.norms import add_norm, gated_norm, norm
 from ..kernels.pick import accept, pick
 from ..kernels.plan import plan_ring
@@ -97,6 +97,7 @@ TRITON = Ops(
     add_norm=add_norm,
     conv_inputs=conv_inputs,
     linears=linears,
+    moves=moves,
     captures=True,
     trees=True,
     tiled=True,

@@ -15,13 +15,14 @@ from .add_norm import AddNorm, MakeAddNorm, add_norm
 from .conv_inputs import ConvInputs, conv_inputs
 from .gdn import FusedGdn
 from .linears import Linears, linears
+from .moves import Moved, Moves, moves
 
 if TYPE_CHECKING:
     from ..base import Ops
 
 __all__ = [
-    "FUSIONS", "AddNorm", "ConvInputs", "FusedGdn", "Fusion", "Linears", "MakeAddNorm", "add_norm", "conv_inputs",
-    "exact_of", "fuses", "in_parts", "inside_of", "linears", "not_of", "wholes",
+    "FUSIONS", "AddNorm", "ConvInputs", "FusedGdn", "Fusion", "Linears", "MakeAddNorm", "Moved", "Moves", "add_norm",
+    "conv_inputs", "exact_of", "fuses", "in_parts", "inside_of", "linears", "moves", "not_of", "wholes",
 ]
 
 
@@ -43,6 +44,7 @@ FUSIONS: Mapping[str, Fusion] = {
     "add_norm": Fusion(("add", "norm")),
     "conv_inputs": Fusion(("conv", "gdn_inputs"), hides=frozenset({"mixed"})),
     "linears": Fusion(("linear",), exact=False),
+    "moves": Fusion(("move",)),
     "fused_gdn": Fusion(
         ("gdn_inputs", "gdn"), exact=False, hides=frozenset({"q", "k", "v", "log_decay", "beta"})),
 }  # fmt: skip
