@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from instep_optimized.kernels import attend as attend_file
-from instep_optimized.kernels.attend import PART, WINDOW
+from instep_optimized.kernels.attend import GROUP, PART, WINDOW
 from instep_optimized.layout import Pages
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.invariant import INVARIANT
@@ -28,7 +28,7 @@ HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
 pytestmark = [pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
 SIZES: dict[str, Any] = {"page_size": 64, "heads": 16, "kv_heads": 2, "head_dim": 256} if NATIVE else {"page_size": 16}
-LENGTHS = tuple(PART * parts + more for parts in (1, 2) for more in (-1, 0, 1))
+LENGTHS = (*(PART * parts + more for parts in (1, GROUP) for more in (-1, 0, 1)), PART * (GROUP + 1))
 TREE = (-1, 0, 0, 1, 2)
 OPS = pytest.mark.parametrize("ops", [TRITON, INVARIANT], ids=lambda ops: ops.name)
 
@@ -94,9 +94,9 @@ def test_a_row_of_a_window_has_the_bits_of_a_decode_alone(dtype: torch.dtype) ->
             assert same_bits(TRITON.attend(**cut(pages, query, request, row))[0], attended[3 * request + row])
 
 
-@pytest.mark.parametrize(("name", "value"), [("RESIDENT", 1), ("RESIDENT", 7), ("SCRATCH", 1)])
+@pytest.mark.parametrize(("name", "value"), [("RESIDENT", 7), ("SCRATCH", 1), ("MANY", 1), ("MANY", 99)])
 def test_bits_do_not_depend_on_how_the_work_is_divided(name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over other numbers of programs, and a tile of rows after the other because no more of them fit."""
+    """Over other numbers of programs, a tile of rows after the other because no more of them fit, in parts or groups."""
     tree, ends = (-1, 0, 0, 1, 2, 2, 3, 4, 6, 1), LENGTHS[2:5]
     build = seen(windows(len(tree), FP32, ends).build, len(ends) * (tree,), chains=(1,))
     wanted = TRITON.attend(**build(HERE).inputs)
@@ -105,8 +105,8 @@ def test_bits_do_not_depend_on_how_the_work_is_divided(name: str, value: int, mo
 
 
 def test_requests_that_share_pages_beyond_the_room_are_not_read_silently() -> None:
-    """The room for parts is that of all pages, and a broken part of each request: here 3, and 4 are read."""
-    inputs = windows(1, FP32, (2 * PART, 2 * PART)).build(HERE).inputs
+    """The room for parts is that of all pages, and a broken part of each request: here for 3."""
+    inputs = windows(1, FP32, (3 * PART, 3 * PART)).build(HERE).inputs
     pages, few = inputs["pages"], PART // SIZES["page_size"]
     pools = (Draw(6, HERE).normal(few, *pages.keys.shape[1:]) for _ in range(2))
     shared = replace(pages, **dict(zip(("keys", "values"), pools, strict=True)), table=pages.table % few)
