@@ -96,7 +96,7 @@ def test_a_row_of_a_window_has_the_bits_of_a_decode_alone(dtype: torch.dtype) ->
 
 @pytest.mark.parametrize(("name", "value"), [("RESIDENT", 7), ("SCRATCH", 1), ("MANY", 1), ("MANY", 99)])
 def test_bits_do_not_depend_on_how_the_work_is_divided(name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over other numbers of programs, a tile of rows after the other because no more of them fit, in parts or groups."""
+    """Over other numbers of programs; a tile of rows after the other, as if no more of them fit; in parts or groups."""
     tree, ends = (-1, 0, 0, 1, 2, 2, 3, 4, 6, 1), LENGTHS[2:5]
     build = seen(windows(len(tree), FP32, ends).build, len(ends) * (tree,), chains=(1,))
     wanted = TRITON.attend(**build(HERE).inputs)

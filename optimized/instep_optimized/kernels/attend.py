@@ -30,7 +30,7 @@ LAZY = True
 GROUP = tile(4, 2)  # parts that are joined before the groups are
 MANY = tile(32, 4)  # tiles of heads and rows, from which on a program reads a group of parts
 LISTED = 32  # requests, at least: fewer do not make another compiled kernel
-RESIDENT = 8  # programs per multiprocessor that walk the list of parts; fewer run at a time
+RESIDENT = tile(8, 1)  # programs per multiprocessor that walk the list of parts; fewer run at a time
 SCRATCH = 2**28  # bytes of parts that are not joined yet; more rows are read one after the other
 
 
