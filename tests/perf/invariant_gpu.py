@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from instep_optimized.kernels import runtime
-from instep_optimized.kernels.invariant import attend as attend_file
 from instep_optimized.kernels.invariant import linear as linear_file
 from instep_optimized.layout import Pages
 from instep_optimized.ops.base import ExpertWeights, Ops
@@ -143,10 +142,6 @@ def time_tiles() -> None:
         spent = [per_copy(INVARIANT, "linear", drawn(rows, D), rest) for rows in (4, 2048)]
         print(f"{tile}: 4 rows {spent[0]:.1f} us, 2048 rows {spent[1]:.1f} us", flush=True)
         linear_file.NARROW, linear_file.PROGRAMS = kept, programs
-    for warps, queries in ((4, 64), (8, 64), (4, 16)):
-        attend_file.WARPS, attend_file.QUERIES[2] = warps, queries
-        print(f"attend warps={warps} queries={queries}:")
-        time_attend()
 
 
 if __name__ == "__main__":

@@ -166,11 +166,15 @@ def time_tiles() -> None:
         chunk_file.WARPS = {"solve": solve, "carry": carry}
         print(f"chunk tokens={tokens} columns={columns} warps={solve},{carry} {precision}: {time_prefill(32, 2048)}")
         check_recurrent(32)
-    for queries, positions, warps, stages in ((64, 64, 8, 2), (128, 64, 8, 2), (128, 32, 8, 3), (128, 128, 8, 1)):
-        attend_file.QUERIES[2], attend_file.POSITIONS[2] = queries, positions
-        attend_file.WARPS, attend_file.STAGES = warps, stages
-        print(f"attend queries={queries} positions={positions} warps={warps} stages={stages}:")
+    for sizes in ((128, 32, 8, 3), (128, 64, 8, 2), (128, 32, 8, 4)):
+        attend_file.CHUNK[2] = attend_file.Shape(*sizes)
+        print(f"attend, chunks in {attend_file.CHUNK[2]}:")
         time_attend()
+    for sizes in ((32, 64, 4, 2), (32, 32, 4, 3), (16, 64, 4, 2)):
+        attend_file.PARTS[2] = attend_file.Shape(*sizes)
+        print(f"attend, parts in {attend_file.PARTS[2]}:")
+        time_attend()
+
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def join_parts(
             mean_of_more = tl.load(
                 means + (spot * width)[:, None] + d[None, :], mask=there[:, None] & (d < width)[None, :], other=0.0
             )
-            loaded += ((more, sum_of_more, mean_of_more),)
+            loaded += ((more, sum_of_more, mean_of_more),)  # type: ignore[assignment]
         for group in tl.static_range(UNROLLED):
             best_of, total_of, mean_of = nothing(RT, DT)
             for step in tl.static_range(GROUP):
