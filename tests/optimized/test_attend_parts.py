@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from instep.kit.cases import Case, serve
-from instep.kit.cases.case import BF16, FP32, Draw, at
+from instep.kit.cases.case import BF16, FP32, Call, Draw, at
 from instep.kit.cases.paged import Reading, attend_case
 from instep.kit.cases.pools import same_bits
 from instep.kit.cases.trees import seen
 from instep_optimized.kernels import attend as attend_file
-from instep_optimized.kernels.attend import PART, WINDOW
+from instep_optimized.kernels.attend import GROUP, PART, WINDOW
 from instep_optimized.layout import Pages
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.invariant import INVARIANT
@@ -30,7 +30,7 @@ HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
 pytestmark = [pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
 SIZES: dict[str, Any] = {"page_size": 64, "heads": 16, "kv_heads": 2, "head_dim": 256} if NATIVE else {"page_size": 16}
-LENGTHS = tuple(PART * parts + more for parts in (1, 2) for more in (-1, 0, 1))
+LENGTHS = (*(PART * parts + more for parts in (1, GROUP) for more in (-1, 0, 1)), PART * (GROUP + 1) + 1)
 TREE = (-1, 0, 0, 1, 2)
 OPS = pytest.mark.parametrize("ops", [TRITON, INVARIANT], ids=lambda ops: ops.name)
 
@@ -47,15 +47,24 @@ def reading(ends: tuple[int, ...], counts: tuple[int, ...]) -> Reading:
     return Reading(tuple((*table, *(widest - len(table)) * [-1]) for table in tables), before, counts, **SIZES)
 
 
-def windows(count: int, dtype: torch.dtype, lengths: tuple[int, ...] = LENGTHS) -> Case:
-    return Case("attend", f"{count}", attend_case(40 + count, reading(lengths, len(lengths) * (count,)), dtype))
+def windows(count: int, dtype: torch.dtype, lengths: tuple[int, ...] = LENGTHS, times: int = 1) -> Case:
+    """times: of the queries; then some score is far above those before it."""
+    build = attend_case(40 + count, reading(lengths, len(lengths) * (count,)), dtype)
+
+    def built(device: str) -> Call:
+        inputs, pools = build(device)
+        return Call(inputs | {"query": times * inputs["query"]}, pools)
+
+    return Case("attend", f"{count}", built)
 
 
 @OPS
-@pytest.mark.parametrize(("count", "dtype"), [(1, FP32), (3, BF16), (3, FP32), (WINDOW + 1, FP32)], ids=str)
-def test_it_is_right_at_every_edge_of_a_part(ops: Ops, count: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("count", "dtype", "times"), [(1, FP32, 1), (3, BF16, 1), (3, FP32, 20), (WINDOW + 1, FP32, 20)], ids=str
+)
+def test_it_is_right_at_every_edge_of_a_part(ops: Ops, count: int, dtype: torch.dtype, times: int) -> None:
     """A window ends on, before and behind an edge; and its rows stand on both sides of one."""
-    case = windows(count, dtype)
+    case = windows(count, dtype, times=times)
     assert agree(case, serve(PLAIN, case, HERE), serve(ops, case, HERE)) == []
 
 
@@ -77,6 +86,7 @@ def cut(pages: Pages, query: torch.Tensor, request: int, row: int) -> dict[str, 
     return {"query": query[place : place + 1].contiguous(), "pages": alone, "to": at("attended")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_a_row_of_a_window_has_the_bits_of_a_decode_alone(dtype: torch.dtype) -> None:
     """Beside requests with fewer and more parts, also of the production kernel, and beside a prefill chunk."""
@@ -96,19 +106,21 @@ def test_a_row_of_a_window_has_the_bits_of_a_decode_alone(dtype: torch.dtype) ->
             assert same_bits(TRITON.attend(**cut(pages, query, request, row))[0], attended[3 * request + row])
 
 
-@pytest.mark.parametrize(("name", "value"), [("RESIDENT", 1), ("RESIDENT", 7), ("SCRATCH", 1)])
-def test_bits_do_not_depend_on_how_the_work_is_divided(name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over other numbers of programs, and a tile of rows after the other because no more of them fit."""
-    tree, ends = (-1, 0, 0, 1, 2, 2, 3, 4, 6, 1), LENGTHS[2:5]
+@pytest.mark.slow
+def test_bits_do_not_depend_on_how_the_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over other numbers of programs; a tile of rows after the other, as if no more of them fit; in parts or groups."""
+    tree, ends = (-1, 0, 0, 1, 2, 2, 3, 4, 6), LENGTHS[-2:]
     build = seen(windows(len(tree), FP32, ends).build, len(ends) * (tree,), chains=(1,))
     wanted = TRITON.attend(**build(HERE).inputs)
-    monkeypatch.setattr(attend_file, name, value)
-    assert same_bits(TRITON.attend(**build(HERE).inputs), wanted)
+    for name, value in (("RESIDENT", 7), ("SCRATCH", 1), ("MANY", 1), ("MANY", 99)):
+        with monkeypatch.context() as patch:
+            patch.setattr(attend_file, name, value)
+            assert same_bits(TRITON.attend(**build(HERE).inputs), wanted)
 
 
 def test_requests_that_share_pages_beyond_the_room_are_not_read_silently() -> None:
-    """The room for parts is that of all pages, and a broken part of each request: here 3, and 4 are read."""
-    inputs = windows(1, FP32, (2 * PART, 2 * PART)).build(HERE).inputs
+    """The room for parts is that of all pages, and a broken part of each request: here for 3."""
+    inputs = windows(1, FP32, (3 * PART, 3 * PART)).build(HERE).inputs
     pages, few = inputs["pages"], PART // SIZES["page_size"]
     pools = (Draw(6, HERE).normal(few, *pages.keys.shape[1:]) for _ in range(2))
     shared = replace(pages, **dict(zip(("keys", "values"), pools, strict=True)), table=pages.table % few)

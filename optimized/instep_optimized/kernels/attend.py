@@ -24,10 +24,13 @@ from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
 SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
 WINDOW = tile(64, 12)  # a request of at most so many rows is read in parts, and so is every tree
-PART = tile(256, 32)  # positions of a part: fixed, so that a row's bits do not depend on how the work is divided
+PART = tile(128, 32)  # positions of a part: fixed, so that a row's bits do not depend on how the work is divided
 ROWS_JOINED, UNROLLED = tile(1, 128), tile(8, 1)  # per program, and per step of the joining kernel
+LAZY = True
+GROUP = tile(4, 2)  # parts that are joined before the groups are
+MANY = tile(32, 4)  # tiles of heads and rows, from which on a program reads a group of parts
 LISTED = 32  # requests, at least: fewer do not make another compiled kernel
-RESIDENT = 2  # programs per multiprocessor that walk the list of parts
+RESIDENT = tile(8, 1)  # programs per multiprocessor that walk the list of parts; fewer run at a time
 SCRATCH = 2**28  # bytes of parts that are not joined yet; more rows are read one after the other
 
 
@@ -42,7 +45,7 @@ class Shape(NamedTuple):
 
 
 # By the bytes of an element; others are as the last.
-CHUNK = {2: Shape(128, 64, 8, 2), 4: Shape(16, 32, 8, 2)}
+CHUNK = {2: Shape(128, 32, 8, 3), 4: Shape(16, 32, 8, 2)}
 PARTS = {2: Shape(32, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
 SMALL = Shape(16, 16, 4, 1)  # interpreted
 
@@ -66,9 +69,9 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
 
 def read(query: torch.Tensor, pages: Pages, chunk: Shape, parts: Shape, part: int, *, alone: bool) -> torch.Tensor:
     """Attention with parts of `part` positions. alone: prefill chunks join them too, for the same bits."""
-    attended = torch.zeros_like(query, memory_format=torch.contiguous_format)
     if not pages.most:
-        return attended
+        return torch.zeros_like(query, memory_format=torch.contiguous_format)
+    attended = torch.empty_like(query, memory_format=torch.contiguous_format)
     call = Call.of(query, pages, attended)
     if pages.most > WINDOW:
         call.whole(chunk, part if alone else 0)
@@ -122,7 +125,8 @@ class Call(NamedTuple):
         launch(
             _whole, (self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()),
             *self.common, self.attended, self.attended.stride(0), self.attended.stride(1), tokens,
-            MT=rows, NT=shape.positions, PT=part, ALONE=part > 0, ORDERED=part > 0 and INTERPRETED,
+            MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, ALONE=part > 0, LAZY=LAZY and part == 0,
+            ORDERED=part > 0 and INTERPRETED,
             warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
         )  # fmt: skip
 
@@ -131,27 +135,31 @@ class Call(NamedTuple):
         pages, (heads, width) = self.pages, self.query.shape[1:]
         requests, kv_heads, most = pages.begin.numel(), pages.keys.shape[2], min(pages.most, max(WINDOW, pages.nodes))
         rows, tokens = self.height(shape)
-        each = ceil_div(pages.table.shape[1] * pages.keys.shape[1], part)
-        # No page is of two requests: so they have no more whole parts than the pool, and a broken one each.
-        room = min(requests * each, ceil_div(pages.keys.shape[0] * pages.keys.shape[1], part) + requests)
+        each = GROUP if requests * kv_heads * ceil_div(most, tokens) >= MANY else 1
+        unit = part * each
+        most_units = ceil_div(pages.table.shape[1] * pages.keys.shape[1], unit)
+        # No page is of two requests: so they have no more whole units than the pool, and a broken one each.
+        room = min(requests * most_units, ceil_div(pages.keys.shape[0] * pages.keys.shape[1], unit) + requests)
         fit = SCRATCH // max(room * heads * (width + 2) * 4, 1)
         at_once = min(most, max(fit // tokens, 1) * tokens)
         means = self.query.new_empty((room, at_once, heads, width), dtype=torch.float32)
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         tiles = ceil_div(at_once, tokens if pages.ancestors is None else 1)
         listed = max(power_of_2(requests), LISTED)
-        programs = min(multiprocessors(self.query.device) * RESIDENT, requests * each * kv_heads * tiles)
+        programs = min(multiprocessors(self.query.device) * RESIDENT, requests * most_units * kv_heads * tiles)
         for skipped in range(0, most, at_once):
             launch(
-                read_parts, (programs,), *self.common, means, sums, at_once, skipped, room, requests, kv_heads, tokens,
-                MT=rows, NT=shape.positions, PT=part, BT=listed, ALONE=True, ORDERED=INTERPRETED,
+                read_parts, (programs,), *self.common, self.attended, *self.attended.stride()[:2], self.query.shape[0],
+                means, sums, at_once, skipped, room, requests, kv_heads, tokens,
+                MT=rows, NT=shape.positions, PT=part, EACH=each, BT=listed, ALONE=True, ORDERED=INTERPRETED,
                 warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
             )  # fmt: skip
             launch(
                 join_parts, (ceil_div(at_once * heads, ROWS_JOINED), requests),
                 self.attended, *self.attended.stride()[:2], means, sums, *self.placed,
                 at_once, skipped, room, requests, heads, width,
-                RT=ROWS_JOINED, DT=self.constants["DT"], PT=part, BT=listed, UNROLLED=UNROLLED, warps=2,
+                RT=ROWS_JOINED, DT=self.constants["DT"], PT=unit, BT=listed, GROUP=GROUP // each,
+                UNROLLED=max(UNROLLED * each // GROUP, 1), warps=2,
             )  # fmt: skip
 
 
@@ -170,8 +178,8 @@ def _whole(
     key_scales, key_scales_page, value_scales, value_scales_page,
     table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
     group, width, scale, attended, attended_row, attended_head, tokens,
-    MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, PAGE: tl.constexpr, WIDEN: tl.constexpr,
-    ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
+    MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr,
+    WIDEN: tl.constexpr, ALONE: tl.constexpr, LAZY: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """`tokens` rows of one request for the `group` query heads of one KV head. Grid (KV heads, row tiles, B).
 
@@ -203,16 +211,19 @@ def _whole(
     if PT == 0:
         _, total, mean = across(
             queries, last, 0, full, reach, known, 0, 0, line, pools, kv_head, tl.num_programs(0), scale,
-            MT, NT, DT, PAGE, False, WIDEN, ALONE, ORDERED, TILED,
+            MT, NT, DT, PAGE, False, WIDEN, ALONE, LAZY, ORDERED, TILED,
         )  # fmt: skip
     else:
         best, total, mean = nothing(MT, DT)
-        for start in range(0, reach, PT):
-            more, sum_of_more, mean_of_more = across(
-                queries, last, start, full, tl.minimum(start + PT, reach), known, 0, 0, line, pools, kv_head,
-                tl.num_programs(0), scale, MT, NT, DT, PAGE, False, WIDEN, ALONE, ORDERED, TILED,
-            )  # fmt: skip
-            best, total, mean = joined(best, total, mean, more, sum_of_more, mean_of_more)
+        for group in range(0, reach, PT * GROUP):
+            best_of, total_of, mean_of = nothing(MT, DT)
+            for start in range(group, tl.minimum(group + PT * GROUP, reach), PT):
+                more, sum_of_more, mean_of_more = across(
+                    queries, last, start, full, tl.minimum(start + PT, reach), known, 0, 0, line, pools, kv_head,
+                    tl.num_programs(0), scale, MT, NT, DT, PAGE, False, WIDEN, ALONE, LAZY, ORDERED, TILED,
+                )  # fmt: skip
+                best_of, total_of, mean_of = joined(best_of, total_of, mean_of, more, sum_of_more, mean_of_more)
+            best, total, mean = joined(best, total, mean, best_of, total_of, mean_of)
     mean = mean / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(
         attended + ((row + token) * attended_row + head * attended_head)[:, None] + d[None, :],

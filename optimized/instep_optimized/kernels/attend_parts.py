@@ -14,29 +14,40 @@ import triton.language as tl
 from .attend_steps import across, joined, nothing
 
 
-@triton.jit(do_not_specialize=["most", "skipped", "room", "requests", "tokens"])
+@triton.jit(do_not_specialize=["rows_of_all", "most", "skipped", "room", "requests", "tokens"])
 def read_parts(
     query, query_row, query_head,
     keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
     key_scales, key_scales_page, value_scales, value_scales_page,
     table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
-    group, width, scale, means, sums, most, skipped, room, requests, kv_heads, tokens,
-    MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, BT: tl.constexpr, PAGE: tl.constexpr,
-    WIDEN: tl.constexpr, ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
+    group, width, scale, attended, attended_row, attended_head, rows_of_all, means, sums, most, skipped, room, requests,
+    kv_heads, tokens,
+    MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, EACH: tl.constexpr, BT: tl.constexpr,
+    PAGE: tl.constexpr, WIDEN: tl.constexpr, ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
-    """A part of the positions of one request, for `tokens` rows and the heads of one KV head. Grid: any.
+    """Parts of the positions of one request, for `tokens` rows and the heads of one KV head. Grid: any.
 
-    The programs walk one list: of every request its parts, and of each part its KV heads and row tiles. In a tree the
+    The programs walk one list: of every request its parts (or groups of EACH parts, which are then joined here), and of
+    each its KV heads and row tiles. In a tree the
     parts that reach into the window have tiles of one token. Such a tile takes its ancestors in their order, as if they
     stood one behind the other: node a_j of its path (a_0 the root) as position before + j. So it computes what that
     chain computes, and what it does not see is not loaded.
     """
     rows_of, first_part, shared, parts = division(
-        held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, requests, PT, BT
-    )
+        held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, requests, PT * EACH,
+        BT,
+    )  # fmt: skip
     tiles = tl.cdiv(rows_of, tokens)
     ends = tl.cumsum(kv_heads * (tiles * shared + rows_of * (parts - shared)), axis=0)
-    b = tl.arange(0, BT)
+    b, d = tl.arange(0, BT), tl.arange(0, DT)
+    begins = tl.load(begin + b, mask=b < requests, other=0)
+    served = tl.where(tl.load(slots + b, mask=b < requests, other=-1) < 0, 0, 1)
+    behind = begins + served * tl.load(count + b, mask=b < requests, other=0)
+    for some_row in range(tl.program_id(0), rows_of_all, tl.num_programs(0)):
+        if tl.max(((begins <= some_row) & (some_row < behind)).to(tl.int32), axis=0) == 0:  # of no request
+            for some_head in range(kv_heads * group):
+                into = attended + tl.cast(some_row, tl.int64) * attended_row + some_head * attended_head + d
+                tl.store(into, tl.zeros((DT,), attended.dtype.element_ty), mask=d < width)
     for item in range(tl.program_id(0), tl.max(ends, axis=0), tl.num_programs(0)):
         request = tl.sum((ends <= item).to(tl.int32), axis=0)
         chosen = b == request
@@ -53,7 +64,7 @@ def read_parts(
         first, kv_head, part = skipped + at % high * each, at // high % kv_heads, at // high // kv_heads
         part += tl.where(alone, common, 0)
 
-        m, d = tl.arange(0, MT), tl.arange(0, DT)
+        m = tl.arange(0, MT)
         token, head = first + m // group, kv_head * group + m % group
         live = (m // group < each) & (token < tl.where(base + part < room, skipped + rows, 0))
         inside = live[:, None] & (d < width)[None, :]  # [MT, DT]
@@ -63,7 +74,7 @@ def read_parts(
         last = known + token
         reach = tl.minimum(known + tl.minimum(first + each, skipped + rows), held).to(tl.int32)
         line = table + slot * table_row
-        start = part * PT
+        start = part * (PT * EACH)
         pools = (keys + kv_head.to(tl.int64) * keys_head, keys_page, keys_entry,
                  values + kv_head.to(tl.int64) * values_head, values_page, values_entry, key_scales, key_scales_page,
                  value_scales, value_scales_page, table_column, held, width)  # fmt: skip
@@ -76,10 +87,20 @@ def read_parts(
             path = tl.where(alone, path, 0)
             full = tl.where(path == 0, full, known)
             reach, last = tl.where(path == 0, reach, seen), tl.where(path == 0, last, seen - 1)
-        best, total, mean = across(
-            queries, last, start, full, tl.minimum(start + PT, reach), known, path, nodes, line, pools,
-            kv_head, kv_heads, scale, MT, NT, DT, PAGE, ancestors is not None, WIDEN, ALONE, ORDERED, TILED,
-        )  # fmt: skip
+        if EACH == 1:
+            best, total, mean = across(
+                queries, last, start, full, tl.minimum(start + PT, reach), known, path, nodes, line, pools,
+                kv_head, kv_heads, scale, MT, NT, DT, PAGE, ancestors is not None, WIDEN, ALONE, False, ORDERED, TILED,
+            )  # fmt: skip
+        else:
+            best, total, mean = nothing(MT, DT)
+            for place in range(start, tl.minimum(start + PT * EACH, reach), PT):
+                more, sum_of_more, mean_of_more = across(
+                    queries, last, place, full, tl.minimum(place + PT, reach), known, path, nodes, line, pools,
+                    kv_head, kv_heads, scale,
+                    MT, NT, DT, PAGE, ancestors is not None, WIDEN, ALONE, False, ORDERED, TILED,
+                )  # fmt: skip
+                best, total, mean = joined(best, total, mean, more, sum_of_more, mean_of_more)
         spot = ((base + part).to(tl.int64) * most + token - skipped) * (kv_heads * group) + head
         tl.store(means + (spot * width)[:, None] + d[None, :], mean, mask=inside)
         tl.store(sums + spot * 2, best, mask=live)
@@ -118,11 +139,13 @@ def join_parts(
     attended, attended_row, attended_head, means, sums,
     held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, room, requests,
     heads, width,
-    RT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, BT: tl.constexpr, UNROLLED: tl.constexpr,
+    RT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, BT: tl.constexpr, GROUP: tl.constexpr,
+    UNROLLED: tl.constexpr,
 ):  # fmt: skip
-    """The parts of RT rows of heads of one request, in order. Grid (rows times heads, B)."""
+    """The parts of RT rows of heads of one request: those of a group in order, then the groups. Grid (such rows, B)."""
     request = tl.program_id(1)
     b, d = tl.arange(0, BT), tl.arange(0, DT)
+    first, known = tl.load(begin + request), tl.load(before + request)
     rows_of, first_part, _, parts_of = division(
         held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, requests, PT, BT
     )
@@ -134,28 +157,35 @@ def join_parts(
     live = token < rows
     if tl.program_id(0) * RT >= rows * heads:
         return
-    row, known = tl.load(begin + request) + skipped + token, tl.load(before + request)
-    last = known + skipped + token
+    row, last = first + skipped + token, known + skipped + token
     if ancestors is not None:
         path = tl.load(ancestors + row * ancestors_step, mask=live, other=0)
         seen = known - 1 + last * 0
         for node in range(nodes):
             seen += (path >> node) & 1
         last = tl.where(path == 0, last, seen)
-    mine = tl.minimum(last // PT + 1, parts)  # [RT]: how many parts a row reads
+    reads = tl.where(live, tl.minimum(last // PT + 1, parts), 0).to(tl.int32)  # [RT]: how many parts a row reads
     best, total, mean = nothing(RT, DT)
-    for start in range(0, parts, UNROLLED):
-        for step in tl.static_range(UNROLLED):
+    for start in range(0, parts, GROUP * UNROLLED):
+        loaded = ()  # all before the first is used, so that they are under way together
+        for step in tl.static_range(GROUP * UNROLLED):
             part = start + step
             spot = ((base + part).to(tl.int64) * most + token) * heads + head
-            reads = live & (part < tl.minimum(mine, room - base))
-            inside = reads[:, None] & (d < width)[None, :]
-            more = tl.load(sums + spot * 2, mask=reads, other=float("-inf"))
-            sum_of_more = tl.load(sums + spot * 2 + 1, mask=reads, other=0.0)
-            mean_of_more = tl.load(means + (spot * width)[:, None] + d[None, :], mask=inside, other=0.0)
-            best, total, mean = joined(best, total, mean, more, sum_of_more, mean_of_more)
+            there = part < tl.minimum(reads, room - base)
+            more = tl.load(sums + spot * 2, mask=there, other=float("-inf"))
+            sum_of_more = tl.load(sums + spot * 2 + 1, mask=there, other=0.0)
+            mean_of_more = tl.load(
+                means + (spot * width)[:, None] + d[None, :], mask=there[:, None] & (d < width)[None, :], other=0.0
+            )
+            loaded += ((more, sum_of_more, mean_of_more),)  # type: ignore[assignment]
+        for group in tl.static_range(UNROLLED):
+            best_of, total_of, mean_of = nothing(RT, DT)
+            for step in tl.static_range(GROUP):
+                more, sum_of_more, mean_of_more = loaded[group * GROUP + step]
+                best_of, total_of, mean_of = joined(best_of, total_of, mean_of, more, sum_of_more, mean_of_more)
+            best, total, mean = joined(best, total, mean, best_of, total_of, mean_of)
     mean = mean / tl.where(total == 0.0, 1.0, total)[:, None]
-    mean = tl.where((base + mine > room)[:, None], float("nan"), mean)  # requests share pages: there was no room
+    mean = tl.where((base + reads > room)[:, None], float("nan"), mean)  # requests share pages: there was no room
     tl.store(
         attended + (row * attended_row + head * attended_head)[:, None] + d[None, :],
         mean.to(attended.dtype.element_ty), mask=live[:, None] & (d < width)[None, :],
