@@ -18,7 +18,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from instep.bench import KINDS, kind, peers, plots, render, run
+from instep.bench import KINDS, grid, kind, peers, plots, render, run
 from instep.bench.base import Arm
 from instep.bench.clock import Rates, Times, less, timed
 from instep.bench.kinds import pick, strategies
@@ -78,6 +78,29 @@ def narrow(*, x: torch.Tensor, **given: Any) -> torch.Tensor:
 
 def falls(*args: Any, **given: Any) -> torch.Tensor:
     raise ValueError("planted")
+
+
+@pytest.fixture
+def narrow_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(grid.STATES, "tiny", ("bfloat16",))
+
+
+@pytest.mark.parametrize(("wrong", "says"), [
+    (None, None), (without_the_last_token, "the read-out of round 1 of head"),
+    (with_one_decay_for_all, "the read-out of round 1 of head"),
+])  # fmt: skip
+def test_states_of_16_bits_are_held_to_plain(
+    wrong: Callable[..., Any] | None, says: str | None, narrow_states: None
+) -> None:
+    """Another order of summation is no fault there; the bits of a launch with fp32 states are none of a 16-bit one."""
+
+    def otherwise_rounded(*, inputs: Any, **given: Any) -> torch.Tensor:
+        return PLAIN.gdn(inputs=inputs._replace(log_decay=inputs.log_decay * (1 + 2e-7)), **given)
+
+    found = ran(replace(PLAIN, name="it", gdn=wrong or otherwise_rounded), "strategies")
+    arms = {name: arm for row in found.rows for name, arm in row["arms"].items()}
+    assert set(arms) == {"snapshot", "columns", "rerun"} and "lazy_rerun" in found.rows[0]["absent"]
+    assert all(says in arm["finding"] if says else "us" in arm for arm in arms.values())
 
 
 @pytest.mark.parametrize(("name", "op", "wrong", "says"), [
