@@ -54,6 +54,8 @@ fi
 if [ "$part" = all ] || [ "$part" = time ]; then
   task bench-native 500 python3 -m instep bench --minutes 6 --commit "$commit" --json "$out/bench-native.json" --plots "$out/bench"
   task bench-invariant 90 python3 -m instep bench --ops triton --ops invariant --kind products --kind attend --no-peers --minutes 1 --commit "$commit" --json "$out/bench-invariant.json"
+  mkdir -p "$out/baselines"  # for fixtures/baselines: how often the gate is wrong on this machine
+  task gate-native 240 python3 -m instep gate triton --device cuda --dtype bfloat16 --graphs --overlap --calibrate --minutes 1.5 --baselines "$out/baselines" --commit "$commit"
 fi
 cat "$failed"/* 2>/dev/null
 [ -z "$(ls -A "$failed")" ]

@@ -110,7 +110,8 @@ def test_what_stands_in_the_repository_is_of_a_gate_that_is_fit() -> None:
 
 SKIPPED = Edit(
     "instep_optimized/commit/snapshot.py",
-    "for pair in self._pairs.values():\n    ops.move(\n        source=pair.snapshots.at(accepted.rows, accepted.nodes),\n"
+    "for pair in self._pairs.values():\n    ops.move(\n"
+    "        source=pair.snapshots.at(accepted.rows, accepted.nodes),\n"
     "        target=pair.slots.at(accepted.slots),\n    )\n", "pass\n",
 )
 ACCEPTS_MORE = Edit(

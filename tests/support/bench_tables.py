@@ -23,6 +23,7 @@ SHOWN: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "pick": ({"rows": 1}, {"rows": 32}),
     "rounds": tuple({"batch": batch, "layers": 32} for batch in (1, 8, 32)),
 }  # fmt: skip
+UNEVEN = 0.05  # from here on a mean is told beside a median
 FIGURES = {"tokens_per_s": ".0f", "round_ms": ".2f", "latency_s": ".3f", "accepted": ".2f"}  # of a whole text
 
 
@@ -83,12 +84,16 @@ def _lines(rows: list[Results]) -> Iterator[str]:
 
 
 def _fastest(arms: Mapping[str, Results]) -> str:
-    return min(arms, key=lambda name: float(arms[name]["us"]))
+    return min(arms, key=lambda name: float(arms[name]["mean"]))
 
 
 def spread(arm: Results) -> str:
-    """12.3 ±0.4: the median, and half the interquartile range."""
-    return f"{arm['us']:.1f} ±{(arm['upper'] - arm['lower']) / 2:.1f}" if "us" in arm else "no speed" if arm else ""
+    """12.3 ±0.4: the median, and half the interquartile range; the mean where rounds differ, as some store and others
+    do not."""
+    if "us" not in arm:
+        return "no speed" if arm else ""
+    mean = f", mean {arm['mean']:.1f}" if abs(arm["mean"] / arm["us"] - 1) > UNEVEN else ""
+    return f"{arm['us']:.1f} ±{(arm['upper'] - arm['lower']) / 2:.1f}{mean}"
 
 
 def _head(names: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from instep.report.result import read
 
-from . import calibration_tables, fault_tables, peers_table
+from . import bench_tables, calibration_tables, fault_tables, peers_table
 from .parity_table import stored, table
 
 TOP = Path(__file__).resolve().parents[2]
@@ -58,11 +58,14 @@ def tiny() -> str:
     return "\n".join(["| measured | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
-TIMED_LAYERS = 6  # of `tests/perf/strategies_gpu.py`
+BENCH = "bench-native.json"  # of `tests/on_gpu.sh`
+TIMED_LAYERS = 6  # of the file before it
 
 
 def strategies() -> str:
     """Bytes per request and layer, and microseconds of one verify with its commit, per layer, by batch."""
+    if (RESULTS / BENCH).is_file():
+        return bench_tables.strategies(_read(BENCH))
     found = json.loads((RESULTS / "strategies-native.json").read_text())["rows"]  # a study's own file
     batches = sorted({row["batch"] for row in found})
     head = ["strategy", "conv form", "MiB a request", *(f"B = {batch}" for batch in batches), "exact"]
@@ -171,6 +174,8 @@ def calibration() -> str:
 
 def effect() -> str:
     """What adaptive step counts bring at the size of a 9B model; medians of laps over the same forced events."""
+    if (RESULTS / BENCH).is_file():
+        return bench_tables.effect(_read(BENCH))
     result = _read("effect-native.json")
     lines = ["| arm | tokens/s | ms a round | latency s | accepted drafts | rounds by step count |", "|---" * 6 + "|"]
     for name, arm in result["arms"].items():

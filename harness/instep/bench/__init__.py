@@ -23,12 +23,12 @@ KINDS: dict[str, str] = {
     "strategies": "verify and commit under every commit strategy",
     "decode": "the recurrence of one token",
     "conv": "the causal conv of windows and prompts",
-    "prefill": "the recurrence of prompts",
     "attend": "attention over paged KV",
     "pick": "the argmax over the vocabulary",
     "products": "linear layers, MLP, experts and head",
     "rounds": "whole rounds of a model: draft, verify, commit",
     "decoding": "whole texts, by step count and with the controller",
+    "prefill": "the recurrence of prompts",  # last: peers that tune themselves may take more than their share
 }
 
 

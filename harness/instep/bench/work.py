@@ -30,13 +30,16 @@ def by_work(run: Callable[[], object], rounds: int, device: str) -> dict[str, An
     if not device.startswith("cuda"):
         run()
         return {}
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        run()
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run()
+    except RuntimeError as failed:  # a machine whose driver gives no traces; the rounds were timed all the same
+        return {"not_profiled": str(failed)}
     events: Any = profile.events()
-    autograd: Any = torch.autograd
     spans = sorted((one.time_range.start, one.time_range.end, one.name) for one in events
-                   if one.device_type == autograd.DeviceType.CUDA)  # fmt: skip
+                   if str(one.device_type).endswith("CUDA"))  # fmt: skip
+    if not spans:
+        return {"not_profiled": "the profiler saw no kernel"}
     work: dict[str, float] = {}
     for start, end, name in spans:
         kind = kind_of(name)

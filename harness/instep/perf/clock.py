@@ -51,8 +51,10 @@ class Clock:
         now = self.read()
         clock, since, spent = ((time.perf_counter, begun.wall, now.wall - begun.wall) if self._cuda
                                else (time.process_time, begun.cpu, now.cpu - begun.cpu))  # fmt: skip
-        while clock() - since < (1 + part) * spent:
-            pass
+        until = since + (1 + part) * spent
+        before, now_is = clock(), clock()
+        while now_is + (now_is - before) / 2 < until:  # the end falls half a reading of the clock before or behind
+            before, now_is = now_is, clock()
 
 
 def judged(device: str) -> tuple[str, ...]:

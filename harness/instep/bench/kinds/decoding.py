@@ -29,10 +29,10 @@ from ..forced import Extent, Played, play
 from ..step_counts import ADAPTIVE, arms, hardest_first, mixed, parted
 from .rounds import checkpoint_of
 
-CANDIDATES, FIRST = (1, 3, 7), 3
+CANDIDATES, FIRST = {"tiny": (1, 3), "card": (1, 3, 7)}, 3
 EXACT = "invariant"  # the op set with which all arms must agree to the bit; on a CPU `plain`, which agrees as far
 CHECKED = 16  # events of every arm that are checked at least; more is looked at nowhere
-SIZES = {"tiny": (2, 6, 1), "card": (16, 64, 3)}  # prompts, tokens of each, laps
+SIZES = {"tiny": (2, 5, 1), "card": (16, 64, 3)}  # prompts, tokens of each, laps
 CASES: dict[Size, tuple[tuple[int, int, str], ...]] = {  # batch, layers, drafter
     "tiny": ((2, 0, "eagle"),), "default": ((8, 8, "eagle"), (8, 8, "ngram")),
     "full": tuple((batch, layers, drafter) for drafter in ("eagle", "ngram") for layers in (8, 32)
@@ -58,14 +58,14 @@ class Texts:
 
     def run(self) -> None:
         ground, folder = self.ground, Path(model())
-        prompts, tokens, laps = SIZES["tiny" if ground.tiny else "card"]
-        device, small = str(ground.device), Checkpoint.open(folder)
+        prompts, tokens, laps = SIZES[_scale(ground)]
+        device, small, candidates = str(ground.device), Checkpoint.open(folder), CANDIDATES[_scale(ground)]
         every = mixed(prompts_from(folder / "prompts.json", words_of(folder, small.config.vocab)))
         chosen = dict(list(every.items())[:prompts])
         exact = Setting(EXACT if ground.card else "plain", device, drafter=self.at["drafter"])
         ask = Ask(small, exact, chosen, FIRST, tokens=tokens, batch=min(self.at["batch"], prompts),
                   stop=stop_of(folder))  # fmt: skip
-        self.decoded = arms(hardest_first(ask), {"candidate_steps": list(CANDIDATES)}, CANDIDATES)
+        self.decoded = arms(hardest_first(ask), {"candidate_steps": list(candidates)}, candidates)
         self.apart = parted(self.decoded)
         setting = Setting.of(ops=self.ops, device=device, dtype=str(ground.dtype).removeprefix("torch."),
                              graphs=ground.card, drafter=self.at["drafter"])  # fmt: skip
@@ -103,11 +103,15 @@ class Texts:
         }
 
 
+def _scale(ground: Ground) -> str:
+    return "tiny" if ground.tiny else "card"
+
+
 def make(ground: Ground, at: At) -> Cell:
     cell = Cell([])
     for ops in ground.sets:
         texts = Texts(ground, at, ops)
-        for name in (ADAPTIVE, *map(str, CANDIDATES)):
+        for name in (ADAPTIVE, *map(str, CANDIDATES[_scale(ground)])):
             told = name if name == ADAPTIVE else f"always {name}"
             cell.arms.append(_arm(texts, name, told if len(ground.sets) == 1 else f"{ops}, {told}"))
     return cell

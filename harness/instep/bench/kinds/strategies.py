@@ -21,6 +21,7 @@ from instep_optimized.memory import Memory
 from instep_optimized.memory.budget import Sizes, bytes_per, demands
 from instep_optimized.memory.units import shown
 from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import InstepError
@@ -28,8 +29,8 @@ from instep_reference.contract.errors import InstepError
 from ..base import TO, Arm, At, Cell, Ground, Kind, Size
 from ..grid import WINDOWS, batches_and_heads, state_dtype
 from ..peers import arms as peers
-from ..right import first, same
-from ..rows import Rows
+from ..right import first, off, same
+from ..rows import WIDE, Rows, widened
 
 CHECKED_ROUNDS = 5
 DRAWN = 2  # sets of rows, which layers use in turn
@@ -91,43 +92,60 @@ class Course:
         return cores
 
     def check(self, stored: torch.dtype) -> str:
-        """What differs from the one-token kernel, whose state is rounded where a window's is: once a round."""
+        """What differs from the one-token kernel, whose state is rounded where a window's is: once a round.
+
+        The kernel computes in fp32. Where states are stored in fp32 as well, its bits are the truth. Else it would be
+        compiled for another pool, whose loads may lie otherwise: then truth and yardstick are those of `plain`.
+        """
+        exact = stored is torch.float32
+        judges = [(self.ops, stored)] if exact else [(PLAIN, WIDE), (PLAIN, stored)]
         slots = self.who.slots.tolist()
         each, length = torch.arange(len(slots), device=self.who.slots.device), torch.zeros_like(self.who.slots)
         heads, values, keys = self.inputs[0].v.shape[1], self.inputs[0].v.shape[2], self.inputs[0].k.shape[2]
-        lines = [torch.zeros(len(slots), heads, values, keys, dtype=stored, device=each.device).mT for _ in range(2)]
+        zeros = torch.zeros(len(slots), heads, values, keys, device=each.device)
+        lines = [[zeros.to(dtype, copy=True).mT for _ in range(DRAWN)] for _, dtype in judges]
+
+        def differs(what: str, found: torch.Tensor, right: list[torch.Tensor]) -> str:
+            return same(what, found, right[0]) if exact else off(what, found, right[0], right[1], 1)
+
         for number in range(CHECKED_ROUNDS):
             lens = (each + number) % self.window + 1
             cores = self.round(lens)
-            for layer, state in enumerate(lines):
-                alone = self._one_by_one(self.inputs[layer % DRAWN], state, lens)
-                said = [same(f"the read-out of round {number + 1}", core, alone)
-                        for core in cores[layer::len(lines)]]  # layers that consume the same rows, from zeros
+            for drawn in range(DRAWN):
+                alone = [self._one_by_one(ops, self.inputs[drawn], kept[drawn], lens, stored)
+                         for (ops, _), kept in zip(judges, lines, strict=True)]  # fmt: skip
+                said = [differs(f"the read-out of round {number + 1}", core, alone) for core in cores[drawn::DRAWN]]
                 if any(said):
                     return first(*said)
             length += lens
         for number, slot in enumerate(slots):
             held = self.commit.of_state.peek(self.ops, slot, int(length[number]))
             found = (shown(held[layer]).to(stored) for layer in range(self.layers))
-            said = [same(f"the state of request {number}", one, lines[layer % len(lines)][number])
+            said = [differs(f"the state of request {number}", one, [kept[layer % DRAWN][number] for kept in lines])
                     for layer, one in enumerate(found)]  # fmt: skip
             if any(said):
                 return first(*said)
         return ""
 
-    def _one_by_one(self, inputs: GdnInputs, state: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
-        """The read-outs of a window's rows, one token a launch; `state` becomes that after the accepted ones."""
-        units = torch.arange(len(lens), device=lens.device)
-        running = state.mT.to(torch.float32, copy=True).mT
+    def _one_by_one(
+        self, ops: Ops, inputs: GdnInputs, state: torch.Tensor, lens: torch.Tensor, stored: torch.dtype
+    ) -> torch.Tensor:
+        """The read-outs of a window's rows, one token a launch; `state` becomes that after the accepted ones, rounded.
+
+        The width of `state` is that in which is computed, fp32 at least.
+        """
+        units, wide = torch.arange(len(lens), device=lens.device), state.dtype is WIDE
+        running = state.mT.to(WIDE if wide else torch.float32, copy=True).mT
         fresh, ones = torch.zeros(len(lens), dtype=torch.bool, device=lens.device), torch.ones_like(units)
         cores = []
         for token in range(self.window):
             here = Address(running, units)
             one = GdnInputs(*(x[token :: self.window].contiguous() for x in inputs))
             form = Part("window", units, ones, 1, here, fresh, here)
-            cores.append(self.ops.gdn(inputs=one, parts=(form,), dtype=self.dtype, to=TO))
+            rows, dtype = (widened(one), WIDE) if wide else (one, self.dtype)
+            cores.append(ops.gdn(inputs=rows, parts=(form,), dtype=dtype, to=TO))
             ended = lens == token + 1
-            state[ended] = running[ended].to(state.dtype)
+            state[ended] = running[ended].to(stored).to(state.dtype)
         return torch.stack(cores, 1).flatten(0, 1)
 
 

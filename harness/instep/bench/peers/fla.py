@@ -14,6 +14,7 @@ import torch
 from instep_optimized.layout import Part
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.errors import Unsupported
 
 from ...report.machine import installed
 from ..base import Arm, At, Ground
@@ -28,6 +29,8 @@ def _version() -> str:
 
 def decode(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part]) -> Arm:
     form, inputs = import_module("instep.adapters.fla").FLA.fused_recurrent_gated_delta_rule, rows.inputs(PLAIN)
+    if at["state"] != "float32":
+        raise Unsupported("it carries states in fp32")
     dense = [part.read.pool[part.read.units].float() for part in parts]
     named = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "g": inputs.log_decay, "beta": inputs.beta}
     given = {name: x[:, None] for name, x in named.items()}
