@@ -251,3 +251,5 @@ def test_instep_op_tells_each_op_and_refuses_what_is_not_there(instep: Runner, t
     assert "expected an op set" in complaint(instep("op", "ledger", "gdn"))
     assert "--case" in complaint(instep("op", "plain", "--case", "decode"))
     assert instep("op", "plain", "gdn", "--state-dtype", "float16", "--drawn", "0").code == 3
+    assert "move case commit-state\n" in kit.served(kit.op_cases("move"), changed("move", lambda given: {
+        **given, "target": replace(given["target"], units=given["target"].units.clamp(min=0))})).message

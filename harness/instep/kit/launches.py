@@ -56,7 +56,7 @@ class Served:
         case, component = self.cases[found.event], found.place.component
         parts = [f"{case.op} case {case.name}"]
         parts += [f"request {found.request}"] if found.request is not None else []
-        parts.append(NAMES.get(component, component))
+        parts += [NAMES.get(component, component)] if component != "hidden" else []  # of an op without a place
         parts += [f"{name} {at}" for name, at in (("unit", found.slot), ("head", found.head)) if at is not None]
         return ", ".join(parts)
 
