@@ -125,6 +125,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "parents-of-another": "a window is served in the shape of another one",
         "walk": "acceptance goes down another branch than the target's choices",
         "draft-node": "the draft head runs on a node with something of another node",
+        "own-window": "what the drafter proposes is not what is verified, where nobody gives a window",
         "grown-tree": "a tree that the drafter grows has other nodes, or other parents, than the scores say",
     },
     "experts": {
