@@ -168,7 +168,8 @@ def test_what_is_wrong_with_an_own_window_is_found_where_nobody_gives_one(fault:
 def test_the_recorded_window_is_served_where_an_own_one_is_another(topk: int | None, tmp_path: Path) -> None:
     """A model drawn at random, in bf16: some of its choices are ties, so that not every window is its own."""
     room = msgspec.structs.replace(ROOM, topk=topk, num_draft_tokens=topk and 8)
-    told = policy(capacity=room, num_steps=3, adaptive=None, steps=(), deeds=(), accept=(2, 0, 1), own=True, rounds=8 if topk else 3,
+    told = policy(capacity=room, num_steps=3, adaptive=None, steps=(), deeds=(), accept=(2, 0, 1), own=True,
+                  rounds=8 if topk else 3,
                   arrivals=(Arrival("a", "few", max_new=24), Arrival("b", "one", max_new=24)))  # fmt: skip
     trace = recorded(tmp_path, told, dtype=torch.bfloat16)
     drafts = [event for event in trace.events if isinstance(event, e.Draft)]
