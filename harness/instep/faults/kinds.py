@@ -131,6 +131,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "experts": {
         "expert-of-another": "a row goes to an expert, or takes a share, that is another's",
         "expert-left-out": "an expert that a row has does not serve it",
+        "expert-order": "in which order a row's experts are added hangs on the rows beside it",
         "share-numerics": "shares, gates or experts are computed by a formula that is almost the right one",
     },
     "others": {
