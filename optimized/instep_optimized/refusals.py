@@ -54,7 +54,7 @@ class Refusals:
         num_steps: int,
     ) -> None:
         self._nobody("draft", VERIFIED)
-        self._must_be("draft", names, READY)
+        self._must_be("draft", names, READY, *() if picks is None else (DRAFTED,))
         if names and not num_steps:
             _no("draft", "num_steps 0", "a step count above 0")
         if len(trees) != len(names):

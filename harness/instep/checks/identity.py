@@ -25,7 +25,7 @@ from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
 from ..observe.context import EventContext, LastForward
 from ..observe.rows import paths, row_spans
-from ..verdict import Comparison, Tier
+from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, exact, in_batch
 
 LENGTH = Place("trunk", AFTER_LAYERS, "length")
@@ -44,7 +44,7 @@ class Identity:
     def __init__(self) -> None:
         self.known: dict[str, tuple[int, ...]] = {}  # pages by request, of an engine that orders them itself
 
-    def __call__(self, context: EventContext) -> Iterator[Comparison]:
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         yield from self._rooms(context)
         yield from self._row_counts(context)
         if not context.shown.whole:
@@ -124,10 +124,12 @@ class Identity:
             found = context.subject.places.get(place)
             yield exact(self, context, place, 0 if found is None else found.shape[0], right, "has {} rows")
 
-    def _drafted(self, context: EventContext, event: Draft) -> Iterator[Comparison]:
+    def _drafted(self, context: EventContext, event: Draft) -> Iterator[Comparison | Skipped]:
         answer = context.subject.answer
         assert isinstance(answer, Drafted)
         drafts, own = answer.drafts.tolist(), answer.own.tolist()
+        if context.subject.instead:
+            yield Skipped(self.name, context.index, "the recorded drafts are the window: its own were others")
         headless = isinstance(context.truth.answer, Drafted) and bool((context.truth.answer.own < 0).all())
         for row, name in enumerate(event.requests):
             right = own[row] if event.picks is None else list(event.picks[row])

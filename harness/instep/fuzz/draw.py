@@ -39,7 +39,7 @@ LONG = (63, 64, 65)  # around the chunk of the prefill kernels; rare, as they ar
 # How requests sample; a failing run shrinks to the first ones. Most take the argmax.
 SAMPLINGS = (None, None, None, Sampling(1.0), Sampling(0.6, top_k=20), Sampling(1.5, top_p=0.9), Sampling(2.0, 50, 0.8))
 INTERVALS = (None, 4, 3)  # at which prefixes are tracked
-TRACKED = (None, 2, 4)  # of which so many have room on the device
+TRACKED = 2  # of which so many have room on the device, where pages are few
 MOST_PREFIXES = 8  # that are kept at a time: each is a copy
 UNIFORMS = 1 << 12  # so many parts: coarse, for a uniform of nearly 1 hangs on how the last small weights are rounded
 STRIDES = (1, 3, 5)  # difference of neighbouring tokens: so few drawn numbers make a long prompt
@@ -78,8 +78,8 @@ def with_trees(draw: Draw, room: Room, steps: Sequence[int], nodes: int, *, grow
 
 def with_prefixes(draw: Draw, room: Room) -> Room:
     """A capacity with or without an interval at which prefixes are tracked, and room for all of them or for few."""
-    every = draw(st.sampled_from(INTERVALS))
-    return with_fields(room, track_interval=every, tracked=every and draw(st.sampled_from(TRACKED)))
+    every, few = draw(st.sampled_from(INTERVALS)), len(room.pages) * room.page_size < len(room.slots) * ROOMY
+    return with_fields(room, track_interval=every, tracked=TRACKED if every and few else None)
 
 
 def strategies(draw: Draw, setting: Setting, fields: Collection[str], *, trees: bool = False) -> Setting:

@@ -129,6 +129,7 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
         setting.name, subject, labels=moves_labels(ops), arithmetic=instrumentation, first=patching,
         **({} if instrumentation is None else {"answered": instrumentation.answered}),
     )
+    served.proposes = true.proposes = not moves_labels(ops) and engine is None  # a label is no token of the trace
     return Participants(
         served, true, rounded, Watch(shown, poison), shown, ops, calls, draw, patching,
         instrumentation, engine,

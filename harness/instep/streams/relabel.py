@@ -123,7 +123,7 @@ class _Writer:
             depth = depths((-1, *parents))[1:]
             picks.append(tuple(
                 _token(self.numbers[name], begin + depth[n], n + 1 not in accepted) for n in range(len(drafts))))
-        return replace(event, picks=tuple(picks))
+        return replace(event, picks=tuple(picks), own=False)  # no drafter proposes stamps
 
     def _accepted(self, index: int, name: str) -> tuple[int, ...]:
         """The nodes of this event's drafts that the request's next commit accepts."""

@@ -352,6 +352,8 @@ class _Driver:
         self.rules.check(event, where, choices=False)
         answer = self.player.serve(event).answer
         complete = filled(event, answer)
+        if self.policy.own and isinstance(event, e.Draft) and event.picks is None and isinstance(complete, e.Draft):
+            complete = replace(complete, own=True)
         self.rules.apply(complete, where)
         self._use(tracks(complete).values())
         return Step(complete, answer)

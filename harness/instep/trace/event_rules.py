@@ -88,6 +88,8 @@ class EventRules:
         kinds["offload"] = tuple(name for name, kept in table.saved.items() if not kept.aside)
         kinds["fetch"] = tuple(name for name, kept in table.saved.items() if kept.aside and table.room_for(kept.prefix))
         kinds["evict"] = tuple(table.saved)
+        ready = table.in_phase(Phase.READY)
+        kinds["draft"] = tuple(name for name in kinds["draft"] if name in ready)  # of others drafts may be replaced
         for kind, there in (("admit", free), ("resume", free), ("draft", table.num_steps)):
             kinds[kind] = kinds[kind] if there else ()
         return {kind: names for kind, names in kinds.items() if names}
@@ -170,8 +172,14 @@ def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
     if event.picks is None and (choices or not rules.drafts_itself or event.parents is not None):
         rules._no("picks", "nothing", "the drafts of every request")
     grown = 0 if event.picks is not None else rules.table.capacity.grown(n)
-    trees = ((0,) * (grown or n),) * len(event.requests) if event.parents is None else event.parents
-    sizes = [max(len(tree), 1) for tree in trees]
+    again = [name for name in event.requests if rules.table.live[name].phase is Phase.DRAFTED]
+    if again and event.picks is None:
+        rules._no("requests", f"{', '.join(again)} drafted already", "picks, where drafts are replaced")
+    trees = rules.table.capacity.topk is not None
+    if event.own and not (rules.drafts_itself and (event.parents is not None) == trees):
+        rules._no("own", "drafts that nobody gave", "a drafter in use, and the parents of a tree where it grows one")
+    shapes = ((0,) * (grown or n),) * len(event.requests) if event.parents is None else event.parents
+    sizes = [max(len(tree), 1) for tree in shapes]
     if event.picks is not None and [len(picks) for picks in event.picks] != sizes:
         rules._no("picks", f"{[len(picks) for picks in event.picks]} drafts", f"{sizes}, one list per request")
     if len(sizes) != len(event.requests):

@@ -73,6 +73,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trees       shapes of windows: an entry per round, in turn; in it the parents of every draft, in turn over the
                 requests. An empty entry: the draft head's own chains, or trees where the capacity has topk. None: so
                 in every round
+    own         the drafts that the head proposes are recorded as such: a replay lets each engine propose its own window
     plain       rounds that decode without drafts although the step count is above 0
     rotate      the batch order is rotated by one every round, so that row numbers differ from slots
     rounds      the most rounds; requests that are left then are finished
@@ -95,6 +96,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rotate: bool = True
     stop: int | None = None
     host: int = 0
+    own: bool = False
     seed: int = 0
     rounds: int = 1000
     replay: tuple[Part, ...] = (Part("ledger"), Part("plain"))

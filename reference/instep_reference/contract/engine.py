@@ -66,21 +66,27 @@ class Admit(Event, frozen=True, omit_defaults=True):
         engine.admit(self.request, self.prompt, *() if self.sampling is None else (self.sampling,))
 
 
-class Draft(Event, frozen=True):
+class Draft(Event, frozen=True, omit_defaults=True):
     """Propose `num_steps` drafts for each request (between rounds, its root known, num_steps > 0).
 
-    Nothing is committed: the rows that a chain writes into the draft KV are scratch.
+    Nothing is committed: the rows that a chain writes into the draft KV are scratch. So a request that is drafted and
+    not verified may be drafted again with picks, which replace the drafts that it has.
     picks    the drafts to use, one tuple per request; None: the head's own argmax.
              The chain itself runs on them too: step i runs on picks[i - 1].
     parents  per request, the parent node of every draft, for a tree (node 0 is the root, draft j is
              node j + 1); None: a chain. Only with picks.
     Where the capacity has `topk`, the head grows a tree of its own (`contract/grown.py`), whatever is given: it runs on
     its own beams. Without picks the window is this tree.
+    own      of a recorded event: nobody gave the drafts, picks and parents say which they were. It is served without
+             them, so that the window is the engine's own. Where some request's are others than the recorded ones, which
+             a tie may be, the event is served once more with picks: the trace goes on with the recorded window, and
+             what the engine proposed itself is compared as `own`
     """
 
     requests: tuple[str, ...]
     picks: tuple[tuple[int, ...], ...] | None = None
     parents: tuple[tuple[int, ...], ...] | None = None
+    own: bool = False
 
     def on(self, engine: Engine) -> Drafted:
         return engine.draft(self.requests, self.picks, self.parents)

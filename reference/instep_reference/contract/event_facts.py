@@ -76,7 +76,7 @@ class EventFacts:
 FLYING = (Phase.VERIFIED,)  # between a verify and its commit no other part of a round runs
 FACTS: Mapping[type[Event], EventFacts] = {
     Admit: EventFacts(after=Phase.WAITING),
-    Draft: EventFacts((Phase.READY,), Phase.DRAFTED, FLYING, pages="round", batch="own", answer=Drafted),
+    Draft: EventFacts((Phase.READY, Phase.DRAFTED), Phase.DRAFTED, FLYING, pages="round", batch="own", answer=Drafted),
     Forward: EventFacts(not_while=FLYING, pages="round", batch="own", answer=Forwarded),  # phases: of its rows
     Commit: EventFacts((Phase.VERIFIED,), Phase.READY, pages="round", batch="last", answer=Committed),
     SetNumSteps: EventFacts(not_while=(Phase.DRAFTED, Phase.VERIFIED)),
