@@ -18,7 +18,8 @@ from ..layout import Part
 from ..ops.base import GdnInputs
 from ..ops.fused import fuses
 from .address import flat
-from .cover import clear, result
+from .cover import ROWS as CLEARED
+from .cover import beyond, clear, result, rows_of
 from .inputs import clear_inputs, consume, gdn_inputs, results
 from .runtime import ceil_div, launch, power_of_2, tile
 
@@ -71,13 +72,13 @@ def _over(
         each = (each[0] if part.per_row is not None else None, each[1], *each[3:])  # row t is its column
         wide, entries = columns or wide, max(width - 1, 1)  # a conv of width 1 has windows without entries
         for head, rows, blocks in ((True, ahead, 1), (False, ROWS, ceil_div(part.most - ahead, ROWS))):
-            extra = bool(look) and head is (part.most <= ahead)  # the launch with the most programs has `clear`
+            more = beyond(look, blocks) if head is (part.most <= ahead) else 0  # one launch clears
             launch(
-                _conv, (max(blocks, 0), ceil_div(channels, wide), part.begin.numel() + extra),
+                _conv, (max(blocks, 0), ceil_div(channels, wide), part.begin.numel() + more),
                 x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0),
                 part.begin, part.count, part.fresh, *read, *store, *each, part.parents, channels,
                 part.begin.numel(), look, 0 if head else ahead, *rule, HEAD=head, W=width, RT=rows, ST=step, CT=wide,
-                ET=entries, JT=power_of_2(wide * entries),
+                ET=entries, JT=power_of_2(wide * entries), QT=CLEARED,
             )  # fmt: skip
 
 
@@ -106,9 +107,9 @@ def _conv(
     parents, channels, requests, look, ahead,
     a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
     HEAD: tl.constexpr, W: tl.constexpr, RT: tl.constexpr, ST: tl.constexpr, CT: tl.constexpr, ET: tl.constexpr,
-    JT: tl.constexpr,
+    JT: tl.constexpr, QT: tl.constexpr,
 ):  # fmt: skip
-    """RT rows of one request, CT channels. Grid (row blocks, channel tiles, B; one more: `clear`).
+    """RT rows of one request, CT channels. Grid (row blocks, channel tiles, B and those that `clear`).
 
     Row t takes the inputs t - (W-1) .. t. The window after row t is the last W-1 of them. With `parents` (of packed
     rows, for trees) a row takes its own input, its parent's, and so on. Where `parents` is None, Triton leaves it out.
@@ -120,12 +121,13 @@ def _conv(
     request, first = tl.program_id(2), ahead + tl.program_id(0).to(tl.int64) * RT
     c = tl.program_id(1).to(tl.int64) * CT + tl.arange(0, CT)
     in_c = c < channels
-    if request == requests:
+    if request >= requests:
+        free = rows_of(request - requests, QT)
         if mixed is not None:
-            clear(mixed, mixed_row, c, in_c, read_units, begin, count, requests, look, RT)
+            clear(mixed, mixed_row, c, in_c, free, read_units, begin, count, requests, look)
         else:
-            clear_inputs(c, in_c, read_units, begin, count, requests, look, a, a_row, b, b_row, A_log, dt_bias, q,
-                         k, v, log_decay, beta, H, HV, RT, CT)
+            clear_inputs(c, in_c, free, read_units, begin, count, requests, look, a, a_row, b, b_row, A_log, dt_bias,
+                         q, k, v, log_decay, beta, H, HV, CT)
         return
     unit, rows = tl.load(read_units + request), tl.load(count + request)
     if (unit < 0) | (first >= rows):

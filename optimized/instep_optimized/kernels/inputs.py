@@ -100,21 +100,19 @@ def consume(mixed, row, live, q, k, v, H, HV, scale, CT: tl.constexpr):
 
 @triton.jit
 def clear_inputs(
-    c, in_c, units, begin, count, requests, rows, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV,
-    RT: tl.constexpr, CT: tl.constexpr,
+    c, in_c, row, units, begin, count, requests, rows, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta,
+    H, HV, CT: tl.constexpr,
 ):  # fmt: skip
     """Rows of nobody: zeros of one head, and the gates of all rows, as they hang on a and b alone."""
     keys = H * CT
     if tl.program_id(1) < H:
-        clear(q, keys, c, in_c, units, begin, count, requests, rows, RT)
+        clear(q, keys, c, in_c, row, units, begin, count, requests, rows)
     elif tl.program_id(1) < 2 * H:
-        clear(k, keys, c - keys, in_c, units, begin, count, requests, rows, RT)
+        clear(k, keys, c - keys, in_c, row, units, begin, count, requests, rows)
     else:
-        clear(v, HV * CT, c - 2 * keys, in_c, units, begin, count, requests, rows, RT)
-        for first in range(tl.program_id(0) * RT, rows, tl.num_programs(0) * RT):
-            row = (first + tl.arange(0, RT)).to(tl.int64)
-            gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, row * 0 + tl.program_id(1) - 2 * H, HV,
-                  row < rows)
+        clear(v, HV * CT, c - 2 * keys, in_c, row, units, begin, count, requests, rows)
+        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row.to(tl.int64),
+              row * 0 + tl.program_id(1) - 2 * H, HV, row < rows)  # fmt: skip
 
 
 @triton.jit
