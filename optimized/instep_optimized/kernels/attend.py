@@ -146,7 +146,8 @@ class Call(NamedTuple):
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         tiles = ceil_div(at_once, tokens if pages.ancestors is None else 1)
         listed = max(power_of_2(requests), LISTED)
-        programs = min(multiprocessors(self.query.device) * RESIDENT, requests * most_units * kv_heads * tiles)
+        items = requests * most_units * kv_heads * tiles
+        programs = max(min(multiprocessors(self.query.device) * RESIDENT, items), 1)
         for skipped in range(0, most, at_once):
             launch(
                 read_parts, (programs,), *self.common, self.attended, *self.attended.stride()[:2], self.query.shape[0],
