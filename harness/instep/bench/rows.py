@@ -16,11 +16,10 @@ import torch
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
-from instep_reference.chunked import recur_by_products
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.rounding import Product
 
-from ..observe.products import Operands
+from ..observe.products import Operands, in_chunks
 from ..observe.reorder import Reordered
 from ..shapes.random_weights import _dt_bias
 from .base import SEED, TO, Ground
@@ -125,26 +124,25 @@ IEEE = Product("ieee", block=64)
 
 def true_rows(inputs: GdnInputs, form: Part, pool: torch.Tensor) -> Blocks:
     """Read-outs and states of equal sequences, in fp64 and in blocks, which is as right as token by token there."""
-    return _in_blocks(widened(inputs), form, pool.to(WIDE), IEEE.block or 0, lambda name, tensor: tensor)
+    return _in_blocks(_operands(IEEE), widened(inputs), form, pool.to(WIDE))
 
 
 def in_blocks(inputs: GdnInputs, form: Part, pool: torch.Tensor, product: Product | None, dtype: torch.dtype) -> Blocks:
     """The yardstick in fp32: sums in any order, operands rounded as declared (None: not at all)."""
-    said = product or IEEE
-    weights = cast(Any, SimpleNamespace(config=None, layers=(), draft=None))
-    operands = Operands({"gdn.chunk": said}, weights, chunk=True)
-    operands.form = "gdn.chunk"
+    operands = _operands(product or IEEE)
     with Reordered(torch.Generator(pool.device).manual_seed(SEED), operands):
-        core, state = _in_blocks(inputs, form, pool.float(), said.block or 64, lambda name, x: operands.kept(x))
+        core, state = _in_blocks(operands, inputs, form, pool.float())
     return core.to(dtype), state.to(pool.dtype)
 
 
-def _in_blocks(
-    inputs: GdnInputs, form: Part, pool: torch.Tensor, block: int, at: Callable[..., torch.Tensor]
-) -> Blocks:
-    each, heads = len(form.count), inputs.v.shape[1]
-    q, k, v, log_decay, beta = (x.view(each, -1, *x.shape[1:]) for x in inputs)
-    q, k = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
-    gates = log_decay[..., None], beta[..., None], beta[..., None]
-    core, state = recur_by_products(q, k, v, *gates, pool[form.read.units], block, at)
-    return core.flatten(0, 1), state
+def _operands(product: Product) -> Operands:
+    weights = cast(Any, SimpleNamespace(config=None, layers=(), draft=None))  # a rule by itself has none
+    operands = Operands({"gdn.chunk": product}, weights, chunk=True)
+    operands.form = "gdn.chunk"
+    return operands
+
+
+def _in_blocks(operands: Operands, inputs: GdnInputs, form: Part, pool: torch.Tensor) -> Blocks:
+    each = zip(*(x.view(len(form.count), -1, *x.shape[1:]) for x in inputs), strict=True)
+    found = [in_chunks(operands, rows, base) for rows, base in zip(each, pool[form.read.units], strict=True)]
+    return torch.cat([core for core, _ in found]), torch.stack([state for _, state in found])

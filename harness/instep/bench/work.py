@@ -5,6 +5,7 @@ Leaves out: the time itself (`kinds/rounds.py`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -31,7 +32,9 @@ def by_work(run: Callable[[], object], rounds: int, device: str) -> dict[str, An
         run()
         return {}
     try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with warnings.catch_warnings(action="ignore"), torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CUDA]
+        ) as profile:
             run()
     except RuntimeError as failed:  # a machine whose driver gives no traces; the rounds were timed all the same
         return {"not_profiled": str(failed)}

@@ -31,7 +31,7 @@ from .rounds import checkpoint_of
 
 CANDIDATES, FIRST = {"tiny": (1, 3), "card": (1, 3, 7)}, 3
 EXACT = "invariant"  # the op set with which all arms must agree to the bit; on a CPU `plain`, which agrees as far
-CHECKED = 16  # events of every arm that are checked at least; more is looked at nowhere
+CHECKED = 16  # events of every arm that are checked; states by T2d in one layer and one arm, bytes and slots in all
 SIZES = {"tiny": (2, 5, 1), "card": (16, 64, 3)}  # prompts, tokens of each, laps
 CASES: dict[Size, tuple[tuple[int, int, str], ...]] = {  # batch, layers, drafter
     "tiny": ((2, 0, "eagle"),), "default": ((8, 8, "eagle"), (8, 8, "ngram")),
@@ -71,8 +71,8 @@ class Texts:
                              graphs=ground.card, drafter=self.at["drafter"])  # fmt: skip
         large = checkpoint_of(ground, self.at.get("layers"))
         judged = [large.config.layer_kinds.index("gdn")]
-        extents = {name: Extent.full_batches(one, judged) for name, one in self.decoded.items()}
-        extents = {name: Extent(min(one.until or 0, CHECKED), judged) for name, one in extents.items()}
+        until = {name: min(Extent.full_batches(one).until or 0, CHECKED) for name, one in self.decoded.items()}
+        extents = {name: Extent(last, judged if name == ADAPTIVE else []) for name, last in until.items()}
         self.played = play(self.decoded, large, setting, laps=laps, extents=extents)
 
     def check(self, name: str) -> str:

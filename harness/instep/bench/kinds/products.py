@@ -14,7 +14,8 @@ import torch
 from instep_optimized.ops.base import ExpertWeights, Ops
 from instep_optimized.ops.plain import PLAIN
 
-from ..base import TO, Arm, At, Cell, Ground, Kind, Size
+from ...observe.reorder import Reordered
+from ..base import SEED, TO, Arm, At, Cell, Ground, Kind, Size
 from ..peers import arms as peers
 from ..right import off
 from ..rows import WIDE
@@ -74,14 +75,34 @@ def _widened(given: Inputs, dtype: torch.dtype) -> Inputs:
     return {name: wide(value) for name, value in given.items()}
 
 
+def _drawn(op: str, x: torch.Tensor, given: Inputs, ground: Ground) -> torch.Tensor:
+    """The yardstick: plain. Logits are not rounded behind their sum, so that one is taken in some other order."""
+    if op != "lm_head":
+        found: torch.Tensor = getattr(PLAIN, op)(x=x, **given, to=TO)
+        return found
+    with Reordered(torch.Generator(ground.device).manual_seed(SEED)):
+        return torch.matmul(x.float(), given["weight"].float().T)
+
+
+def _idle(x: torch.Tensor, given: Inputs) -> float:
+    """Bytes of the experts that none of the rows chooses."""
+    weights: ExpertWeights = given["weights"]
+    scores = x.float() @ weights.router.float().T
+    chosen = torch.zeros(len(weights.router), dtype=torch.bool, device=x.device)
+    chosen[scores.topk(given["top_k"]).indices.flatten()] = True
+    idle = int((~chosen).sum())
+    return float(idle * sum(one[0].numel() * one.element_size() for one in (weights.gate_up, weights.down)))
+
+
 def make(ground: Ground, at: At) -> Cell:
     op, width, drawn = _cases(ground)[at["op"]]
     first = drawn()
     size = float(sum(x.numel() * x.element_size() for x in _tensors(first)))
-    every = [first, *(drawn() for _ in range(ground.layers(size, least=1, most=16) - 1))]
     x = ground.drawn(at["rows"], width)
+    chosen = size - _idle(x, first) if op == "moe" else size
+    every = [first, *(drawn() for _ in range(ground.layers(size, least=1, most=16) - 1))]
     truth = getattr(PLAIN, op)(x=x.to(WIDE), **_widened(first, WIDE), to=TO)
-    plain = getattr(PLAIN, op)(x=x, **first, to=TO)
+    plain = _drawn(op, x, first, ground)
 
     def arm(name: str, ops: Ops) -> Arm:
         run = getattr(ops, op)
@@ -89,7 +110,7 @@ def make(ground: Ground, at: At) -> Cell:
                    lambda: off(at["op"], run(x=x, **first, to=TO), truth, plain), len(every))  # fmt: skip
 
     flops = 2.0 * at["rows"] * size / ground.dtype.itemsize * (1 if op != "moe" else 0.0)  # of experts rows choose few
-    cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=size + x.numel() * x.element_size(),
+    cell = Cell([arm(name, ops) for name, ops in ground.sets.items()], read=chosen + x.numel() * x.element_size(),
                 written=float(truth.numel() * plain.element_size()), flops=flops)  # fmt: skip
     return peers("products", ground, at, cell)
 

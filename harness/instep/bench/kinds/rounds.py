@@ -8,6 +8,7 @@ read and written once. Leaves out: prompts, and accepting anything but what the 
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -18,18 +19,18 @@ from typing import Any
 import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import AnyEvent, Commit, Committed, Draft
+from instep_reference.contract.engine import Admit, AnyEvent, Commit, Committed, Draft, Forward, Row
+from instep_reference.contract.engine import Path as Path_
 from instep_reference.contract.shapes import FUSED, expected_shapes
 
 from ...carried import model
 from ...player import Player
-from ...replay.large_model import ledger, outcome
+from ...replay.large_model import outcome
 from ...replay.setting import Setting
 from ...replay.single import engine, header_of
 from ...report.words import where
 from ...shapes import shape
 from ...shapes.random_weights import random_checkpoint
-from ...trace.drive import drive
 from ...trace.file import Trace
 from ...trace.header import Part, Room
 from ...trace.policy import Arrival, Policy
@@ -42,7 +43,7 @@ SHAPE, NUM_STEPS, PROMPT, PAGE = "qwen3.5-9b", 3, 32, 16
 ACCEPTED = (2, 3, 1, 2)  # drafts, in turn over rounds and requests: two of three, as a good head's
 CHECKED, TIMED, PROFILED = 2, {"tiny": 4, "card": 200}, 4
 CASES: dict[Size, tuple[tuple[int, int], ...]] = {  # batch, layers
-    "tiny": ((1, 0), (2, 0)), "default": tuple((batch, layers) for layers in (8, 32) for batch in (1, 8, 32)),
+    "tiny": ((1, 0), (2, 0)), "default": ((1, 8), (1, 32), (8, 32), (32, 32)),
     "full": tuple((batch, layers) for layers in (8, 32) for batch in (1, 2, 4, 8, 16, 32, 64)),
 }  # fmt: skip
 
@@ -60,23 +61,28 @@ def checkpoint_of(ground: Ground, layers: int | None) -> Checkpoint:
 
 
 def laid(checkpoint: Checkpoint, batch: int, rounds: int) -> Trace:
-    """Prompts, then rounds: every choice is forced, and comes from the ledger."""
+    """Prompts, then rounds: every choice is forced, and drawn. So nobody need be asked for one."""
     reach = PROMPT + (rounds + 2) * (NUM_STEPS + 1)
-    pages = batch * -(-reach // PAGE)
-    names = [f"r{number}" for number in range(batch)]
+    pages, names = batch * -(-reach // PAGE), tuple(f"r{number}" for number in range(batch))
     room = Room(tuple(range(1, batch + 1)), tuple(range(1, pages + 1)), PAGE, batch * PROMPT, reach)
-    policy = Policy(
-        "rounds", "Whole rounds are timed of an engine that was checked.", room,
-        tuple(Arrival(name, name, max_new=reach) for name in names), NUM_STEPS, overlap=True, accept=ACCEPTED,
-        rotate=False, rounds=rounds + 1,
-    )
-    generator = torch.Generator().manual_seed(0)
-    prompts = {name: tuple(torch.randint(1, checkpoint.config.vocab, (PROMPT,), generator=generator).tolist())
-               for name in names}  # fmt: skip
+    policy = Policy("rounds", "Whole rounds are timed of an engine that was checked.", room,
+                    tuple(Arrival(name, name, max_new=reach) for name in names), NUM_STEPS, overlap=True)  # fmt: skip
     header, _ = header_of(policy, checkpoint, replay=(Part("plain"),))
-    chooser = ledger(checkpoint.config, num_steps=NUM_STEPS, room=header.room())
-    events = tuple(step.event for step in drive(policy, prompts, header, chooser))
-    return Trace(Path("rounds.jsonl"), header, events, {}, "")
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(1, checkpoint.config.vocab, (count,), generator=generator).tolist())
+
+    roots, verify = tokens(batch), Forward(tuple(Row(name, "verify") for name in names))
+    events: list[AnyEvent] = [Admit(name, tokens(PROMPT)) for name in names]
+    events.append(Forward(tuple(Row(name, "prefill", PROMPT, root) for name, root in zip(names, roots, strict=True))))
+    for number in range(rounds):
+        picks = tuple(tokens(NUM_STEPS) for _ in names)
+        counts = [ACCEPTED[(number * batch + row) % len(ACCEPTED)] for row in range(batch)]
+        paths = tuple(Path_(tuple(range(1, count + 1)), bonus)
+                      for count, bonus in zip(counts, tokens(batch), strict=True))  # fmt: skip
+        events += [Draft(names, picks), verify, Commit(names, paths)]
+    return Trace(Path("rounds.jsonl"), header, tuple(events), {}, "")
 
 
 @dataclass
@@ -98,6 +104,10 @@ class Run:
         if found.verdict.exit is not Exit.AGREED:
             first = found.verdict.findings[:1]
             return f"{where(first[0])}: {first[0].diagnosis}" if first else "nothing was compared"
+        del found  # its engine holds a copy of the weights
+        gc.collect()
+        if self.setting.device.startswith("cuda"):
+            torch.cuda.empty_cache()
         held = self._timed(until)
         return "" if held == witness.found else "the timed engine holds other bits than the checked one"
 
