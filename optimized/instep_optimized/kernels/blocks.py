@@ -246,11 +246,12 @@ def _carry(
         narrow = state.to(tl.bfloat16)
         recalled = dot(narrow, tl.trans(keys), WIDEN, False)  # [VT, C]
         update = dot((tl.trans(values) - recalled * since[None, :]).to(tl.bfloat16), inverse, WIDEN, False)  # [VT, C]
-        if ORDER == 0:
+        if ORDER != 1:
             state = state * whole + dot((update * until[None, :]).to(tl.bfloat16), keys, WIDEN, False)
-        out = dot(narrow, tl.trans(queries), WIDEN, False) * since[None, :]
-        out += dot(update.to(tl.bfloat16), weights, WIDEN, False)
-        tl.store(core + core_tile, tl.trans(out).to(core.dtype.element_ty), mask=some)
+        if ORDER != 2:
+            out = dot(narrow, tl.trans(queries), WIDEN, False) * since[None, :]
+            out += dot(update.to(tl.bfloat16), weights, WIDEN, False)
+            tl.store(core + core_tile, tl.trans(out).to(core.dtype.element_ty), mask=some)
         core += C * core_row
         if ORDER == 1:
             state = state * whole + dot((update * until[None, :]).to(tl.bfloat16), keys, WIDEN, False)
