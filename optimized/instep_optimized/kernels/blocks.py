@@ -40,7 +40,7 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
 
     q16, k16 = (scratch(key_heads, TOKENS, wide) for _ in range(2))
     solved, mixed = (scratch(heads, TOKENS, TOKENS) for _ in range(2))
-    gates = scratch(heads, 2, TOKENS, dtype=torch.float32)
+    gates = scratch(heads, 3, TOKENS, dtype=torch.float32)
     diagonal = scratch(heads, TOKENS, 16, dtype=torch.float32) if SOLVE == 1 else gates
     rows = tuple(y for x in inputs for y in (x, x.stride(0), x.stride(1)))
     assert all(x.stride(2) == 1 for x in (*inputs[:3], core)), "rows have a contiguous last axis"
@@ -173,9 +173,10 @@ def _prepare(
     forget = tl.load(gate, mask=live, other=0.0)
     following = tl.load(gate + log_decay_row, mask=(i + 1 < rows), other=0.0)
     write = tl.load(beta + start * beta_row + head * beta_head + i * beta_row, mask=live, other=0.0)
-    tl.store(gates + at * 2 * C + i, tl.exp(tl.cumsum(forget, axis=0)))
-    tl.store(gates + at * 2 * C + C + i, tl.exp(tl.cumsum(following, axis=0, reverse=True)))
+    tl.store(gates + at * 3 * C + i, tl.exp(tl.cumsum(forget, axis=0)))
+    tl.store(gates + at * 3 * C + C + i, tl.exp(tl.cumsum(following, axis=0, reverse=True)))
 
+    tl.store(gates + at * 3 * C + 2 * C + i, write)
     later, not_earlier = i[None, :] > i[:, None], i[None, :] >= i[:, None]
     decay = tl.exp(tl.cumsum(tl.where(later, forget[None, :], 0.0), axis=1))  # [j, i]
     tile = at * C * C + i[:, None] * C + i[None, :]
@@ -193,7 +194,7 @@ def _prepare(
         found = _solve3(upper, MERGE, WIDEN, C)
     found = _merge(found, upper, 16, MERGE, WIDEN, C)
     found = _merge(found, upper, 32, MERGE, WIDEN, C)
-    tl.store(solved + tile, (found * write[:, None]).to(tl.bfloat16))
+    tl.store(solved + tile, found.to(tl.bfloat16))
 
 
 @triton.jit(do_not_specialize=["has_store"])
@@ -228,16 +229,18 @@ def _carry(
     square = i[:, None] * C + i[None, :]
     v, v_tile = v + start * v_row + head * v_head, i[:, None] * v_row + at_v[None, :]
     core, core_tile = core + start * core_row + head * core_head, i[:, None] * core_row + at_v[None, :]
-    ahead = tl.load(v + v_tile, mask=(i < rows)[:, None] & in_v[None, :], other=0.0)  # [C, VT], one block ahead of its use
+    # [C, VT], one block ahead of its use
+    ahead = tl.load(v + v_tile, mask=(i < rows)[:, None] & in_v[None, :], other=0.0)
     for first in range(0, rows, C):
         at_key, at = block * (heads // group) + head // group, block * heads + head
         keys = tl.load(k16 + at_key * C * KT + wide)  # [C, KT]
         queries = tl.load(q16 + at_key * C * KT + wide)  # [C, KT]
         inverse = tl.load(solved + at * C * C + square)  # [C (j), C (i)]
         weights = tl.load(mixed + at * C * C + square)  # [C (j), C (i)]
-        since = tl.load(gates + at * 2 * C + i)
-        until = tl.load(gates + at * 2 * C + C + i)
-        whole = tl.load(gates + at * 2 * C + C - 1)
+        since = tl.load(gates + at * 3 * C + i)
+        until = tl.load(gates + at * 3 * C + C + i)
+        write = tl.load(gates + at * 3 * C + 2 * C + i)
+        whole = tl.load(gates + at * 3 * C + C - 1)
         some = (first + i < rows)[:, None] & in_v[None, :]
         values = ahead
         v += C * v_row
@@ -245,7 +248,8 @@ def _carry(
 
         narrow = state.to(tl.bfloat16)
         recalled = dot(narrow, tl.trans(keys), WIDEN, False)  # [VT, C]
-        update = dot((tl.trans(values) - recalled * since[None, :]).to(tl.bfloat16), inverse, WIDEN, False)  # [VT, C]
+        residual = (tl.trans(values) - recalled * since[None, :]) * write[None, :]
+        update = dot(residual.to(tl.bfloat16), inverse, WIDEN, False)  # [VT, C]
         if ORDER != 1:
             state = state * whole + dot((update * until[None, :]).to(tl.bfloat16), keys, WIDEN, False)
         if ORDER != 2:

@@ -35,10 +35,12 @@ class Product:
     """Every operand of every product of a form is rounded to `format`; the sum is fp32.
 
     block   only for the form gdn.chunk: how many tokens the kernel takes at once
+    narrow  said of activations of at most 16 bits alone; with wider ones the form multiplies in fp32
     """
 
     format: str
     block: int | None = None
+    narrow: bool = False
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
