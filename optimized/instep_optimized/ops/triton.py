@@ -96,7 +96,7 @@ TRITON = Ops(
     move=move,
     move_rows=move_rows,
     keeps="update",
-    products={"gdn.chunk": Product("bf16", block=TOKENS, narrow=True)},
+    products={"gdn.chunk": Product("bf16", block=TOKENS, residual=True, narrow=True)},
     captures=True,
     trees=True,
     tiled=True,
