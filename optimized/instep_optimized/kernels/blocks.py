@@ -234,31 +234,30 @@ def _carry(
     for first in range(0, rows, C):
         at_key, at = block * (heads // group) + head // group, block * heads + head
         keys = tl.load(k16 + at_key * C * KT + wide)  # [C, KT]
-        queries = tl.load(q16 + at_key * C * KT + wide)  # [C, KT]
-        inverse = tl.load(solved + at * C * C + square)  # [C (j), C (i)]
-        weights = tl.load(mixed + at * C * C + square)  # [C (j), C (i)]
-        since = tl.load(gates + at * 3 * C + i)
-        until = tl.load(gates + at * 3 * C + C + i)
-        write = tl.load(gates + at * 3 * C + 2 * C + i)
-        whole = tl.load(gates + at * 3 * C + C - 1)
-        some = (first + i < rows)[:, None] & in_v[None, :]
+        narrow, some = state.to(tl.bfloat16), (first + i < rows)[:, None] & in_v[None, :]
+        recalled = dot(narrow, tl.trans(keys), WIDEN, False)  # [VT, C]
         values = ahead
         v += C * v_row
         ahead = tl.load(v + v_tile, mask=(first + C + i < rows)[:, None] & in_v[None, :], other=0.0)
-
-        narrow = state.to(tl.bfloat16)
-        recalled = dot(narrow, tl.trans(keys), WIDEN, False)  # [VT, C]
+        since = tl.load(gates + at * 3 * C + i)
+        write = tl.load(gates + at * 3 * C + 2 * C + i)
         residual = (tl.trans(values) - recalled * since[None, :]) * write[None, :]
-        update = dot(residual.to(tl.bfloat16), inverse, WIDEN, False)  # [VT, C]
-        if ORDER != 1:
+        if ORDER == 1:
+            out = dot(narrow, tl.trans(tl.load(q16 + at_key * C * KT + wide)), WIDEN, False) * since[None, :]
+        update = dot(residual.to(tl.bfloat16), tl.load(solved + at * C * C + square), WIDEN, False)  # [VT, C]
+        until, whole = tl.load(gates + at * 3 * C + C + i), tl.load(gates + at * 3 * C + C - 1)
+        if ORDER != 3:
+            state = state * whole + dot((update * until[None, :]).to(tl.bfloat16), keys, WIDEN, False)
+        if ORDER == 0:
+            out = dot(narrow, tl.trans(tl.load(q16 + at_key * C * KT + wide)), WIDEN, False) * since[None, :]
+        if ORDER == 3:
+            out = dot(narrow, tl.trans(tl.load(q16 + at_key * C * KT + wide)), WIDEN, False)
+            out = out * tl.load(gates + at * 3 * C + i)[None, :]
             state = state * whole + dot((update * until[None, :]).to(tl.bfloat16), keys, WIDEN, False)
         if ORDER != 2:
-            out = dot(narrow, tl.trans(queries), WIDEN, False) * since[None, :]
-            out += dot(update.to(tl.bfloat16), weights, WIDEN, False)
+            out += dot(update.to(tl.bfloat16), tl.load(mixed + at * C * C + square), WIDEN, False)
             tl.store(core + core_tile, tl.trans(out).to(core.dtype.element_ty), mask=some)
-        core += C * core_row
-        if ORDER == 1:
-            state = state * whole + dot((update * until[None, :]).to(tl.bfloat16), keys, WIDEN, False)
+            core += C * core_row
         block += 1
 
     goal, place = tl.load(store_units + request), tl.load(store_columns + request)
