@@ -179,7 +179,7 @@ def _prepare(
     tl.store(gates + at * 3 * C + 2 * C + i, write)
     later, not_earlier = i[None, :] > i[:, None], i[None, :] >= i[:, None]
     decay = tl.exp(tl.cumsum(tl.where(later, forget[None, :], 0.0), axis=1))  # [j, i]
-    tile = at * C * C + i[:, None] * C + i[None, :]
+    tile = at * C * C + i[None, :] * C + i[:, None]  # stored as [i, j]
     seen = dot(keys, tl.trans(queries), WIDEN, False)  # [C (j), C (i)]
     tl.store(mixed + tile, tl.where(not_earlier, seen * decay, 0.0).to(tl.bfloat16))
     overlap = dot(keys, tl.trans(keys), WIDEN, False)  # [C (j), C (i)]
@@ -206,7 +206,7 @@ def _carry(
     V, K, group,
     C: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, WIDEN: tl.constexpr, TILED: tl.constexpr, ORDER: tl.constexpr,
 ):  # fmt: skip
-    """One request, one value head, VT rows of V, all blocks in order. Grid (V tiles, HV, B)."""
+    """One request, one value head, VT columns of V, all blocks in order. Grid (V tiles, HV, B)."""
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
     unit, rows = tl.load(units + request), tl.load(count + request).to(tl.int32)
     if (unit < 0) | (rows <= 0):
@@ -217,58 +217,54 @@ def _carry(
     known = at_v < tl.where(tl.load(fresh + request) == 0, V, 0)  # nothing of a fresh request's memory is loaded
     place = tl.load(read_columns + request)
     source = read + unit * read_unit + place * read_column + head * read_h
-    source = source + at_v[:, None] * read_v + at_k[None, :] * read_k
-    state = tl.load(source, mask=known[:, None] & in_k[None, :], other=0.0).to(tl.float32)  # [VT, KT]
+    source = source + at_k[:, None] * read_k + at_v[None, :] * read_v
+    state = tl.load(source, mask=in_k[:, None] & known[None, :], other=0.0).to(tl.float32)  # [KT, VT]
     if TILED:
         scales = scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head, at_v, V)
-        state = state * tl.load(scales, mask=known, other=0.0)[:, None]
+        state = state * tl.load(scales, mask=known, other=0.0)[None, :]
     tl.debug_barrier()  # the slot that is read here may be the slot that is stored below
 
     block, start = _blocks_before(count, request, C), tl.load(begin + request)
-    wide = i[:, None] * KT + at_k[None, :]
-    square = i[:, None] * C + i[None, :]
     v, v_tile = v + start * v_row + head * v_head, i[:, None] * v_row + at_v[None, :]
     core, core_tile = core + start * core_row + head * core_head, i[:, None] * core_row + at_v[None, :]
-    # [C, VT], one block ahead of its use
-    ahead = tl.load(v + v_tile, mask=(i < rows)[:, None] & in_v[None, :], other=0.0)
+    wide, square = i[:, None] * KT + at_k[None, :], i[:, None] * C + i[None, :]
+    k16, q16 = k16 + (block * (heads // group) + head // group) * C * KT, q16 + (block * (heads // group) + head // group) * C * KT
+    solved, mixed, gates = solved + (block * heads + head) * C * C, mixed + (block * heads + head) * C * C, gates + (block * heads + head) * 3 * C
     for first in range(0, rows, C):
-        at_key, at = block * (heads // group) + head // group, block * heads + head
-        keys = tl.load(k16 + at_key * C * KT + wide)  # [C, KT]
-        narrow, some = state.to(tl.bfloat16), (first + i < rows)[:, None] & in_v[None, :]
-        recalled = dot(narrow, tl.trans(keys), WIDEN, False)  # [VT, C]
-        values = ahead
-        v += C * v_row
-        ahead = tl.load(v + v_tile, mask=(first + C + i < rows)[:, None] & in_v[None, :], other=0.0)
-        since = tl.load(gates + at * 3 * C + i)
-        write = tl.load(gates + at * 3 * C + 2 * C + i)
-        residual = (tl.trans(values) - recalled * since[None, :]) * write[None, :]
+        some = (first + i < rows)[:, None] & in_v[None, :]
+        keys, inverse = tl.load(k16 + wide), tl.load(solved + square)
+        since, until, write = tl.load(gates + i), tl.load(gates + C + i), tl.load(gates + 2 * C + i)
+        whole = tl.load(gates + C - 1)
+        values = tl.load(v + v_tile, mask=some, other=0.0)  # [C, VT]
+        queries, weights = tl.load(q16 + wide), tl.load(mixed + square)
+
+        narrow = state.to(tl.bfloat16)
+        residual = (values - dot(keys, narrow, WIDEN, False) * since[:, None]) * write[:, None]
         if ORDER == 1:
-            out = dot(narrow, tl.trans(tl.load(q16 + at_key * C * KT + wide)), WIDEN, False) * since[None, :]
-        update = dot(residual.to(tl.bfloat16), tl.load(solved + at * C * C + square), WIDEN, False)  # [VT, C]
-        until, whole = tl.load(gates + at * 3 * C + C + i), tl.load(gates + at * 3 * C + C - 1)
-        if ORDER != 3:
-            state = state * whole + dot((update * until[None, :]).to(tl.bfloat16), keys, WIDEN, False)
-        if ORDER == 0:
-            out = dot(narrow, tl.trans(tl.load(q16 + at_key * C * KT + wide)), WIDEN, False) * since[None, :]
+            out = dot(queries, narrow, WIDEN, False) * since[:, None]
+        update = dot(inverse, residual.to(tl.bfloat16), WIDEN, False)  # [C, VT]
         if ORDER == 3:
-            out = dot(narrow, tl.trans(tl.load(q16 + at_key * C * KT + wide)), WIDEN, False)
-            out = out * tl.load(gates + at * 3 * C + i)[None, :]
-            state = state * whole + dot((update * until[None, :]).to(tl.bfloat16), keys, WIDEN, False)
+            out = dot(queries, narrow, WIDEN, False) * since[:, None]
+        state = state * whole + dot(tl.trans(keys), (update * until[:, None]).to(tl.bfloat16), WIDEN, False)
+        if ORDER == 0:
+            out = dot(queries, narrow, WIDEN, False) * since[:, None]
         if ORDER != 2:
-            out += dot(update.to(tl.bfloat16), tl.load(mixed + at * C * C + square), WIDEN, False)
-            tl.store(core + core_tile, tl.trans(out).to(core.dtype.element_ty), mask=some)
-            core += C * core_row
-        block += 1
+            out += dot(weights, update.to(tl.bfloat16), WIDEN, False)
+            tl.store(core + core_tile, out.to(core.dtype.element_ty), mask=some)
+        v += C * v_row
+        core += C * core_row
+        k16, q16 = k16 + (heads // group) * C * KT, q16 + (heads // group) * C * KT
+        solved, mixed, gates = solved + heads * C * C, mixed + heads * C * C, gates + heads * 3 * C
 
     goal, place = tl.load(store_units + request), tl.load(store_columns + request)
     kept = at_v < tl.where((has_store != 0) & (goal >= 0), V, 0)
     target = store + goal * store_unit + place * store_column + head * store_h
-    target = target + at_v[:, None] * store_v + at_k[None, :] * store_k
-    stays = kept[:, None] & in_k[None, :]
+    target = target + at_k[:, None] * store_k + at_v[None, :] * store_v
+    stays = in_k[:, None] & kept[None, :]
     if TILED:
-        scale = scale_of(tl.max(tl.abs(state), axis=1))
+        scale = scale_of(tl.max(tl.abs(state), axis=0))
         scales = scales_at(store_scales, store_scales_unit, store_scales_column, goal, place, head, at_v, V)
-        tl.store(target, packed(state, tl.broadcast_to(scale[:, None], state.shape)), mask=stays)
+        tl.store(target, packed(state, tl.broadcast_to(scale[None, :], state.shape)), mask=stays)
         tl.store(scales, scale, mask=kept & (at_v % ROWS == 0))
     else:
         tl.store(target, state.to(store.dtype.element_ty), mask=stays)
