@@ -22,7 +22,7 @@ from .tiles import ROWS, beside, packed, scale_of, scales_at
 TOKENS = 64  # per block
 VALUES = 64  # rows of V per program that carries the state: the height of one tensor-core instruction
 SMALLEST_DOT = 16
-SOLVE, MERGE, ORDER = 1, "tf32", 0
+SOLVE, MERGE, LATE, ORDER = 1, "bf16", 0, 0
 PREPARE = {"warps": 4, "stages": 1}
 CARRY = {"warps": 4, "stages": 2}
 
@@ -48,7 +48,7 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     launch(
         _prepare, (heads, most, requests), *rows[:6], *rows[9:], q16, k16, solved, mixed, gates, diagonal, *spans,
         keys, heads // key_heads,
-        C=TOKENS, KT=wide, WIDEN=INTERPRETED, SOLVE=SOLVE, MERGE=MERGE, **PREPARE,
+        C=TOKENS, KT=wide, WIDEN=INTERPRETED, SOLVE=SOLVE, MERGE=MERGE, LATE=LATE, **PREPARE,
     )  # fmt: skip
     tall = max(SMALLEST_DOT, min(power_of_2(values), VALUES))
     assert part.read.scales is None or tall % ROWS.value == 0 or tall >= values, "a program has whole tiles"
@@ -107,7 +107,7 @@ def _solve1(upper, diagonal, C: tl.constexpr):
 
 
 @triton.jit
-def _solve2(upper, C: tl.constexpr):
+def _solve2(upper, MERGE: tl.constexpr, C: tl.constexpr):
     """products of 16 x 16."""
     n: tl.constexpr = C // 16
     b, i = tl.arange(0, n), tl.arange(0, 16)
@@ -116,10 +116,10 @@ def _solve2(upper, C: tl.constexpr):
     found = tl.where(i[:, None] == i[None, :], 1.0, 0.0)[None] - tl.where(
         (i[:, None] // 2 == i[None, :] // 2)[None], four, 0.0)
     for level in tl.static_range(1, 4):
-        size: tl.constexpr = 2**level
-        between = (i[:, None] // size != i[None, :] // size) & (i[:, None] // (2 * size) == i[None, :] // (2 * size))
+        between = (i[:, None] // 2**level != i[None, :] // 2**level) & (
+            i[:, None] // 2 ** (level + 1) == i[None, :] // 2 ** (level + 1))
         lower = tl.where(between[None], four, 0.0)
-        found -= tl.dot(tl.dot(found, lower, input_precision="ieee"), found, input_precision="ieee")
+        found -= tl.dot(tl.dot(found, lower, input_precision=MERGE), found, input_precision=MERGE)
     return tl.reshape(tl.where(same, found[:, :, None, :], 0.0), (C, C))
 
 
@@ -127,7 +127,7 @@ def _solve2(upper, C: tl.constexpr):
 def _solve3(upper, MERGE: tl.constexpr, WIDEN: tl.constexpr, C: tl.constexpr):
     """products of C x C throughout."""
     i = tl.arange(0, C)
-    found = tl.where(i[:, None] == i[None, :], 1.0, 0.0) - tl.where(i[:, None] // 2 == i[None, :] // 2, upper, 0.0)
+    found = tl.where(i[:, None] == i[None, :], 1.0, 0.0) - tl.where((i[:, None] ^ i[None, :]) == 1, upper, 0.0)
     for level in tl.static_range(1, 4):
         found = _merge(found, upper, 2**level, MERGE, WIDEN, C)
     return found
@@ -136,8 +136,7 @@ def _solve3(upper, MERGE: tl.constexpr, WIDEN: tl.constexpr, C: tl.constexpr):
 @triton.jit
 def _merge(found, upper, SIZE: tl.constexpr, MERGE: tl.constexpr, WIDEN: tl.constexpr, C: tl.constexpr):
     i = tl.arange(0, C)
-    between = (i[:, None] // SIZE != i[None, :] // SIZE) & (i[:, None] // (2 * SIZE) == i[None, :] // (2 * SIZE))
-    lower = tl.where(between, upper, 0.0)
+    lower = tl.where((i[:, None] ^ i[None, :]) // SIZE == 1, upper, 0.0)
     if MERGE == "bf16":
         narrow = found.to(tl.bfloat16)
         return found - dot(dot(narrow, lower.to(tl.bfloat16), WIDEN, False).to(tl.bfloat16), narrow, WIDEN, False)
@@ -149,7 +148,7 @@ def _merge(found, upper, SIZE: tl.constexpr, MERGE: tl.constexpr, WIDEN: tl.cons
 def _prepare(
     q, q_row, q_head, k, k_row, k_head, log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head,
     q16, k16, solved, mixed, gates, diagonal, begin, count, units, K, group,
-    C: tl.constexpr, KT: tl.constexpr, WIDEN: tl.constexpr, SOLVE: tl.constexpr, MERGE: tl.constexpr,
+    C: tl.constexpr, KT: tl.constexpr, WIDEN: tl.constexpr, SOLVE: tl.constexpr, MERGE: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     """What needs no state, of one block and one key head, for every value head of it. Grid (blocks, H, B)."""
     request, head = tl.program_id(2), tl.program_id(0).to(tl.int64)
@@ -165,23 +164,25 @@ def _prepare(
     q, k = q + start * q_row + key_head * q_head, k + start * k_row + key_head * k_head
     queries = tl.load(q + i[:, None] * q_row + at_k[None, :], mask=inside, other=0.0).to(tl.bfloat16)
     keys = tl.load(k + i[:, None] * k_row + at_k[None, :], mask=inside, other=0.0).to(tl.bfloat16)
-    if head % group == 0:
-        place = (at // group) * C * KT + i[:, None] * KT + at_k[None, :]
+    keys = tl.where(rows > 0, keys, 0.0)
+    if (LATE < 2) & (head % group == 0):
+        place = (at // group) * C * KT + i[:, None] * KT + tl.max_contiguous(at_k, 4)[None, :]
         tl.store(q16 + place, queries)
         tl.store(k16 + place, keys)
     gate = log_decay + start * log_decay_row + head * log_decay_head + i * log_decay_row
-    forget = tl.load(gate, mask=live, other=0.0)
-    following = tl.load(gate + log_decay_row, mask=(i + 1 < rows), other=0.0)
+    forget = tl.load(gate, mask=live, other=0.0).to(tl.float64)
     write = tl.load(beta + start * beta_row + head * beta_head + i * beta_row, mask=live, other=0.0)
-    tl.store(gates + at * 3 * C + i, tl.exp(tl.cumsum(forget, axis=0)))
-    tl.store(gates + at * 3 * C + C + i, tl.exp(tl.cumsum(following, axis=0, reverse=True)))
-
+    total = tl.cumsum(forget, axis=0)
+    tl.store(gates + at * 3 * C + i, tl.exp(total.to(tl.float32)))
+    tl.store(gates + at * 3 * C + C + i, tl.exp((tl.sum(forget, axis=0) - total).to(tl.float32)))
     tl.store(gates + at * 3 * C + 2 * C + i, write)
     later, not_earlier = i[None, :] > i[:, None], i[None, :] >= i[:, None]
-    decay = tl.exp(tl.cumsum(tl.where(later, forget[None, :], 0.0), axis=1))  # [j, i]
+    decay = tl.exp(tl.minimum((total[None, :] - total[:, None]).to(tl.float32), 0.0))  # [j, i]
     tile = at * C * C + i[None, :] * C + i[:, None]  # stored as [i, j]
     seen = dot(keys, tl.trans(queries), WIDEN, False)  # [C (j), C (i)]
-    tl.store(mixed + tile, tl.where(not_earlier, seen * decay, 0.0).to(tl.bfloat16))
+    weights = tl.where(not_earlier, seen * decay, 0.0).to(tl.bfloat16)
+    if LATE < 1:
+        tl.store(mixed + tile, weights)
     overlap = dot(keys, tl.trans(keys), WIDEN, False)  # [C (j), C (i)]
     upper = tl.where(later, overlap * decay * write[None, :], 0.0)
     if SOLVE == 0:
@@ -189,12 +190,18 @@ def _prepare(
     elif SOLVE == 1:
         found = _solve1(upper, diagonal + at * C * 16, C)
     elif SOLVE == 2:
-        found = _solve2(upper, C)
+        found = _solve2(upper, "tf32x3" if MERGE == "bf16" else "ieee", C)
     else:
         found = _solve3(upper, MERGE, WIDEN, C)
     found = _merge(found, upper, 16, MERGE, WIDEN, C)
     found = _merge(found, upper, 32, MERGE, WIDEN, C)
     tl.store(solved + tile, found.to(tl.bfloat16))
+    if LATE >= 1:
+        tl.store(mixed + tile, weights)
+    if (LATE == 2) & (head % group == 0):
+        place = (at // group) * C * KT + i[:, None] * KT + tl.max_contiguous(at_k, 4)[None, :]
+        tl.store(q16 + place, tl.load(q + i[:, None] * q_row + at_k[None, :], mask=inside, other=0.0).to(tl.bfloat16))
+        tl.store(k16 + place, tl.load(k + i[:, None] * k_row + at_k[None, :], mask=inside, other=0.0).to(tl.bfloat16))
 
 
 @triton.jit(do_not_specialize=["has_store"])
