@@ -1,4 +1,4 @@
-"""Prefill in blocks of 64 with operands in bf16: no worse than declared at every boundary, and a request's bits its own.
+"""Prefill in blocks of 64 with operands in bf16: no worse than declared at any boundary, a request's bits its own.
 
 Leaves out: the precise form (`test_kernels_exact.py`), and red zones, padding and layouts (`test_kernels.py`).
 """
@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from instep_optimized.kernels import blocks
+from instep_optimized.kernels import blocks, chunk
 from instep_optimized.layout import Address, Part
+from instep_optimized.ops import load
 from instep_optimized.ops.base import GdnInputs
 from instep_reference.chunked import recur_by_products
+from instep_reference.contract.place import Place
 from instep_reference.gdn import recur
 from support.ops_case import Draw
 from support.ops_pools import same_bits
@@ -28,7 +30,10 @@ H, HV, K, V = 1, 2, 32, 16
 COUNTS = (1, 15, 16, 17, 63, 64, 65, 130)
 FRESH, IDLE = 4, 2  # the request that has no state yet, and the one without a unit
 REGIMES = {  # decay, and how much of every key is common to all
-    "long memory": ((-1e-3, -1e-5), 0.0), "strong decay": ((-60.0, -1e-4), 0.0), "no decay": ((0.0, 0.0), 1.0), "usual": ((-0.05, -1e-4), 0.5),
+    "long memory": ((-1e-3, -1e-5), 0.0),
+    "strong decay": ((-60.0, -1e-4), 0.0),
+    "no decay": ((0.0, 0.0), 1.0),
+    "usual": ((-0.05, -1e-4), 0.5),
 }
 FACTOR = 1.5  # of the declared form's error: the same roundings, but T in more digits than bf16, and another order
 Run = tuple[torch.Tensor, torch.Tensor]  # core rows, the pool
@@ -107,16 +112,31 @@ def test_blocks_err_no_more_than_they_declare_and_a_request_in_a_batch_as_alone(
     assert same_bits(after[6], pool[6])
 
 
+@pytest.mark.parametrize(("ops", "dtype", "form"), [
+    ("triton", torch.bfloat16, blocks.blocks), ("triton", torch.float16, blocks.blocks),
+    ("triton", torch.float32, chunk.chunk), ("precise", torch.bfloat16, chunk.chunk),
+], ids=lambda x: getattr(x, "__name__", str(x)))  # fmt: skip
+def test_activations_and_the_op_set_choose_the_form(ops: str, dtype: torch.dtype, form: Callable[..., None]) -> None:
+    inputs, pool = drawn(5, "usual"), states()
+
+    def kernel(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
+        core.copy_(load(ops).gdn(inputs=inputs, parts=(part,), dtype=dtype, to=Place("trunk", 0, "core")))
+
+    (core, kept), (wanted, right) = (served(inputs, (5,), [3], pool, kernel=one) for one in (kernel, form))
+    assert same_bits(core, wanted.to(dtype).float()) and same_bits(kept, right)
+
+
 FAULTS = {
     "the state of a block is not carried on": ("state = state * whole + dot", "state = dot"),
     "a block decays as half of it": ("at * 3 * C + C - 1)", "at * 3 * C + C // 2)"),
-    "a decay is stepped over": ("tl.where(later, forget[None, :], 0.0), axis=1", "tl.where(later & (i > 20)[None, :], forget[None, :], 0.0), axis=1"),  # noqa: E501
-    "updates decay in the wrong order": ("tl.cumsum(following, axis=0, reverse=True)", "tl.cumsum(following, axis=0)"),
+    "decays are taken from the wrong sum": ("total[None, :] - total[:, None]", "total[None, :] - 2 * total[:, None]"),
+    "updates do not decay to the block's end": ("(update * until[:, None]).to", "update.to"),
     "a query does not see its own token": ("tl.where(not_earlier, seen", "tl.where(later, seen"),
-    "a value is not gated": ("* write[None, :]\n        update", "\n        update"),
-    "a quarter is not solved to its end": ("range(1, 16)", "range(1, 15)"),
-    "the halves are not joined": ("_merge(found, upper, 32,", "_merge(found, upper, 16,"),
-    "values of the block before": ("        v += C * v_row\n", ""),
+    "a value is not gated": ("* since[:, None]) * write[:, None]", "* since[:, None])"),
+    "a triangle is not solved to its end": ("range(1, SOLVED)", "range(1, SOLVED - 1)"),
+    "the halves are not joined": ("tl.static_range(2)", "tl.static_range(1)"),
+    "values of the block before": ("v, core, at, at_key = v + C * v_row,", "core, at, at_key ="),
+    "keys of the block before": ("at_key + heads // group", "at_key"),
 }
 
 

@@ -12,12 +12,14 @@ from collections.abc import Callable
 import torch
 
 from instep_optimized.kernels import attend as attend_file
+from instep_optimized.kernels import blocks as blocks_file
 from instep_optimized.kernels import chunk as chunk_file
 from instep_optimized.kernels import runtime
 from instep_optimized.kernels import window as window_file
 from instep_optimized.layout import Address, Pages, Part
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.precise import PRECISE
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place
 from support.on_card import bytes_per_second, milliseconds, worst
@@ -53,15 +55,15 @@ def part(form: str, slots: list[int], count: int, pool: torch.Tensor, kept: torc
 
 
 def check_recurrent(heads: int) -> None:
-    for form, count, requests in (("window", 4, 8), ("chunk", 257, 2)):
+    for ops, form, count, requests in ((TRITON, "window", 4, 8), (TRITON, "chunk", 257, 2), (PRECISE, "chunk", 257, 2)):
         inputs, pool = gdn_rows(count * requests, heads), drawn(requests + 3, heads, V, K).transpose(2, 3)
         truth, twin = pool.double(), pool.clone()
         slots = list(range(requests, 0, -1))
         wide = GdnInputs(*(x.double() for x in inputs))
-        core = TRITON.gdn(inputs=inputs, parts=(part(form, slots, count, pool),), dtype=BF16, to=TO)
+        core = ops.gdn(inputs=inputs, parts=(part(form, slots, count, pool),), dtype=BF16, to=TO)
         wanted = PLAIN.gdn(inputs=wide, parts=(part(form, slots, count, truth),), dtype=torch.float64, to=TO)
         PLAIN.gdn(inputs=inputs, parts=(part(form, slots, count, twin),), dtype=BF16, to=TO)
-        print(f"gdn {form:6} HV={heads} {requests}x{count}: state {worst(pool, truth):.1e} "
+        print(f"gdn {ops.name} {form:6} HV={heads} {requests}x{count}: state {worst(pool, truth):.1e} "
               f"(plain fp32 {worst(twin, truth):.1e}), core bf16 {worst(core, wanted):.1e}")  # fmt: skip
 
 
@@ -131,11 +133,22 @@ def time_window(heads: int, requests: int) -> str:
             f"(5S {5e6 * floor:6.1f}) | move {per[2]:6.1f} (2S {2e6 * floor:6.1f})")  # fmt: skip
 
 
-def time_prefill(heads: int, tokens: int) -> str:
+def check_columns(heads: int) -> None:
+    """How many columns of V a program of prefill has changes no bit."""
+    inputs, pool, found = gdn_rows(200, heads), drawn(3, heads, V, K).transpose(2, 3), []
+    for columns in (32, 64):
+        blocks_file.VALUES, kept = (columns, columns), pool.clone()
+        core = TRITON.gdn(inputs=inputs, parts=(part("chunk", [2], 200, kept),), dtype=BF16, to=TO)
+        found.append(torch.equal(core, found[0][0]) and torch.equal(kept, found[0][1]) if found else (core, kept))
+    blocks_file.VALUES = (32, 64)
+    print(f"prefill HV={heads} by 32 and by 64 columns of V: the same bits: {found[1]}")
+
+
+def time_prefill(heads: int, tokens: int, ops: Ops = TRITON) -> str:
     inputs, pool = gdn_rows(tokens, heads), drawn(3, heads, V, K).transpose(2, 3)
     whole = part("chunk", [2], tokens, pool)
-    spent = milliseconds(lambda: TRITON.gdn(inputs=inputs, parts=(whole,), dtype=BF16, to=TO))
-    return f"gdn chunk HV={heads} 1x{tokens}: {spent:.3f} ms"
+    spent = milliseconds(lambda: ops.gdn(inputs=inputs, parts=(whole,), dtype=BF16, to=TO))
+    return f"gdn {ops.name} chunk HV={heads} 1x{tokens}: {spent:.3f} ms"
 
 
 def time_conv() -> None:
@@ -164,7 +177,7 @@ def time_tiles() -> None:
     ):  # fmt: skip
         chunk_file.TOKENS, chunk_file.VALUE_COLUMNS, chunk_file.PRECISION = tokens, columns, precision
         chunk_file.WARPS = {"solve": solve, "carry": carry}
-        print(f"chunk tokens={tokens} columns={columns} warps={solve},{carry} {precision}: {time_prefill(32, 2048)}")
+        print(f"chunk tokens={tokens} columns={columns} warps={solve},{carry} {precision}: {time_prefill(32, 2048, PRECISE)}")
         check_recurrent(32)
     for queries, positions, warps, stages in ((64, 64, 8, 2), (128, 64, 8, 2), (128, 32, 8, 3), (128, 128, 8, 1)):
         attend_file.QUERIES[2], attend_file.POSITIONS[2] = queries, positions
@@ -179,13 +192,15 @@ if __name__ == "__main__":
     for value_heads in (32, 48):
         check_recurrent(value_heads)
         check_exact(value_heads)
+        check_columns(value_heads)
     check_conv_and_attend()
     COPY = bytes_per_second()
     print(f"copy {COPY / 1e12:.2f} TB/s; microseconds per layer: HV, B | ...")
     for value_heads, batch in ((32, 1), (32, 8), (32, 32), (48, 8), (48, 32)):
         print(time_window(value_heads, batch), flush=True)
     for length in (2048, 8192):
-        print(time_prefill(32, length), flush=True)
+        for set_ in (TRITON, PRECISE):
+            print(time_prefill(32, length, set_), flush=True)
     time_conv()
     time_attend()
     if "--tiles" in sys.argv:

@@ -95,7 +95,10 @@ def agree(case: Case, ours: Outcome, theirs: Outcome) -> list[str]:
 
 
 def _close(x: torch.Tensor, y: torch.Tensor, exact: bool, narrow: bool = False) -> bool:
-    """fp32 within 2e-5, unless products are narrow, and bf16 within 2^-6 of the largest element (an interpreter may truncate)."""
+    """fp32 within 2e-5, and bf16 within 2^-6 of the largest element (an interpreter may truncate).
+
+    narrow: fp32 as bf16.
+    """
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
     x, y = x.cpu(), y.cpu()
