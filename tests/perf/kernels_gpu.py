@@ -177,7 +177,8 @@ def time_tiles() -> None:
     ):  # fmt: skip
         chunk_file.TOKENS, chunk_file.VALUE_COLUMNS, chunk_file.PRECISION = tokens, columns, precision
         chunk_file.WARPS = {"solve": solve, "carry": carry}
-        print(f"chunk tokens={tokens} columns={columns} warps={solve},{carry} {precision}: {time_prefill(32, 2048, PRECISE)}")
+        tile = f"tokens={tokens} columns={columns} warps={solve},{carry} {precision}"
+        print(f"chunk {tile}: {time_prefill(32, 2048, PRECISE)}")
         check_recurrent(32)
     for queries, positions, warps, stages in ((64, 64, 8, 2), (128, 64, 8, 2), (128, 32, 8, 3), (128, 128, 8, 1)):
         attend_file.QUERIES[2], attend_file.POSITIONS[2] = queries, positions
