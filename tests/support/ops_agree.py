@@ -19,18 +19,21 @@ def agree(case: Case, ours: Outcome, theirs: Outcome) -> list[str]:
             bad.append(f"{case}: result {name}")
     for name, pool in ours.pools.items():
         at = pool.writable
-        if not _close(pool.raw[at], theirs.pools[name].raw[at], case.exact or case.exact_memory):
+        if not _close(pool.raw[at], theirs.pools[name].raw[at], case.exact or case.exact_memory, case.narrow):
             bad.append(f"{case}: memory {name}")
     return bad
 
 
-def _close(x: torch.Tensor, y: torch.Tensor, exact: bool) -> bool:
-    """fp32 within 2e-5 and bf16 within 2^-6 of the largest element (an interpreter may truncate)."""
+def _close(x: torch.Tensor, y: torch.Tensor, exact: bool, narrow: bool = False) -> bool:
+    """fp32 within 2e-5, and bf16 within 2^-6 of the largest element (an interpreter may truncate).
+
+    narrow: fp32 as bf16.
+    """
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
     x, y = x.cpu(), y.cpu()
     if exact or not x.dtype.is_floating_point or not x.numel():
         return same_bits(x, y)
-    room = {torch.bfloat16: 2.0**-6, torch.float64: 1e-12}.get(x.dtype, 2e-5)
+    room = {torch.bfloat16: 2.0**-6, torch.float64: 1e-12}.get(x.dtype, 2.0**-6 if narrow else 2e-5)
     worst = (x.double() - y.double()).abs().max()
     return bool(worst <= room * x.double().abs().max().clamp(min=1e-3))

@@ -106,10 +106,13 @@ class Operands:
     def square(self, matrix: torch.Tensor) -> torch.Tensor:
         return matrix.square() if self._squares is None else self._squares(matrix)
 
-    def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What a chunk kernel keeps between its launches: in the format of its operands, where that is 16 bits wide."""
+    def kept(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """What a chunk kernel keeps between its launches: in the format of its operands, where that is 16 bits wide.
+
+        Updates of the form on residuals stay where they are computed, and are rounded as the operands that they become.
+        """
         product = self.products["gdn.chunk"]
-        return self._rounded(tensor, product.format) if product.format in STORED else tensor
+        return self._rounded(tensor, product.format) if product.format in STORED and name != "update" else tensor
 
     def _rounded(self, x: torch.Tensor, format: str) -> torch.Tensor:
         if self.chance is not None:
@@ -178,11 +181,11 @@ def in_chunks(
     q, k, v, log_decay, beta = rows
     repeats = v.shape[1] // k.shape[1]
     q, k = (x.repeat_interleave(repeats, dim=1) for x in (q, k))
-    block = operands.products["gdn.chunk"].block
-    assert block is not None, "checked when it was declared"
+    product = operands.products["gdn.chunk"]
+    assert product.block is not None, "checked when it was declared"
     gates = log_decay[None, ..., None], beta[None, ..., None], beta[None, ..., None]
     core, state = recur_by_products(
-        q[None], k[None], v[None], *gates, base.to(q)[None], block, lambda name, tensor: operands.kept(tensor)
+        q[None], k[None], v[None], *gates, base.to(q)[None], product.block, operands.kept, product.residual
     )
     return core[0], state[0]
 

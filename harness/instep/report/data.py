@@ -67,7 +67,10 @@ def _declared(outcome: Outcome) -> dict[str, Any]:
     stored, products = outcome.declared.narrow(outcome.plan.setting.width), outcome.declared.products
     return {
         "stored": {name: str(dtype).removeprefix("torch.") for name, dtype in stored.items()},
-        "products": {form: {"format": one.format, "block": one.block} for form, one in products.items()},
+        "products": {
+            form: {"format": one.format, "block": one.block} | ({"residual": True} if one.residual else {})
+            for form, one in products.items()
+        },
     }
 
 

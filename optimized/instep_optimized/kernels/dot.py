@@ -1,6 +1,6 @@
 """The product of two tiles, accumulated in fp32: the one device function behind every matrix product of these kernels.
 
-Leaves out: where tiles come from, and the chunked delta rule, whose products are fp32 throughout (`chunk.py`).
+Leaves out: where tiles come from, and the precise prefill of the delta rule, all in fp32 (`chunk.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

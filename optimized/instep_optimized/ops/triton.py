@@ -10,9 +10,10 @@ from collections.abc import Mapping
 import torch
 
 from instep_reference.contract.place import COMPONENTS
-from instep_reference.contract.rounding import Storage
+from instep_reference.contract.rounding import Product, Storage
 
 from ..kernels.attend import attend
+from ..kernels.blocks import TOKENS
 from ..kernels.conv import conv, conv_inputs
 from ..kernels.draw import draw
 from ..kernels.gdn import gdn
@@ -47,8 +48,9 @@ def types(activation: torch.dtype, state: Storage) -> Types:
 def rounds(activation: torch.dtype, state: Storage) -> Mapping[str, Storage]:
     """The activation dtype, except: fp32 for inputs and updates of the delta rule and for logits; the state's own.
 
-    Inside an op everything is fp32, also the operands of the products of chunked prefill (`ieee`). Two exceptions: the
-    probabilities of attention are cast to the values' dtype, and the MLP's middle rows to the activation dtype.
+    Inside an op everything is fp32, with three exceptions: the probabilities of attention are cast to the values'
+    dtype, the MLP's middle rows to the activation dtype, and prefill of 16-bit activations multiplies the delta rule in
+    bf16 (`products`).
     """
     declared: dict[str, Storage] = dict.fromkeys(COMPONENTS, activation)
     declared.update(dict.fromkeys(KEPT_WIDE, torch.float32))
@@ -98,6 +100,7 @@ TRITON = Ops(
     conv_inputs=conv_inputs,
     linears=linears,
     moves=moves,
+    products={"gdn.chunk": Product("bf16", block=TOKENS, residual=True, narrow=True)},
     captures=True,
     trees=True,
     tiled=True,

@@ -33,13 +33,15 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """`build(device)` gives the same bits on every call. `exact`: results and memory must agree bit by bit."""
+    """`build(device)` gives the same bits on every call. `exact`: results and memory must agree bit by bit; `narrow`:
+    products are of bf16 operands, so fp32 memory agrees as bf16 does."""
 
     op: str
     name: str
     build: Callable[[str], Call]
     exact: bool = False
     exact_memory: bool = False
+    narrow: bool = False
 
     def __str__(self) -> str:
         return f"{self.op}-{self.name}"

@@ -144,9 +144,11 @@ def gdn_case(
 
 HEADS = {"r1": Heads(2, 2, 16, 16), "r2": Heads(2, 4, 16, 32), "r3": Heads(1, 3, 32, 16)}
 
+PREFILLS = ("chunk", "mixed")  # in bf16 the kernels prefill in narrow products
+
 GDN: list[Case] = [
     Case("gdn", f"{name}-{heads}-{'VK' if swap else 'KV'}-{str(state)[6:]}",
-         gdn_case(100 + i, SHAPES[name], HEADS[heads], state, swap, dtype))
+         gdn_case(100 + i, SHAPES[name], HEADS[heads], state, swap, dtype), narrow=name in PREFILLS and dtype == BF16)
     for i, (name, heads, swap, state, dtype) in enumerate([
         ("decode", "r1", False, FP32, FP32),
         ("decode", "r2", True, FP32, BF16),
@@ -159,6 +161,8 @@ GDN: list[Case] = [
         ("chunk", "r2", False, FP32, FP32),
         ("chunk", "r3", True, FP32, FP32),
         ("mixed", "r2", True, FP32, FP32),
+        ("chunk", "r2", True, FP32, BF16),
+        ("mixed", "r3", False, BF16, BF16),
         ("empty_part", "r1", True, FP32, FP32),
         ("no_parts", "r1", True, FP32, FP32),
         ("snapshots", "r2", True, FP32, FP32),
