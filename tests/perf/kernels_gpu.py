@@ -155,8 +155,8 @@ def time_attend() -> None:
 
 
 def time_tiles() -> None:
-    for rows, warps in ((8, 1), (8, 2), (16, 4)):
-        window_file.VALUE_ROWS, window_file.WARPS = rows, warps
+    for rows, warps in ((1, 1), (2, 1), (4, 2)):
+        window_file.THREAD_ROWS, window_file.WARPS = rows, warps
         for requests in (1, 8, 32):
             print(f"window rows={rows} warps={warps}: {time_window(32, requests)}", flush=True)
     for tokens, columns, solve, carry, precision in (
