@@ -31,8 +31,8 @@ def step(state, q, k, v, decay, beta):
              decay is multiplied in before the state is read (a decay that is kept apart would round differently).
              o is not read out of the new S. As (S + u k^T) q = S q + u (k . q), both sums over K read the same S, so
              that neither waits for the other.
-    Error of o: write S for the decayed state, |.| for amounts of every number, e = 2^-24, and n for the roundings on the
-             longest way through a sum over K. To first order in e:
+    Error of o: write S for the decayed state, |.| for amounts of every number, e = 2^-24, and n for the roundings on
+             the longest way through a sum over K. To first order in e:
              read out of the new S:  n e |S + u k^T| |q|  of the sum,   e |S + u k^T| |q|  as each new number is rounded
              here:                   n e (|S| |q| + |u| |k| |q|)  of both sums,   e |o|  of the one multiply-add
              Both are at most (n + 1) e (|S| |q| + |u| |k| |q|). The error of u enters both times (k . q).
@@ -59,7 +59,8 @@ def forget(state, decay):
 @triton.jit
 def add(state, k, update):
     """S + u k^T, one rounding per element"""
-    return tl.fma(tl.broadcast_to(update[:, :, None, None], state.shape), tl.broadcast_to(k, state.shape), state)
+    every = tl.expand_dims(tl.expand_dims(update, 2), 2)  # in the order in which `recall` took the axes away
+    return tl.fma(tl.broadcast_to(every, state.shape), tl.broadcast_to(k, state.shape), state)
 
 
 @triton.jit
@@ -76,4 +77,4 @@ def recall(state, key):
 @triton.jit
 def _product(a, b, c, d):
     """A sum so far, as a times b, and the next pair  ->  a sum, as itself times 1"""
-    return tl.fma(c, d, a * b), tl.full((), 1.0, tl.float32)
+    return tl.fma(c, d, a * b), tl.cast(1.0, tl.float32)
