@@ -20,33 +20,31 @@ FUSED = tl.constexpr(not INTERPRETED)  # the interpreter calls a function of our
 def step(state, q, k, v, decay, beta):
     """Put one token into a tile of V rows of one head's state, and read the state with q (already scaled).
 
-        S <- decay S;   u = beta (v - S k);   o = S q + u (k . q);   S <- S + u k^T        (S here is [V, K])
+        u = beta (v - decay S k);   o = decay S q + u (k . q);   S <- decay S + u k^T        (S here is [V, K])
 
     Shapes:  state [VL, VR, pieces, KI] fp32, V in two axes and K in two; q, k [VL or 1, 1, pieces, KI], the same in
              every row; v [VL, VR]; decay, beta scalars; padding of K and V is zero.
              -> state, o [VL, VR], u [VL, VR]
     Units:   decay within 0 and 1, the exponential of a log decay in nats.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form, with V as the first axis. No sum runs over V, so a
-             program may own any number of its rows. Differs: the update is one explicit fused multiply-add; the
-             decay is multiplied in before the state is read (a decay that is kept apart would round differently).
-             o is not read out of the new S. As (S + u k^T) q = S q + u (k . q), both sums over K read the same S, so
-             that neither waits for the other.
-    Error of o: write S for the decayed state, |.| for amounts of every number, e = 2^-24, and n for the roundings on
-             the longest way through a sum over K. To first order in e:
+             program may own any number of its rows. Differs: o is not read out of the new S. As
+             (decay S + u k^T) q = decay S q + u (k . q), both sums over K read the same S, so neither waits for the
+             other. The decay multiplies a sum once, not each of its terms.
+    Error of o: |.| for amounts of every number, e = 2^-24, and n for the roundings on the longest way through a sum
+             over K; decays left out (each is one more rounding in both forms). To first order in e:
              read out of the new S:  n e |S + u k^T| |q|  of the sum,   e |S + u k^T| |q|  as each new number is rounded
              here:                   n e (|S| |q| + |u| |k| |q|)  of both sums,   e |o|  of the one multiply-add
              Both are at most (n + 1) e (|S| |q| + |u| |k| |q|). The error of u enters both times (k . q).
     """
-    state = forget(state, decay)
     known, read = recall(state, k), recall(state, q)
-    update = beta * (v - known)
-    out = tl.fma(update, tl.broadcast_to(recall(k, q), update.shape), read)
-    return add(state, k, update), out, update
+    update = beta * tl.fma(known, -decay, v)
+    out = tl.fma(update, tl.broadcast_to(recall(k, q), update.shape), decay * read)
+    return again(state, k, decay, update), out, update
 
 
 @triton.jit
 def again(state, k, decay, update):
-    """A token whose update u [VL, VR] is known: the multiply and multiply-add of `step` on the same bits.  -> state"""
+    """A token whose update u [VL, VR] is known: one multiply and one multiply-add per number.  -> state"""
     return add(forget(state, decay), k, update)
 
 

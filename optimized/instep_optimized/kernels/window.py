@@ -48,7 +48,7 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     padded = power_of_2(keys)
     piece = min(KEY_PIECE, padded)
-    across = WARPS * 128 // piece  # rows of V that lie side by side across lanes
+    across = rows_of(1, WARPS, padded)
     rows = across * tile(THREAD_ROWS, ceil_div(64, across))
     each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column
     tree = part.parents is not None
@@ -73,6 +73,11 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         VL=across, VR=rows // across, KT=padded, KI=piece, WHOLE=values % rows == 0 and padded == keys,
         TREE=tree, TILED=part.read.scales is not None, warps=WARPS, registers=None if tree else REGISTERS,
     )  # fmt: skip
+
+
+def rows_of(held: int, warps: int, keys: int) -> int:
+    """Rows of V of a program whose threads hold `held` rows each."""
+    return held * warps * 128 // min(KEY_PIECE, keys)
 
 
 def _rows(inputs: GdnInputs, core: torch.Tensor) -> tuple[Any, ...]:
