@@ -29,13 +29,13 @@ from .window import KEY_PIECE, rows_of
 TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
 # On a GPU (LOG.md): rows of V that a thread holds, warps, registers, tiles that a program takes in turn; and how
 # many warps of 16 rows a multiprocessor has at least where this is used. The bits depend on none of them.
-SHAPES = ((4, 4, 128, 2, 8), (2, 2, 96, 1, 4), (1, 1, 72, 1, 0))
+SHAPES = ((2, 4, 128, 2, 8), (1, 1, 96, 1, 0))
 
 # Two functions and a method have other names in newer versions of Triton (3.9) than in older ones (3.6).
 begin_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 NEWER = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
-again, step = (gluon.jit(one.fn) for one in (body.again, body.step))
+again, overlap, step = (gluon.jit(one.fn) for one in (body.again, body.overlap, body.step))
 
 
 def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
@@ -53,6 +53,8 @@ def staged(inputs: GdnInputs, part: Part, core: torch.Tensor, shape: tuple[int, 
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
     requests = part.begin.numel()
     held, warps, registers, tiles = shape or shape_for(requests * heads * values, str(core.device))
+    rows = rows_of(held, warps, keys)
+    tiles = tiles if values % (tiles * rows) == 0 else 1
     flattened: list[Any] = []
     for x in (inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta, core):
         flattened += [x, x.stride(0), x.stride(1)]
@@ -63,7 +65,7 @@ def staged(inputs: GdnInputs, part: Part, core: torch.Tensor, shape: tuple[int, 
         pools = [y for pool in kept for y in (pool, *pool.stride()[:3])]
         pools += [ring.units, ring.begin, ring.pending, ring.keep, ring.size, ring.own.shape[1]]
     launch(
-        _staged, (values // (tiles * rows_of(held, warps, keys)), heads, requests), *flattened,
+        _staged, (values // (tiles * rows), heads, requests), *flattened,
         part.begin, part.count, part.fresh,
         *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *pools,
         heads // inputs.k.shape[1],
@@ -255,12 +257,16 @@ def _staged(
             gl.store(kept_decay + wrapped(keep + row, ring_size) * ring_decay_entry, decay, mask=row < rows)
     async_copy.wait_group(0 if TILES == 1 else 1)
     barrier()
+    CUBE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    copied_keys = seen_as(keys, [MOST, P, KI], CUBE).load(KEYS)
+    copied_queries = seen_as(queries, [MOST, P, KI], CUBE).load(KEYS)
+    overlaps = gates(gl.convert_layout(overlap(copied_keys, copied_queries), LANES), MOST)
+    barrier()
 
     if ring_units is not None:
         if keeps & (stripe == 0) & (head % group == 0):
             target = kept_k + wrapped(keep + row_k, ring_size) * ring_k_entry + copied_k
-            again_keys = seen_as(keys, [MOST, P, KI], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
-            gl.store(target, again_keys.load(KEYS), mask=row_k < rows)
+            gl.store(target, copied_keys, mask=row_k < rows)
         first_own = keep % ring_u_size
     core = core + first * core_row + head * core_head
     for tile in gl.static_range(TILES):
@@ -293,7 +299,8 @@ def _staged(
             key, query = over_rows(keys.index(t).load(OF_K)), over_rows(queries.index(t).load(OF_K))
             forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
             value = values.index(t).slice(tile * VL, VL).load(OF_V)
-            state, out, update = step(state, query, key, value, forget, write)
+            shared_kq = gl.sum(overlaps.index(t).load(ONE), 0)
+            state, out, update = step(state, query, key, shared_kq, value, forget, write)
             gl.store(out_at, out.to(core.dtype.element_ty))
             out_at += core_row
             if each is not None:

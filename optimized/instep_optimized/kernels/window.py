@@ -22,15 +22,15 @@ from instep_reference.contract.errors import Unsupported
 from ..layout import Part, Updates
 from ..ops.base import GdnInputs
 from .address import flat, given
-from .body import again, step
+from .body import again, overlap, step
 from .runtime import ceil_div, launch, power_of_2, tile
 from .tiles import ROWS, beside, packed, scale_of, scales_at
 
 # On a GPU (LOG.md): how many numbers of a key lie side by side across lanes, 4 a lane. The bits depend on it, so it is
 # pinned. It is small, so that each thread sums most of a row by itself and few shuffles between threads are left.
-KEY_PIECE = 32
+KEY_PIECE = 16
 # Rows of V that a thread holds, warps, and registers. The bits do not depend on them.
-THREAD_ROWS, WARPS, REGISTERS = 4, 1, 128
+THREAD_ROWS, WARPS, REGISTERS = 2, 1, 128
 
 
 def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
@@ -231,7 +231,8 @@ def _window(
         value = fetch(v + at_v, in_v, WHOLE)  # [VL, VR]
         decay, write = tl.exp(tl.load(log_decay)), tl.load(beta)  # scalars
         query = fetch(q + every_k, in_k, WHOLE)  # [VL, 1, P, KI]
-        state, out, update = step(state, query, key, value, decay, write)  # [VL, VR, P, KI], [VL, VR], [VL, VR]
+        shared = overlap(fetch(k + tile_k, tile_k < K, WHOLE), fetch(q + tile_k, tile_k < K, WHOLE))  # scalar
+        state, out, update = step(state, query, key, shared, value, decay, write)  # [VL, VR, P, KI], [VL, VR], [VL, VR]
         put(core + at_v, out, in_v, WHOLE)
         if TREE:
             put(did + t * did_row, update, in_v, WHOLE)
