@@ -17,13 +17,13 @@ FUSED = tl.constexpr(not INTERPRETED)  # the interpreter calls a function of our
 
 
 @triton.jit
-def step(state, q, k, shared, v, decay, beta):
+def step(state, q, k, kq, v, decay, beta):
     """Put one token into a tile of V rows of one head's state, and read the state with q (already scaled).
 
         u = beta (v - decay S k);   o = decay S q + u (k . q);   S <- decay S + u k^T        (S here is [V, K])
 
     Shapes:  state [VL, VR, pieces, KI] fp32, V in two axes and K in two; q, k [VL or 1, 1, pieces, KI], the same in
-             every row; v [VL, VR]; shared, the k . q of `overlap`, decay and beta scalars; padding of K and V is zero.
+             every row; v [VL, VR]; kq, the k . q of `overlap`, decay and beta scalars; padding of K and V is zero.
              -> state, o [VL, VR], u [VL, VR]
     Units:   decay within 0 and 1, the exponential of a log decay in nats.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form, with V as the first axis. No sum runs over V, so a
@@ -38,7 +38,7 @@ def step(state, q, k, shared, v, decay, beta):
     """
     known, read = recall(state, k), recall(state, q)
     update = beta * tl.fma(known, -decay, v)
-    out = tl.fma(update, shared, decay * read)
+    out = tl.fma(update, kq, decay * read)
     return again(state, k, decay, update), out, update
 
 

@@ -71,7 +71,8 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         *beside(part.per_row, part.read),
         values, keys, heads // inputs.k.shape[1],
         VL=across, VR=rows // across, KT=padded, KI=piece, WHOLE=values % rows == 0 and padded == keys,
-        TREE=tree, TILED=part.read.scales is not None, warps=WARPS, registers=None if tree else REGISTERS,
+        TREE=tree, TILED=part.read.scales is not None, warps=WARPS,
+        registers=None if tree or part.read.scales is not None else REGISTERS,
     )  # fmt: skip
 
 
@@ -231,8 +232,8 @@ def _window(
         value = fetch(v + at_v, in_v, WHOLE)  # [VL, VR]
         decay, write = tl.exp(tl.load(log_decay)), tl.load(beta)  # scalars
         query = fetch(q + every_k, in_k, WHOLE)  # [VL, 1, P, KI]
-        shared = overlap(fetch(k + tile_k, tile_k < K, WHOLE), fetch(q + tile_k, tile_k < K, WHOLE))  # scalar
-        state, out, update = step(state, query, key, shared, value, decay, write)  # [VL, VR, P, KI], [VL, VR], [VL, VR]
+        kq = overlap(fetch(k + tile_k, tile_k < K, WHOLE), fetch(q + tile_k, tile_k < K, WHOLE))  # scalar
+        state, out, update = step(state, query, key, kq, value, decay, write)  # [VL, VR, P, KI], [VL, VR], [VL, VR]
         put(core + at_v, out, in_v, WHOLE)
         if TREE:
             put(did + t * did_row, update, in_v, WHOLE)
