@@ -23,7 +23,7 @@ from instep_optimized.ops.triton import TRITON
 from support.ring_world import Turn, World, cut, stream
 
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="kernels are native here, their order is the device's")
-HEADS = Heads(1, 2, 8, 44)  # three tiles of V
+HEADS = Heads(1, 2, 32, 44)  # three tiles of V
 SLOT, PENDING, WINDOW = 3, 2, 2
 ORDERS = 5
 
