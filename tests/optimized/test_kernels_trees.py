@@ -102,10 +102,12 @@ def test_a_path_of_the_conv_is_that_chain(tree: Parents) -> None:
 
 
 if NATIVE:
-    READ = Reading((tuple(range(1, 51)), tuple(range(60, 110))), before=(700, 35), count=(7, 63), page_size=16,
+    READ = Reading((tuple(range(1, 51)), tuple(range(60, 110))), before=(765, 100), count=(7, 63), page_size=16,
                    heads=16, kv_heads=2, head_dim=256)  # fmt: skip
-else:  # steps of 16 positions: the window crosses one
-    READ = Reading(((9, 2, 4, 6, 5), (1, 3, 8, 7, 10)), before=(12, 1), count=(7, 4))
+else:  # steps of 16 positions, two in a part: a window crosses the end of one
+    READ = Reading(
+        ((9, 2, 4, 6, 5, 14, 12, 11, 13), (1, 3, 8, 7, 10, *4 * (-1,))), before=(28, 13), count=(7, 4),
+    )  # fmt: skip
 READ_TREES = (BUSHY, (-1, *(node // 2 for node in range(READ.count[1] - 1))))
 
 

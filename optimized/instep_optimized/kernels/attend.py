@@ -26,12 +26,11 @@ SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
 WINDOW = tile(64, 12)  # a request of at most so many rows is read in parts, and so is every tree
 PART = tile(128, 32)  # positions of a part: fixed, so that a row's bits do not depend on how the work is divided
 ROWS_JOINED, UNROLLED = tile(1, 128), tile(8, 1)  # per program, and per step of the joining kernel
-LAZY = True
-GROUP = tile(4, 2)  # parts that are joined before the groups are
-MANY = tile(32, 4)  # tiles of heads and rows, from which on a program reads a group of parts
+GROUP = tile(8, 2)  # parts that are joined before the groups are
+MANY = tile(64, 4)  # tiles, from which on a program reads a group of parts and stores it joined
 LISTED = 32  # requests, at least: fewer do not make another compiled kernel
 RESIDENT = tile(8, 1)  # programs per multiprocessor that walk the list of parts; fewer run at a time
-SCRATCH = 2**28  # bytes of parts that are not joined yet; more rows are read one after the other
+SCRATCH = 2**28  # bytes of what is not joined yet, if one tile of rows fits; more rows wait for their turn
 
 
 class Shape(NamedTuple):
@@ -46,7 +45,7 @@ class Shape(NamedTuple):
 
 # By the bytes of an element; others are as the last.
 CHUNK = {2: Shape(128, 32, 8, 3), 4: Shape(16, 32, 8, 2)}
-PARTS = {2: Shape(32, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
+PARTS = {2: Shape(16, 64, 4, 2), 4: Shape(16, 32, 8, 2)}
 SMALL = Shape(16, 16, 4, 1)  # interpreted
 
 
@@ -125,23 +124,32 @@ class Call(NamedTuple):
         launch(
             _whole, (self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()),
             *self.common, self.attended, self.attended.stride(0), self.attended.stride(1), tokens,
-            MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, ALONE=part > 0, LAZY=LAZY and part == 0,
+            MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, ALONE=part > 0,
             ORDERED=part > 0 and INTERPRETED,
             warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
         )  # fmt: skip
+
+    def units(self, positions: int) -> tuple[int, int]:
+        """(how many units of so many positions a request may have, and all requests together)
+
+        No page is of two requests. So together they have no more whole units than the pool, and a broken one each.
+        """
+        (pages, size), requests = self.pages.keys.shape[:2], self.pages.begin.numel()
+        most = ceil_div(self.pages.table.shape[1] * size, positions)
+        return most, min(requests * most, ceil_div(pages * size, positions) + requests)
 
     def in_parts(self, shape: Shape, part: int) -> None:
         """Requests of few rows, and trees: parts of their positions, then the parts joined in order."""
         pages, (heads, width) = self.pages, self.query.shape[1:]
         requests, kv_heads, most = pages.begin.numel(), pages.keys.shape[2], min(pages.most, max(WINDOW, pages.nodes))
         rows, tokens = self.height(shape)
+        row = 4 * heads * (width + 2)  # bytes of one row's parts
         each = GROUP if requests * kv_heads * ceil_div(most, tokens) >= MANY else 1
+        if self.units(part)[1] * most * row > SCRATCH:
+            each = GROUP
         unit = part * each
-        most_units = ceil_div(pages.table.shape[1] * pages.keys.shape[1], unit)
-        # No page is of two requests: so they have no more whole units than the pool, and a broken one each.
-        room = min(requests * most_units, ceil_div(pages.keys.shape[0] * pages.keys.shape[1], unit) + requests)
-        fit = SCRATCH // max(room * heads * (width + 2) * 4, 1)
-        at_once = min(most, max(fit // tokens, 1) * tokens)
+        most_units, room = self.units(unit)
+        at_once = min(most, max(SCRATCH // max(room * row, 1) // tokens, 1) * tokens)
         means = self.query.new_empty((room, at_once, heads, width), dtype=torch.float32)
         sums = self.query.new_empty((room, at_once, heads, 2), dtype=torch.float32)
         tiles = ceil_div(at_once, tokens if pages.ancestors is None else 1)
@@ -180,7 +188,7 @@ def _whole(
     table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
     group, width, scale, attended, attended_row, attended_head, tokens,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr,
-    WIDEN: tl.constexpr, ALONE: tl.constexpr, LAZY: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
+    WIDEN: tl.constexpr, ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """`tokens` rows of one request for the `group` query heads of one KV head. Grid (KV heads, row tiles, B).
 
@@ -212,7 +220,7 @@ def _whole(
     if PT == 0:
         _, total, mean = across(
             queries, last, 0, full, reach, known, 0, 0, line, pools, kv_head, tl.num_programs(0), scale,
-            MT, NT, DT, PAGE, False, WIDEN, ALONE, LAZY, ORDERED, TILED,
+            MT, NT, DT, PAGE, False, WIDEN, ALONE, ORDERED, TILED,
         )  # fmt: skip
     else:
         best, total, mean = nothing(MT, DT)
@@ -221,7 +229,7 @@ def _whole(
             for start in range(group, tl.minimum(group + PT * GROUP, reach), PT):
                 more, sum_of_more, mean_of_more = across(
                     queries, last, start, full, tl.minimum(start + PT, reach), known, 0, 0, line, pools, kv_head,
-                    tl.num_programs(0), scale, MT, NT, DT, PAGE, False, WIDEN, ALONE, LAZY, ORDERED, TILED,
+                    tl.num_programs(0), scale, MT, NT, DT, PAGE, False, WIDEN, ALONE, ORDERED, TILED,
                 )  # fmt: skip
                 best_of, total_of, mean_of = joined(best_of, total_of, mean_of, more, sum_of_more, mean_of_more)
             best, total, mean = joined(best, total, mean, best_of, total_of, mean_of)

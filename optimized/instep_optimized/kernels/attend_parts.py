@@ -90,7 +90,7 @@ def read_parts(
         if EACH == 1:
             best, total, mean = across(
                 queries, last, start, full, tl.minimum(start + PT, reach), known, path, nodes, line, pools,
-                kv_head, kv_heads, scale, MT, NT, DT, PAGE, ancestors is not None, WIDEN, ALONE, False, ORDERED, TILED,
+                kv_head, kv_heads, scale, MT, NT, DT, PAGE, ancestors is not None, WIDEN, ALONE, ORDERED, TILED,
             )  # fmt: skip
         else:
             best, total, mean = nothing(MT, DT)
@@ -98,7 +98,7 @@ def read_parts(
                 more, sum_of_more, mean_of_more = across(
                     queries, last, place, full, tl.minimum(place + PT, reach), known, path, nodes, line, pools,
                     kv_head, kv_heads, scale,
-                    MT, NT, DT, PAGE, ancestors is not None, WIDEN, ALONE, False, ORDERED, TILED,
+                    MT, NT, DT, PAGE, ancestors is not None, WIDEN, ALONE, ORDERED, TILED,
                 )  # fmt: skip
                 best, total, mean = joined(best, total, mean, more, sum_of_more, mean_of_more)
         spot = ((base + part).to(tl.int64) * most + token - skipped) * (kv_heads * group) + head

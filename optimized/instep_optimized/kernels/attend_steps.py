@@ -13,8 +13,6 @@ import triton.language as tl
 
 from .dot import dot
 
-SLACK = tl.constexpr(8.0)  # of logarithms to base 2
-
 
 @triton.jit
 def nothing(MT: tl.constexpr, DT: tl.constexpr):
@@ -39,18 +37,18 @@ def joined(best, total, mean, more, sum_of_more, mean_of_more):
 def across(
     queries, last, start, full, stop, known, path, nodes, line, pools, kv_head, kv_heads, scale,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PAGE: tl.constexpr, TREE: tl.constexpr, WIDEN: tl.constexpr,
-    ALONE: tl.constexpr, LAZY: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
+    ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """Positions start .. stop - 1 from nothing -> (best, total, mean). Every row sees those before `full`."""
     full = tl.maximum(tl.minimum(full, stop) // NT * NT, start)
     best, total, mean = nothing(MT, DT)
     best, total, mean = over(
         best, total, mean, queries, last, start, full, known, path, nodes, line, pools, kv_head, kv_heads, scale,
-        NT, DT, PAGE, False, False, WIDEN, False, LAZY, ORDERED, TILED,
+        NT, DT, PAGE, False, False, WIDEN, False, ORDERED, TILED,
     )  # fmt: skip
     return over(
         best, total, mean, queries, last, full, stop, known, path, nodes, line, pools, kv_head, kv_heads, scale,
-        NT, DT, PAGE, True, TREE, WIDEN, ALONE, LAZY, ORDERED, TILED,
+        NT, DT, PAGE, True, TREE, WIDEN, ALONE, ORDERED, TILED,
     )  # fmt: skip
 
 
@@ -58,14 +56,13 @@ def across(
 def over(
     best, total, mean, queries, last, start, stop, known, path, nodes, line, pools, kv_head, kv_heads, scale,
     NT: tl.constexpr, DT: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, TREE: tl.constexpr,
-    WIDEN: tl.constexpr, ALONE: tl.constexpr, LAZY: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
+    WIDEN: tl.constexpr, ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """Positions start .. stop - 1 in steps of NT, start a whole number of steps -> (best, total, mean) with them.
 
     WIDEN, ORDERED: see `dot`. CAUSAL: some row may see less than all of them; else their number is whole steps.
     ALONE: a row is not changed by a step that lies behind its last position. Such a step serves later rows of the tile,
-    and its positions may hold anything. LAZY: `best` follows the maximum only when it is behind by more than SLACK, so
-    that most steps need not multiply `mean`. Weights are then below 2 ** SLACK instead of 1.
+    and its positions may hold anything.
     """
     (keys, keys_page, keys_entry, values, values_page, values_entry, key_scales, key_scales_page,
      value_scales, value_scales_page, table_column, held, width) = pools  # fmt: skip
@@ -99,8 +96,6 @@ def over(
                 sees = sees & (at[None, :] <= last[:, None])
             score = tl.where(sees, score, float("-inf"))
             higher = tl.maximum(best, tl.max(score, axis=1) * scale)
-        if LAZY:
-            higher = tl.where(higher > best + SLACK, higher, best)
         shift = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep -inf - -inf out
         kept = tl.exp2(best - shift)  # [MT]: what was summed so far had the old maximum
         if ONE_PAGE:
@@ -111,12 +106,7 @@ def over(
             each = tl.load(value_scales + here * value_scales_page + beside, mask=listed, other=0.0)
             value = (value.to(tl.float32) * each[:, None]).to(queries.dtype)
         # The sum of weights is taken before they are cast to the values' dtype.
-        if LAZY:
-            if tl.max((higher != best).to(tl.int32), axis=0) > 0:
-                mean = mean * kept[:, None]
-            new_mean = dot(weight.to(value.dtype), value, WIDEN, ORDERED, mean)
-        else:
-            new_mean = dot(weight.to(value.dtype), value, WIDEN, ORDERED, mean * kept[:, None])
+        new_mean = dot(weight.to(value.dtype), value, WIDEN, ORDERED, mean * kept[:, None])
         new_total = total * kept + tl.sum(weight, axis=1)
         if ALONE:
             reached = step <= last
