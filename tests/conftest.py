@@ -3,6 +3,7 @@
 Leaves out: other fixtures; those stand beside the tests that use them.
 """
 
+import ctypes
 import gc
 import os
 
@@ -11,12 +12,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread c
 import pytest
 
 import instep_optimized.kernels  # noqa: F401  decides how Triton runs, before transformers imports it natively
-from instep_optimized.kernels.runtime import INTERPRETED
 from support.golden import CHANGED, Golden
-from support.quick_interpreter import quicken
 
-if INTERPRETED:
-    quicken()
+LIBRARY = ctypes.CDLL(None)  # the C library, where this is one with `malloc_trim`
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,6 +31,13 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)  # the others are few, and hardly any stand in a cycle
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Between modules the C library gives back what is free: else a worker holds the most that any module needed."""
+    if (nextitem is None or nextitem.path != item.path) and hasattr(LIBRARY, "malloc_trim"):
+        LIBRARY.malloc_trim(0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

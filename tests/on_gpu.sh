@@ -33,7 +33,7 @@ if [ "$part" = all ] || [ "$part" = check ]; then
   replay replay-native-kv --ops triton --layout KV --strategy snapshot --conv widened &
   replay replay-native-graphs --ops triton --graphs &
   tests tests-kernels tests/optimized/test_kernels*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py &
-  tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_graphs.py &
+  tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
   tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_mixed_steps.py &
   tests tests-harness tests/harness &

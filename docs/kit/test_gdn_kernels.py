@@ -8,13 +8,9 @@ interpreted.
 
 import pytest
 
+from instep import kit
 from instep.adapters.sglang import DEVICE
 from instep.adapters.sglang_commit import KERNELS
-from instep.carried import fixtures
-from instep.replay.replay import Replay
-from instep.replay.setting import Setting
-from instep.report.words import divergence
-from instep.trace.file import read
 
 TRACES = {"adaptive": "steps", "fixed": "rounds"}  # 3, 0, 1 and 3 drafts a round; 3 in every round
 
@@ -22,8 +18,5 @@ TRACES = {"adaptive": "steps", "fixed": "rounds"}  # 3, 0, 1 and 3 drafts a roun
 @pytest.mark.parametrize("steps", TRACES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_kernel_computes_the_model(kernel: str, steps: str) -> None:
-    trace = read(fixtures() / "traces" / "faults" / f"{TRACES[steps]}.jsonl")
-    setting = Setting(f"instep.adapters.{kernel}", strategy=KERNELS[kernel], device=DEVICE)
-    outcome = Replay(trace, setting).run()
-    if outcome.verdict.exit != 0:
-        pytest.fail(divergence(outcome), pytrace=False)
+    trace = kit.fixtures() / "traces" / "faults" / f"{TRACES[steps]}.jsonl"
+    kit.replayed(trace, f"instep.adapters.{kernel}", strategy=KERNELS[kernel], device=DEVICE).must_agree()

@@ -63,6 +63,14 @@ def writable(path: Path, *others: Path | None) -> None:
         _writable(path, *others)
 
 
+def folder_for(path: Path, field: str) -> None:
+    """Make a folder for files, or refuse its place."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(field, found=f"{path}: {error.strerror}", expected="a folder that can be made") from None
+
+
 def _writable(path: Path, *others: Path | None) -> None:
     for other in filter(None, others):
         for taken in (other, other.parent / f"{other.name.removesuffix('.jsonl')}.safetensors"):

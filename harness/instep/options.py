@@ -5,7 +5,7 @@ Leaves out: what they mean (`instep.replay.setting`), and torch: pytest reads th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 # Of commands without a trace to say it, and of those in which somebody may propose.
 DRAFTER = "How drafts are made: eagle, vanilla, or external, handed in."
@@ -29,4 +29,47 @@ OPTIONS: Mapping[str, tuple[type[str] | type[bool], str]] = {
     "guarded": (bool, "Put red zones between the units of every pool."),
 }
 
+# Of options that have a closed list of values; a dash is as good as an underline.
+WIDTHS = ("float64", "float32", "bfloat16", "float16")
+LAYOUTS = ("VK", "KV")
+FP8 = "float8_e4m3fn"
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "dtype": WIDTHS, "state_dtype": (*WIDTHS, FP8), "kv_dtype": (FP8,), "layout": LAYOUTS, "snapshot_layout": LAYOUTS,
+}
+TIERS = ("T0", "T1", "T2", "T2d", "T3", "T4")
+# Values that a shell completes, of options that take others, too.
+USUAL: Mapping[str, tuple[str, ...]] = {
+    "ops": ("plain", "ledger", "triton", "invariant", "fla"), "device": ("cpu", "cuda"),
+    "strategy": ("rerun", "snapshot", "columns", "lazy_rerun"), "conv": ("windows", "widened"),
+    "drafter": ("eagle", "vanilla", "external"),
+}
+
 SOMETIMES = ("engine",)  # options that only some commands have
+
+
+def known(name: str, value: str) -> str:
+    """The value of an option as it is spelled here; one that is not in its closed list is refused."""
+    spelled, values = value.replace("-", "_"), CHOICES.get(name)
+    if values is None:
+        return value
+    if spelled not in values:
+        from instep_reference.contract.errors import BadInput
+
+        raise BadInput(f"--{name.replace('_', '-')}", found=value, expected=either(values))
+    return spelled
+
+
+def either(values: Collection[str]) -> str:
+    """The values as an error lists them."""
+    return " or ".join(values) if len(values) == 2 else f"one of {', '.join(values)}"
+
+
+def tiers_named(words: Iterable[str]) -> list[str]:
+    """Tiers as they may be typed, T0,T2d, as often as wanted; what is none is refused."""
+    names = [name.strip() for word in words for name in word.split(",")]
+    for name in names:
+        if name not in TIERS:
+            from instep_reference.contract.errors import BadInput
+
+            raise BadInput("--tiers", found=repr(name), expected=f"some of {', '.join(TIERS)}, with commas between")
+    return names

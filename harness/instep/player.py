@@ -10,11 +10,11 @@ Leaves out: which event is legal (`trace/event_rules.py`), and the observers tha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from instep_reference.contract.engine import Answer, Engine, Event, RequestState
+from instep_reference.contract.engine import Answer, Draft, Drafted, Engine, Event, RequestState
 from instep_reference.contract.place import Place
 
 Places = Mapping[Place, torch.Tensor]
@@ -27,8 +27,9 @@ class Side:
     answer          as the engine gave it, or on the host (`OnHost`)
     places          named tensors, rows packed in batch order (`Activations`)
     before, after   request -> logical state of every live request (`States`)
-    tracked         name -> prefix that this event tracked, by the engine's own answer (`States`)
+    tracked         name -> prefix that this event tracked, by the engine's own answer, or moved (`States`)
     wanted_num_steps  `next_num_steps()` (`States`)
+    instead         whether the recorded drafts are the window instead of the engine's own
     """
 
     name: str
@@ -38,6 +39,7 @@ class Side:
     after: Mapping[str, RequestState] = field(default_factory=dict)
     tracked: Mapping[str, RequestState] = field(default_factory=dict)
     wanted_num_steps: int = 0
+    instead: bool = False
 
 
 class Observer:
@@ -57,14 +59,25 @@ class Observer:
 class Player:
     """Serves events to one engine. The first observer is the outermost, the last stands closest to the engine."""
 
+    proposes = True  # whether the engine has a drafter of its own
+
     def __init__(self, name: str, engine: Engine, observers: Sequence[Observer] = ()) -> None:
         self.name, self.engine, self.observers = name, engine, tuple(observers)
 
     def serve(self, event: Event) -> Side:
         """The event on the engine, between the hooks of the observers.
 
-        Whoever raises, the engine or an observer: every observer that has begun hears of one end.
+        A draft of the engine's own is asked for without the recorded one, and served again with it if that is another.
         """
+        if isinstance(event, Draft) and event.own and self.proposes:
+            side = self._served(Draft(event.requests))
+            if _is(side.answer, event):
+                return side
+            return replace(self._served(event), instead=True)
+        return self._served(event)
+
+    def _served(self, event: Event) -> Side:
+        """Whoever raises, the engine or an observer: every observer that has begun hears of one end."""
         begun: list[Observer] = []
         try:
             for observer in self.observers:
@@ -78,3 +91,11 @@ class Player:
                 observer.failed(event, error)
             raise
         return side
+
+
+def _is(answer: Answer | None, recorded: Draft) -> bool:
+    """Whether the drafts of an answer are the recorded ones, in the same shape."""
+    if not isinstance(answer, Drafted) or answer.drafts.tolist() != [[*picks] for picks in recorded.picks or ()]:
+        return False
+    told = None if answer.own_parents is None else tuple(map(tuple, answer.own_parents.tolist()))
+    return told == recorded.parents

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from .options import OPTIONS
+from .options import OPTIONS, tiers_named
 
 if TYPE_CHECKING:
+    from .kit.runs import Replayed
     from .replay.replay import Outcome
     from .trace.file import Trace
     from .trace.header import Part
@@ -30,12 +31,9 @@ TRACE = ".jsonl"
 ONE_VALUE = {name: option for name, option in OPTIONS.items() if name != "ops"}  # what all items of a session share
 SERVES = ("instep_engine", "instep_ops")  # one of them is given, by the command line or else by the ini file
 PLAN = "plan"  # name of the item that runs what the trace's own header plans
-SERVED = pytest.StashKey[list[str]]()  # what engines led by verbs served and show, a line for each item
+SAYS = "instep_says"  # property of a report: a line for the end of the session
+ARTIFACTS = "instep_artifacts"  # property of a report: the folder of its page, result, trace and tensors
 OPENING = {"schema", "checkpoint", "capacity"}  # fields of every trace's first line
-
-
-class TraceFailed(Exception):
-    """What replaying a trace came to, when that is not agreement; its text is all that is shown."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,24 +57,77 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(f"--instep-{name}", help=said, **how)
         stored: Literal["bool", "string"] = "bool" if kind is bool else "string"
         parser.addini(f"instep_{name}", said, type=stored, default=None)
+    group.addoption("--instep-out", metavar="DIR", help="a folder for each failure: page, result, trace, tensors")
     parser.addini("instep_traces", "folders of traces, or traces, seen from the ini file", type="paths", default=[])
     parser.addini("instep_ops", "op sets, engines or module:attribute, an item each", type="args", default=[])
     parser.addini("instep_tiers", "the tiers that are judged; left out: all", type="args", default=[])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """A session that leaves tiers out, or runs an engine led by verbs, says so behind everything else."""
+    """What was compared, in a line; what engines led by verbs do not show; which tiers were left out."""
+    reports = [
+        report for kind, found in terminalreporter.stats.items() if kind != "rerun"
+        for report in found if getattr(report, "when", "") == "call"
+    ]
+    told = [(str(name), str(value)) for report in reports for name, value in report.user_properties]
+    mine = [(name, value) for name, value in told if name.startswith("instep_")]
     for one, other in (SERVES, SERVES[::-1]):
-        if SERVED in config.stash and config.getoption(one) and config.getini(other):
+        if mine and config.getoption(one) and config.getini(other):
             terminalreporter.write_line(f"instep: --{one.replace('_', '-')} outranks {other} of the ini file")
-    for said in config.stash.get(SERVED, []):
+    for said in [value for name, value in mine if name == SAYS] + _sum(mine):
         terminalreporter.write_line(f"instep: {said}")
     if words := _given(config, "tiers"):
         terminalreporter.write_line(f"instep: only {','.join(words)} judged; --instep-tiers left the others out")
 
 
+def _sum(told: list[tuple[str, str]]) -> list[str]:
+    """All runs of the session in a line, from the properties of their reports: workers of xdist send these."""
+    by_name = {short: [value for name, value in told if name.partition("[")[0] == f"instep_{short}"]
+               for short in ("verdict", "elements", "used", "artifacts")}  # fmt: skip
+    if not by_name["verdict"]:
+        return []
+    verdicts = [f"{by_name['verdict'].count(word)} {word}" for word in dict.fromkeys(sorted(by_name["verdict"]))]
+    used = max(map(float, by_name["used"]), default=None)
+    line = f"{', '.join(verdicts)}: {sum(map(int, by_name['elements'])):,} numbers compared"
+    line += "" if used is None else f", at most {used:.3g} of an allowance used"
+    return [line, *(f"{folder}/page.html" for folder in by_name["artifacts"])]
+
+
+@pytest.fixture
+def instep_replayed(request: pytest.FixtureRequest) -> Any:
+    """`kit.replayed` with the session's options; its numbers go to JUnit, and what diverged to `--instep-out`."""
+
+    def run(what: Any, subject: Any = "plain", **setting: Any) -> Any:
+        from .kit.runs import replayed
+
+        typed = _typed(request.config, "engine")
+        done = replayed(what, subject, **{"tiers": _given(request.config, "tiers"), **typed, **setting})
+        _keep(request.node, done, what)
+        return done
+
+    return run
+
+
+def _keep(item: pytest.Item, done: Replayed, what: Any) -> None:
+    """Properties of every run; of a divergence, where it is wanted, the folder. what: whose trace it was."""
+    from .report.artifacts import folder_of, properties, write
+    from .trace.file import Trace, read
+
+    for outcome in done.outcomes:
+        item.user_properties += properties(outcome)
+    out = item.config.getoption("instep_out")
+    if not out or not done.findings:
+        return
+    folder = folder_of(item.nodeid, item.config.invocation_params.dir / out)
+    if hasattr(what, "checkpoint"):  # a workload has no file yet
+        what = what.write(folder)
+    write(done.outcomes, what if isinstance(what, Trace) else read(Path(what)), done.message, folder)
+    item.user_properties.append((ARTIFACTS, str(folder)))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Take the folders into the paths that pytest collects."""
+    config.addinivalue_line("markers", "instep: a trace that is replayed; -m 'not instep' leaves all of them out")
     if words := _given(config, "tiers"):
         _must_be_tiers(words)
     for ask, engine, ops in ((config.getoption, "--instep-engine", "--instep-ops"), (config.getini, *SERVES)):
@@ -114,29 +165,44 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile 
     return TraceFile.from_parent(parent, path=file_path, **outside)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """An op set that there is not is one usage error, before anything runs."""
-    mine = [item for item in items if isinstance(item, TraceItem) and item.name != PLAN]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """An op set, a setting or a model that there is not is one usage error, before anything runs."""
+    mine = [item for item in items if isinstance(item, TraceItem)]
+    for item in mine:
+        item.add_marker("instep")
     if not mine:
         return
+    from instep_reference.contract.checkpoint import OnDisk
     from instep_reference.contract.errors import InstepError
 
     from .adapters import find
     from .engines.verbs import find as engine
+    from .replay.setting import Setting
 
-    for name, led in dict.fromkeys((item.name, item.led) for item in mine):
-        try:
-            engine(name) if led else find(name)
-        except InstepError as error:
-            option = "engine" if led else "ops"
-            raise pytest.UsageError(f"--instep-{option}: {' '.join(str(error).split())}") from None
+    typed, option = _typed(config, "engine"), "ops"
+    try:
+        for name, led in dict.fromkeys((item.name, item.led) for item in mine):
+            given, option = dict(typed), "engine" if led else "ops"
+            if name == PLAN:  # which strategies its op sets bring is not known before
+                given = {field: value for field, value in typed.items() if field not in ("strategy", "conv")}
+            else:
+                (engine if led else find)(name)
+                given[option] = name
+            if not _missing(given.get("device", "cpu")):
+                Setting.of(**given)
+        option = "checkpoint"
+        if (model := _checkpoint(config)) is not None:
+            OnDisk.open(model)
+    except InstepError as error:
+        said = " ".join(str(error).split())
+        said = f"--instep-{said.removeprefix('--')}" if said.startswith("--") else f"--instep-{option}: {said}"
+        raise pytest.UsageError(said) from None
 
 
 class TraceFile(pytest.File):
     """A trace: one item per op set."""
 
     def collect(self) -> Iterator[TraceItem]:
-        self.config.stash.setdefault(SERVED, [])
         engine = _engine(self.config)
         given = [engine] if engine else _given(self.config, "ops") or [PLAN]
         # The id of an item may be typed without the options of the run that printed it.
@@ -162,10 +228,8 @@ class TraceItem(pytest.Item):
     def runtest(self) -> None:
         from instep_reference.contract.errors import Unsupported
 
-        from .report.data import worst
-        from .report.words import divergence
+        from .kit.runs import Replayed
         from .trace.file import read
-        from .verdict import Exit
 
         trace = read(self.path)
         outcomes, unsupported = [], []
@@ -176,13 +240,10 @@ class TraceItem(pytest.Item):
                 unsupported.append(str(error))
         for outcome in outcomes:
             self._tell(outcome)
-            self.user_properties.append((f"instep_elements[{outcome.plan.setting.name}]", outcome.verdict.elements))
-        diverged = [divergence(outcome) for outcome in outcomes if outcome.verdict.findings]
-        if diverged:
-            raise TraceFailed("\n".join(diverged))
-        nothing = any(not outcome.verdict.elements for outcome in outcomes) or not (outcomes or unsupported)
-        if nothing or (outcomes and worst(outcomes) is not Exit.AGREED):
-            raise TraceFailed(f"INCONCLUSIVE  {trace.header.name}: nothing was compared, which is never a pass")
+        done = Replayed(outcomes, trace.header.name)
+        _keep(self, done, trace)
+        if outcomes or not unsupported:
+            done.must_agree()
         if unsupported:
             pytest.skip("; ".join(unsupported))
 
@@ -190,7 +251,7 @@ class TraceItem(pytest.Item):
         """The message alone; a stack only when the harness itself failed."""
         from instep_reference.contract.errors import InstepError
 
-        if isinstance(excinfo.value, TraceFailed):
+        if isinstance(excinfo.value, pytest.fail.Exception):
             return str(excinfo.value)
         if isinstance(excinfo.value, InstepError):
             return f"instep: {' '.join(str(excinfo.value).split())}"
@@ -207,7 +268,7 @@ class TraceItem(pytest.Item):
         self.add_report_section("call", "instep", "\n".join([served, *not_judged(outcome)]))
         missing = [feed for feed, _ in outcome.shown.not_judged() if feed]
         said = f"{outcome.name}: {served}" + f"; it shows no {', '.join(missing)}" * bool(missing)
-        self.config.stash.setdefault(SERVED, []).append(said)
+        self.user_properties.append((SAYS, said))
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         return self.path, None, f"{self.path.name}[{self.name}]"
@@ -218,23 +279,27 @@ class TraceItem(pytest.Item):
         return trace.header.replay if self.name == PLAN else (Part("plain" if self.led else self.name),)
 
     def _outcome(self, trace: Trace, part: Part) -> Outcome:
-        from .replay.replay import Replay
-        from .replay.setting import Setting, device_here
-        from .verdict import tiers_of
+        from .kit.runs import replayed
+        from .replay.setting import device_here
 
-        typed = {name: _given(self.config, name) for name in ONE_VALUE}
-        typed["engine"] = typed["engine"] if self.led else None
-        named = {name: value for name, value in typed.items() if value not in (None, "")}
+        named = _typed(self.config, *[] if self.led else ["engine"])
         device_here(named.get("device", "cpu"))
-        setting = Setting.of(**{"ops": part.ops, "strategy": part.strategy, "conv": part.conv, **named})
-        replay = Replay(trace, setting, checkpoint=_checkpoint(self.config))
-        return replay.run(until=part.until, tiers=tiers_of(_given(self.config, "tiers")))
+        return replayed(
+            trace, part.ops, until=part.until, tiers=_given(self.config, "tiers"), checkpoint=_checkpoint(self.config),
+            **{"strategy": part.strategy, "conv": part.conv, **named},
+        ).outcomes[0]
 
 
 def _given(config: pytest.Config, name: str) -> Any:
     """What the command line says, else the ini file."""
     typed = config.getoption(f"instep_{name}")
     return config.getini(f"instep_{name}") if typed is None or typed == [] else typed
+
+
+def _typed(config: pytest.Config, *without: str) -> dict[str, Any]:
+    """The options that all items of a session share, where they are given."""
+    found = {name: _given(config, name) for name in ONE_VALUE if name not in without}
+    return {name: value for name, value in found.items() if value not in (None, "")}
 
 
 def _engine(config: pytest.Config) -> str | None:
@@ -246,10 +311,8 @@ def _engine(config: pytest.Config) -> str | None:
 def _must_be_tiers(words: list[str]) -> None:
     from instep_reference.contract.errors import BadInput
 
-    from .verdict import tiers_of
-
     try:
-        tiers_of(words)
+        tiers_named(words)
     except BadInput as error:
         raise pytest.UsageError(f"--instep-tiers: found {error.found}, expected {error.expected}") from None
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Literal
 
-from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import STAGE_LEVEL, Place
+
+from .options import tiers_named
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +31,7 @@ class Tier(Enum):
 
 def tiers_of(words: Iterable[str]) -> frozenset[Tier]:
     """The tiers that were named: T0,T2d, as often as it was typed. No word at all: every tier."""
-    names = [name.strip() for word in words for name in word.split(",")]
-    known = {tier.value: tier for tier in Tier}
-    for name in names:
-        if name not in known:
-            raise BadInput("--tiers", found=repr(name), expected=f"some of {', '.join(known)}, with commas between")
-    return frozenset(known[name] for name in names) or frozenset(Tier)
+    return frozenset(map(Tier, tiers_named(words))) or frozenset(Tier)
 
 
 class Exit(IntEnum):
@@ -98,7 +94,8 @@ class Comparison:
     elements   how many numbers were compared; blocks: in how many blocks they were judged
     worst      the largest measured quantity, in the units of `allowed` (an error, a projection, a count of bytes)
     diagnosis  a full sentence when it fails ("holds the state after 2 tokens; 3 were accepted")
-    undecided  blocks for which the check could not decide, counted and capped by the check itself
+    undecided  blocks for which the check could not decide, counted and capped by the check itself; pairs: of blocks and
+               wrong states, of which they are so many; 0: they are so many of the blocks
     raised     what the subject raised, if that is what the finding is about
     explained  the part of the diagnosis that says what mistake would do this, and who made it; None: nobody did
     sides      the tensors themselves, until the finding is explained (`explain/`)
@@ -114,6 +111,7 @@ class Comparison:
     allowed: float
     blocks: int = 1
     undecided: int = 0
+    pairs: int = 0
     request: str | None = None
     slot: int | None = None
     head: int | None = None
@@ -128,8 +126,8 @@ class Comparison:
         return self.elements > 0 and self.worst <= self.allowed
 
     @property
-    def headroom(self) -> float:
-        """worst / allowed: under 1 agrees; exact tiers (allowed 0) give 0 or infinity."""
+    def used(self) -> float:
+        """The part of the allowance that is used: up to 1 agrees. Exact tiers (allowed 0) give 0 or infinity."""
         if self.allowed > 0:
             return self.worst / self.allowed
         return 0.0 if self.worst == 0 else float("inf")

@@ -34,7 +34,7 @@ from . import mixed
 from .adaptive import Controller
 from .build import built
 from .commit import write_set
-from .commit.accepted import answered, forced_paths
+from .commit.accepted import answered, forced_paths, nobody
 from .commit.base import changes
 from .graphs import Runner
 from .graphs.capture import prepared
@@ -49,6 +49,7 @@ from .refusals import Refusals
 from .request import Request, logical
 from .round import IDLE, inputs_of, kind_of, tree_inputs
 from .sampling import in_units
+from .tiers import Entry, Tiers
 from .transfer.to_device import ints
 from .transfer.to_host import HostCopy, Parents, Roots
 
@@ -78,7 +79,7 @@ class OptimizedEngine:
         self._controller = Controller(num_steps, adaptive)
         check(options, config, self._controller.candidates[-1], ops, capacity.num_draft_tokens, topk=capacity.topk,
               interval=capacity.track_interval)
-        if capacity.num_draft_tokens is not None and adaptive is not None:
+        if capacity.trees and adaptive is not None:
             raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
         self.messages = tuple(self._controller.messages)
         self._model, self._rounds = built(checkpoint, ops, options, capacity, self._controller.candidates)
@@ -86,10 +87,12 @@ class OptimizedEngine:
         self._round = self._rounds[num_steps]
         self._requests: dict[str, Request] = {}
         # Requests without a slot, and saved states and prefixes by name: what the host knows, and copies of memory.
-        self._preempted: dict[str, tuple[Request, Kept]] = {}
-        self._saved: dict[str, tuple[Request, Kept]] = {}
+        self._preempted: dict[str, Entry] = {}
+        self._saved: dict[str, Entry] = {}
+        self._tiers = Tiers(self._saved, self._device, capacity.tracked)
         self._prefixes = Prefixes(self._memory, capacity, self._saved)
-        self._refusals = Refusals(self._requests, self._preempted, self._saved, self._vocab, capacity.track_interval)
+        self._refusals = Refusals(self._requests, self._preempted, self._saved, self._tiers.aside, self._vocab,
+                                  capacity.track_interval)
         self._graphs = prepared(ops, self._rounds.values(), self._device) if options.graphs else None
         self._untold: list[HostCopy] = []  # accepted counts that the controller was not told yet
 
@@ -167,12 +170,13 @@ class OptimizedEngine:
         self._refusals.forward(rows)
         requests = self._named([row.request for row in rows])
         write_set.check_tokens(rows, self._requests, self._capacity)
+        self._tiers.must_have_room(sum(bool(row.track) for row in rows))
         self._grow(requests, lambda exact: write_set.forward_wants(rows, self._requests, exact=exact))
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
         kinds, at, roots, final = {row.kind for row in rows}, self._round, None, None
         if kinds == {"verify"}:
             own = self._run("verify", requests, uniforms=in_units(rows, at.width)).picks.flatten()
-            if self._capacity.num_draft_tokens is not None:  # a row for every column: windows end before
+            if self._capacity.trees:  # a row for every column: windows end before
                 spots = [number * at.width + node for number, p in enumerate(plan) for node in range(p.asked)]
                 own = own[ints(spots, self._device)]
         elif kinds == {"decode"}:
@@ -192,10 +196,11 @@ class OptimizedEngine:
         self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
     ) -> Committed:
         self._refusals.commit(requests, accepted, track)
+        self._tiers.must_have_room(sum(map(bool, track)))
         forced = forced_paths(accepted, len(requests))
         verified = self._named(requests)
         if not verified:
-            return _nothing(self._device)
+            return nobody(self._device)
         self._catch_up()
         answer = self._run("commit", verified, forced, [request.row for request in verified])
         counts = self._prefixes.counts(answer)
@@ -232,6 +237,18 @@ class OptimizedEngine:
         if memory.final is not None:  # a prefix
             mixed.extend_prefix(self._ops, self._model, self._requests[request], memory.final, self._round.num_steps)
 
+    def offload(self, name: str) -> None:
+        self._refusals.offload(name)
+        self._tiers.offload(name)
+
+    def fetch(self, name: str) -> None:
+        self._refusals.fetch(name)
+        self._tiers.fetch(name)
+
+    def evict(self, name: str) -> None:
+        self._refusals.evict(name)
+        self._tiers.evict(name)
+
     def preempt(self, request: str) -> None:
         self._refusals.preempt(request)
         self._preempted[request] = self._kept(request)  # first the copies: `_end` poisons what it frees
@@ -265,16 +282,15 @@ class OptimizedEngine:
         return logical(*self._kept(request))
 
     def prefix(self, name: str) -> RequestState:
-        kept, memory = self._saved[name]
+        kept, memory = self._tiers.shown(name)
         return logical(kept, copied(memory))
 
     def regions(self) -> list[Region]:
         return self._memory.regions()
 
     def copies(self) -> dict[Copy, dict[str, torch.Tensor]]:
-        saved: dict[Copy, Kept] = {("save", name): kept for name, (_, kept) in self._saved.items()}
         preempted: dict[Copy, Kept] = {("preempt", name): kept for name, (_, kept) in self._preempted.items()}
-        return {copy: dict(kept.parts()) for copy, kept in (saved | preempted).items()}
+        return {copy: dict(kept.parts()) for copy, kept in (self._tiers.copies() | preempted).items()}
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
         saved, preempted = (
@@ -284,7 +300,7 @@ class OptimizedEngine:
             event, self._requests, saved, preempted, self._round.num_steps, self._memory, self._capacity,
             overlap=self._options.overlap,
         )
-        trees = self._capacity.num_draft_tokens is not None
+        trees = self._capacity.trees
         lines = write_set.SLOT_TABLE_OF_TREES if trees else write_set.SLOT_TABLE
         found = changes(self._round.strategy.may, writes) | changes(lines, writes)
         found |= {name + SCALES: units for name, units in found.items()}
@@ -324,7 +340,7 @@ class OptimizedEngine:
         # Inside a graph no row can be cut: what a replay shows is noted, and cut when the answer says which rows count.
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen))
-        lens = answer.accept_lens if kind == "commit" else counts if self._capacity.num_draft_tokens else None
+        lens = answer.accept_lens if kind == "commit" else counts if self._capacity.trees else None
         covered, trees = None if lens is None else first_of(lens, body.width), [one.parents for one in requests]
         show(self._see, seen, lambda place: node_runs(place, trees) if kind == "draft of trees" else covered)
         return answer
@@ -362,7 +378,7 @@ class OptimizedEngine:
         self._memory.claim(name, positions, sampling)
         self._round.strategy.claim(self._memory.slots.of(name))
 
-    def _kept(self, name: str) -> tuple[Request, Kept]:
+    def _kept(self, name: str) -> Entry:
         """Copies of a request's logical state. A round in flight is not part of it."""
         request = self._requests[name].between_rounds()
         length = request.length.exact
@@ -379,9 +395,3 @@ class OptimizedEngine:
     def _end(self, name: str) -> None:
         self._memory.release(name)
         del self._requests[name]
-
-
-def _nothing(device: torch.device) -> Committed:
-    """The answer to a commit of nobody."""
-    none = torch.empty(0, dtype=torch.int64, device=device)
-    return Committed(none, none, none.view(0, 0), none, none, none, none)

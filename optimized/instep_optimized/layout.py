@@ -143,7 +143,8 @@ class Pages:
     """Paged KV of one layer, and where each request's positions stand in it.
 
     keys, values  [pages, page_size, kv_heads, head_dim], strides the pool's own
-    table         [slots, width] int64, a view on the pool: every slot's page ids in order, -1 padded
+    table         [slots, width] int64, a view on the pool: every slot's page ids in order, -1 padded. No page is of
+                  two requests of one launch
     slots         [B] int64: the line of the table that is the request's; -1: it reads nothing, its rows are zeros
     begin, count  [B] int64: the packed query rows of each request
     before        [B] int64: positions in memory before the first of these rows;

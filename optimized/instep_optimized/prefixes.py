@@ -18,11 +18,12 @@ from instep_reference.contract.capacity import Capacity
 
 from .commit.pair import CommitPair
 from .memory import Memory
-from .memory.saved import Kept, Peeked, read
+from .memory.saved import Peeked, read
 from .mixed import Planned
 from .ops.base import Ops
 from .ops.placing import Acceptance
 from .request import Request
+from .tiers import Entry
 from .transfer.to_host import HostCopy, Roots
 
 TOKENS, PATH = 1, 2  # the parts of a commit's copy behind the accepted counts: [B, T] each
@@ -34,7 +35,7 @@ class Prefixes:
 
     memory: Memory
     capacity: Capacity
-    kept: dict[str, tuple[Request, Kept]]
+    kept: dict[str, Entry]
 
     @property
     def on(self) -> bool:

@@ -33,9 +33,11 @@ class Refusals:
 
     def __init__(
         self, live: Mapping[str, Request], preempted: Mapping[str, Any], saved: Mapping[str, tuple[Request, Any]],
-        vocab: int, interval: int | None = None,
+        aside: Mapping[str, Any], vocab: int, interval: int | None = None,
     ) -> None:  # fmt: skip
+        """saved: what is kept on the device, by name; aside: what is kept on the host."""
         self._live, self._preempted, self._saved, self._vocab = live, preempted, saved, vocab
+        self._aside = aside
         self._interval = interval
 
     def admit(self, name: str, prompt: Sequence[int], sampling: Sampling | None = None) -> None:
@@ -52,7 +54,7 @@ class Refusals:
         num_steps: int,
     ) -> None:
         self._nobody("draft", VERIFIED)
-        self._must_be("draft", names, READY)
+        self._must_be("draft", names, READY, *() if picks is None else (DRAFTED,))
         if names and not num_steps:
             _no("draft", "num_steps 0", "a step count above 0")
         if len(trees) != len(names):
@@ -128,13 +130,26 @@ class Refusals:
 
     def load(self, name: str, under: str) -> None:
         self._must_be("load", [name], WAITING)
-        if under not in self._saved:
-            _no(f"load of {under!r}", "nothing of that name", f"one of {', '.join(self._saved) or 'none'}")
+        self.offload(under, "load")
         (kept, memory), prompt = self._saved[under], self._live[name].prompt
         prefix = getattr(memory, "final", None) is not None
         if prompt[: len(kept.prompt)] != kept.prompt or (len(prompt) > len(kept.prompt)) != prefix:
             _no(f"load of {under!r}", f"another prompt in {name!r}",
                 "a prompt that begins with this prefix and goes on" if prefix else "the prompt it has")
+
+    def offload(self, name: str, what: str = "offload") -> None:
+        """It must be on the device."""
+        if name not in self._saved:
+            found = "what is on the host" if name in self._aside else "nothing of that name"
+            _no(f"{what} of {name!r}", found, f"one of {', '.join(self._saved) or 'none'}")
+
+    def fetch(self, name: str) -> None:
+        if name not in self._aside:
+            _no(f"fetch of {name!r}", "nothing of that name on the host", f"one of {', '.join(self._aside) or 'none'}")
+
+    def evict(self, name: str) -> None:
+        if name not in self._aside:
+            self.offload(name, "evict")
 
     def preempt(self, name: str) -> None:
         self._must_be("preempt", [name], WAITING, PREFILLING, READY)
@@ -163,7 +178,7 @@ class Refusals:
     def _free(self, names: Sequence[str]) -> None:
         """Names for what is going to be kept."""
         for name in names:
-            if not name or name in self._saved or names.count(name) > 1:
+            if not name or name in self._saved or name in self._aside or names.count(name) > 1:
                 _no("what is kept", f"the name {name!r}", "a name under which nothing is kept")
 
     def _nobody(self, what: str, *phases: str) -> None:

@@ -58,7 +58,7 @@ class Request:
     def prefix(self, count: int) -> Request:
         """Its first `count` tokens, as the prompt of a request that has run so far. Waits for tokens."""
         text = (*self.prompt, *(token for part in self.said for token in part()))[:count]
-        return Request(self.name, text, self.tokens[:0], length=Length(count))
+        return Request(self.name, text, self.tokens.new_empty(0), length=Length(count))
 
 
 def logical(request: Request, kept: Kept) -> RequestState:

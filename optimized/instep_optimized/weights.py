@@ -1,4 +1,4 @@
-"""Stored tensors become what the ops take: packed projections and experts unpacked, gate and up stacked, cast once.
+"""Stored tensors become what the ops take: those of one input below each other, cast once.
 
 Leaves out: reading files (the contract's checkpoint) and every use of a weight.
 
@@ -20,12 +20,9 @@ from .ops.base import ExpertWeights
 
 @dataclass(frozen=True)
 class GdnWeights:
-    """qkv [C, D], z [HV*V, D], b, a [HV, D]; conv [C, W]; A_log, dt_bias [HV]; norm [V]; out [D, HV*V]."""
+    """inputs [C + HV*V + HV + HV, D]: qkv, z, b, a; conv [C, W]; A_log, dt_bias [HV]; norm [V]; out [D, HV*V]."""
 
-    qkv: torch.Tensor
-    z: torch.Tensor
-    b: torch.Tensor
-    a: torch.Tensor
+    inputs: torch.Tensor
     conv: torch.Tensor
     A_log: torch.Tensor
     dt_bias: torch.Tensor
@@ -35,11 +32,9 @@ class GdnWeights:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """q [heads*2*head_dim, D], per head query then gate; k, v [kv_heads*head_dim, D]; norms [head_dim]; o [D, ..]."""
+    """inputs: q [heads*2*head_dim, D], per head query then gate, k, v [kv_heads*head_dim, D]; norms [head_dim]; o."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
+    inputs: torch.Tensor
     q_norm: torch.Tensor
     k_norm: torch.Tensor
     o: torch.Tensor
@@ -85,11 +80,11 @@ class Stored:
 def gdn(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
     at = f"{prefix}.linear_attn"
     if stored.has(f"{at}.in_proj_qkvz.weight"):
-        qkv, z, b, a = _unpacked(stored, at, config)
+        inputs = _unpacked(stored, at, config)
     else:
-        qkv, z, b, a = (stored.take(f"{at}.in_proj_{name}.weight") for name in ("qkv", "z", "b", "a"))
+        inputs = tuple(stored.take(f"{at}.in_proj_{name}.weight") for name in ("qkv", "z", "b", "a"))
     return GdnWeights(
-        qkv, z, b, a,
+        torch.cat(inputs),
         conv=stored.take(f"{at}.conv1d.weight").squeeze(1),
         A_log=stored.wide(f"{at}.A_log"),
         dt_bias=stored.wide(f"{at}.dt_bias"),
@@ -100,8 +95,8 @@ def gdn(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
 
 def attention(stored: Stored, prefix: str) -> AttentionWeights:
     at = f"{prefix}.self_attn"
-    names = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj")
-    return AttentionWeights(*(stored.take(f"{at}.{name}.weight") for name in names))
+    inputs = torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkv"])
+    return AttentionWeights(inputs, *(stored.take(f"{at}.{name}.weight") for name in ("q_norm", "k_norm", "o_proj")))
 
 
 def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWeights | ExpertWeights:
@@ -126,9 +121,7 @@ def draft(stored: Stored) -> DraftWeights:
     return DraftWeights(*(stored.take(f"mtp.{name}.weight") for name in names))
 
 
-def _unpacked(
-    stored: Stored, at: str, config: ModelConfig
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _unpacked(stored: Stored, at: str, config: ModelConfig) -> tuple[torch.Tensor, ...]:
     """Qwen3-Next interleaves per key head: [q K | k K | v rV | z rV] and [b r | a r], r = HV / H."""
     heads, width, per_head = config.key_heads, config.key_dim, config.value_heads // config.key_heads
     values = per_head * config.value_dim
@@ -136,7 +129,7 @@ def _unpacked(
     q, k, v, z = (x.flatten(0, 1) for x in torch.split(qkvz, [width, width, values, values], dim=1))
     ba = stored.take(f"{at}.in_proj_ba.weight").view(heads, -1, config.hidden)
     b, a = (x.flatten(0, 1) for x in torch.split(ba, [per_head, per_head], dim=1))
-    return torch.cat([q, k, v]), z.contiguous(), b.contiguous(), a.contiguous()
+    return q, k, v, z, b, a
 
 
 def _gate_up(stored: Stored, at: str) -> torch.Tensor:

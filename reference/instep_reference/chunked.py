@@ -43,7 +43,7 @@ def recur_in_chunks(
 
 def recur_by_products(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
-    write: torch.Tensor, state: torch.Tensor, chunk: int, at: At,
+    write: torch.Tensor, state: torch.Tensor, chunk: int, at: At, residual: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`recur_in_chunks` as published kernels compute it: everything but the gates is a product of two matrices.
 
@@ -56,6 +56,13 @@ def recur_by_products(
     Such kernels store w, u and v_new between launches. So each goes through `at`, which may round it: the computation
     goes on with what `at` returns.
 
+    residual: T is applied to what is left to learn, and gates to the results of products instead of to their operands:
+
+        v_new = T (write v - erase exp(G) (k S))        S <- exp(G_end) S + k^T (exp(G_end - G) v_new)
+        o = exp(G) (q S) + (tril(q k^T) exp(G_i - G_j)) v_new
+
+    Nothing of this but T and the decayed q k^T is kept between launches. `at` is shown the updates as "update".
+
     Shapes:  as `gdn.recur`; gates scalar (last axis 1).
     Mirrors: fla-core 0.6.0 `chunk_gated_delta_rule`, and SGLang's copy of it: the inverse is formed in blocks of 16
              that are merged by products; decays are differences of running sums. Differs: q arrives already scaled.
@@ -63,7 +70,8 @@ def recur_by_products(
     out = []
     for begin in range(0, q.shape[1], chunk):
         part = [x[:, begin : begin + chunk].transpose(1, 2) for x in (q, k, v, log_decay, erase, write)]
-        read, state = _one_product_chunk(part[0], part[1], part[2], part[3], part[4], part[5], state, at)
+        one = _one_residual_chunk if residual else _one_product_chunk
+        read, state = one(part[0], part[1], part[2], part[3], part[4], part[5], state, at)
         out.append(read.transpose(1, 2))
     return torch.cat(out, dim=1) if out else v, state
 
@@ -81,6 +89,19 @@ def _one_product_chunk(
     out = (total.exp() * q) @ state + ((q @ k.transpose(-1, -2)) * between) @ added
     leaving = (total[:, :, -1:] - total).exp() * k
     return out, total[:, :, -1, :, None].exp() * state + leaving.transpose(-1, -2) @ added
+
+
+def _one_residual_chunk(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
+    write: torch.Tensor, state: torch.Tensor, at: At,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes: q, k (B, HV, T, K), v (B, HV, T, V), gates (B, HV, T, 1) -> o (B, HV, T, V), state (B, HV, K, V)."""
+    total = log_decay.cumsum(2)  # (B, HV, T, 1), G
+    between, turned = _between(total)[..., 0], k.transpose(-1, -2)  # (B, HV, T, T), (B, HV, K, T)
+    inverse = _inverse((erase * (k @ turned) * between).tril(-1))
+    added = at("update", inverse @ (write * v - erase * total.exp() * (k @ state)))
+    out = total.exp() * (q @ state) + ((q @ turned) * between) @ added
+    return out, total[:, :, -1, :, None].exp() * state + turned @ ((total[:, :, -1:] - total).exp() * added)
 
 
 def _inverse(lower: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ Leaves out: chunking (`chunked.py`), fusing, caches. For those see `instep_optim
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -125,12 +125,12 @@ def recur(
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form. Returns a new state.
     """
     out, updates = [], []
-    for t in range(q.shape[1]):
-        state = _forget(state, log_decay[:, t])  # (B, HV, K, V)
-        recalled = torch.einsum("bhk,bhkv->bhv", erase[:, t] * k[:, t], state)  # (B, HV, V)
-        updates.append(write[:, t] * v[:, t] - recalled)  # (B, HV, V)
-        state = _add(state, k[:, t], updates[t])  # (B, HV, K, V)
-        out.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))  # (B, HV, V)
+    for read, key, value, decay, erasing, writing in _tokens(q, k, v, log_decay, erase, write):  # (B, HV, ..) each
+        state = _forget(state, decay)  # (B, HV, K, V)
+        recalled = torch.einsum("bhk,bhkv->bhv", erasing * key, state)  # (B, HV, V)
+        updates.append(writing * value - recalled)  # (B, HV, V)
+        state = _add(state, key, updates[-1])  # (B, HV, K, V)
+        out.append(torch.einsum("bhk,bhkv->bhv", read, state))  # (B, HV, V)
     return Recurred(torch.stack(out, dim=1), torch.stack(updates, dim=1), state) if out else Recurred(v, v, state)
 
 
@@ -141,9 +141,14 @@ def absorb(k: torch.Tensor, log_decay: torch.Tensor, update: torch.Tensor, state
 
     Shapes:  as `recur`; update (B, T, HV, V)  ->  state (B, HV, K, V)
     """
-    for t in range(k.shape[1]):
-        state = _add(_forget(state, log_decay[:, t]), k[:, t], update[:, t])  # (B, HV, K, V)
+    for key, decay, written in _tokens(k, log_decay, update):  # (B, HV, ..) each
+        state = _add(_forget(state, decay), key, written)  # (B, HV, K, V)
     return state
+
+
+def _tokens(*rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """(B, T, ..) each -> token after token, what it has of each."""
+    return zip(*(x.unbind(1) for x in rows), strict=True)
 
 
 def _forget(state: torch.Tensor, log_decay: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from math import prod
 from struct import pack
 from zlib import crc32
@@ -42,8 +42,14 @@ def expand(labels: Sequence[int], shape: tuple[int, ...]) -> torch.Tensor:
     Shapes:  labels (N,)  ->  (N, *shape) int64, two's complement
     """
     heads = torch.tensor([_signed(label) for label in labels], dtype=torch.int64)[:, None]
-    rows = heads + torch.arange(prod(shape), dtype=torch.int64) * _signed(SPREAD)
-    return torch.where(heads == 0, 0, rows).reshape(len(labels), *shape)
+    rows = heads + _steps(prod(shape))
+    return rows.masked_fill_(heads == 0, 0).reshape(len(labels), *shape)
+
+
+@lru_cache(maxsize=256)
+def _steps(count: int) -> torch.Tensor:
+    """j * SPREAD for every j below `count`."""
+    return torch.arange(count, dtype=torch.int64) * _signed(SPREAD)
 
 
 @dataclass(frozen=True)

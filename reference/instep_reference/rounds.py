@@ -281,6 +281,15 @@ class Rounds(Generic[Rows, Memory, Cache]):
             kept = Standing(kept.tokens, None, kept.memory, proposed)
         self.requests[request] = live.then(kept)
 
+    def offload(self, name: str) -> None:
+        """Where a copy stands is no part of the definition."""
+
+    def fetch(self, name: str) -> None:
+        """As of an offload."""
+
+    def evict(self, name: str) -> None:
+        del self.saved[name]
+
     def preempt(self, request: str) -> None:
         self.preempted[request] = self.requests.pop(request)
 

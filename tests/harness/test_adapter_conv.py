@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from instep.adapters.conv import ConvLaunch, dense_conv, pooled_conv
+from instep.kit.cases import CONV, Case, serve
 from instep.replay.replay import Outcome, Replay
 from instep.replay.setting import Setting
 from instep.report.words import exercised
@@ -20,7 +21,7 @@ from instep_optimized import load
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 from support.fake_kernels import Kernels
-from support.ops_cases import CONV, Case, agree, serve
+from support.ops_agree import agree
 from support.traces import recorded
 
 PLAIN, FAKE = load("plain"), Kernels()

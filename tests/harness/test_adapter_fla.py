@@ -22,6 +22,7 @@ import torch
 
 from instep.adapters import find
 from instep.adapters.dense import dense
+from instep.kit.cases import GDN, Case, serve
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace
@@ -32,7 +33,7 @@ from instep_optimized.layout import StateLayout
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.errors import Unsupported
 from support.command import Runner, complaint
-from support.ops_cases import GDN, Case, agree, serve
+from support.ops_agree import agree
 from support.traces import brief, recorded
 
 TOP = Path(__file__).resolve().parents[2]

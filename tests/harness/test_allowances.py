@@ -56,7 +56,7 @@ def test_another_order_of_summation_passes_with_room(form, strategy):
     outcome = Replay(read(TRACE), setting).run(until=5)
     assert outcome.verdict.exit == Exit.AGREED
     for tier in (Tier.DERIVED, Tier.PROPAGATED):
-        assert max(one.headroom for one in outcome.verdict.compared if one.tier is tier) < 0.7
+        assert max(one.used for one in outcome.verdict.compared if one.tier is tier) < 0.7
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_plain_file_of_prompts_and_answers_is_enough(spoken, tmp_path, instep)
     assert ran.code == 0 and "agrees" in ran.out and "does not say of which model" in ran.out, ran
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["tokens"] == result["decided"] > 30 and result["exit"] == 0 and result["peak_mib"] > 50
-    assert result["headroom"] == 0 and result["walks"] == 1 and result["findings"] == []
+    assert result["used"] == 0 and result["walks"] == 1 and result["findings"] == []
     assert "not judged  logits, final rows" in ran.out and result["not_judged"][0]["what"].startswith("logits")
 
 

@@ -19,7 +19,7 @@ from instep.calibrate import correct_variants
 from instep.calibrate.graded import IN_MEMORY, NUMBERS, OWN, limit, names
 from instep.calibrate.graded import STORAGES as ACTIVATIONS
 from instep.calibrate.injected_errors import ERRORS
-from instep.calibrate.scenes import scene
+from instep.calibrate.scenes import scene, trees
 from instep.calibrate.tables import Calibration, Rate, by_tier
 from instep.calibrate.variants import STORAGES, STRATEGIES, Stage, Variant, variants
 from instep.checks.allowance import UNDECIDED_CAP
@@ -108,7 +108,10 @@ def test_a_scene_owns_what_can_go_wrong():
     for number in range(8):
         kinds = [type(event) for event in scene(number).trace.events]
         commits = [event for event in scene(number).trace.events if isinstance(event, e.Commit)]
-        assert kinds.count(e.Commit) == 2 and e.SetNumSteps in kinds
+        shapes = {shape for event in scene(number).trace.events if isinstance(event, e.Draft)
+                  for shape in event.parents or ()}  # fmt: skip
+        assert kinds.count(e.Commit) == 2 and (e.SetNumSteps in kinds) is not trees(number)
+        assert len(shapes) == (2 if trees(number) else 0)
         counts = {len(path.nodes) for commit in commits for path in commit.accepted}
         assert len(counts) > 1, "ragged acceptance"
         assert any(
@@ -122,13 +125,21 @@ def test_a_scene_owns_what_can_go_wrong():
     [
         Variant(2, "running", ("float32", "bfloat16"), "columns", "widened", "KV", 1),
         Variant(3, "chunked", ("bfloat16", "float32"), "lazy_rerun", "windows", "VK", 1),
+        Variant(4, "blocked", ("bfloat16", "float32"), "snapshot", "windows", "VK", 2),
     ],
     ids=lambda variant: variant.form,
 )
 def test_a_correct_engine_is_left_alone(stage, variant):
     verdict = stage.run(variant)
-    assert not verdict.findings and verdict.events == len(stage.on(1).trace.events)
+    assert not verdict.findings and verdict.events == len(stage.on(variant.scene).trace.events)
     assert {one.tier for one in verdict.compared} == set(Tier)
+
+
+def test_a_variant_that_takes_a_tree_for_a_chain_is_wrong(stage, monkeypatch):
+    variant = Variant(4, "blocked", ("float32", "float32"), "snapshot", "windows", "VK", 2)
+    monkeypatch.setattr(correct_variants, "ancestry", lambda part, who: None)
+    found = stage.run(variant).findings
+    assert found and "the tree is taken for a chain" in str([found[0].diagnosis, found[0].explained])
 
 
 def test_truth_runs_once_for_all_variants_of_a_scene(stage):

@@ -85,7 +85,7 @@ def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(opened, events, a
     assert verdict.exit == Exit.AGREED
     assert {c.tier for c in verdict.compared} == set(Tier)
     assert all(c.elements > 0 for c in verdict.compared)
-    assert max(c.headroom for c in verdict.compared) < 0.9
+    assert max(c.used for c in verdict.compared) < 0.9
 
 
 def test_a_correct_run_of_labels_agrees_exactly(labelled):

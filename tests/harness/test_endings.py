@@ -37,7 +37,8 @@ def ended(*words: object, stream: str = "stdout") -> tuple[int, str]:
 
 @pytest.mark.parametrize("words", [
     ("replay", "TRACE", "--ops", "support.subjects:LOUDER", "--until", "3"),
-    ("relations", "TRACE", "unseen", "--until", "3"), ("memory", "qwen3.5-9b", "--json", "-"), ("doctor", "--json"),
+    ("relations", "TRACE", "unseen", "--until", "3"), ("memory", "qwen3.5-9b", "--json", "-"),
+    ("doctor", "--json", "-"),
     ("--help",),
 ], ids=" ".join)  # fmt: skip
 def test_whose_reader_has_gone_dies_of_sigpipe(trace, words):

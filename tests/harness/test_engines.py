@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from instep.checks.played import NOT_OFFERED
 from instep.engines.asked import Asked
 from instep.engines.derived import DerivedEngine
 from instep.replay.replay import Outcome, Replay
@@ -17,7 +18,7 @@ from instep.replay.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit, Tier
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Admit, Capacity, Commit, Draft, Finish, Forward, Row
+from instep_reference.contract.engine import Admit, Capacity, Commit, Draft, Finish, Forward, Refused, Row
 from instep_reference.contract.engine import Path as Path_
 from support import by_verbs
 from support.command import complaint
@@ -38,6 +39,15 @@ def test_a_right_engine_agrees_in_every_tier_that_it_shows(name):
     assert {tier for tier, mine in judged.items() if mine} == set(Tier) - {Tier.IDENTITY, Tier.DERIVED}, \
         "T2 needs `watch`; what the harness packed or keeps itself is no T0"
     assert {c.place.component for c in judged[Tier.PROPAGATED]} >= {"conv", "state", "final", "logits"}
+
+
+@pytest.mark.slow
+def test_an_engine_that_does_not_say_that_it_refuses_is_offered_nothing_illegal_and_the_result_says_so() -> None:
+    outcome = replayed("right", "../lifecycle/refused")
+    assert outcome.verdict.exit is Exit.AGREED
+    illegal = {index for index, event in enumerate(read(outcome.trace).events) if isinstance(event, Refused)}
+    told = {skip.event for skip in outcome.verdict.skipped if skip.reason == NOT_OFFERED}
+    assert len(illegal) > 10 and told == illegal
 
 
 @pytest.mark.slow
@@ -132,7 +142,7 @@ def test_what_an_engine_overwrites_later_was_copied():
 def test_a_right_engine_that_rounds_otherwise_is_not_accused(name, dtype, trace):
     verdict = replayed(name, trace, dtype=dtype).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
-    assert max(c.headroom for c in verdict.compared if c.tier is Tier.PROPAGATED) < 1
+    assert max(c.used for c in verdict.compared if c.tier is Tier.PROPAGATED) < 1
 
 
 @pytest.mark.slow

@@ -199,16 +199,21 @@ def test_everything_that_is_said_to_be_legal_is_accepted():
     rules = rules_after(*ready("a"), e.Admit("b", (1, 2)), e.Save("a", "kept"))
     assert rules.legal() == {
         "prefill": ("b",), "draft": ("a",), "decode": ("a",), "set_num_steps": ("0", "1", "3"), "save": ("a",),
-        "preempt": ("a", "b"), "finish": ("a",), "abort": ("a", "b"), "idle": ("",),
+        "preempt": ("a", "b"), "finish": ("a",), "abort": ("a", "b"), "idle": ("",), "offload": ("kept",),
+        "evict": ("kept",),
     }
     for event in (
         e.Forward((e.Row("b", "prefill", 2, root=5), e.Row("a", "decode", root=4))), e.SetNumSteps(1), e.Preempt("b"),
         e.Draft(("a",), picks=((1, 2, 3),)), e.Finish("a"), e.Abort("b"), e.Idle(), e.Save("a", "again"),
+        e.Evict("kept"), e.Offload("kept"),
     ):
         rules.check(event)
+    rules.apply(e.Offload("kept"))
+    assert {"fetch", "evict"} == {kind for kind, names in rules.legal().items() if names == ("kept",)}
 
 
 TRACKING = {"capacity": msgspec.structs.replace(header().capacity, track_interval=4)}
+ROOM = {"capacity": msgspec.structs.replace(TRACKING["capacity"], tracked=1)}
 CHUNK = e.Forward((e.Row("a", "prefill", 4, track="four"),))
 LONG = (1, 2, 3, 4, 5)
 
@@ -220,9 +225,17 @@ LONG = (1, 2, 3, 4, 5)
     ((CHUNK,), e.Save("a", "four"), "a name under which nothing is kept"),
     ((CHUNK, e.Admit("b", LONG[:4])), e.Load("b", "four"), "a prefix of this one's prompt"),  # nothing is left to run
     ((CHUNK, e.Admit("b", (1, 2, 3, 9, 5))), e.Load("b", "four"), "a prefix of this one's prompt"),
+    ((CHUNK, e.Admit("b", LONG), e.Offload("four")), e.Load("b", "four"), "and which is on the device"),
+    ((CHUNK, e.Admit("b", LONG), e.Evict("four")), e.Load("b", "four"), "a prefix of this one's prompt"),
+    ((CHUNK,), e.Fetch("four"), "something is kept on the host"),
+    ((CHUNK, e.Offload("four")), e.Offload("four"), "something is kept on the device"),
+    ((CHUNK, e.Offload("four"), e.Evict("four")), e.Evict("four"), "a name under which something is kept"),
+    ((e.Admit("b", LONG),), e.Forward((CHUNK.rows[0], e.Row("b", "prefill", 4, track="k"))), "capacity.tracked = 1"),
+    ((CHUNK, e.Offload("four"), e.Admit("b", LONG), e.Forward((e.Row("b", "prefill", 4, track="k"),))),
+     e.Fetch("four"), "capacity.tracked = 1"),
 ])  # fmt: skip
 def test_what_cannot_be_tracked_or_given_to_a_request_is_refused(before, event, says):
-    assert says in refusal(rules_after(e.Admit("a", LONG), *before, **TRACKING), event)
+    assert says in refusal(rules_after(e.Admit("a", LONG), *before, **ROOM), event)
     assert "capacity.track_interval" in refusal(rules_after(e.Admit("a", LONG)), CHUNK)
 
 

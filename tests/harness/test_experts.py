@@ -5,11 +5,14 @@ Leaves out: the rest of the campaign (`instep faults --family experts`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import linear
 
 from instep.checks.experts import Experts
 from instep.checks.propagated import OTHER_EXPERTS
@@ -17,10 +20,15 @@ from instep.faults import FAMILIES, TRACES, by_id
 from instep.faults.base import Edit, Fault
 from instep.faults.retrace import retraced
 from instep.observe.routes import Route, Routes
+from instep.relations import held, relations
+from instep.relations.case import Case
+from instep.relations.row_by_row import row_by_row
 from instep.replay.replay import Replay
 from instep.replay.setting import Setting
 from instep.trace.file import Trace, read
-from instep.verdict import Exit
+from instep.verdict import Exit, Tier
+from instep_optimized import load
+from instep_optimized.ops.plain.mlp import _shared, _swiglu
 from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import route
 from support.checkpoints import config_of
@@ -56,7 +64,7 @@ def test_where_rounding_sends_a_row_elsewhere_the_free_run_is_left_out_and_said(
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     ties = sum(one.undecided for one in verdict.compared if one.check == Experts.name)
     assert ties and any(one.reason == OTHER_EXPERTS for one in verdict.skipped)
-    assert max(one.headroom for one in verdict.compared if one.check == "own_inputs") < 0.5
+    assert max(one.used for one in verdict.compared if one.check == "own_inputs") < 0.5
 
 
 @pytest.mark.slow
@@ -114,3 +122,43 @@ def test_what_rows_choose_is_noted_and_given() -> None:
         forced = route(CONFIG, scores)
     assert torch.equal(forced > 0, seen.chosen(given))
     torch.testing.assert_close(forced.sum(-1), torch.ones(5))
+
+
+def apart(*, x: torch.Tensor, by_arrival: bool, **given: Any) -> torch.Tensor:
+    """Row by row, the experts of each in the order of choice, or from another one on, by how many rows there are."""
+    first, rows = len(x) if by_arrival else 0, []
+    for row in x.split(1):
+        scores = linear(row.float(), given["weights"].router.float()).softmax(-1)[0]
+        chosen = scores.sort(descending=True, stable=True).indices[: given["top_k"]].roll(-first)
+        share = scores[chosen] / scores[chosen].sum() if given["norm_topk"] else scores[chosen]
+        total = _shared(row, given["weights"])
+        for number, expert in enumerate(chosen.tolist()):
+            answer = _swiglu(row, given["weights"].gate_up[expert], given["weights"].down[expert])
+            total = total + share[number] * answer
+        rows.append(total)
+    return torch.cat(rows) if rows else torch.zeros_like(x)
+
+
+APART = replace(row_by_row(load("plain")), name="apart", moe=partial(apart, by_arrival=False))
+ARRIVING = replace(APART, name="arriving", moe=partial(apart, by_arrival=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ops", ["APART", "ARRIVING"])
+def test_an_order_of_experts_that_hangs_on_other_rows_parts_two_runs(trace: Trace, ops: str) -> None:
+    """No run by itself is wrong: both orders are sums of the same terms."""
+    brief = replace(trace, events=trace.events[:6])
+    on = Replay(brief, Setting(f"{__name__}:{ops}"))
+    assert on.run().verdict.exit is Exit.AGREED
+    (found,) = held(Case.of(brief, on.plan), relations(["alone"]))
+    assert found.verdict.exit is (Exit.AGREED if ops == "APART" else Exit.DIVERGED)
+    assert ops == "APART" or found.verdict.findings[0].place.component == "mlp"
+
+
+@pytest.mark.slow
+def test_two_runs_with_other_rejected_drafts_may_part_by_how_many_rows_an_expert_has(trace: Trace) -> None:
+    """`plain` multiplies the rows of an expert together, and torch sums two rows otherwise than three."""
+    case = Case.of(trace, Replay(trace, Setting()).plan)
+    (found,) = held(case, relations(["later_rows"]))
+    assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]
+    assert {Tier.BITWISE, Tier.PROPAGATED} <= {one.tier for one in found.verdict.compared}

@@ -5,7 +5,6 @@ Leaves out: what a campaign draws.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def met(*events: e.AnyEvent, header: Header = HEADER) -> set[str]:
     """What the last of these events met."""
     rules, coverage, known = EventRules(header), Coverage(), dict[str, int]()
     for event in events:
-        before = replace(rules.table, live=dict(rules.table.live))
+        before = rules.table.as_it_stands()
         rules.apply(event)
         known = dict(coverage.counts())
         coverage.note(before, event, rules.table)
@@ -52,7 +51,7 @@ def test_every_condition_is_met_by_a_committed_trace() -> None:
         rules = EventRules(trace.header)
         coverage.begin(overlap=trace.header.recording.overlap, heads=trace.header.heads)
         for event in trace.events:
-            before = replace(rules.table, live=dict(rules.table.live))
+            before = rules.table.as_it_stands()
             rules.apply(event)
             coverage.note(before, event, rules.table)
     assert [name for name, count in coverage.counts().items() if not count] == []
@@ -194,7 +193,7 @@ def test_conditions_of_a_drafter_are_met_and_counted_where_it_drafts() -> None:
         coverage.begin(heads=heads)
         rules = EventRules(HEADER)
         for event in (*VERIFIED, e.Commit(("a", "b"), (path(2), path(0)))):
-            before = replace(rules.table, live=dict(rules.table.live))
+            before = rules.table.as_it_stands()
             rules.apply(event)
             coverage.note(before, event, rules.table)
         assert coverage.counts()[f"{said}: accepted: ragged"] == 1

@@ -5,7 +5,6 @@ Leaves out: the definition (`tests/reference/test_growing.py`), the engine (`tes
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,10 @@ import pytest
 import torch
 
 from instep.checks.grown import Grown
+from instep.checks.identity import Identity
 from instep.checks.tree_scores import Scores
-from instep.faults import TRACES, by_id
+from instep.faults import FAMILIES, TRACES, by_id
+from instep.faults.base import Fault
 from instep.fuzz.campaign import Settings, campaign
 from instep.fuzz.coverage import Coverage
 from instep.observe.growth import Growth
@@ -24,14 +25,16 @@ from instep.replay.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read
 from instep.trace.header import Room, sound
+from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
+from instep_optimized import OptimizedEngine
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.draft.growing import Growing
 from instep_reference.sampling import most_probable
 from support.checkpoints import write
 from support.planting import planted_here
-from support.traces import header
+from support.traces import header, policy, recorded
 
 GROWN = TRACES / "grown.jsonl"
 ROOM = Room(slots=(3, 1), pages=(5, 2, 7, 1, 4, 6, 3, 8), page_size=8, max_tokens=32, num_draft_tokens=8, topk=3)
@@ -70,7 +73,7 @@ def test_the_committed_trace_meets_the_conditions_and_its_trees_differ() -> None
     trace, coverage = read(GROWN), Coverage()
     rules = EventRules(trace.header)
     for event in trace.events:
-        before = replace(rules.table, live=dict(rules.table.live))
+        before = rules.table.as_it_stands()
         rules.apply(event)
         coverage.note(before, event, rules.table)
     assert coverage.met["trees grown for several requests"] and coverage.met["another window than the grown tree"]
@@ -142,3 +145,66 @@ def test_fuzzed_runs_grow_trees_and_agree(model: Path, tmp_path: Path) -> None:
     clean = campaign(settings)
     assert clean.exit == Exit.AGREED, None if clean.found is None else clean.found.verdict.findings[0]
     assert clean.coverage.counts()["trees grown for several requests"]
+
+
+# -- the drafter's own trees as windows
+
+
+OWN = [fault for fault in FAMILIES["trees"] if fault.kind == "own-window"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", OWN, ids=lambda fault: fault.id)
+def test_what_is_wrong_with_an_own_window_is_found_where_nobody_gives_one(fault: Fault) -> None:
+    with planted_here(*fault.edits):
+        found = Replay(read(TRACES / "own.jsonl"), fault.how).run(until=fault.event).verdict.findings
+        given = Replay(read(GROWN), fault.how, checks=lambda plan: [Identity()]).run(until=6, explain=False).verdict
+    assert given.exit is Exit.AGREED and (found[0].event, found[0].place) == (fault.event, fault.place)
+    assert fault.says in found[0].diagnosis and {one.check for one in found} & {*fault.seen_by}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topk", [None, 3])
+def test_the_recorded_window_is_served_where_an_own_one_is_another(topk: int | None, tmp_path: Path) -> None:
+    """A model drawn at random, in bf16: some of its choices are ties, so that not every window is its own."""
+    room = msgspec.structs.replace(ROOM, topk=topk, num_draft_tokens=topk and 8)
+    told = policy(capacity=room, num_steps=3, adaptive=None, steps=(), deeds=(), accept=(2, 0, 1), own=True,
+                  rounds=8 if topk else 3,
+                  arrivals=(Arrival("a", "few", max_new=24), Arrival("b", "one", max_new=24)))  # fmt: skip
+    trace = recorded(tmp_path, told, dtype=torch.bfloat16)
+    drafts = [event for event in trace.events if isinstance(event, e.Draft)]
+    assert len(drafts) > 1 and all(event.own and (event.parents is not None) == bool(topk) for event in drafts)
+    with pytest.MonkeyPatch.context() as patch:
+        asked, draft = list[bool](), OptimizedEngine.draft
+        patch.setattr(OptimizedEngine, "draft", lambda self, names, picks=None, parents=None: (
+            asked.append(picks is None), draft(self, names, picks, parents))[1])
+        verdict = Replay(trace, Setting(dtype="bfloat16")).run().verdict
+    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    instead = [one for one in verdict.skipped if "its own were others" in one.reason]
+    assert asked.count(True) == len(drafts) > len(instead) == asked.count(False) and bool(instead) == bool(topk)
+
+
+@pytest.mark.slow
+def test_in_grown_trees_the_target_s_rows_are_compared_to_the_end() -> None:
+    verdict = Replay(read(GROWN), Setting()).run(until=6).verdict
+    there = {one.place for one in verdict.compared if one.check == "propagated" and one.place.stage == "trunk"}
+    assert len(there) > 4 and not [one for one in verdict.skipped if "the drafts differ" in one.reason]
+
+
+def test_drafts_are_replaced_with_picks_alone_and_own_ones_need_a_drafter() -> None:
+    rules = EventRules(HEADER)
+    given = e.Draft(("a",), ((7, 8),), ((0, 0),))
+    for event in (*ENTERED, given, e.Draft(("a",), ((9,),), ((0,),))):
+        rules.apply(event)
+    assert rules.table.live["a"].window == (9, 9) and "draft" not in rules.legal()
+    with pytest.raises(BadInput, match="drafted already"):
+        rules.check(e.Draft(("a",)), choices=False)
+    for own, header_ in ((e.Draft(("a",), ((7, 8, 9),), None, own=True), HEADER),
+                         (msgspec.structs.replace(given, own=True), msgspec.structs.replace(
+                             HEADER, capacity=msgspec.structs.replace(ROOM, topk=None)))):  # fmt: skip
+        other = EventRules(header_)
+        for event in ENTERED:
+            other.apply(event)
+        with pytest.raises(BadInput, match="drafts that nobody gave"):
+            other.check(own)
+

@@ -9,6 +9,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from instep.cli import main
 from instep.fuzz.campaign import Settings, campaign
@@ -42,6 +43,25 @@ def test_whatever_it_is_asked_what_it_raises_is_its_finding(trace, method):
     )
     assert first.raised is not None and first.raised.function == "_raises"
     assert first.raised.file.endswith("support/fallen.py")
+
+
+def test_memory_that_it_makes_when_it_is_asked_is_its_own_to_write(trace, monkeypatch):
+    """Checks run in inference mode: what is made there could not be written outside."""
+    regions, commit, notes = OptimizedEngine.regions, OptimizedEngine.commit, []
+
+    def shown(self):
+        notes.append(torch.zeros(1))
+        return regions(self)
+
+    def committed(self, *given):
+        for note in notes:
+            note.add_(1)
+        return commit(self, *given)
+
+    monkeypatch.setattr(OptimizedEngine, "regions", shown)
+    monkeypatch.setattr(OptimizedEngine, "commit", committed)
+    outcome = Replay(trace, Setting("ledger")).run()
+    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
 
 
 @pytest.mark.parametrize(("method", "says"), [

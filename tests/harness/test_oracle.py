@@ -12,12 +12,13 @@ import torch
 
 from instep.checks.branches import branches
 from instep.checks.directed import look, scene_of
-from instep.observe import same_piece, second_form
+from instep.observe import second_form
 from instep.observe.oracle import Oracle
 from instep.observe.recomputation import Recomputation
 from instep.observe.reorder import by_a_unit, up_or_down
 from instep.observe.rows import paths, row_spans, rows
 from instep.observe.updates import due
+from instep.shelf import forget
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Path, Row
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m
@@ -95,7 +96,7 @@ def test_a_second_form_that_is_another_rule_widens_nothing(run, monkeypatch, for
     """A reference that is wrong in chunks would loosen T2 for every prompt: it is refused with a sentence."""
     (wrong, where), right = WRONG_FORMS[form], second_form.recur_in_chunks
     monkeypatch.setattr(second_form, "recur_in_chunks", lambda *given: wrong(right, *given))
-    same_piece.KEPT.clear()
+    forget()
     oracle = oracle_of(run[0])
     with pytest.raises(second_form.AnotherRule, match=rf"forms of the delta rule part: in chunks of 16 .*({where})"):
         for context in run[1]:

@@ -6,12 +6,14 @@ Leaves out: what replaying finds (its own tests). A session runs within the test
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -143,9 +145,9 @@ def test_what_compares_nothing_fails(home: Path, tmp_path: Path) -> None:
 def test_bad_input_is_one_line(home: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(b"".join((home / "traces" / "short.jsonl").read_bytes().splitlines(keepends=True)[:3]))
-    done = session(home, "--instep-traces", str(cut), "--instep-traces", "traces", "--instep-checkpoint", str(tmp_path))
-    assert done.code == 1 and "2 failed" in done.out and "Traceback" not in done.out, done.out
-    assert "the trace was cut" in done.out and "config.json" in done.out, done.out
+    done = session(home, "--instep-traces", str(cut), "--instep-traces", "traces", "--instep-ops=ledger")
+    assert done.code == 1 and "1 failed, 1 passed" in done.out and "Traceback" not in done.out, done.out
+    assert "the trace was cut" in done.out
     empty = session(home, "--instep-traces", str(home / "model"))
     assert empty.code == 4 and "no trace (*.jsonl)" in empty.err
     nowhere = session(home, "--instep-traces", "elsewhere")
@@ -229,7 +231,55 @@ def test_what_cannot_be_run_here_is_skipped_with_its_reason(home: Path) -> None:
     none = session(home, "--instep-traces=traces", "--instep-ops=ledger", "--instep-device=cuda:64", "-rs")
     assert none.code == 0 and "1 skipped" in none.out and "no CUDA device 64 is here" in none.out
     wrong = session(home, "--instep-traces=traces", "--instep-ops=ledger", "--instep-device=tpu")
-    assert wrong.code == 1 and "expected cpu or cuda" in wrong.out
+    assert wrong.code == 4 and "--instep-device: found tpu, expected cpu or cuda" in wrong.err
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--instep-device=tpu",), "--instep-device: found tpu, expected cpu or cuda"),
+    (("--instep-dtype=int3",), "--instep-dtype: found int3, expected one of float64"),
+    (("--instep-strategy=nope",), "--instep-strategy: found 'nope'"),
+    (("--instep-checkpoint=nowhere",), "--instep-checkpoint: "),
+    (("--instep-layout=KVV", "--instep-ops=plan"), "--instep-layout: found KVV, expected VK or KV"),
+])  # fmt: skip
+def test_a_setting_that_there_is_not_is_one_usage_error_for_all_traces(
+    home: Path, words: tuple[str, ...], says: str
+) -> None:
+    every = ("--instep-traces=traces", "--instep-ops=ledger", "--instep-ops=plain", "test_own.py")
+    done = session(home, *every, *words)
+    assert done.code == 4 and done.err.count("ERROR: ") == 1 and says in done.err, done.out + done.err
+    assert "passed" not in done.out and "failed" not in done.out
+
+
+@pytest.mark.slow
+def test_a_failure_leaves_a_folder_and_junit_has_its_numbers_and_the_end_a_sum(home: Path, tmp_path: Path) -> None:
+    """A trace, and a test with the fixture: one file for both, and -m tells them apart."""
+    (home / "test_fixture.py").write_text(
+        "from instep import kit\n"
+        "def test_mine(instep_replayed):\n"
+        "    instep_replayed(kit.small(), 'support.kit_ops:FORGETFUL', until=8).must_agree()\n")
+    words = ("--instep-traces=traces", "--instep-ops=support.kit_ops:FORGETFUL", "--instep-ops=ledger")
+    xml, out = tmp_path / "j.xml", tmp_path / "out"
+    try:
+        done = session(home, "test_fixture.py", *words, f"--junitxml={xml}", f"--instep-out={out}", "-q")
+        marked = session(home, "test_fixture.py", *words, "-m", "not instep", "--collect-only", "-q")
+    finally:
+        (home / "test_fixture.py").unlink()
+    assert done.code == 1 and "2 failed, 1 passed" in done.out, done.out + done.err
+    assert re.search(r"^instep: 2 DIVERGED, 1 agrees: [\d,]+ numbers compared, at most [\de+.]+ of an allowance used$",
+                     done.out, re.M), done.out
+    folders = sorted(out.iterdir())
+    assert [folder.name for folder in folders] == [
+        "test_fixture.py-test_mine", "traces-short.jsonl-support.kit_ops-FORGETFUL"]
+    for folder, name in zip(folders, ("small", "short"), strict=True):
+        assert f"instep: {folder}/page.html" in done.out
+        assert {"page.html", "result.json", "message.txt", f"{name}.jsonl", f"{name}.safetensors", "tensors"} <= {
+            file.name for file in folder.iterdir()}
+        assert "DIVERGED" in (folder / "message.txt").read_text() and list((folder / "tensors").iterdir())
+    properties = {(one.get("name"), one.get("value")) for one in ElementTree.parse(xml).iter("property")}
+    assert {("instep_verdict[ledger]", "agrees"), ("instep_artifacts", str(folders[0]))} <= properties
+    assert any(name == "instep_T2d[support.kit_ops:FORGETFUL]" and "numbers, " in value for name, value in properties)
+    assert {"instep_used[support.kit_ops:FORGETFUL]", "instep_elements[ledger]"} <= {name for name, _ in properties}
+    assert "test_mine" in marked.out and "jsonl" not in marked.out
 
 
 @pytest.mark.slow

@@ -149,8 +149,9 @@ def test_by_chance_an_operand_falls_to_either_side_and_is_right_on_average(model
     assert abs(float(found.mean()) - float(x[0, 0])) < 2e-5
 
 
+@pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_block_form_errs_as_its_format_does(format: str, model: Weights) -> None:
+def test_the_block_form_errs_as_its_format_does(format: str, residual: bool, model: Weights) -> None:
     """And its narrow intermediates: in bf16 it errs more than its inputs' rounding alone."""
     generator = torch.Generator().manual_seed(0)
     config, count = model.config, 150
@@ -160,7 +161,7 @@ def test_the_block_form_errs_as_its_format_does(format: str, model: Weights) -> 
     rows = [k.roll(1, 0), k, torch.randn(count, heads, config.value_dim, generator=generator), -decay / 8, beta]
     base = torch.randn(*shape, generator=generator)
     right = launched(None, [x.double() for x in rows], base.double())
-    operands = Operands({"gdn.chunk": Product(format, block=64)}, model, chunk=True)
+    operands = Operands({"gdn.chunk": Product(format, block=64, residual=residual)}, model, chunk=True)
     operands.form = "gdn.chunk"
 
     class Rounding(TorchFunctionMode):
@@ -183,6 +184,7 @@ def test_the_block_form_errs_as_its_format_does(format: str, model: Weights) -> 
         ({"gdn": TF32}, "found 'gdn', expected forms of ops: linear"),
         ({"gdn.chunk": TF32}, "expected the block of the kernel"),
         ({"linear": Product("tf32", block=16)}, "expected no block"),
+        ({"linear": Product("tf32", residual=True)}, "only gdn.chunk has residuals"),
         ({"linear": "tf32"}, "expected a Product"),
     ],
 )
@@ -213,6 +215,15 @@ def _falls_over(activation: torch.dtype, state: torch.dtype) -> dict[str, torch.
 def test_a_declaration_that_cannot_be_read_is_its_authors_mistake(said: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
         declared(SimpleNamespace(**said), torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize(("activation", "left"), [(torch.float32, set()), (torch.bfloat16, {"gdn.chunk"})], ids=str)
+def test_what_is_said_of_narrow_activations_grants_nothing_to_wide_ones(
+    activation: torch.dtype, left: set[str]
+) -> None:
+    """The op set `triton`, and `precise`, which never says it."""
+    assert {*declared(load("triton"), activation, torch.float32).products} == left
+    assert not declared(load("precise"), activation, torch.float32).products
 
 
 def test_what_a_declaration_raises_is_the_subjects_finding() -> None:

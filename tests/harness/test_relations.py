@@ -20,7 +20,8 @@ from instep.checks.judge import Ties
 from instep.faults import by_id
 from instep.relations import NAMES, Held, held, relations, worst
 from instep.relations.case import Case
-from instep.relations.long_runs import long_request
+from instep.relations.drift import judged
+from instep.relations.long_runs import LongRun, long_request
 from instep.relations.pairwise import PAIRWISE
 from instep.relations.rewritten import REWRITTEN
 from instep.relations.timeline import (
@@ -39,7 +40,7 @@ from instep.replay.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
-from instep.verdict import Exit, Tier
+from instep.verdict import Comparison, Exit, Tier
 from instep_optimized import OptimizedEngine
 from instep_optimized.commit import write_set
 from instep_optimized.transfer.to_host import HostCopy
@@ -82,7 +83,7 @@ def test_all_relations_agree_where_nothing_is_wrong(trace: Trace, ops: str) -> N
     found = held(case(trace, ops), relations())
     assert worst(found) is Exit.AGREED, [one.verdict.findings[:1] for one in found]
     without = {one.relation.name for one in found if one.lacks is not None}
-    assert without == ({"drift"} if ops == "ledger" else set())
+    assert without == ({"drift", "fused"} if ops == "ledger" else {"fused"})
     for one in found:
         if one.lacks is None:
             assert one.verdict.elements > 40 and one.verdict.events >= 4, one.relation.name
@@ -118,7 +119,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "names"), [
-    ("triton", ("slots", "rejected_is_plain")),
+    ("triton", ("slots", "rejected_is_plain", "fused")),
     ("invariant", ("alone",)),
 ])  # fmt: skip
 def test_kernels_agree_on_a_tiny_trace(tiny: Trace, ops: str, names: tuple[str, ...]) -> None:
@@ -141,7 +142,7 @@ FAULTS = [
     ("decode_is_verify_1", "COARSE_DECODE", {}, "core"),
     ("draft_layout", "LAST_OF_THE_LAYOUT", {}, "final"),
     ("strategies", "NARROW_MOVE", {}, "state"),
-    ("unseen", "shy", {}, "conv"),
+    ("unseen", "shy", {}, "conv"), ("fused", "NEVER_ROUNDED", {}, "keys"),
     ("speculation_off", "other_layout", {}, "state"),
 ]
 
@@ -279,6 +280,19 @@ def test_what_hangs_on_sums_since_the_beginning_drifts(trace: Trace) -> None:
     first = found.verdict.findings[0]
     assert first.place.component == "state" and first.head is not None
     assert any(each.diagnosis.startswith("the error grows") for each in found.verdict.findings)
+
+
+@pytest.mark.parametrize(("reference", "grows"), [(1.0, True), (2.5, False)])
+def test_an_error_may_grow_as_that_of_the_rounded_reference_does(reference: float, grows: bool) -> None:
+    """Both stand far within the allowance; the engine's error is 2.5 times as large behind the middle."""
+    late = torch.arange(64)[:, None] >= 32
+
+    def course(factor: float) -> torch.Tensor:
+        return torch.where(late, factor, 1.0).double() * 1e-6
+
+    run = LongRun("windows", "window", 0, tuple(range(8, 520, 8)), course(2.5), course(reference), torch.float32)
+    found = [each for each in judged(run) if isinstance(each, Comparison) and not each.agrees]
+    assert [each.diagnosis.split(":")[0] for each in found] == ["the error grows"] * grows
 
 
 def test_a_course_that_breaks_off_is_a_finding(trace: Trace) -> None:

@@ -15,7 +15,7 @@ from instep.replay.history import Text
 from instep.replay.setting import Setting
 from instep.replay.variant import Variant, patch_of
 from instep.report import data
-from instep.report.terminal import short, show, tiers
+from instep.report.terminal import cells_of, short, show, tiers
 from instep.report.words import divergence, spelled
 from instep.verdict import Exit, Located, Raised, Skipped, Tier
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
@@ -73,8 +73,15 @@ def test_what_a_number_measures_is_called_by_its_name():
         assert said in divergence(outcome(comparison(check=check, tier=tier, worst=0.6)))
 
 
+def test_what_is_undecided_is_told_of_how_many():
+    pairs = [comparison(undecided=3, pairs=1200, blocks=8), comparison(undecided=1, pairs=300, blocks=2)]
+    ties = [comparison(tier=Tier.DECISIONS, undecided=1, blocks=40), comparison(tier=Tier.DERIVED, blocks=5)]
+    rows = {total.tier: cells_of(total)[-2] for total in tiers(outcome(*pairs, *ties))}
+    assert rows == {Tier.DIRECTED: "4 of 1.5k", Tier.DECISIONS: "1 of 40", Tier.DERIVED: ""}
+
+
 def test_a_nan_is_the_worst():
-    assert math.isnan(tiers(outcome(comparison(), comparison(worst=float("nan")), comparison()))[0].headroom)
+    assert math.isnan(tiers(outcome(comparison(), comparison(worst=float("nan")), comparison()))[0].used)
 
 
 def test_the_command_repeats_what_is_not_usual():
@@ -119,7 +126,7 @@ def test_totals_are_per_tier_and_exactness_is_said():
     totals = tiers(outcome(
         comparison(), comparison(worst=0.4, undecided=3), comparison(tier=Tier.BITWISE, worst=0.0, allowed=0.0),
     ))
-    assert [(t.tier, t.comparisons, t.blocks, t.undecided, t.headroom) for t in totals] == [
+    assert [(t.tier, t.comparisons, t.blocks, t.undecided, t.used) for t in totals] == [
         (Tier.BITWISE, 1, 8, 0, None), (Tier.DIRECTED, 2, 16, 3, 0.8),
     ]
 

@@ -17,7 +17,8 @@ import instep
 from instep.cli.progress import progress
 from instep.replay.setting import Setting
 from instep.report.command import command, typed
-from instep.report.result import SCHEMA, Result
+from instep.report.result import SCHEMA, Result, read
+from instep_reference.contract.errors import BadInput
 
 HEAD = ["schema", "exit", "command", "date", "commit", "machine"]
 
@@ -90,3 +91,16 @@ def test_bars_are_made_in_one_place():
     makers = {str(path.relative_to(root)) for path in root.rglob("*.py") if "rich.progress" in path.read_text()}
     assert makers == {"cli/progress.py"}
     assert not [path for path in root.rglob("*.py") if ".status(" in path.read_text()]
+
+
+def test_a_file_of_schema_1_is_read_in_the_words_of_today_and_what_is_none_is_refused(tmp_path: Path) -> None:
+    old = {"schema": 1, "exit": 0, "runs": [{"tiers": [{"tier": "T2", "headroom": 0.4}]}], "findings": []}
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps(old))
+    assert read(file) == {**old, "schema": SCHEMA, "runs": [{"tiers": [{"tier": "T2", "used": 0.4}]}]}
+    for text, says in (('{"schema": 99, "exit": 0}', "newer"), ("[1]", "schema None"), ("{", "schema None")):
+        file.write_text(text)
+        with pytest.raises(BadInput, match=says):
+            read(file)
+    with pytest.raises(BadInput, match="No such file"):
+        read(tmp_path / "none")

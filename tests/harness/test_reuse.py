@@ -18,11 +18,11 @@ from instep.observe import same_piece
 from instep.observe.layer_work import LayerWork
 from instep.observe.recomputation import Runner
 from instep.player import Side
-from instep.replay import reuse
 from instep.replay.participants import Plan, rounded_participant, truth_participant
 from instep.replay.replay import Replay
-from instep.replay.reuse import Served, Shelf
+from instep.replay.reuse import Served
 from instep.replay.setting import Setting
+from instep.shelf import BESIDE, Shelf, tensors_in
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_reference.rounds import Rounds
@@ -36,9 +36,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @pytest.fixture(autouse=True)
-def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
-    shelf = Shelf()
-    monkeypatch.setattr(reuse, "SHELF", shelf)
+def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf[Served]:
+    shelf: Shelf[Served] = Shelf(512 << 20)
+    for module in ("replay.reuse", "shelf"):
+        monkeypatch.setattr(f"instep.{module}.EVENTS", shelf)
     return shelf
 
 
@@ -72,14 +73,14 @@ def same(left: list[Side], right: list[Side]) -> bool:
             name: (state.length, state.root, state.proposal) for name, state in side.after.items()}
 
     both = zip(left, right, strict=True)
-    return all(plain(a) == plain(b) and all(map(torch.equal, reuse._tensors(a), reuse._tensors(b))) for a, b in both)
+    return all(plain(a) == plain(b) and all(map(torch.equal, tensors_in(a), tensors_in(b))) for a, b in both)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draw", [None, 0, 1, -1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_read_is_what_would_be_computed_wherever_runs_part(
-    dtype: str, draw: int | None, small: Trace, shelf: Shelf, computed: list[str]
+    dtype: str, draw: int | None, small: Trace, shelf: Shelf[Served], computed: list[str]
 ) -> None:
     """Of the first run all events up to some are left: within rounds, between them, all. The second goes on alone."""
     plan, events = narrow(Replay(small, Setting("plain")).plan, dtype), small.events
@@ -110,7 +111,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("what", OTHER)
-def test_another_run_reads_nothing(what: str, small: Trace, shelf: Shelf) -> None:
+def test_another_run_reads_nothing(what: str, small: Trace, shelf: Shelf[Served]) -> None:
     plan = Replay(small, Setting("plain")).plan
     sides(plan, small.events[:3], 0)
     kept = len(shelf._kept)
@@ -129,36 +130,37 @@ def test_a_replay_agrees_with_itself_and_computes_the_reference_once(small: Trac
     assert forwards > 0 and len(computed) == forwards
 
 
-def test_what_is_kept_is_bounded_and_a_run_keeps_its_beginning() -> None:
-    def served(**tensors: int) -> Served:
-        return Served(Side("truth", None), {}, None, None, {ord(name): size for name, size in tensors.items()})
+def test_what_is_kept_is_bounded_and_a_run_keeps_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("instep.shelf.BESIDE", 0)
+    shared, shelf = torch.zeros(4, dtype=torch.uint8), Shelf[list[torch.Tensor]](most=10)
 
-    shelf, mine = Shelf(most=10), {b"1", b"2"}
-    for path, kept, run in ((b"0", {"a": 2, "s": 2}, set()), (b"1", {"b": 4}, set()), (b"2", {"c": 4}, {b"1"})):
-        shelf.put(path, served(**kept), run)
+    def put(key: bytes, *sizes: int, before: tuple[bytes, ...] = (), also: tuple[torch.Tensor, ...] = ()) -> None:
+        shelf.put(key, [*(torch.zeros(size, dtype=torch.uint8) for size in sizes), *also], before)
+
+    put(b"0", 2, 2)
+    put(b"1", also=(shared,))
+    put(b"2", 4, before=(b"1",))
     assert [*shelf._kept] == [b"1", b"2"] and shelf.size == 8
-    shelf.put(b"3", served(d=4), mine)
-    shelf.put(b"4", served(e=11), set())
+    put(b"3", 4, before=(b"1", b"2"))
+    put(b"4", 11)
     assert [*shelf._kept] == [b"1", b"2"] and shelf.size == 8, "no room but in its own run; larger than all room"
     assert shelf.get(b"1") is not None and shelf.get(b"3") is None
-    shelf.put(b"5", served(b=4, f=4), set())
+    put(b"5", 4, also=(shared[1:],))
     assert [*shelf._kept] == [b"1", b"5"] and shelf.size == 8, "the last read stays; what two hold counts once"
-    shelf.put(b"6", served(g=2), set())
+    put(b"6", 2)
     assert [*shelf._kept] == [b"1", b"5", b"6"] and shelf.size == 10
-    shelf.put(b"7", served(h=4), set())
-    assert [*shelf._kept] == [b"6", b"7"] and shelf.size == 6, "b is held by 1 and 5, so giving up 1 frees nothing"
+    put(b"7", 4)
+    assert [*shelf._kept] == [b"6", b"7"] and shelf.size == 6, "1 and 5 hold the same, so giving up 1 frees nothing"
     shelf.clear()
     assert shelf.size == 0 and shelf.get(b"1") is None
 
 
 @pytest.mark.slow
-def test_the_memory_of_a_replay_that_is_kept_is_counted_byte_for_byte(small: Trace, shelf: Shelf) -> None:
+def test_the_memory_of_a_replay_that_is_kept_is_counted_byte_for_byte(small: Trace, shelf: Shelf[Served]) -> None:
     Replay(small, Setting("plain")).run()
-    memory = {}
-    for served in shelf._kept.values():
-        for tensor in reuse._tensors((served.side, served.left)):
-            memory[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    assert shelf.size == sum(memory.values()) > 0
+    tensors = [tensor for served, _ in shelf._kept.values() for tensor in tensors_in(served)]
+    memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    assert shelf.size == sum(memory.values()) + BESIDE * len({id(x) for x in tensors}) > 0
 
 
 def test_a_fault_planted_in_the_reference_reads_nothing(small: Trace) -> None:
@@ -176,14 +178,13 @@ def test_a_layer_on_the_same_bits_is_computed_once_and_what_is_read_judges_alike
 ) -> None:
     """The draws behind it are those that they would be: every number of the verdict is the same."""
     trace = recorded(tmp_path, dtype=getattr(torch, dtype))
-    same_piece.KEPT.clear()
     runs, computed = [], []
     right = Runner.__call__
     monkeypatch.setattr(Runner, "__call__", lambda self, *given: (computed.append(given[0]), right(self, *given))[1])
-    for most in (0, 256 << 20, 256 << 20):
-        monkeypatch.setattr(same_piece, "MOST", most)
+    for layers in (Shelf[Any](0), *[Shelf[Any](256 << 20)] * 2):
+        monkeypatch.setattr(same_piece, "LAYERS", layers)
         before = sum(isinstance(work, LayerWork) for work in computed)
         compared = Replay(trace, Setting("plain", dtype=dtype)).run(until=8).verdict.compared
         runs.append(([repr(one) for one in compared], sum(isinstance(work, LayerWork) for work in computed) - before))
-        assert same_piece.KEPT.size <= most
+        assert layers.size <= layers.most and (layers.size > 0) is (layers.most > 0)
     assert runs[0] == runs[1] and runs[2] == (runs[0][0], 0) and runs[0][1] > 8

@@ -140,4 +140,4 @@ def test_fuzzed_trees_agree_and_a_planted_slip_is_found_in_a_tree(
 
 
 def test_every_kind_of_fault_of_trees_is_served_by_the_trace_of_trees():
-    assert {fault.trace for fault in FAMILIES["trees"]} == {"branching", "grown"}
+    assert {fault.trace for fault in FAMILIES["trees"]} == {"branching", "grown", "own"}

@@ -57,7 +57,7 @@ def test_the_first_finding_is_the_first_in_the_data_flow():
     assert verdict.findings[-1].event == 1
 
 
-def test_headroom_is_a_part_of_what_is_allowed():
-    assert compared(worst=0.25, allowed=0.5).headroom == 0.5
-    assert compared(worst=0.0, allowed=0.0).headroom == 0.0
-    assert compared(worst=1.0, allowed=0.0).headroom == float("inf")
+def test_used_is_a_part_of_what_is_allowed():
+    assert compared(worst=0.25, allowed=0.5).used == 0.5
+    assert compared(worst=0.0, allowed=0.0).used == 0.0
+    assert compared(worst=1.0, allowed=0.0).used == float("inf")

@@ -16,7 +16,7 @@ import instep_optimized.kernels
 from instep_optimized.ops import BY_NAME
 from instep_optimized.ops.base import Ops
 
-INTERPRETED = ("triton", "invariant")
+INTERPRETED = ("triton", "precise", "invariant")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from instep.kit.cases.case import at
+from instep.kit.cases.recurrent import Heads
 from instep_optimized.layout import Address, Part, Updates
 from instep_optimized.ops.around import around
 from instep_optimized.ops.contracts import contracts
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place import unseen
-from support.ops_case import at
-from support.ops_recurrent_cases import Heads
 from support.ring_world import Turn, World, cut, joined, stream
 
 HEADS = Heads(1, 2, 4, 3)

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from instep.kit.cases.recurrent import Heads
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.ledger import LEDGER
 from support.label_numbers import block, folded, labels_of, mixed, rows
-from support.ops_recurrent_cases import Heads
 from support.ring_walk import DEED, WIDEST, Deed, Life, Right, walk
 from support.ring_world import Turn, World, cut
 

@@ -14,16 +14,16 @@ from itertools import product
 import pytest
 import torch
 
+from instep.kit.cases.case import Draw
+from instep.kit.cases.pools import same_bits
+from instep.kit.cases.recurrent import Heads
 from instep_optimized.kernels import window as window_file
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.ops.triton import TRITON
-from support.ops_case import Draw
-from support.ops_pools import same_bits
-from support.ops_recurrent_cases import Heads
 from support.ring_world import Turn, World, cut, stream
 
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="kernels are native here, their order is the device's")
-HEADS = Heads(1, 2, 8, 44)  # three tiles of V
+HEADS = Heads(1, 2, 32, 44)  # three tiles of V
 SLOT, PENDING, WINDOW = 3, 2, 2
 ORDERS = 5
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from instep.kit.cases.pools import same_bits
 from instep_optimized.graphs import Emulator, LooseCall, Recorder, Runner, buckets, runner
 from instep_optimized.graphs.cuda import CudaGraphs
 from instep_optimized.kernels.runtime import INTERPRETED
@@ -20,7 +21,6 @@ from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity
 from instep_reference.contract.place import Place
-from support.ops_pools import same_bits
 from support.toy_graphs import EMBEDDING, HIDDEN, IDLE, LOGITS, MIXED, PICK, Inputs, World, batch, differences, eagerly
 
 BUCKETS = (1, 2, 4)
@@ -149,8 +149,8 @@ def test_an_empty_batch_replays_nothing(ops: Ops, device: str, recorder: Make) -
 def test_padding_that_is_not_refreshed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: only the rows that are given are written. The request that left advances once more."""
 
-    def rows_alone(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> None:
-        own[: len(given)].copy_(given)
+    def rows_alone(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> tuple[torch.Tensor, ...]:
+        return own[: len(given)], given
 
     monkeypatch.setattr(runner, "_fill", rows_alone)
     graphed, eager = World(PLAIN, "cpu"), World(PLAIN, "cpu")

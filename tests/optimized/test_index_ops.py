@@ -1,6 +1,6 @@
 """Ops on whole numbers, against loops in Python: where rows stand, what is forced, what grows; and who judges them.
 
-Leaves out: plain against Triton (`test_kernels.py` runs the shared cases of `support.ops_index_cases`).
+Leaves out: plain against Triton (`test_kernels.py` runs the shared cases of `instep.kit.cases.index`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from instep.kit.cases import INDEX, serve
 from instep_optimized.ops.around import around
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.contracts import contracts
@@ -21,7 +22,6 @@ from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.acceptance import greedy
 from instep_reference.contract.place import unseen
-from support.ops_cases import INDEX, serve
 from support.trees import chain, drawn, path
 
 SETS = pytest.mark.parametrize("ops", [PLAIN, TRITON, LEDGER], ids=lambda ops: ops.name)

@@ -14,16 +14,17 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from instep_optimized.kernels.attend import read
+from instep.kit.cases import CASES
+from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, Inputs, at, serve
+from instep.kit.cases.pools import same_bits
+from instep_optimized.kernels.attend import Shape, read
 from instep_optimized.kernels.invariant.linear import multiply
 from instep_optimized.layout import Address, Pages, Part
 from instep_optimized.ops.base import ExpertWeights, GdnInputs, Ops
 from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place import Place
-from support.ops_case import BF16, FP32, Call, Case, Draw, Inputs, agree, at, serve
-from support.ops_cases import CASES
-from support.ops_pools import same_bits
+from support.ops_agree import agree
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
@@ -306,7 +307,8 @@ def split_when_few(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, .
 
 def tile_by_rows(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     """Attention that takes longer steps for decodes than for windows."""
-    return read(query, pages, 16, 16 if pages.most > 1 else 64, 4, 1, alone=True)
+    shape = Shape(16, 16 if pages.most > 1 else 64, 4, 1)
+    return read(query, pages, shape, shape, 64, alone=True)
 
 
 def test_a_product_split_by_the_number_of_rows_is_found() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from instep.kit.cases.pools import same_bits
 from instep_optimized import OptimizedEngine, Options
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.kernels.invariant.linear import multiply
@@ -24,7 +25,6 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Event, Forward, RequestState, Row, SetNumSteps
 from instep_reference.contract.place import AFTER_LAYERS, Place
 from support.checkpoints import Kind, write
-from support.ops_pools import same_bits
 from support.two_sides import CAPACITY
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"

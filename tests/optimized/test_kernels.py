@@ -5,13 +5,17 @@ Leaves out: what is exact between kernels (`test_kernels_exact.py`) and real siz
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from instep.kit.cases import CASES, Case, serve
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
-from support.ops_cases import CASES, Case, agree, serve
+from instep_reference.contract.place import AFTER_LAYERS, Place
+from support.ops_agree import agree
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are native here")),
@@ -21,8 +25,26 @@ DEVICES = [
     ),
 ]
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*determinis")  # on a GPU some ops of the plain twin have no such form
+
+
+@pytest.fixture(autouse=True)
+def garbage_in_fresh_memory() -> Iterator[None]:
+    """NaN wherever nothing was written: so a row that nobody writes cannot be zero by chance."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # with its default of filling what `empty` gives
+    yield
+    torch.use_deterministic_algorithms(False)
+
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_kernel_agrees_with_its_plain_twin_and_writes_nothing_else(case: Case, device: str) -> None:
     assert agree(case, serve(PLAIN, case, device), serve(TRITON, case, device)) == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_pick_never_takes_a_nan_and_of_nothing_but_nan_the_first(device: str) -> None:
+    logits = torch.full((3, 33_000), torch.nan, device=device)
+    logits[0, 20_000], logits[1, 17], logits[1, 32_900] = 1.0, -torch.inf, -1e30
+    picked = TRITON.pick(logits=logits, to=Place("trunk", AFTER_LAYERS, "pick"))
+    assert picked.tolist() == [20_000, 32_900, 0] and picked.dtype is torch.int64

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from instep.kit.cases.case import Draw, at
+from instep.kit.cases.pools import same_bits
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
-from support.ops_case import Draw, at
-from support.ops_pools import same_bits
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,9 @@ from instep_optimized import load
 from instep_optimized.kernels import runtime
 from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import InstepError
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
 
 
 def witness(kind: str) -> dict[str, object]:
@@ -140,3 +145,31 @@ def test_tiles_cover() -> None:
 
 def test_versions_say_what_serves() -> None:
     assert runtime.versions()["kernels"] == ("interpreted" if runtime.INTERPRETED else "native")
+
+
+@triton.jit
+def _outer(left, right, into, N: tl.constexpr, M: tl.constexpr):
+    n, m = tl.arange(0, N), tl.arange(0, M)
+    tl.store(into + (n[:, None] * M + m[None, :]), tl.load(left + n)[:, None] + tl.load(right + m)[None, :])
+
+
+@triton.jit
+def _unlike(left, N: tl.constexpr, M: tl.constexpr):
+    tl.store(left + tl.arange(0, N), tl.arange(0, N) + tl.arange(0, M))
+
+
+@pytest.mark.interpreted
+@pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is interpreted here")
+def test_a_quick_interpreter_broadcasts_and_refuses_as_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    left, right = torch.tensor([1, 2**31 - 1, 3, 4], dtype=torch.int32), torch.arange(2, dtype=torch.int32)
+    into = torch.zeros(4, 2, dtype=torch.int32)
+    with np.errstate(over="ignore"):
+        runtime.launch(_outer, (1,), left, right, into, N=4, M=2)
+    assert torch.equal(into, left[:, None] + right)
+    with pytest.raises(Exception, match="incompatible dimensions at index 0: 4 and 2"):
+        runtime.launch(_unlike, (1,), left, N=4, M=2)
+    monkeypatch.setattr(builder, "options", replace(builder.options, debug=True))
+    with pytest.raises(Exception, match="int32 overflow detected for operation add"):  # by whoever debugs
+        runtime.launch(_outer, (1,), left, right, into, N=4, M=2)

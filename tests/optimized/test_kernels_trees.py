@@ -1,7 +1,7 @@
 """Kernels for windows that are trees: a path has the bits of the same tokens as a chain, by the kernel for chains.
 
 Leaves out: the plain ops (`test_ops_trees.py`), these against Triton's (`test_kernels.py` runs the shared cases of
-`support.ops_tree_cases`), whole numbers (`test_index_ops.py`), and engines.
+`instep.kit.cases.trees`), whole numbers (`test_index_ops.py`), and engines.
 Every body runs interpreted on a CPU, native on a GPU at real sizes.
 """
 
@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from instep.kit.cases.case import BF16, FP32, Case, Draw, at, serve
+from instep.kit.cases.paged import Reading, attend_case
+from instep.kit.cases.pools import same_bits
+from instep.kit.cases.recurrent import Heads
+from instep.kit.cases.trees import TREE_INDEX, TREE_ROWS, ancestors, padded, seen
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.invariant import INVARIANT
 from instep_optimized.ops.triton import TRITON
-from support.ops_case import BF16, FP32, Case, Draw, at, serve
-from support.ops_paged_cases import Reading, attend_case
-from support.ops_pools import same_bits
-from support.ops_recurrent_cases import Heads
-from support.ops_tree_cases import TREE_INDEX, TREE_ROWS, ancestors, padded, seen
 from support.ring_world import Turn, World, cut, stream
 from support.trees import Parents, path
 

@@ -167,7 +167,7 @@ def test_a_commit_is_ops_and_views(strategy: str, conv: str) -> None:
 def test_a_loose_call_is_caught_and_named(wrong: Callable[[torch.Tensor], torch.Tensor], named: str) -> None:
     subject, loose = launch("dense", load("plain")), Loose(load("plain"))
     first, *others = subject.trunk.layers
-    layers = (lambda ops, hidden, batch, bound: first(ops, wrong(hidden), batch, bound), *others)
+    layers = (lambda ops, hidden, batch, bound: first(ops, hidden._replace(x=wrong(hidden.x)), batch, bound), *others)
     with loose:
         replace(subject, trunk=replace(subject.trunk, layers=layers))(loose.ops)
     assert named in loose.found

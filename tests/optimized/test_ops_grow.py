@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from instep.kit.cases.case import Draw
+from instep.kit.cases.grown import grown, said
 from instep_optimized.ops.around import around
 from instep_optimized.ops.contracts import contracts
 from instep_optimized.ops.ledger import LEDGER
@@ -22,8 +24,6 @@ from instep_reference.contract.place import unseen
 from instep_reference.draft.growing import Growing
 from instep_reference.mixing import most_named
 from instep_reference.sampling import most_probable
-from support.ops_case import Draw
-from support.ops_grow_cases import grown, said
 
 
 @pytest.mark.parametrize(("topk", "steps"), [(1, 4), (2, 3), (3, 3), (5, 1)])

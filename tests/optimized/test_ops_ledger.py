@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from instep.kit.cases.pools import same_bits
 from instep_optimized.ops.base import AttentionInputs, ExpertWeights, GdnInputs
 from instep_optimized.ops.labels import code, expand, mix, read
 from instep_optimized.ops.ledger import LEDGER
 from instep_reference.contract.place import COMPONENTS, Place
 from support.label_numbers import BIG, SPREAD, WORD, block, here, ints, mixed, rows, stamp
-from support.ops_pools import same_bits
 
 NONE = torch.empty(0)  # weights are ignored
 

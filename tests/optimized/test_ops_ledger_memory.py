@@ -10,6 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from instep.kit.cases import CONV, GDN
+from instep.kit.cases.case import Case, serve
+from instep.kit.cases.pools import Pool, guarded
 from instep_optimized.layout import Address, Pages, Part
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.labels import read
@@ -17,9 +20,6 @@ from instep_optimized.ops.ledger import LEDGER
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place import Place
 from support.label_numbers import BIG, WORD, block, folded, here, ints, labels_of, mixed, rows, stamp
-from support.ops_case import Case, serve
-from support.ops_cases import CONV, GDN
-from support.ops_pools import Pool, guarded
 
 Tensor = torch.Tensor
 C, W = 12, 4

@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
+from instep.kit.cases import CASES, EXACT_ROWS, ROWS, strays
+from instep.kit.cases.case import Case, serve
 from instep_optimized.ops.base import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place import COMPONENTS, Place
-from support.ops_case import Case, serve
-from support.ops_cases import CASES, EXACT_ROWS, ROWS, agree, strays
+from support.ops_agree import agree
 
 Tensor = torch.Tensor
 ROW_CASES = [case for case in (*ROWS, *EXACT_ROWS) if case.op not in ("pick", "accept")]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from instep.kit.cases import ATTEND, MOVEMENT, strays
+from instep.kit.cases.case import FP32, Case, serve
+from instep.kit.cases.paged import MOVINGS, READINGS, attend_case, move_case
+from instep.kit.cases.pools import guarded, same_bits
 from instep_optimized.layout import Pages
 from instep_optimized.ops.plain import PLAIN
-from support.ops_case import FP32, Case, serve
-from support.ops_cases import ATTEND, MOVEMENT, strays
-from support.ops_paged_cases import MOVINGS, READINGS, attend_case, move_case
-from support.ops_pools import guarded, same_bits
 
 Tensor = torch.Tensor
 FP64 = torch.float64

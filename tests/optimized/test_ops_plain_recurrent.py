@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from instep.kit.cases import CONV, GDN, strays
+from instep.kit.cases.case import BF16, FP32, Case, Draw, Outcome, at, serve
+from instep.kit.cases.pools import guarded, place, runs, same_bits
+from instep.kit.cases.recurrent import HEADS, SHAPES, Heads, Shape, conv_case, gdn_case, make_part, make_pools
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.plain import PLAIN
-from support.ops_case import BF16, FP32, Case, Draw, Outcome, at, serve
-from support.ops_cases import CONV, GDN, strays
-from support.ops_pools import guarded, place, runs, same_bits
-from support.ops_recurrent_cases import HEADS, SHAPES, Heads, Shape, conv_case, gdn_case, make_part, make_pools
 
 Tensor = torch.Tensor
 FP64 = torch.float64

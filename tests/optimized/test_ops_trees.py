@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from instep.kit.cases.pools import same_bits
 from instep_optimized.layout import Address, Inputs, Keeps, Pages, Part, Ring, Updates
 from instep_optimized.ops.base import GdnInputs, Ops
 from instep_optimized.ops.ledger import LEDGER
 from instep_optimized.ops.plain import PLAIN
 from support.label_numbers import block, here, rows
-from support.ops_pools import same_bits
 from support.trees import Launch, chain, drawn, path
 
 Tensor = torch.Tensor

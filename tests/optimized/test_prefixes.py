@@ -1,4 +1,4 @@
-"""Tracked prefixes: what is kept of chunks and accepted paths, and requests that go on from it, on both sides.
+"""Tracked prefixes: what is kept of chunks and accepted paths, by way of the host, and requests that go on from it.
 
 Leaves out: the checks that look at them in a replay (`tests/harness/test_prefixes.py`).
 """
@@ -15,8 +15,23 @@ import torch
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Abort, Admit, Commit, Draft, Event, Finish, Forward, Load, Path, Row
-from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.engine import (
+    Abort,
+    Admit,
+    Commit,
+    Draft,
+    Event,
+    Evict,
+    Fetch,
+    Finish,
+    Forward,
+    Load,
+    Offload,
+    Path,
+    Row,
+    Save,
+)
+from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import write
@@ -52,6 +67,8 @@ def story(shape: tuple[int, ...], path: tuple[int, ...]) -> Iterator[Event]:
         yield Commit(("a", "b"), paths, ("twelve", "b at eight") if number else ("eight", "not reached"))
     said = (*PROMPT, ROOT, *(PICKS[node - 1] for node in path), 30, *(PICKS[node - 1] for node in path[:2]))
     yield Finish("a")
+    names = ("four", "eight", "twelve", "b at eight")
+    yield from (*map(Offload, names), *map(Fetch, names[2::-1]), Evict("b at eight"))  # beside a donor
     for name, under, count in (("c", "four", 4), ("d", "eight", 8)):
         yield Admit(name, (*said[:count], 63, 1, 2, 3))
         yield Load(name, under)
@@ -60,7 +77,7 @@ def story(shape: tuple[int, ...], path: tuple[int, ...]) -> Iterator[Event]:
     yield Draft(("c",), (PICKS,), (shape,))
     yield Forward((Row("c", "verify"), Row("d", "prefill", 1, root=9)))
     yield Commit(("c",), (Path(path, 1),), ("twelve of c",))
-    yield Abort("b")
+    yield from (Abort("b"), Evict("four"))
     yield Admit("e", (*said[:12], 60))
     yield Load("e", "twelve" if len(said) > 12 else "eight")
     yield Forward((Row("e", "prefill", 1, root=1), Row("c", "decode", root=3)))
@@ -106,17 +123,42 @@ def test_numbers_are_right_too_while_rounds_overlap_and_in_graphs(
     (Forward((Row("a", "prefill", 1, track="k"),)), "up to a multiple of track_interval = 4"),
     (Forward((Row("d", "prefill", 4, root=1, track="four"),)), "a name under which nothing is kept"),
     (Commit((), None, ("k",)), "1 names; expected 0"),
+    (Offload("k"), "nothing of that name; expected one of four"),
+    (Offload("away"), "what is on the host; expected one of four"),
+    (Fetch("four"), "nothing of that name on the host; expected one of away"),
+    (Load("c", "away"), "load of 'away': found what is on the host"),
+    (Evict("k"), "nothing of that name"),
+    (Forward((Row("c", "prefill", 4, track="away"),)), "a name under which nothing is kept"),
 ])  # fmt: skip
-def test_what_may_not_be_tracked_or_given_to_a_request_is_refused(
+def test_what_may_not_be_tracked_or_given_to_a_request_or_moved_is_refused(
     checkpoint: Checkpoint, event: Event, says: str
 ) -> None:
     subject = engine(checkpoint, "ledger")
     others = Admit("c", (*PROMPT[:3], 1, 2)), Admit("d", PROMPT[:4])
-    for before in (Admit("a", PROMPT), Forward((Row("a", "prefill", 4, track="four"),)), *others):
+    track = Forward((Row("a", "prefill", 4, track="four"),))
+    for before in (Admit("a", PROMPT), track, *others, Save("a", "away"), Offload("away")):
         before.on(subject)
     with pytest.raises(BadInput) as refused:
         event.on(subject)
     assert says.replace("; ", ", ") in str(refused.value)
+
+
+def test_a_prefix_for_which_the_device_has_no_room_changes_nothing(checkpoint: Checkpoint) -> None:
+    subject = OptimizedEngine(checkpoint, load("ledger"), Options(), replace(TRACKED, tracked=1), num_steps=STEPS)
+    for name in "ab":
+        subject.admit(name, PROMPT)
+    rows = [Row(name, "prefill", 4, track=name) for name in "ab"]
+    with pytest.raises(OutOfCapacity, match="there is room for 1"):
+        subject.forward(tuple(rows))
+    assert subject.state("a").length == 0 and not subject.copies()
+    for event in (Forward((rows[0],)), Offload("a"), Forward((rows[1],))):
+        event.on(subject)
+    with pytest.raises(OutOfCapacity):
+        subject.fetch("a")
+    assert set(subject.copies()) == {("offload", "a"), ("save", "b")}
+    for event in (Offload("b"), Evict("b"), Fetch("a")):
+        event.on(subject)
+    assert subject.prefix("a").length == 4 and set(subject.copies()) == {("save", "a")}
 
 
 def test_several_mtp_layers_and_an_interval_of_nothing_are_refused_before_anything_is_made(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from instep.kit.cases.case import Draw
 from instep_optimized.layout import Address, Pages, Part
 from instep_optimized.memory.units import Units, shown
 from instep_optimized.ops.base import GdnInputs, Ops
@@ -16,7 +17,6 @@ from instep_optimized.ops.plain.tiles import packed
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE
-from support.ops_case import Draw
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []
@@ -33,7 +33,8 @@ def pool(seed: int, heads: int, K: int, V: int, layout: str, *leading: int) -> U
 
 
 def ran(
-    ops: Ops, form: str, stored: str, layout: str, sizes: tuple[int, int, int, int]
+    ops: Ops, form: str, stored: str, layout: str, sizes: tuple[int, int, int, int],
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, Units, Units]:
     """Two requests of three rows, the second one fresh. -> the read-out, the slots, the snapshots"""
     H, HV, K, V = sizes
@@ -48,7 +49,7 @@ def ran(
         store=own if stored == "slots" else None,
         per_row=rows.at(draw.ints([0, 1])) if stored == "snapshots" else None,
     )
-    return ops.gdn(inputs=inputs, parts=(part,), dtype=torch.float32, to=CORE), slots, rows
+    return ops.gdn(inputs=inputs, parts=(part,), dtype=dtype, to=CORE), slots, rows
 
 
 @pytest.mark.parametrize("layout", ["VK", "KV"])
@@ -66,6 +67,17 @@ def test_the_delta_rule_reads_and_stores_tiles(
         assert torch.allclose(mine.scales, plain.scales, rtol=2e-6, atol=0), "20 bits each"
         apart = mine.pool.view(torch.uint8) != plain.pool.view(torch.uint8)
         assert float(apart.float().mean()) < 1e-3, "a number may lie between two others"
+
+
+@pytest.mark.parametrize("layout", ["VK", "KV"])
+def test_prefill_in_narrow_products_reads_and_stores_tiles(layout: str) -> None:
+    """A number in 20 lies on another side of a rounding to 3 bits, and is off by up to an eighth; a scale never is."""
+    right, found = (ran(ops, "chunk", "slots", layout, (2, 2, 16, 40), torch.bfloat16) for ops in (PLAIN, TRITON))
+    pairs = [(found[0], right[0], 0.01)] + [(shown(found[1].taken(n)), shown(right[1].taken(n)), 0.04) for n in (1, 2)]
+    for mine, plain, off in pairs:
+        assert float((mine.double() - plain.double()).norm() / plain.double().norm()) < off
+    assert found[1].scales is not None and right[1].scales is not None
+    assert torch.allclose(found[1].scales, right[1].scales, rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -58,8 +58,9 @@ def test_the_state_that_was_handed_in_is_left_alone() -> None:
     assert torch.equal(state, before)
 
 
+@pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("chunk", [1, 2, 15, 16, 17, 33, 63, 64, 65, 200])
-def test_the_form_of_published_kernels_is_the_same_rule(chunk: int) -> None:
+def test_the_form_of_published_kernels_is_the_same_rule(chunk: int, residual: bool) -> None:
     """Inverses of 16 rows and less, of two and four blocks, and of a rest that is no whole block."""
     inputs = drawn(130)
     shown: list[str] = []
@@ -68,11 +69,11 @@ def test_the_form_of_published_kernels_is_the_same_rule(chunk: int) -> None:
         shown.append(name)
         return tensor
 
-    out, state = recur_by_products(*inputs, chunk=chunk, at=at)
+    out, state = recur_by_products(*inputs, chunk=chunk, at=at, residual=residual)
     right_out, _, right_state = recur(*inputs)
     assert_close(out, right_out)
     assert_close(state, right_state)
-    assert shown == ["w", "u", "v_new"] * -(-130 // chunk)
+    assert shown == (["update"] if residual else ["w", "u", "v_new"]) * -(-130 // chunk)
 
 
 @pytest.mark.parametrize("channels", [False, True], ids=["scalar gates", "gates per channel"])

@@ -16,7 +16,8 @@ import torch
 from msgspec.structs import replace
 
 from instep.cli.record import make
-from instep.replay.setting import FP8, KVS, LAYOUTS, STATES, WIDTHS, Setting
+from instep.options import LAYOUTS
+from instep.replay.setting import FP8, KVS, STATES, WIDTHS, Setting
 from instep.trace.file import Trace
 from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy, ScheduledAction

@@ -165,7 +165,7 @@ def _contexts(
 ) -> Iterator[EventContext]:
     rules, context = EventRules(header), None
     for index, event in enumerate(events):
-        before = replace(rules.table, live=dict(rules.table.live))
+        before = rules.table.as_it_stands()
         rules.apply(event)
         other = None if rounded is None else rounded.serve(event)
         expected = expect(before, rules.table)

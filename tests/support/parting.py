@@ -15,6 +15,7 @@ import torch
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs
+from instep_optimized.ops.fused import AddNorm
 from instep_optimized.ops.placing import Acceptance, RingPlan, RowPlacement
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Forwarded, Row
@@ -136,6 +137,12 @@ def _stuck(**given: Any) -> torch.Tensor:
     raise RuntimeError("too far")
 
 
+def _never_rounded(*, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, to: Any) -> AddNorm:
+    """The sum is rounded where it is stored, but not where it is normed."""
+    wide = PLAIN.norm(x=x.double() + y.double(), weight=weight, eps=eps, to=to[1])
+    return AddNorm(PLAIN.add(x=x, y=y, to=to[0]), wide.to(x.dtype))
+
+
 class _SinceTheBeginning:
     """Decay between two tokens as the difference of two sums since the first token: less and less of it is left."""
 
@@ -155,6 +162,7 @@ class _SinceTheBeginning:
 
 
 ONE_SCALE = replace(PLAIN, name="one scale", linear=_one_scale)
+NEVER_ROUNDED = replace(PLAIN, name="never rounded", add_norm=_never_rounded)
 NEVER_FRESH = replace(PLAIN, name="never fresh", conv=_never_fresh)
 ALWAYS_FRESH = replace(PLAIN, name="always fresh", conv=_always_fresh)
 OWN_STRIDE = replace(PLAIN, name="own stride", gdn=_own_stride)

@@ -18,8 +18,7 @@ from typing import Any
 from instep.faults.base import Edit, Wrap
 from instep.faults.pieces import parsed
 from instep.faults.plant import edited
-from instep.observe import same_piece
-from instep.replay import reuse
+from instep.shelf import forget
 from instep_reference.contract.errors import BadInput
 
 COPY = "plant it in a copy of the source: `plant.planted`"
@@ -40,15 +39,13 @@ def planted_here(*edits: Edit | Wrap) -> Iterator[None]:
         for function, code in swaps:
             function.__code__ = code
         if shared:
-            reuse.SHELF.clear()
-            same_piece.KEPT.clear()
+            forget()
         yield
     finally:
         for (function, _), code in zip(swaps, before, strict=True):
             function.__code__ = code
         if shared:
-            reuse.SHELF.clear()
-            same_piece.KEPT.clear()
+            forget()
 
 
 def _module(file: str) -> ModuleType:

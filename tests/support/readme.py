@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from instep.report.result import read
+
 from . import bench_tables, calibration_tables, fault_tables, peers_table
 from .parity_table import stored, table
 
@@ -31,9 +33,9 @@ def replay() -> str:
     tiers = ("T2", "T2d", "T3")
     lines = ["| run | where | events | blocks | elements | T0, T1 | " + " | ".join(tiers) + " |", "|---" * 9 + "|"]
     for file in sorted(RESULTS.glob("replay-*.json")):
-        result = json.loads(file.read_text())
+        result = read(file)
         for run in result["runs"]:
-            used, held = {tier["tier"]: tier["headroom"] for tier in run["tiers"]}, ", graphs" * run["graphs"]
+            used, held = {tier["tier"]: tier["used"] for tier in run["tiers"]}, ", graphs" * run["graphs"]
             kind = run["dtype"] if "T2" in used else "labels"
             cells = (
                 f"`{run['ops']}` {kind}, {run['layout']}, {run['strategy']}{held}", _machine(result["machine"]),
@@ -64,7 +66,7 @@ def strategies() -> str:
     """Bytes per request and layer, and microseconds of one verify with its commit, per layer, by batch."""
     if bench := _bench("strategies"):
         return bench_tables.strategies(bench)
-    found = _read("strategies-native.json")["rows"]
+    found = json.loads((RESULTS / "strategies-native.json").read_text())["rows"]  # a study's own file
     batches = sorted({row["batch"] for row in found})
     head = ["strategy", "conv form", "MiB a request", *(f"B = {batch}" for batch in batches), "exact"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
@@ -97,7 +99,7 @@ def shapes() -> str:
         tiers = {tier["tier"]: tier for tier in run["tiers"]}
         lines.append(
             f"| {run['name']} | `{run['strategy']}` | {run['events']} of {run['of']} "
-            f"| {tiers['T2d']['blocks']:,} blocks | {run['elements']:,} | exact | {tiers['T2d']['headroom']:.2f} |"
+            f"| {tiers['T2d']['blocks']:,} blocks | {run['elements']:,} | exact | {tiers['T2d']['used']:.2f} |"
         )
     return "\n".join(lines)
 
@@ -140,7 +142,7 @@ def _by(counts: dict[str, int]) -> str:
 def _agreed(runs: list[dict[str, Any]]) -> str:
     """What came of runs under T0, T1 and T2d."""
     wrong = [run["name"] for run in runs if run["exit"]]
-    used = max(tier["headroom"] for run in runs for tier in run["tiers"] if tier["tier"] == "T2d")
+    used = max(tier["used"] for run in runs for tier in run["tiers"] if tier["tier"] == "T2d")
     blocks = sum(tier["blocks"] for run in runs for tier in run["tiers"] if tier["tier"] == "T2d")
     came = f"{blocks:,} blocks of states, at most {used:.2f} of what is allowed; bytes exact"
     return f"agree: {came}" if not wrong else f"DIVERGED: {', '.join(wrong)}"
@@ -202,7 +204,7 @@ def peers() -> str:
         off = f"{apart[run['name'], run['strategy']]:.1e}" if run["ops"] == "fla" else ""
         lines.append(
             f"| {run['name'].partition(',')[0]} | `{run['ops']}` | `{run['strategy']}` "
-            f"| {directed['blocks']:,} blocks | exact | {directed['headroom']:.2f} | {off} |"
+            f"| {directed['blocks']:,} blocks | exact | {directed['used']:.2f} | {off} |"
         )
     return "\n".join(lines)
 
@@ -274,8 +276,7 @@ def _bench(kind: str) -> dict[str, Any] | None:
 
 
 def _read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / name).read_text())
-    return found
+    return read(RESULTS / name)
 
 
 def _machine(machine: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
@@ -25,6 +26,7 @@ from instep.trace.event_rules import EventRules
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.sampling import Sampling
 
 TINY = Path("fixtures/tiny")
 PROMPTS = {"a": tuple(b"Return the"), "b": tuple(b"def main(self):"), "c": tuple(b"0, 1, 2, 3")}
@@ -32,12 +34,13 @@ PROMPTS = {"a": tuple(b"Return the"), "b": tuple(b"def main(self):"), "c": tuple
 
 def recorded(
     directory: Path, *, shows: bool = True, tokens: int = 12, closed: bool = True,
-    prompts: Mapping[str, tuple[int, ...]] = PROMPTS, layout: str = "KV",
+    prompts: Mapping[str, tuple[int, ...]] = PROMPTS, layout: str = "KV", sampling: Sampling | None = None,
 ) -> Path:
     """The engine decodes the prompts, two at a time, in chunks of 6, with up to 3 drafts; the writer looks on."""
     checkpoint = Checkpoint.open(TINY)
     ask = Ask(checkpoint, Setting(), prompts, 3, adaptive={"candidate_steps": [1, 3], "warmup_batches": 1,
-                                                          "update_interval": 1}, tokens=tokens, batch=2, chunk=6)
+                                                          "update_interval": 1}, tokens=tokens, batch=2, chunk=6,
+              sampling=sampling)
     header = ask.header
     served = engine(checkpoint, ask.setting, header.room(), num_steps=header.num_steps,
                     adaptive=header.adaptive_file("adaptive"))  # fmt: skip
@@ -64,8 +67,8 @@ class _Hooks(Observer):
         complete = self._complete(event, side.answer)
         self.rules.apply(complete)
         match complete:
-            case e.Admit(request=name, prompt=prompt):
-                self.made.admit(name, prompt)
+            case e.Admit(request=name, prompt=prompt, sampling=how):
+                self.made.admit(name, prompt, how and to_builtins(how))
             case e.Forward(rows=rows):
                 self._forward(rows, before, side)
             case e.Commit(requests=names, accepted=paths):
@@ -92,7 +95,8 @@ class _Hooks(Observer):
         places = {name: side.places.get(Place("trunk", AFTER_LAYERS, name)) for name in ("logits", "final")}
         shown = {name: tensor for name, tensor in places.items() if self.shows and tensor is not None}
         tokens = torch.tensor([one for ids in ran for one in ids])
-        self.made.forward(names, [len(ids) for ids in ran], at, tokens, said, **shown)
+        uniforms = {row.request: row.uniforms for row in rows if row.uniforms}
+        self.made.forward(names, [len(ids) for ids in ran], at, tokens, said, **shown, uniforms=uniforms or None)
         self._states([row.request for row in rows if row.kind != "verify"])
 
     def _states(self, names: Any) -> None:

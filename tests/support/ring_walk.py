@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from hypothesis import strategies as st
 
+from instep.kit.cases.pools import same_bits
 from instep_optimized.ops.base import GdnInputs
 
-from .ops_pools import same_bits
 from .ring_world import Turn, World, cut, joined
 
 WIDEST = 8

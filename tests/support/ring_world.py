@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import torch
 
+from instep.kit.cases.case import Draw, at
+from instep.kit.cases.pools import Pool, guarded
+from instep.kit.cases.recurrent import Heads
 from instep_optimized.layout import KEPT, OWN, Address, Part, Ring
 from instep_optimized.ops.base import GdnInputs, Ops
-
-from .ops_case import Draw, at
-from .ops_pools import Pool, guarded
-from .ops_recurrent_cases import Heads
 
 Tensor = torch.Tensor
 SLOTS = 6  # 0 is nobody's

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from instep.kit.cases.pools import same_bits
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import Ops
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
-
-from .ops_pools import same_bits
 
 D, VOCAB, TAPS, PAGE, SLOTS = 32, 64, 4, 4, 9
 EMBEDDING, MIXED = Place("trunk", STAGE_LEVEL, "embedding"), Place("trunk", 0, "mixed")

@@ -15,15 +15,14 @@ import torch
 from safetensors.torch import save_file
 
 from instep.cli.record import make
+from instep.kit.workload import POLICY, PROMPTS, ROOM
 from instep.trace.file import CHECKSUMS, Trace, beside
-from instep.trace.header import SCHEMA, Header, Model, Part, Room
+from instep.trace.header import SCHEMA, Header, Model, Part
 from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps
 from instep_reference.contract import engine as e
 from support.checkpoints import write as write_checkpoint
 
 VOCAB = 64
-ROOM = Room(slots=(3, 1), pages=(5, 2, 7, 1, 4, 6, 3, 8), page_size=8, max_tokens=32)
-PROMPTS = {"one": (7,), "few": (1, 2, 3, 4, 5), "more": tuple(range(20))}
 
 
 def header(**changes: Any) -> Header:
@@ -53,40 +52,27 @@ def one_round() -> list[e.AnyEvent]:
 
 def policy(**changes: Any) -> Policy:
     """Three requests over two slots, rising and vanishing step counts, a preemption, an abort, a reload."""
-    made = Policy(
-        name="small", claim="Three requests share two slots.", capacity=ROOM, num_steps=1,
-        adaptive={"candidate_steps": [1, 3]},
-        arrivals=(
+    made = {
+        "arrivals": (
             Arrival("a", "more", chunks=(7, 3, 1), max_new=9),
             Arrival("b", "one", max_new=8),
             Arrival("c", "few", arrive=1, chunks=(4,), max_new=6),
             Arrival("d", "more", arrive=2, max_new=4),
         ),
-        steps=(Steps(2, 3), Steps(5, 0), Steps(7, 3)),
-        deeds=(
+        "steps": (Steps(2, 3), Steps(5, 0), Steps(7, 3)),
+        "deeds": (
             ScheduledAction(1, "save", "a", name="start"), ScheduledAction(3, "preempt", "b"),
             ScheduledAction(5, "resume", "b"), ScheduledAction(4, "idle"),
             ScheduledAction(6, "load", "d", name="start"), ScheduledAction(6, "abort", "c", when="verified"),
         ),
-        accept=(0, 3, 1, 2),
-    )
-    return msgspec.structs.replace(made, **changes)
+        "accept": (0, 3, 1, 2),
+    }
+    return msgspec.structs.replace(POLICY, **{**made, **changes})
 
 
 def brief() -> Policy:
     """Every kind of event, and few of each."""
-    return policy(
-        arrivals=(
-            Arrival("a", "few", chunks=(3,), max_new=4), Arrival("b", "one", max_new=4),
-            Arrival("c", "few", arrive=1, max_new=5),
-        ),
-        steps=(Steps(2, 0), Steps(3, 3)), accept=(0, 1),
-        deeds=(
-            ScheduledAction(1, "save", "a", name="start"), ScheduledAction(2, "preempt", "b"),
-            ScheduledAction(2, "load", "c", name="start"), ScheduledAction(3, "resume", "b"),
-            ScheduledAction(2, "idle"), ScheduledAction(5, "abort", "c", when="verified"),
-        ),
-    )
+    return POLICY
 
 
 def recorded(folder: Path, told: Policy | None = None, **config: Any) -> Trace:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from instep.kit.cases.pools import same_bits
 from instep_optimized import OptimizedEngine
 from instep_reference.contract.engine import (
     Abort,
@@ -35,7 +36,6 @@ from instep_reference.contract.engine import (
 )
 from instep_reference.contract.place import unseen
 from instep_reference.rounds import Rounds
-from support.ops_pools import same_bits
 from support.trees import chain, drawn, path
 from support.two_sides import CAPACITY
 

@@ -10,7 +10,7 @@ from random import Random
 
 import torch
 
-Parents = tuple[int, ...]  # of the nodes of a window, the root first: -1, then a lower number than the node's own
+from instep.kit.cases.trees import Parents, path
 
 
 def drawn(draw: Random, nodes: int, depth: int | None = None) -> Parents:
@@ -25,11 +25,6 @@ def drawn(draw: Random, nodes: int, depth: int | None = None) -> Parents:
 
 def chain(nodes: int) -> Parents:
     return tuple(range(-1, nodes - 1))
-
-
-def path(parents: Parents, node: int) -> list[int]:
-    """The nodes from the root to `node`."""
-    return [*(path(parents, parents[node]) if parents[node] >= 0 else ()), node]
 
 
 @dataclass(frozen=True)

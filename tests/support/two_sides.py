@@ -24,11 +24,13 @@ from instep_reference.contract.engine import (
     Drafted,
     Engine,
     Event,
+    Fetch,
     Finish,
     Forward,
     Forwarded,
     Idle,
     Load,
+    Offload,
     Path,
     Preempt,
     RequestState,
@@ -92,12 +94,17 @@ class TwoSides:
         counts = getattr(ours, "tracked", {})
         for owner, under in zip(named(event), names, strict=False):
             if owner in counts:
-                mine, right = self.subject.prefix(under), self.truth.prefix(under)  # type: ignore[attr-defined]
-                self._states(under, mine, right)
-                self._same(mine.final, right.final, under)
-                self.tracked.append((event.__struct_config__.tag, mine.length))
+                self.tracked.append((event.__struct_config__.tag, self._prefix(under)))
+        if isinstance(event, Offload | Fetch):
+            self._prefix(event.name)
         assert self.subject.next_num_steps() == self.truth.next_num_steps()
         return ours
+
+    def _prefix(self, under: str) -> int:
+        mine, right = self.subject.prefix(under), self.truth.prefix(under)  # type: ignore[attr-defined]
+        self._states(under, mine, right)
+        self._same(mine.final, right.final, under)
+        return mine.length
 
     def _recorder(self, side: int) -> See:
         def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:

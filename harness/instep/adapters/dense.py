@@ -50,6 +50,8 @@ def dense(*, window: Kernel, chunk: Kernel) -> Gdn:
         core = torch.zeros_like(inputs.v, dtype=dtype)
         adapts("gdn", kernels)
         for part in parts:
+            if part.parents is not None:
+                raise Unsupported("a kernel over dense states runs rows one after another: no windows that are trees")
             who = lanes(part)
             if len(who.which):
                 _run(kernels[part.form], inputs, part, who, core)

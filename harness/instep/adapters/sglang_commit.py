@@ -99,7 +99,8 @@ def fold(
 
 CONV = pooled_conv(BASE, name="sglang conv", window=update, chunk=prefill, even=True, shifts=True, strided=True)
 SCATTER = replace(BASE, name="sglang scatter", move=scatter, tiled=False)
-FOLD = replace(BASE, name="sglang fold", gdn=dense(window=fold, chunk=fold), keeps="inputs", trees=False)
+FOLD = replace(BASE, name="sglang fold", gdn=dense(window=fold, chunk=fold), keeps="inputs", trees=False,
+               products={})
 KERNELS = {  # what a test of SGLang's tree runs: op set -> the strategy that serves it
     "sglang:SIGMOID": "snapshot", "sglang:RECURRENT": "snapshot", "sglang:DECODE": "snapshot",
     "sglang_commit:CONV": "snapshot", "sglang_commit:SCATTER": "snapshot",

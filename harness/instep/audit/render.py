@@ -80,7 +80,7 @@ def of(audit: Audit) -> Result:
         "elements": audit.verdict.elements,
         "rounding": audit.precision.declared.said(audit.precision.width), "assumed": audit.assumed,
         "notes": list(recorded.notes), "walks": tokens.walks, "seconds": round(audit.seconds, 1),
-        "peak_mib": round(audit.peak), "headroom": _headroom(audit),
+        "peak_mib": round(audit.peak), "used": _used(audit),
         "findings": [_finding(one) for one in audit.verdict.findings], "message": told(audit),
     }  # fmt: skip
     if audit.replay is None:
@@ -91,7 +91,7 @@ def of(audit: Audit) -> Result:
     return Result(audit.exit, "cpu", found)
 
 
-def _headroom(audit: Audit) -> float:
+def _used(audit: Audit) -> float:
     """The nearest that any agreeing token came to its limit."""
     return max((one.worst for one in audit.tokens.verdict.compared if one.agrees and one.allowed == 1), default=0.0)
 

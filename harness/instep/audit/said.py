@@ -1,7 +1,8 @@
 """A plain file of prompts and answers: one line a request, {"prompt": [..], "tokens": [..]}, both as token numbers.
 
-Anybody can write it. Further fields of a line are ignored, but `request` names it. Leaves out: text. To make tokens of
-it one must know the tokenizer, and what a chat template put around it.
+A request that sampled has `sampling`, as an admission in a trace, and `uniforms`, one per token. Anybody can write it.
+Further fields of a line are ignored, but `request` names it. Leaves out: text. To make tokens of it one must know the
+tokenizer, and what a chat template put around it.
 """
 
 from __future__ import annotations
@@ -11,18 +12,44 @@ from pathlib import Path
 import msgspec
 
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.sampling import Sampling
+from instep_reference.sampling import Drawing
 
+from ..generate.drawings import Drawn
 from ..trace.file import decode
 from .recording import Recorded
 from .texts import Origin, Text, Told
 
 
 class Line(msgspec.Struct, frozen=True):
-    """prompt: at least one token; tokens: what was said; request: its name, or "line N"."""
+    """prompt: at least one token; tokens: what was said; request: its name, or "line N".
+
+    sampling, uniforms: how its tokens were drawn, each by itself, and with what; none: by argmax
+    """
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     request: str | None = None
+    sampling: Sampling | None = None
+    uniforms: tuple[float, ...] = ()
+
+    def drawn(self, where: str) -> tuple[Drawn | None, ...]:
+        """With what each token was drawn."""
+        for field, found, expected in () if self.sampling is None else self.sampling.wrong():
+            _must(False, f"{where}: sampling.{field}", found, expected)
+        if self.sampling is None or not self.sampling.draws:
+            _must(not self.uniforms, f"{where}: uniforms", f"{len(self.uniforms)}, and no sampling", "none")
+            return (None,) * len(self.tokens)
+        count = len(self.tokens)
+        _must(len(self.uniforms) == count, f"{where}: uniforms", len(self.uniforms), f"{count}, one per token")
+        for number, u in enumerate(self.uniforms):
+            _must(0 <= u < 1, f"{where}: uniforms[{number}]", u, "a number from 0 to below 1")
+        return tuple((Drawing.alone(self.sampling, (u,)), 0) for u in self.uniforms)
+
+
+def _must(holds: bool, field: str, found: object, expected: str) -> None:
+    if not holds:
+        raise BadInput(field, found=found, expected=expected)
 
 
 def read(file: Path) -> Recorded:
@@ -44,7 +71,8 @@ def read(file: Path) -> Recorded:
             notes.append(f"{where} was cut off, and left out")
             continue
         origins = tuple(Origin(number, "line") for _ in one.tokens)
-        texts.append(Text(one.request or f"line {number}", one.prompt, one.tokens, origins))
+        name = one.request or f"line {number}"
+        texts.append(Text(name, one.prompt, one.tokens, origins, drawn=one.drawn(where)))
     if not texts:
         raise BadInput(file.name, found="no request", expected='one a line: {"prompt": [tokens], "tokens": [tokens]}')
     return Recorded(file, "its answers", told=Told(texts), notes=tuple(notes))

@@ -5,6 +5,7 @@ Leaves out: the rows (`walk.py`), and what is made of the figures (`tokens.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,24 @@ from .walk import EMBEDDING, Read
 HEAD = "lm_head.weight"
 TOKENS = 8192  # of the vocabulary, at once
 LOGITS = Place("trunk", AFTER_LAYERS, "logits")
+
+
+MOST = 1 << 28  # bytes of whole rows of logits that are held at once
+
+
+def whole_rows(disk: OnDisk, final: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The truth's logits [vocab] behind each of these final rows, for what hangs on all of them."""
+    at_once = max(1, MOST // (8 * disk.config.vocab))
+    for begin in range(0, len(final), at_once):
+        rows = final[begin : begin + at_once]
+        yield from torch.cat([rows @ stored.to(torch.float64).T for _, stored in _matrix(disk)], 1)
+
+
+def _matrix(disk: OnDisk) -> Iterator[tuple[slice, torch.Tensor]]:
+    """The output matrix in blocks of tokens."""
+    vocab = disk.config.vocab
+    spans = [slice(begin, min(begin + TOKENS, vocab)) for begin in range(0, vocab, TOKENS)]
+    yield from zip(spans, disk.rows(EMBEDDING if disk.config.tied else HEAD, spans), strict=True)
 
 
 @dataclass
@@ -46,8 +65,7 @@ def scored(disk: OnDisk, read: Read, said: torch.Tensor) -> Scores:
     own, size = (torch.zeros(rows, dtype=torch.float64) for _ in range(2))
     off = {draw: torch.zeros(2, rows, dtype=torch.float64) for draw in read.noise}  # sum of squares, largest
     squares = torch.zeros(rows, dtype=torch.float64)
-    spans = [slice(begin, min(begin + TOKENS, config.vocab)) for begin in range(0, config.vocab, TOKENS)]
-    for span, stored in zip(spans, disk.rows(EMBEDDING if config.tied else HEAD, spans), strict=True):
+    for span, stored in _matrix(disk):
         right = final[None] @ stored.to(torch.float64).T
         for draw, errors in off.items():
             each, weight = read.passes[draw], stored.to(read.passes[draw].width)

@@ -30,7 +30,7 @@ from .walk import Advance, Precision, silent
 
 ROWS = ("logits", "final")  # what a step gives, by request
 FEEDS = {"logits": "logits", "final": "final", "states": "state"}  # what a recording shows -> the verb's word for it
-COPIES = (e.Save, e.Load, e.Preempt, e.Resume)
+COPIES = (e.Save, e.Load, e.Offload, e.Fetch, e.Evict, e.Preempt, e.Resume)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,21 @@
 """What every request was asked and said, token by token, with where each token was chosen; and the counts of windows.
 
 Leaves out: whether a token is right, which only the model knows (`tokens.py`). Whether a commit counted its accepted
-drafts as greedy acceptance does follows from the window and the bonus alone.
+drafts as acceptance does follows from the window and the bonus alone: greedy or drawn, the bonus is no child's token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.sampling import Drawing
 
+from ..generate.drawings import Drawn, drawn_at
 from ..trace.event_rules import EventRules
 from ..verdict import Comparison, Tier
 
@@ -33,6 +36,7 @@ class Text:
     """A request: its prompt, what it said, and where each of these tokens was chosen.
 
     known  so many of the tokens that it said were judged elsewhere: a copy of another request's text
+    drawn  with what each token was drawn, and the node of the window; None: by argmax
     """
 
     request: str
@@ -40,6 +44,7 @@ class Text:
     said: tuple[int, ...]
     origins: tuple[Origin, ...]
     known: int = 0
+    drawn: tuple[Drawn | None, ...] = ()
 
     @property
     def run(self) -> tuple[int, ...]:
@@ -48,7 +53,7 @@ class Text:
 
     def up_to(self, tokens: int | None) -> Text:
         """Without what was said later."""
-        return self if tokens is None else Text(self.request, self.prompt, self.said[:tokens], self.origins, self.known)
+        return self if tokens is None else replace(self, said=self.said[:tokens], drawn=self.drawn[:tokens])
 
 
 @dataclass
@@ -68,25 +73,31 @@ class Told:
 
 def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
     """Read the events one by one; one that is illegal is bad input. where: the name of their file."""
-    found, open_texts = Told(), dict[str, Text]()
+    found, open_texts, flying = Told(), dict[str, Text](), dict[str, Drawing]()
     saved: dict[str, Text] = {}
     for index, event in enumerate(events):
         windows = {name: rules.table.live[name] for name in getattr(event, "requests", ()) if name in rules.table.live}
+        before = rules.table.as_it_stands()
         rules.apply(event, f"{where} line {index + 1}")
+        drawn = defaultdict[str, list[Drawn]](list)
+        for name, how in drawn_at(event, before, flying):
+            drawn[name].append(how)
         match event:
             case e.Admit(request=name):
                 _end(found, open_texts.pop(name, None))
                 open_texts[name] = Text(name, event.prompt, (), ())
             case e.Load(request=name) if event.name in saved:  # else it is a prefix: the prompt goes on as it is
                 kept = saved[event.name]
-                open_texts[name] = Text(name, kept.prompt, kept.said, kept.origins, len(kept.said))
+                open_texts[name] = replace(kept, request=name, known=len(kept.said))
+            case e.Evict(name=name):
+                saved.pop(name, None)
             case e.Save(request=name):
                 saved[event.name] = open_texts[name]
             case e.Forward(rows=rows):
                 for row in rows:
                     if row.root is not None:
                         role = "first token" if row.kind == "prefill" else "token"
-                        _say(open_texts, row.request, (row.root,), [Origin(index, kind_of(event), role)])
+                        _say(open_texts, row.request, (row.root,), [Origin(index, kind_of(event), role)], drawn)
             case e.Commit(requests=names):
                 for name, path in zip(names, event.accepted or (), strict=True):
                     standing = windows[name]
@@ -95,7 +106,8 @@ def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
                         Origin(index, kind_of(event), f"accepted draft {number} of {len(standing.window) - 1}")
                         for number in range(1, len(drafts) + 1)
                     ]
-                    _say(open_texts, name, (*drafts, path.bonus), [*origins, Origin(index, kind_of(event), "bonus")])
+                    origins.append(Origin(index, kind_of(event), "bonus"))
+                    _say(open_texts, name, (*drafts, path.bonus), origins, drawn)
                     count = counted(index, "commit", name, standing.window, standing.parents, path)
                     found.add_window(count, len(standing.window) - 1, len(drafts))
     for text in open_texts.values():
@@ -103,9 +115,13 @@ def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str) -> Told:
     return found
 
 
-def _say(texts: dict[str, Text], name: str, tokens: tuple[int, ...], origins: Sequence[Origin]) -> None:
-    text = texts[name]
-    texts[name] = Text(name, text.prompt, (*text.said, *tokens), (*text.origins, *origins), text.known)
+def _say(
+    texts: dict[str, Text], name: str, tokens: tuple[int, ...], origins: Sequence[Origin],
+    drawn: Mapping[str, Sequence[Drawn]],
+) -> None:
+    text, how = texts[name], drawn.get(name) or (None,) * len(tokens)
+    texts[name] = replace(
+        text, said=(*text.said, *tokens), origins=(*text.origins, *origins), drawn=(*text.drawn, *how))
 
 
 def _end(found: Told, text: Text | None) -> None:
@@ -116,11 +132,12 @@ def _end(found: Told, text: Text | None) -> None:
 def counted(
     event: int, kind: str, name: str, window: tuple[int, ...], parents: tuple[int, ...], path: e.Path
 ) -> Comparison:
-    """A draft behind the last accepted node that is the bonus itself: greedy acceptance would have taken it."""
+    """A draft behind the last accepted node that is the bonus itself: acceptance would have taken it, and what is drawn
+    behind refused drafts is none of them."""
     last = path.nodes[-1] if path.nodes else 0
     refused = [node for node in _children(last, parents) if window[node] == path.bonus]
     of = f"accepted {len(path.nodes)} of {len(window) - 1} drafts"
-    says = f"{of}, and refused one that is its own bonus, token {path.bonus}: greedy acceptance takes it"
+    says = f"{of}, and refused one that is its own bonus, token {path.bonus}: acceptance takes it"
     return Comparison(
         "counts", Tier.IDENTITY, event, kind, PICK, elements=1, worst=float(bool(refused)), allowed=0.0,
         request=name, diagnosis=says if refused else "",

@@ -3,11 +3,14 @@
 Every token is judged behind what was really said, so one wrong token does not hide the next one. The rule is T4's
 (`checks/decisions.py`): a token may differ while the truth's margin is within what the two logits may be off by, which
 follows from the error of the declared width at this very position. With accepted drafts and bonuses that is all of a
-greedy acceptance: rejected drafts have no part in what it accepts. Leaves out: sampled text.
+greedy acceptance: rejected drafts have no part in what it accepts. A drawn token is drawn again from the truth's logits
+with its own uniforms, beside the window's other drafts; it may be another one where logits that are off by as much
+would draw that (`checks/reach.py`). Leaves out: text that was drawn with uniforms that nobody recorded.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,10 +19,12 @@ import torch
 from instep_reference.contract.checkpoint import OnDisk
 from instep_reference.contract.errors import BadInput
 
-from ..checks.allowance import LUCK, REDRAWS
+from ..checks.allowance import LUCK, MARGIN_ERRORS, REDRAWS
+from ..checks.draws import SINGLE, against
 from ..checks.judge import Chosen, Ties, granted
+from ..checks.reach import Row, sure
 from ..verdict import Comparison, Exit, Tier, Verdict
-from .scores import Scores, scored
+from .scores import Scores, scored, whole_rows
 from .texts import PICK, Text
 from .walk import Advance, Precision, silent, walk
 
@@ -76,12 +81,15 @@ def judged(
 @dataclass(frozen=True)
 class Measured:
     """The tokens of one text: the truth's choice, its margin over what was said as a part of what is granted, and the
-    runner-up's, which is the least that a wrong token would have had."""
+    runner-up's, which is the least that a wrong token would have had. errors: what a logit may be off by; final: the
+    truth's rows."""
 
     right: torch.Tensor
     margin: torch.Tensor
     part: torch.Tensor
     decides: torch.Tensor
+    errors: torch.Tensor
+    final: torch.Tensor
 
     def softer(self, other: Measured) -> Measured:
         """With the larger of two allowances."""
@@ -98,10 +106,26 @@ def _measured(
     scores: Scores = scored(disk, read, said)
     most = granted(scores.largest, scores.noise, precision.activation)
     margin = scores.best - scores.own
-    whole = Measured(scores.pick, margin, margin / most, (scores.best - scores.second) / most)
-    sizes = [len(text.said) for text in texts]
-    parts = [torch.split(tensor, sizes) for tensor in (whole.right, whole.margin, whole.part, whole.decides)]
-    yield from (Measured(*one) for one in zip(*parts, strict=True))
+    whole = (scores.pick, margin, margin / most, (scores.best - scores.second) / most, most / MARGIN_ERRORS,
+             read.final[None])  # fmt: skip
+    parts = [torch.split(tensor, [len(text.said) for text in texts]) for tensor in whole]
+    for text, *one in zip(texts, *parts, strict=True):
+        yield _drawn(disk, precision, text, Measured(*one)) if any(text.drawn) else Measured(*one)
+
+
+def _drawn(disk: OnDisk, precision: Precision, text: Text, one: Measured) -> Measured:
+    """The same where tokens were drawn: by what their uniforms draw, and what else they could. The margin is then the
+    error of a logit with which the token could be drawn."""
+    width = torch.float64 if precision.activation is torch.float64 else SINGLE
+    right, margin, part, decides = (x.clone() for x in (one.right, one.margin, one.part, one.decides))
+    at = [number for number, how in enumerate(text.drawn) if how is not None and number >= text.known]
+    for number, logits in zip(at, whole_rows(disk, one.final[at]), strict=True):
+        row, error = Row(logits, *text.drawn[number]), float(one.errors[number])  # type: ignore[misc]
+        right[number] = row.drawn
+        (part[number],) = against([row], [row.drawn], [text.said[number]], [error], precision.activation)
+        margin[number] = part[number] * error
+        decides[number] = 2.0 if sure(row, error, width) else 0.0
+    return replace(one, right=right, margin=margin, part=part, decides=decides)
 
 
 def _compared(text: Text, one: Measured, found: Judged) -> Iterator[Comparison]:
@@ -119,8 +143,7 @@ def _compared(text: Text, one: Measured, found: Judged) -> Iterator[Comparison]:
         yield AtToken(
             "tokens", Tier.DECISIONS, origin.event, origin.kind, PICK, elements=1, worst=float(part[row]), allowed=1.0,
             request=text.request, token=token, position=len(text.prompt) + token,
-            diagnosis=f"{origin.role} is {text.said[token]}; the model says {int(one.right[token])} by a margin of "
-            f"{float(one.margin[token]):.3g} logits",
+            diagnosis=f"{origin.role} is {text.said[token]}; {_says(text, one, token)}",
         )
     rest = len(part) - int(wrong.sum())
     if rest:
@@ -130,6 +153,15 @@ def _compared(text: Text, one: Measured, found: Judged) -> Iterator[Comparison]:
             "tokens", Tier.DECISIONS, event, kind, PICK, elements=rest, blocks=rest, undecided=choices.ties,
             worst=worst, allowed=1.0, request=text.request,
         )
+
+
+def _says(text: Text, one: Measured, token: int) -> str:
+    """What the model says instead."""
+    right, margin = int(one.right[token]), float(one.margin[token])
+    if any(text.drawn) and text.drawn[token] is not None:
+        off = f"logits off by {margin:.3g} could draw it" if math.isfinite(margin) else "no logits near to them draw it"
+        return f"with these uniforms the model's logits draw {right}, and {off}"
+    return f"the model says {right} by a margin of {margin:.3g} logits"
 
 
 def _within(vocab: int, texts: Sequence[Text]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from instep_reference import trunk
-from instep_reference.chunked import recur_by_products
+from instep_reference.chunked import At, recur_by_products
 from instep_reference.contract.checkpoint import OnDisk
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place import AFTER_LAYERS, Place
@@ -103,12 +103,12 @@ class Pass:
     def _rule(self, chunk: bool) -> Rule:
         declared = self.precision.declared.products
         if self.operands is None:
-            return in_blocks(BLOCK, lambda tensor: tensor)
-        if chunk and "gdn.chunk" in declared:
-            return in_blocks(declared["gdn.chunk"].block or BLOCK, self.operands.kept)
+            return in_blocks(BLOCK, unrounded)
+        if chunk and (product := declared.get("gdn.chunk")) is not None:
+            return in_blocks(product.block or BLOCK, self.operands.kept, product.residual)
         if not chunk and self._narrow():
             return self._token_by_token
-        return recur if not chunk and "gdn.window" in declared else in_blocks(BLOCK, lambda tensor: tensor)
+        return recur if not chunk and "gdn.window" in declared else in_blocks(BLOCK, unrounded)
 
     def _narrow(self) -> bool:
         return self.precision.declared.rounds.get("state", self.width) != self.width
@@ -129,7 +129,11 @@ class Pass:
         return Recurred(out, update, state)
 
 
-def in_blocks(block: int, keep: Callable[[torch.Tensor], torch.Tensor]) -> Rule:
+def unrounded(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def in_blocks(block: int, keep: At, residual: bool = False) -> Rule:
     """The delta rule in its published block form, as a rule of `gdn.mix`. keep: how what it stores is rounded."""
 
     def rule(
@@ -139,12 +143,12 @@ def in_blocks(block: int, keep: Callable[[torch.Tensor], torch.Tensor]) -> Rule:
         updates: list[torch.Tensor] = []
 
         def at(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            kept = keep(tensor)
-            if name == "v_new":
+            kept = keep(name, tensor)
+            if name in ("v_new", "update"):
                 updates.append(kept.transpose(1, 2))
             return kept
 
-        out, left = recur_by_products(q, k, v, log_decay, erase, write, state, block, at)
+        out, left = recur_by_products(q, k, v, log_decay, erase, write, state, block, at, residual)
         return Recurred(out, torch.cat(updates, 1), left)
 
     return rule

@@ -11,10 +11,11 @@ This file needs nothing but json and safetensors. Paste it into an engine, or im
     recording.close()
 
 Every line is written at once, a tensor file before the line it belongs to, so that an engine that dies leaves a
-recording that can be read up to there. Leaves out: draft heads (their proposals are seen as windows), and sampling:
-greedy choices only. vLLM's V1 runner: requests are `input_batch.req_ids`, counts the scheduled tokens, positions and
-tokens the flat inputs, sampled the list per request that it returns. SGLang: `rids`, `extend_lens` (a window's width in
-a verify), `positions`, `input_ids`, and the accepted tokens with the bonus after `verify`.
+recording that can be read up to there. Leaves out: draft heads (their proposals are seen as windows). Where a request
+samples, `admit` has its temperature, top-k and top-p, and `forward` the uniforms that drew. vLLM's V1 runner: requests
+are `input_batch.req_ids`, counts the scheduled tokens, positions and tokens the flat inputs, sampled the list per
+request that it returns. SGLang: `rids`, `extend_lens` (a window's width in a verify), `positions`, `input_ids`, and the
+accepted tokens with the bonus after `verify`.
 """
 
 from __future__ import annotations
@@ -65,20 +66,26 @@ class Recording:
         }
         self._state_file()
         self._sha256, self._events, self._steps = hashlib.sha256(), 0, 0
+        self._sampling: dict[str, dict[str, Any] | None] = {}
         self._prompt: dict[str, list[int]] = {}
         self._told: dict[str, list[int]] = {}  # prompt and everything said, the root last
         self._length: dict[str, int] = {}
         self._flying: dict[str, list[int]] = {}  # windows that were verified and not committed
 
-    def admit(self, request: str, prompt: Any) -> None:
-        """A request comes. A name may come again when it is over."""
+    def admit(self, request: str, prompt: Any, sampling: dict[str, Any] | None = None) -> None:
+        """A request comes. A name may come again when it is over.
+
+        sampling  how it draws its tokens: temperature, and top_k and top_p if there are any; None: by argmax
+        """
         tokens = _ints(prompt)
+        self._sampling[request] = sampling
         self._prompt[request], self._told[request], self._length[request] = tokens, list(tokens), 0
-        self._event({"event": "admit", "request": request, "prompt": tokens})
+        self._event({"event": "admit", "request": request, "prompt": tokens} | (
+            {} if sampling is None else {"sampling": sampling}))
 
     def forward(
         self, requests: Any, counts: Any, positions: Any, tokens: Any, sampled: Any, logits: Any = None,
-        final: Any = None,
+        final: Any = None, uniforms: Any = None,
     ) -> None:
         """One forward of the target, after it.
 
@@ -88,6 +95,8 @@ class Recording:
                            decode, the accepted drafts and the bonus of a window; None: `accepted` tells it
         logits             rows of a window all, of others the last one: [rows, vocab], or request -> [rows, vocab]
         final              the rows that the output matrix read, in the same way
+        uniforms           per request that samples and says something, by its name: what drew. Of a window one per
+                           token and the final one, else the one. Multiples of 2**-24, as fp32 random numbers are
         """
         counts, at, ids, begin = _ints(counts), _ints(positions), _ints(tokens), 0
         rows, windows, chosen = list[dict[str, Any]](), dict[str, list[int]](), dict[str, list[int]]()
@@ -102,6 +111,8 @@ class Recording:
                 first, ran = 0, self._prompt[request][: first + count]
                 reused.add(request)
             rows.append(self._row(request, first, ran, said))
+            if uniforms is not None and request in uniforms:
+                rows[-1]["uniforms"] = [float(u) for u in uniforms[request]]
             if rows[-1]["kind"] == "verify":
                 windows[request] = ran
                 if said is not None:
@@ -189,7 +200,7 @@ class Recording:
         """It was preempted and is computed anew: from here on its text so far is its prompt."""
         self._event({"event": "abort", "request": request})
         self._flying.pop(request, None)
-        self.admit(request, self._told[request])
+        self.admit(request, self._told[request], self._sampling.get(request))
 
     def _event(self, event: dict[str, Any] | None, shown: dict[str, Any] | None = None) -> None:
         """A line, after the tensors beside it. event None: more tensors beside the last event."""

@@ -21,9 +21,10 @@ from torch.nn.functional import sigmoid, silu, softplus
 from instep_optimized import load
 from instep_optimized.layout import Inputs, Pages, Part, Updates
 from instep_optimized.ops.base import ExpertWeights, GdnInputs, Ops
-from instep_optimized.ops.plain.attend import entries, extents
+from instep_optimized.ops.plain.attend import entries, extents, visible
+from instep_optimized.ops.plain.gdn import Trail
 from instep_optimized.ops.plain.gdn import gdn as plain_gdn
-from instep_optimized.ops.plain.lanes import Lanes, after, along, before, lanes, scatter
+from instep_optimized.ops.plain.lanes import Lanes, after, along, ancestry, before, lanes, scatter
 from instep_optimized.ops.plain.ring import keep, recalled
 from instep_optimized.ops.plain.rows import rms_norm
 from instep_optimized.ops.plain.tiles import as_stored
@@ -102,7 +103,7 @@ def _pairwise(parts: list[torch.Tensor]) -> torch.Tensor:
 
 def correct(form: str, seed: int) -> Ops:
     """`plain` with the sums in that order."""
-    return replace(PLAIN, name=f"{form}_{seed}", trees=False, **FORMS[form](Order(form, seed)))
+    return replace(PLAIN, name=f"{form}_{seed}", **FORMS[form](Order(form, seed)))
 
 
 def _linear(order: Order, *, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Any) -> torch.Tensor:
@@ -195,13 +196,14 @@ def _one_part(order: Order, inputs: GdnInputs, part: Part, who: Lanes, out: torc
     after(part.settled, who, state)
     core, rows = torch.zeros_like(inputs.v[who.rows], dtype=state.dtype), Inputs(*(x[who.rows] for x in inputs[1:]))
     q = _per_value_head(inputs.q[who.rows], inputs.v.shape[1]).to(state.dtype)
+    trail = Trail(state, ancestry(part, who))
     for row, alive in enumerate(who.alive):
-        token = Inputs(*(x[:alive, row] for x in rows))
-        did = _did(order, state[:alive], token)
-        state[:alive] = _after(state[:alive], did)
-        core[:alive, row] = order.total(state[:alive].mT * q[:alive, row, :, None])
+        now, token = trail.at(row, alive), Inputs(*(x[:alive, row] for x in rows))
+        did = _did(order, now, token)
+        now.copy_(_after(now, did))  # where the trail keeps it
+        core[:alive, row] = order.total(now.mT * q[:alive, row, :, None])
         keep(part.ring, who.which[:alive], row, token, did)
-        along(part.per_row, who, row, state[:alive])
+        along(part.per_row, who, row, now)
     scatter(out, who, core)
     after(part.store, who, state)
 
@@ -254,10 +256,10 @@ def _attend(order: Order, *, query: torch.Tensor, pages: Pages, to: Any) -> torc
     for request, (begin, count, known) in enumerate(extents(pages)):
         if not count:
             continue
-        keys, values, mapped = entries(pages, request, known + count)
-        last = known + torch.arange(count, device=query.device)
-        seen = mapped & (torch.arange(len(keys), device=query.device) <= last[:, None])
-        keys, values = wide(keys), wide(values.masked_fill(~mapped[:, None, None], 0))
+        seen = visible(pages, begin, count, known)
+        keys, values, mapped = entries(pages, request, seen.shape[1])
+        seen = mapped & seen
+        keys, values = wide(keys), wide(values.masked_fill(~seen.any(0)[:, None, None], 0))
         for head in range(query.shape[1]):
             other = head // (query.shape[1] // keys.shape[1])
             scores = order.product(wanted[begin : begin + count, head], keys[:, other]) * query.shape[2] ** -0.5

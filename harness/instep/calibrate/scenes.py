@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from msgspec import structs
 
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
@@ -42,6 +43,8 @@ EXPERTS = {
     "intermediate": 0,
 }
 ROOM = Room((5, 1, 3), tuple(range(60, 0, -1)), PAGE_SIZE, 64)
+# In every fourth scene windows are trees: others in each round, and for each request.
+NODES, TREES = 6, (((0, 0, 1, 3, 2), (0, 1, 1)), ((0, 0, 2), (0, 1, 1, 0, 4)))
 PROMPTS = (11, 3, 5)  # tokens of each request
 CHUNKS: tuple[tuple[int, ...], ...] = ((), (1, 10), (5, 6), (4, 3, 4), (9, 2), (2, 2, 7), (10, 1), (3,))
 ACCEPT = ((2, 0), (3, 1), (0, 3), (1, 2))
@@ -66,6 +69,9 @@ def scene(number: int) -> Scene:
     checkpoint = random_checkpoint(config(number), seed=number)
     name = f"scene {number}"
     policy = _policy(name, chunks, accept)
+    if trees(number):  # a tree has as many steps in every round
+        room = structs.replace(ROOM, num_draft_tokens=NODES)
+        policy = structs.replace(policy, capacity=room, num_steps=WINDOW - 1, adaptive=None, steps=(), trees=TREES)
     header, _ = header_of(policy, checkpoint)
     generator = torch.Generator().manual_seed(number)
     prompts = {
@@ -75,6 +81,11 @@ def scene(number: int) -> Scene:
     chooser = ledger(checkpoint.config, num_steps=policy.num_steps, adaptive=header.adaptive_file(name))
     events = tuple(step.event for step in drive(policy, prompts, header, chooser))
     return Scene(name, checkpoint, Trace(Path(f"{name}.jsonl"), header, events, {}, ""))
+
+
+def trees(number: int) -> bool:
+    """Whether the windows of that scene are trees."""
+    return number % 4 == 2
 
 
 def config(number: int) -> ModelConfig:

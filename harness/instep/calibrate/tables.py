@@ -38,11 +38,11 @@ class Rate:
     by: str = ""
 
     def with_one(self, one: Comparison, form: str) -> Rate:
-        larger = not one.headroom <= self.worst
+        larger = not one.used <= self.worst
         return replace(
             self, comparisons=self.comparisons + 1, blocks=self.blocks + one.blocks,
             elements=self.elements + one.elements, alarms=self.alarms + (not one.agrees),
-            undecided=self.undecided + one.undecided, worst=one.headroom if larger else self.worst,
+            undecided=self.undecided + one.undecided, worst=one.used if larger else self.worst,
             by=form if larger else self.by,
         )  # fmt: skip
 

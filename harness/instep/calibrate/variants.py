@@ -13,14 +13,15 @@ from instep_optimized.layout import StateLayout
 
 from ..checks.directed import Directed
 from ..explain import Older, explained
+from ..options import FP8
 from ..replay.lockstep import Lockstep
 from ..replay.lockstep import run as run_all
 from ..replay.participants import Plan, participants_of
 from ..replay.replay import checks_for, oracle_for
-from ..replay.setting import FP8, Setting
+from ..replay.setting import Setting
 from ..verdict import Verdict
 from .correct_variants import FORMS
-from .scenes import Scene, scene
+from .scenes import Scene, scene, trees
 
 CORRECT = "instep.calibrate.correct_variants:"
 A_SCENE = 8  # consecutive variants with the same scene
@@ -34,6 +35,7 @@ STRATEGIES: tuple[tuple[str, str], ...] = (
     ("snapshot", "windows"), ("columns", "widened"), ("rerun", "windows"), ("columns", "windows"),
     ("rerun", "widened"), ("snapshot", "widened"), ("lazy_rerun", "windows"),
 )
+CHAINS = ("widened",)  # forms that serve chains alone
 LAYOUTS: tuple[StateLayout, ...] = ("VK", "KV")
 
 
@@ -74,6 +76,8 @@ def variants(count: int, op_sets: Iterable[str] = ()) -> Iterator[Variant]:
         if form in others:
             storage = storage[0], "float32"
         fitting = STRATEGIES if storage[1] == "float32" else STRATEGIES[:-1]
+        if trees(number // A_SCENE):
+            fitting = tuple(one for one in fitting if one[1] not in CHAINS)
         strategy, conv = fitting[number // len(forms) % len(fitting)]
         yield Variant(number, form, storage, strategy, conv, LAYOUTS[number // 3 % 2], number // A_SCENE)
 

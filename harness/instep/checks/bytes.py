@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
+from instep_reference.contract.engine import Commit, Fetch, Forward, Load, Offload, RequestState, Resume
 from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 from instep_reference.contract.rounding import read_as
@@ -27,7 +27,7 @@ from ..observe.storage import entries, narrower
 from ..verdict import Comparison, Sides, Skipped, Tier
 from .base import counted, exact, held, slot_of
 from .branches import beside
-from .prefixes import FINAL, of_prefix
+from .prefixes import FINAL, of_others, of_prefix, other_rows, others_kept, with_last
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
 CACHES = (
@@ -38,6 +38,7 @@ CACHES = (
 )
 
 CAME_BACK = "comes back otherwise than it was kept"
+WENT = "goes to the host otherwise than it was kept"
 FORBIDDEN = "which this event may not write"
 
 # What a round begins with: draft 1, the head's row behind it, and the root.
@@ -71,6 +72,8 @@ class Bytes:
         elif isinstance(context.event, Load | Resume):
             busy = {context.event.request}
             yield from self._came_back(context, context.event)
+        elif isinstance(context.event, Offload | Fetch):
+            yield from self._moved_whole(context, context.event)
         yield from self._tracked(context)
         for name in context.subject.before.keys() & context.subject.after.keys() - busy - context.expected.flying:
             if context.shown.memory(name):
@@ -182,9 +185,9 @@ class Bytes:
                 continue
             if right.numel():
                 result = self._same(context, place, span.request, found.get(place), right)
-                others = partial(_of_others, context, span.request, place, len(right))
+                others = partial(of_others, context, span.request, place, len(right))
                 result = replace(result, sides=result.sides and replace(result.sides, wrongs=others))
-                yield _with_last(result, found.get(place))
+                yield with_last(result, found.get(place))
         for layer, window in forward.subject.before[span.request].conv.items() if prefix.length != after.length else ():
             fed = rows(forward.subject, Place("trunk", layer, "qkv"), span)
             if fed is not None and len(fed) > max(taken) and window.numel():
@@ -192,7 +195,7 @@ class Bytes:
         final = rows(forward.subject, FINAL, span)
         if final is not None and len(final) > taken[-1]:
             result = self._same(context, FINAL, span.request, prefix.final, final[taken[-1]])
-            others = partial(_other_rows, final, forward, span.request)
+            others = partial(other_rows, final, forward, span.request)
             yield replace(result, sides=result.sides and replace(result.sides, wrongs=others))
 
     def _window(
@@ -233,6 +236,21 @@ class Bytes:
             how = "" if result.agrees else draft_alone(context, result.place)
             said = result.diagnosis and f"{CAME_BACK}: {how}{result.diagnosis}"
             yield replace(result, diagnosis=said)
+
+    def _moved_whole(self, context: EventContext, event: Offload | Fetch) -> Iterator[Comparison]:
+        """A prefix is on the host what it was on the device, and back on the device what it was on the host."""
+        kept, found = context.earlier.saved.get(event.name), context.subject.tracked.get(event.name)
+        if event.name not in context.expected.prefixes or kept is None:
+            return
+        right, mine = ({**dict(state.parts()), FINAL: state.final} if state else {} for state in (kept.state, found))
+        for place, due in right.items():
+            if due is not None and due.numel():
+                result = self._same(context, place, "", mine.get(place), due)
+                others = partial(others_kept, context, event.name, place, due, kept.state.length)
+                result = replace(result, request=None, slot=None,
+                                 sides=result.sides and replace(result.sides, wrongs=others))  # fmt: skip
+                said = result.diagnosis and f"{WENT if isinstance(event, Offload) else CAME_BACK}: {result.diagnosis}"
+                yield of_prefix(event.name, replace(result, diagnosis=said))
 
     def _extended(self, context: EventContext, kept: RequestState) -> RequestState:
         """What a copy becomes when it is loaded: of a prefix the draft head takes in the last row, at this event."""
@@ -306,30 +324,6 @@ def draft_alone(context: EventContext, place: Place) -> str:
         valid = int((bits(mine) == bits(due)).flatten(1).all(1).cumprod(0).sum())
     far = f"is valid for its first {valid} of {len(due)} positions alone" if valid else "did not"
     return f"the target's memory came back, the draft KV {far}: "
-
-
-def _other_rows(mine: torch.Tensor, forward: LastForward, request: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The final rows that a prefix of this request may have kept instead of its last token's."""
-    for number, row in enumerate(mine):
-        yield f"is the final row of token {number} of this event", row
-    for name, span in forward.spans.items():
-        for row in rows(forward.subject, FINAL, span) if name != request else ():  # type: ignore[union-attr]
-            yield f'is a final row of request "{name}"', row
-
-
-def _of_others(context: EventContext, request: str, place: Place, count: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a prefix holds that was read out of another request."""
-    for name, state in context.subject.after.items():
-        held = dict(state.parts()).get(place)
-        if name != request and held is not None:
-            yield f'holds what belongs to request "{name}"', held[:count]
-
-
-def _with_last(result: Comparison, found: torch.Tensor | None) -> Comparison:
-    """A prefix that keeps one row of the draft head too many is called so."""
-    more = found is not None and result.diagnosis and found.numel() > result.elements
-    said = "keeps the draft head's last row, which was made of the token behind the prefix"
-    return replace(result, diagnosis=said) if more and result.place.stage != "trunk" else result
 
 
 def _as_if(trespass: Trespass) -> str:

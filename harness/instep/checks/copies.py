@@ -1,4 +1,6 @@
-"""T1: what `save` and `preempt` keep of a request is there while it is due, nobody writes into it, and it is freed.
+"""T1: what is kept of a request is there while it is due, where it is due; nobody writes into it, and it is freed.
+
+By `save` and `preempt`, and what an offload brought to the host: its bytes are then those that were on the device.
 
 Leaves out: whether a copy is right (`bytes.py` and `labels.py`, when it comes back), and copies of an engine that does
 not show them: of these a preempted request's logical state alone is compared.
@@ -9,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instep_reference.contract.copies import Copy
+from instep_reference.contract.engine import Fetch, Offload
+from instep_reference.contract.place import AFTER_LAYERS, Place
 
 from ..observe.context import EventContext
 from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, said_of
+
+MOVED = Place("extend", AFTER_LAYERS, "pick")  # behind every part that a check of its own may name
 
 
 class Copies:
@@ -36,11 +42,17 @@ class Copies:
         parts = dict[Copy, list[str]]()
         for copy, part in seen.changed:
             parts.setdefault(copy, []).append(part)
+        moved: Copy = ("offload" if isinstance(context.event, Offload) else "save", getattr(context.event, "name", ""))
+        came = parts.pop(moved, []) if isinstance(context.event, Offload | Fetch) else []
         said += [f"{_named(copy)} changed while this event ran: {', '.join(names)}" for copy, names in parts.items()]
         said += [f"{_named(copy)} is gone, but its memory is still held" for copy in sorted(seen.held)]
+        said += [f"{_named(copy)} does not stand in host memory" for copy in sorted(seen.stayed)]
         yield said_of(self, context, NOWHERE, max(seen.elements, 1), said)
+        if came:
+            said = [f'what is kept as "{moved[1]}" is not what it was before it moved: {", ".join(came)}']
+            yield said_of(self, context, MOVED, 1, said)
 
 
 def _named(copy: Copy) -> str:
     by, name = copy
-    return f'the copy that {by} kept as "{name}"' if by == "save" else f'the copy that {by} kept of "{name}"'
+    return f'the copy that {by} kept {"of" if by == "preempt" else "as"} "{name}"'

@@ -70,7 +70,8 @@ class Directed:
         return Comparison(
             self.name, self.tier, context.index, context.kind, piece.place("state"),
             elements=min(compared, found.numel()), blocks=looked.blocks, undecided=looked.undecided,
-            worst=looked.worst, allowed=PROJECTION_LIMIT, request=piece.request, slot=slot_of(context, piece.request),
+            pairs=looked.pairs, worst=looked.worst, allowed=PROJECTION_LIMIT, request=piece.request,
+            slot=slot_of(context, piece.request),
             head=looked.head, columns=(begin, min(begin + COLUMNS, found.shape[2]) - 1), diagnosis=looked.diagnosis,
             explained=Explained("hypothesis", looked.diagnosis) if looked.named else None,
         )  # fmt: skip

@@ -8,13 +8,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded, Load, Resume
+from instep_reference.contract.engine import (
+    Commit,
+    Committed,
+    Draft,
+    Drafted,
+    Fetch,
+    Forward,
+    Forwarded,
+    Load,
+    Offload,
+    Resume,
+)
 from instep_reference.contract.event_facts import tracks
 from instep_reference.contract.place import AFTER_LAYERS, Place, draft_stage
 
 from ..observe.context import EventContext, LastForward
 from ..observe.rows import paths, row_spans
-from ..verdict import Comparison, Tier
+from ..verdict import Comparison, Skipped, Tier
 from .base import NOWHERE, exact, in_batch
 
 LENGTH = Place("trunk", AFTER_LAYERS, "length")
@@ -33,7 +44,7 @@ class Identity:
     def __init__(self) -> None:
         self.known: dict[str, tuple[int, ...]] = {}  # pages by request, of an engine that orders them itself
 
-    def __call__(self, context: EventContext) -> Iterator[Comparison]:
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         yield from self._rooms(context)
         yield from self._row_counts(context)
         if not context.shown.whole:
@@ -99,6 +110,8 @@ class Identity:
             for found, says in ((answered.get(name), "answers a prefix of {} tokens"),
                                 (None if kept is None else kept.length, "keeps a prefix of {} tokens")):  # fmt: skip
                 yield exact(self, context, LENGTH, found, due.get(under), says, name)
+        for under, kept in context.subject.tracked.items() if isinstance(context.event, Offload | Fetch) else ():
+            yield exact(self, context, LENGTH, kept.length, due.get(under), f'"{under}" is a prefix of {{}} tokens')
 
     def _row_counts(self, context: EventContext) -> Iterator[Comparison]:
         """Every place that the truth has, the subject has too, with the rows that the trace gives it."""
@@ -111,10 +124,12 @@ class Identity:
             found = context.subject.places.get(place)
             yield exact(self, context, place, 0 if found is None else found.shape[0], right, "has {} rows")
 
-    def _drafted(self, context: EventContext, event: Draft) -> Iterator[Comparison]:
+    def _drafted(self, context: EventContext, event: Draft) -> Iterator[Comparison | Skipped]:
         answer = context.subject.answer
         assert isinstance(answer, Drafted)
         drafts, own = answer.drafts.tolist(), answer.own.tolist()
+        if context.subject.instead:
+            yield Skipped(self.name, context.index, "the recorded drafts are the window: its own were others")
         headless = isinstance(context.truth.answer, Drafted) and bool((context.truth.answer.own < 0).all())
         for row, name in enumerate(event.requests):
             right = own[row] if event.picks is None else list(event.picks[row])

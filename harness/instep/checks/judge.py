@@ -35,7 +35,7 @@ def judge(
         yardsticks.append(yardstick)
         noise = max(noise, least)
         result = measured(spot, found, truth, yardsticks, noise, stored, factor)
-        if result.agrees or not result.headroom <= LUCK:
+        if result.agrees or not result.used <= LUCK:
             break
     assert result is not None, "there is a first draw"
     return result

@@ -1,4 +1,4 @@
-"""Compares nothing: tells what an engine led by verbs was served otherwise, and which requests have left the run.
+"""Compares nothing: tells what an engine was served otherwise or not at all, and which requests have left the run.
 
 Leaves out: what is not shown at all, which stands in one table (`observe/shown.py`).
 """
@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from instep_reference.contract.engine import Refused
+
 from ..observe.context import EventContext
 from ..verdict import Skipped, Tier
+
+NOT_OFFERED = "this illegal event was not offered: the engine has no true attribute `refuses`"
 
 
 class Played:
@@ -20,3 +24,5 @@ class Played:
     def __call__(self, context: EventContext) -> Iterator[Skipped]:
         for said in context.shown.said:
             yield Skipped(self.name, context.index, said)
+        if isinstance(context.event, Refused) and not context.shown.refuses:
+            yield Skipped(self.name, context.index, NOT_OFFERED)

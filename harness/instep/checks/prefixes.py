@@ -1,15 +1,21 @@
-"""How a finding in a tracked prefix is told: beside the place and the request stands the name of the prefix.
+"""How a finding in a tracked prefix is told: its name beside the place and the request, and what stands there instead.
 
 Leaves out: the comparisons, which the checks make as they do for a request's own memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+
+import torch
 
 from instep_reference.contract.place import AFTER_LAYERS, Place
 
+from ..observe.context import EventContext, LastForward
+from ..observe.rows import rows
 from ..verdict import Comparison
+from .base import counted
 
 FINAL = Place("trunk", AFTER_LAYERS, "final")  # of the last token of a prefix: the draft head takes it in at a load
 
@@ -21,3 +27,43 @@ def of_prefix(under: str, result: Comparison) -> Comparison:
     said = f'of the prefix that is tracked as "{under}": {result.diagnosis}'
     explained = result.explained and replace(result.explained, says=said)
     return replace(result, diagnosis=said, explained=explained)
+
+
+def other_rows(mine: torch.Tensor, forward: LastForward, request: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The final rows that a prefix of this request may have kept instead of its last token's."""
+    for number, row in enumerate(mine):
+        yield f"is the final row of token {number} of this event", row
+    for name, span in forward.spans.items():
+        for row in rows(forward.subject, FINAL, span) if name != request else ():  # type: ignore[union-attr]
+            yield f'is a final row of request "{name}"', row
+
+
+def of_others(context: EventContext, request: str, place: Place, count: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a prefix holds that was read out of another request."""
+    for name, state in context.subject.after.items():
+        held = dict(state.parts()).get(place)
+        if name != request and held is not None:
+            yield f'holds what belongs to request "{name}"', held[:count]
+
+
+def others_kept(
+    context: EventContext, name: str, place: Place, due: torch.Tensor, count: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What stands in the place of a part of a prefix, if a move mixed up whose it is, or of when."""
+    yield "is all zero", torch.zeros_like(due)
+    for request, state in context.subject.after.items():
+        held = dict(state.parts()).get(place)
+        if held is not None:
+            of = f"after {counted(state.length)}; {count} were tracked"
+            yield f'holds what request "{request}" has now, {of}', held[: len(due)]
+    for under, kept in context.earlier.saved.items():
+        held = dict(kept.state.parts()).get(place)
+        if under != name and held is not None:
+            yield f'holds what is kept as "{under}"', held[: len(due)]
+
+
+def with_last(result: Comparison, found: torch.Tensor | None) -> Comparison:
+    """A prefix that keeps one row of the draft head too many is called so."""
+    more = found is not None and result.diagnosis and found.numel() > result.elements
+    said = "keeps the draft head's last row, which was made of the token behind the prefix"
+    return replace(result, diagnosis=said) if more and result.place.stage != "trunk" else result

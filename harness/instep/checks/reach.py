@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from instep_reference.sampling import Drawing, drawn, fp32
+from instep_reference.acceptance import draws
+from instep_reference.sampling import Drawing, fp32, probabilities
 
 from .allowance import SCORE_ULPS, sums_error
 
@@ -39,7 +40,9 @@ class Row:
     @property
     def drawn(self) -> int:
         """The token that these logits draw. It depends on no other row's."""
-        return drawn(self.logits.expand(len(self.drawing.tokens), -1), self.drawing)[self.node]
+        probs, how = probabilities(self.logits[None], self.drawing.sampling), self.drawing
+        uniforms = self.logits.new_tensor([*how.at_nodes, how.final])
+        return draws(how.tokens, how.parents, probs.expand(len(how.tokens), -1), uniforms[:-1], uniforms[-1])[self.node]
 
     @property
     def children(self) -> list[int]:
@@ -83,6 +86,23 @@ def reachable(row: Row, token: int, error: float, width: torch.dtype, factor: fl
     least, _ = rest.share(slice(0, token))
     _, most = rest.share(slice(0, token + 1))
     return bool(rest.high[token] > 0) and least * (1 - slack) <= last < most * (1 + slack)
+
+
+def sure(row: Row, error: float, width: torch.dtype) -> bool:
+    """Whether one token alone can be drawn where all errors are at most what is allowed."""
+    eps = torch.finfo(width).eps
+    weights, slack = _Weights.of(row, error, eps), sums_error(len(row.logits), eps)
+    children = row.children
+    can = sum(reachable(row, child, error, width) for child in children)
+    if can < 2 and weights.share(children)[0] * (1 - slack) <= row.drawing.at_nodes[row.node]:
+        rest, last = weights.without(children), row.drawing.final
+        low, high = (torch.cat([part.new_zeros(1), part.cumsum(0)]) for part in (rest.low, rest.high))
+        # Of the tokens up to each: the smallest part that they may hold, and the largest.
+        least = low / (low + high[-1] - high).clamp(min=torch.finfo(low.dtype).tiny)
+        most = high / (high + low[-1] - low).clamp(min=torch.finfo(low.dtype).tiny)
+        there = (rest.high > 0) & (least[:-1] * (1 - slack) <= last) & (last < most[1:] * (1 + slack))
+        can += int(there.sum())
+    return can == 1
 
 
 @dataclass(frozen=True)

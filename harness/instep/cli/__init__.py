@@ -6,6 +6,7 @@ Leaves out: torch, until a command needs it. Exit codes: 0 all agree, 1 divergen
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -19,6 +20,8 @@ COMMANDS: tuple[str, ...] = (
     "audit",
     "bench",
     "calibrate",
+    "demo",
+    "diff",
     "doctor",
     "faults",
     "fixtures",
@@ -26,6 +29,7 @@ COMMANDS: tuple[str, ...] = (
     "gate",
     "generate",
     "memory",
+    "op",
     "record",
     "relations",
     "replay",
@@ -38,7 +42,7 @@ COMMANDS: tuple[str, ...] = (
 WIDE = ("audit", "bench", "shapes")  # commands whose tensors are large enough for several threads
 
 app = typer.Typer(
-    name="instep", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="instep", no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False,
     help="Does a fast engine for hybrid gated-delta-net models still compute the model?",
 )
 def _version(asked: bool) -> None:
@@ -64,6 +68,7 @@ for _name in COMMANDS:
 def main() -> NoReturn:
     """Run a command and turn its verdict, or what goes wrong, into an exit code and one line."""
     outputs, code, error = Outputs(), 0, None
+    gc.set_threshold(20_000, 20, 100)  # modules make 10^6 objects that live on, and hardly any of the others is a cycle
     if sys.argv[1:2] not in [[name] for name in WIDE]:
         # A thread more costs small tensors three to thirty times what it brings. torch reads this when it is loaded.
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -10,28 +10,29 @@ from typing import Annotated
 
 import typer
 
-from .finish import finish
+from .finish import Annotate, Sarif, finish, must_be_free
 
 
 def audit(
     recording: Annotated[Path, typer.Argument(help="A recording: its directory, a directory of SGLang's dumper, or a "
                                                    "file of JSON lines of prompts and answers.")],
-    model: Annotated[Path, typer.Option(help="The Hugging Face checkpoint directory; it may be larger than memory.")],
+    model: Annotated[Path, typer.Option(
+        "--model", "--checkpoint", help="The Hugging Face checkpoint directory; it may be larger than memory.")],
     dtype: Annotated[str | None, typer.Option(help="In which the engine computes, where the recording does not say; "
                                                    "left out: as the checkpoint is stored.")] = None,
     tokens: Annotated[int | None, typer.Option(help="The most tokens of a request that are judged.", min=1)] = None,
     level: Annotated[int, typer.Option(help="The highest level: 1 tokens and counts, 2 logits and rows, 3 states.",
                                        min=1, max=3)] = 3,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    sarif: Sarif = None,
+    annotate: Annotate = None,
 ) -> None:
     """Judge a recording; exit 0: right; 1: the model says otherwise; 3: fewer than half of the tokens decidable."""
-    from ..atomic_write import writable
     from ..audit import render
     from ..audit.audit import audit as run
     from .progress import progress
 
-    if json is not None:
-        writable(json)
+    must_be_free((json, sarif))
     with progress("read the recording") as advance:
         found = run(recording, model, dtype=dtype, tokens=tokens, level=level, progress=advance)
-    finish(render.of(found), json, lambda console: render.show(found, console))
+    finish(render.of(found), json, lambda console: render.show(found, console), sarif=sarif, annotate=annotate)

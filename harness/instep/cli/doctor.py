@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # package -> what does not work without it
 NEEDED_FOR = {
@@ -28,17 +32,20 @@ REQUIRED = ("torch", "safetensors", "msgspec")
 SUPPORTED = ((3, 11), (3, 14))  # from, up to but without
 
 
-def doctor(json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
+def doctor(
+    json: Annotated[Path | None, typer.Option(help="Write the findings there, too; - is stdout.")] = None,
+) -> None:
     """Print what is installed here, and what is missing for what."""
-    found = findings()
-    if json:
-        import msgspec
+    from rich.console import Console
 
-        print(msgspec.json.encode(found).decode())
-    else:
-        _show(found)
-    if any(found[package] is None for package in REQUIRED):
-        raise typer.Exit(2)
+    found = findings()
+    code = 2 if any(found[package] is None for package in REQUIRED) else 0
+    if json is not None:
+        from ..report.result import Result
+
+        Result(code, "cpu", {"found": found}).write(json)
+    _show(found, Console())
+    raise typer.Exit(code)
 
 
 def findings() -> dict[str, str | None]:
@@ -55,15 +62,12 @@ def findings() -> dict[str, str | None]:
     return found
 
 
-def _show(found: dict[str, str | None]) -> None:
-    from rich.console import Console
-
+def _show(found: dict[str, str | None], console: Console) -> None:
     from ..report import tables
 
     made = tables.table("", {"part": "word", "found": "text", "missing for": "text"})
     for part, value in found.items():
         made.add_row(part, value or "[red]missing[/red]", "" if value else NEEDED_FOR.get(part, ""))
-    console = Console()
     tables.show(made, console)
     low, high = SUPPORTED
     version = tuple(map(int, platform.python_version_tuple()[:2]))

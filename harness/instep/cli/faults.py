@@ -26,7 +26,8 @@ def faults(
     names: Annotated[list[str] | None, typer.Argument(help="Faults by name; left out: all.")] = None,
     family: Annotated[list[str] | None, typer.Option(help="Only of this family; may be repeated.")] = None,
     ops: Annotated[list[str] | None, typer.Option(help="Only those of this op set; may be repeated.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Record the traces anew with this model, as one with experts; "
+    checkpoint: Annotated[Path | None, typer.Option(
+        "--checkpoint", "--model", help="Record the traces anew with this model, as one with experts; "
                                                          "left out: as they come with instep.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes at a time; left out: as many as cores.", min=1)] = None,
     no_text: Annotated[bool, typer.Option("--no-text", help="Leave out what accuracy would see of them.")] = False,

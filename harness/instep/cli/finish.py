@@ -1,13 +1,14 @@
-"""How a command that came to a result ends: the file where it is asked for, the terminal, the exit code.
+"""How a command that came to a result ends: the files where they are asked for, the terminal, the exit code.
 
 Leaves out: commands that end otherwise (`ending.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -16,12 +17,42 @@ if TYPE_CHECKING:
 
     from ..report.result import Result
 
+Sarif = Annotated[Path | None, typer.Option(help="Write the findings there as SARIF, which code hosts show.")]
+Annotate = Annotated[bool | None, typer.Option(
+    "--annotate/--no-annotate", show_default=False,
+    help="Print findings as annotations of GitHub; left out: in a job of GitHub Actions.")]
 
-def finish(result: Result, json: Path | None, show: Callable[[Console], None]) -> NoReturn:
-    """`show` prints the result; its file is written first, so that it is whole whoever reads the terminal."""
+
+def must_be_free(files: Sequence[Path | None], *read: Path) -> None:
+    """Refuse places where a result cannot be put, before anything runs. read: what the command reads."""
+    from ..atomic_write import writable
+
+    given = [file for file in files if file is not None]
+    for file in given:
+        writable(file, *read, *(other for other in given if other is not file))
+
+
+def finish(
+    result: Result, json: Path | None, show: Callable[[Console], None], *, sarif: Path | None = None,
+    annotate: bool | None = False, trace: Path | None = None,
+) -> NoReturn:
+    """`show` prints the result; its files are written first, so that they are whole whoever reads the terminal.
+
+    annotate  None: in a job of GitHub Actions;  trace: whose lines are the events of the findings
+    """
     from rich.console import Console
 
     if json is not None:
         result.write(json)
+    wanted = os.environ.get("GITHUB_ACTIONS") == "true" if annotate is None else annotate
+    if sarif is not None or wanted:
+        from ..atomic_write import write_atomically
+        from ..report import notices
+
+        found = notices.notices(result, trace)
+        if sarif is not None:
+            write_atomically({sarif: notices.sarif(found)})
+        if wanted:
+            print(*notices.workflow_commands(found), sep="\n")
     show(Console())
     raise typer.Exit(int(result.exit))

@@ -30,7 +30,8 @@ SEEDS = 2**31
 )
 def fuzz(
     given: Given,
-    checkpoint: Annotated[Path | None, typer.Option(help="A Hugging Face checkpoint directory; left out: instep's "
+    checkpoint: Annotated[Path | None, typer.Option(
+        "--checkpoint", "--model", help="A Hugging Face checkpoint directory; left out: instep's "
                                                          "own.")] = None,
     examples: Annotated[int | None, typer.Option(help="Runs per op set; 400 unless a time is given.", min=1)] = None,
     minutes: Annotated[float | None, typer.Option(help="The most time, shared by the op sets.", min=0.0)] = None,

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..options import PROPOSED
+from ..options import PROPOSED, WIDTHS, known
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
     from ..replay.setting import Setting
     from ..trace.file import Trace
     from ..trace.policy import Policy
+
+SPELLED = "|".join(WIDTHS)
 
 
 @takes_setting(
@@ -28,16 +30,17 @@ if TYPE_CHECKING:
 )
 def record(
     given: Given,
-    checkpoint: Annotated[Path, typer.Option(help="A Hugging Face checkpoint directory.")],
+    checkpoint: Annotated[Path, typer.Option("--checkpoint", "--model", help="A Hugging Face checkpoint directory.")],
     prompts: Annotated[Path, typer.Option(help="JSON list of {name, text | tokens}.")],
     policy: Annotated[Path, typer.Option(help="JSON policy: arrivals, chunks, step counts, acceptance, moments.")],
     out: Annotated[Path, typer.Option(help="The trace to write; its tensors go beside it.")],
-    dtype: Annotated[str, typer.Option(help="The width in which the reference decides.")] = "float64",
+    dtype: Annotated[str, typer.Option(metavar=SPELLED, help="The width in which the reference decides.")] = "float64",
     num_steps: Annotated[int | None, typer.Option(help="Instead of the policy's initial step count.", min=0)] = None,
     rounds: Annotated[int | None, typer.Option(help="Instead of the policy's most rounds.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the policy's seed.")] = None,
 ) -> None:
     """Record a trace with the reference; both files are written, or none."""
+    known("dtype", dtype)
     from msgspec.structs import replace
 
     from ..trace.file import replaceable

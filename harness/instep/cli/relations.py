@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .finish import finish
+from .finish import Annotate, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 
@@ -19,17 +19,19 @@ def relations(
     given: Given,
     trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file.")],
     name: Annotated[list[str] | None, typer.Argument(help="Relations to hold; left out: all of them.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="The model; left out: where the trace says.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(
+        "--checkpoint", "--model", help="The model; left out: where the trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="The trace up to this event.", min=0)] = None,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Hold bit by bit what the op set `invariant` promises.")]
     = False,
     tokens: Annotated[int, typer.Option(help="How many tokens the drift is watched for.", min=64)] = 2048,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    sarif: Sarif = None,
+    annotate: Annotate = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Hold relations between runs of one trace; exit 0: all agree, 1: divergence, 3: one of them compared nothing."""
     from .. import relations as table
-    from ..atomic_write import writable
     from ..relations import render
     from ..relations.case import Case
     from ..replay.replay import Replay
@@ -37,12 +39,12 @@ def relations(
     from .progress import progress
 
     wanted = table.relations(name or ())
-    if json is not None:
-        writable(json, trace)
+    must_be_free((json, sarif), trace)
     given.subjects()  # an op set beside an engine is refused
     replay = Replay(read(trace), given.setting(), checkpoint=checkpoint)
     case = Case.of(replay.trace, replay.plan, until=until, bitwise=bitwise, tokens=tokens)
     with progress("relations") as said:
         found = table.held(case, wanted, lambda relation: said(relation.name, wanted.index(relation), len(wanted)))
     run = render.Run(trace, checkpoint, until, case, tuple(found))
-    finish(render.of(run, commit), json, lambda console: render.show(run, console))
+    finish(render.of(run, commit), json, lambda console: render.show(run, console),
+           sarif=sarif, annotate=annotate, trace=trace)

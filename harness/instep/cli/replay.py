@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .finish import finish
+from ..options import TIERS, tiers_named
+from .finish import Annotate, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def replay(
                                                                                      "trace says.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
-    tiers: Annotated[list[str] | None, typer.Option(help="Judge these tiers alone: T0,T1,T2,T2d,T3,T4, some of them; "
-                                                        "may be repeated.")] = None,
+    tiers: Annotated[list[str] | None, typer.Option(metavar=",".join(TIERS), help="Judge these tiers alone, some "
+                                                        "of them; may be repeated.")] = None,
     swap: Annotated[list[str] | None, typer.Option(help="OP=SET: this op from another set, gdn=plain; may be "
                                                       "repeated.")] = None,
     graft: Annotated[list[str] | None, typer.Option(help="PLACE@EVENT: there the reference's tensor goes on, "
@@ -46,10 +47,15 @@ def replay(
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the result there as a page to look at.")] = None,
     trail: Annotated[Path | None, typer.Option(help="Write a digest of every event's bytes there, for diff.")] = None,
+    sarif: Sarif = None,
+    annotate: Annotate = None,
+    save_tensors: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the tensors of the first findings "
+                                                                          "there, as safetensors.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
-    from ..atomic_write import writable, write_atomically
+    names = tiers_named(tiers or ())
+    from ..atomic_write import folder_for, write_atomically
     from ..carried import trace as own_trace
     from ..observe.event_digests import EventDigests
     from ..replay.replay import Replay
@@ -58,14 +64,13 @@ def replay(
     from ..trace.file import read
     from ..verdict import tiers_of
 
+    if save_tensors is not None:
+        folder_for(save_tensors, "--save-tensors")
     for served in given.several("ops", "plain"):
         given.setting(ops=served)  # what is wrong with it is said before anything is read
-    judged = tiers_of(tiers or ())
-    variant = Variant(swaps_of(swap or ()), tuple(map(patch_of, graft or ())))
+    judged, variant = tiers_of(names), Variant(swaps_of(swap or ()), tuple(map(patch_of, graft or ())))
     asked = own_trace() if trace is None else trace
-    places = [file for file in (json, html, trail) if file is not None]
-    for file in places:
-        writable(file, asked, *(other for other in places if other is not file))
+    must_be_free((json, html, trail, sarif), asked)
     loaded = read(asked)
     runs = _planned(loaded, given, until)
     trails = [EventDigests() for _ in runs]
@@ -85,7 +90,12 @@ def replay(
         from ..page.replay import page_of
 
         write_atomically({html: page_of(outcomes, loaded).encode()})
-    finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console))
+    if save_tensors is not None:
+        from ..report.tensors import files
+
+        write_atomically(files(outcomes, save_tensors))
+    finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console), sarif=sarif,
+           annotate=annotate, trace=loaded.path)
 
 
 def _planned(trace: Trace, given: Given, until: int | None) -> list[Part]:

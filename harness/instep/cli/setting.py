@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ..options import OPTIONS, SOMETIMES
+from ..options import CHOICES, OPTIONS, SOMETIMES, USUAL, known
 
 if TYPE_CHECKING:
     from ..replay.setting import Setting
@@ -68,6 +68,9 @@ def takes_setting(
         @functools.wraps(command)
         def run(**typed: Any) -> None:
             settled = {name: typed.pop(name) for name in names}
+            for name, value in settled.items():
+                if isinstance(value, str):
+                    known(name, value)  # refused before the command loads torch
             command(**typed, given=Given({name: value for name, value in settled.items() if value is not None}))
 
         mine = [each for each in own.parameters.values() if each.name != "given"]
@@ -84,8 +87,13 @@ def _option(name: str, repeated: bool, says: str | None) -> inspect.Parameter:
     text, kind = says or usual, cast(Any, once)
     if repeated:
         text, kind = f"{text.rstrip('.')}; may be repeated.", GenericAlias(list, once)
+    choices = CHOICES.get(name, USUAL.get(name, ()))
+    how: Any = typer.Option(
+        help=text, show_default=False, metavar="|".join(CHOICES[name]) if name in CHOICES else None,
+        autocompletion=(lambda: choices) if choices else None,
+    )
     # Built while the program runs, so no checker can read it as a type.
-    annotation = Annotated.__class_getitem__((kind | None, typer.Option(help=text, show_default=False)))  # type: ignore[attr-defined]
+    annotation = Annotated.__class_getitem__((kind | None, how))  # type: ignore[attr-defined]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..options import DRAFTER
-from .finish import finish
+from .finish import Annotate, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ def shapes(
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    sarif: Sarif = None,
+    annotate: Annotate = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Run an op set at the sizes of real models, weights drawn; exit 0: all agree, 1: divergence, 3: nothing judged."""
-    from ..atomic_write import writable
     from ..report import data, terminal
     from ..shapes import NAMES
     from ..shapes.run import shaped
 
-    if json is not None:
-        writable(json)
+    must_be_free((json, sarif))
     setting = given.setting(ops="triton")
     outcomes = [
         shaped(one, setting, layers=layers, vocab=vocab, until=until, judged=layer) for one in name or NAMES
@@ -46,4 +46,4 @@ def shapes(
         for outcome in outcomes:  # each is of a trace of its own
             terminal.show([outcome], console)
 
-    finish(data.of(outcomes, commit), json, show)
+    finish(data.of(outcomes, commit), json, show, sarif=sarif, annotate=annotate)

@@ -42,7 +42,8 @@ def show(
     steps = ", ".join(map(str, header.candidates))
     nodes = "" if room.num_draft_tokens is None else f", trees of {room.num_draft_tokens} nodes at most"
     if room.track_interval is not None:
-        nodes += f", prefixes tracked every {room.track_interval} tokens"
+        most = "" if room.tracked is None else f" (at most {room.tracked} on the device)"
+        nodes += f", prefixes tracked every {room.track_interval} tokens{most}"
     tables.say(
         console, header.claim, f"{count(len(loaded.events), 'event')}, {count(len(everybody), 'request')}",
         f"room  {count(len(room.slots), 'slot')}, {count(len(room.pages), 'page')} of {room.page_size} tokens, "

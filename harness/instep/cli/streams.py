@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .finish import finish
+from .finish import Annotate, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 
@@ -21,18 +21,20 @@ from .setting import Given, takes_setting
 def streams(
     given: Given,
     trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file; its model is not needed.")],
-    level: Annotated[list[str] | None, typer.Option(help="op: the delta rule consumes whole labels, states are right "
+    level: Annotated[list[str] | None, typer.Option(
+        metavar="op|model", help="op: the delta rule consumes whole labels, states are right "
                                                          "to the bit; model: to the nearest label. "
                                                          "Left out: both.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    sarif: Sarif = None,
+    annotate: Annotate = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Replay a trace on labels that states can be read by; exit 0: all right, 1: a label is wrong, 3: nothing read."""
     from instep_reference.contract.errors import BadInput
 
-    from ..atomic_write import writable
     from ..replay.replay import must_have
     from ..report import data, terminal
     from ..streams.checkpoint import config
@@ -42,8 +44,7 @@ def streams(
     chosen = [one for one in LEVELS if level is None or one in level]
     if len(chosen) < len(set(level or LEVELS)):
         raise BadInput("--level", found=", ".join(level or ()), expected=" or ".join(LEVELS))
-    if json is not None:
-        writable(json, trace)
+    must_be_free((json, sarif), trace)
     loaded = read(trace)
     must_have(layer or (), config(1))  # the same layers, however many requests
     outcomes = [
@@ -51,4 +52,5 @@ def streams(
         for served in given.several("ops", "plain")
         for how in given.named.get("strategy") or given.setting(ops=served).strategies("strategy") for one in chosen
     ]
-    finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console))
+    finish(data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console),
+           sarif=sarif, annotate=annotate, trace=trace)

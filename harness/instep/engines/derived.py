@@ -257,6 +257,15 @@ class DerivedEngine:
         else:
             self._again(request, "save", "load")
 
+    def evict(self, name: str) -> None:
+        del self.saved[name]
+        self.served = True
+
+    def offload(self, name: str) -> None:
+        raise Unsupported("what is kept on the host: no verb moves it there")
+
+    fetch = offload
+
     def preempt(self, request: str) -> None:
         if not self._stays(request) or not self.requests[request].there:
             return

@@ -20,7 +20,7 @@ import torch
 
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.rounding import FORMATS, Product
+from instep_reference.contract.rounding import FORMATS, RESIDUAL, Product
 
 from ..adapters import Maker, makes, named
 from ..observe.shown import FEEDS
@@ -73,13 +73,18 @@ class ByVerbs:
 def find(name: str) -> ByVerbs | Maker:
     """The engine of that name: `module:attribute`, or what a package offers in the group "instep.engines"."""
     found = named(name, field="--engine", group=GROUP)
-    if callable(found) and not _by_the_contract(found) and _takes(found):
+    if callable(found) and is_make(found):
         return ByVerbs(name, found)
     if isinstance(found, Maker) and makes(found):
         return found
     kind = "a callable that takes other arguments" if callable(found) else f"a {type(found).__name__}"
     raise BadInput("--engine", found=f"{name!r} ({kind})",
                    expected="make(model, room, *, num_steps, widest, device, dtype); see docs/your-engine.md")
+
+
+def is_make(found: Callable[..., Any]) -> bool:
+    """Whether it is called as `make` is."""
+    return not _by_the_contract(found) and _takes(found)
 
 
 def must_have(made: object, name: str) -> Any:
@@ -116,10 +121,10 @@ def product_of(said: object) -> object:
     """A `Product`, also as it is spelled: "bf16", "tf32 in blocks of 64"."""
     if not isinstance(said, str):
         return said
-    format, _, block = said.partition(" in blocks of ")
+    format, _, block = said.removesuffix(RESIDUAL).partition(" in blocks of ")
     if format not in FORMATS or (block and not block.isdecimal()):
         raise BadInput("products", found=repr(said), expected=f'{", ".join(FORMATS)}, or "tf32 in blocks of 64"')
-    return Product(format, int(block) if block else None)
+    return Product(format, int(block) if block else None, residual=said.endswith(RESIDUAL))
 
 
 def _by_the_contract(found: Any) -> bool:

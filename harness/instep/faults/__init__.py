@@ -29,6 +29,7 @@ from .catalogue import (
     scheduling,
     slots,
     storage,
+    tiers,
     trees,
 )
 
@@ -52,6 +53,7 @@ FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "answers": answers.FAULTS,
     "sampling": sampling.FAULTS,
     "prefixes": prefixes.FAULTS,
+    "tiers": tiers.FAULTS,
     "trees": trees.FAULTS,
     "experts": experts.FAULTS,
     "others": others.FAULTS,

@@ -113,6 +113,11 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "prefix-owner": "a prefix holds what belongs to another request",
         "prefix-changed": "a prefix goes on changing with its donor",
     },
+    "tiers": {
+        "tier-component": "what goes to the host or comes back lacks a part",
+        "tier-other": "what goes to the host or comes back is another's, or of another time",
+        "tier-evicted": "what is evicted or moved goes on being kept, or takes away what is another's",
+    },
     "trees": {
         "tree-as-chain": "a node goes on from the row before it, not from its parent",
         "commit-node": "the committed state is that of another node of the tree",
@@ -120,11 +125,13 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "parents-of-another": "a window is served in the shape of another one",
         "walk": "acceptance goes down another branch than the target's choices",
         "draft-node": "the draft head runs on a node with something of another node",
+        "own-window": "what the drafter proposes is not what is verified, where nobody gives a window",
         "grown-tree": "a tree that the drafter grows has other nodes, or other parents, than the scores say",
     },
     "experts": {
         "expert-of-another": "a row goes to an expert, or takes a share, that is another's",
         "expert-left-out": "an expert that a row has does not serve it",
+        "expert-order": "in which order a row's experts are added hangs on the rows beside it",
         "share-numerics": "shares, gates or experts are computed by a formula that is almost the right one",
     },
     "others": {

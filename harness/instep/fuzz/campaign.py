@@ -175,7 +175,7 @@ class _Host:
         """Serve the event. If it fails and the example is the smallest so far, keep it and write its trace."""
         self._go_on()
         table = example.rules.table
-        before = replace(table, live=dict(table.live))
+        before = table.as_it_stands()
         elements = example.elements
         try:
             example.serve(event)

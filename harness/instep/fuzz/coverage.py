@@ -29,6 +29,7 @@ class Past:
               still be folded in; batch: requests of the last two commits
     kept      what is kept, by name -> slot and step count that it was made in; loads: how often it was loaded
     hits      live requests that have loaded a prefix; accepted_in: prefixes that end with accepted tokens
+    fetched   what came back from the host; evicted: names under which something was kept
     """
 
     accepted: dict[str, int] = field(default_factory=dict)
@@ -42,6 +43,8 @@ class Past:
     loads: Counter[str] = field(default_factory=Counter)
     hits: set[str] = field(default_factory=set)
     accepted_in: set[str] = field(default_factory=set)
+    fetched: set[str] = field(default_factory=set)
+    evicted: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Coverage:
     def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
         turn, kind = Turn(before, event, after, self._past, self._overlap, self._heads), kind_of(event)
         conditions = {**CONDITIONS, **TREES, **PREFIXES, **drafter_coverage.of(self._heads)}
-        self._trees = self._trees or after.capacity.num_draft_tokens is not None
+        self._trees = self._trees or after.capacity.trees
         self._prefixes = self._prefixes or after.capacity.track_interval is not None
         self.met.update(name for name, holds in conditions.items() if holds(turn))
         self.events[kind] += 1
@@ -347,6 +350,12 @@ def _remember(turn: Turn) -> None:
             past.accepted_in |= {under} if isinstance(event, e.Commit) else set()
     if isinstance(event, e.Save):
         past.kept[event.name] = turn.before.live[event.request].slot, turn.before.num_steps
+    if isinstance(event, e.Fetch):
+        past.fetched.add(event.name)
+    if isinstance(event, e.Evict):
+        past.evicted.add(event.name)
+        past.accepted_in.discard(event.name)
+        past.fetched.discard(event.name)
     if isinstance(event, e.Load):
         past.loads[event.name] += 1
         past.hits |= {event.request} if turn.after.saved[event.name].prefix else set()

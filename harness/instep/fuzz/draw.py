@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from hypothesis import strategies as st
@@ -38,6 +39,7 @@ LONG = (63, 64, 65)  # around the chunk of the prefill kernels; rare, as they ar
 # How requests sample; a failing run shrinks to the first ones. Most take the argmax.
 SAMPLINGS = (None, None, None, Sampling(1.0), Sampling(0.6, top_k=20), Sampling(1.5, top_p=0.9), Sampling(2.0, 50, 0.8))
 INTERVALS = (None, 4, 3)  # at which prefixes are tracked
+TRACKED = 2  # of which so many have room on the device, where pages are few
 MOST_PREFIXES = 8  # that are kept at a time: each is a copy
 UNIFORMS = 1 << 12  # so many parts: coarse, for a uniform of nearly 1 hangs on how the last small weights are rounded
 STRIDES = (1, 3, 5)  # difference of neighbouring tokens: so few drawn numbers make a long prompt
@@ -75,8 +77,9 @@ def with_trees(draw: Draw, room: Room, steps: Sequence[int], nodes: int, *, grow
 
 
 def with_prefixes(draw: Draw, room: Room) -> Room:
-    """A capacity with or without an interval at which prefixes are tracked."""
-    return with_fields(room, track_interval=draw(st.sampled_from(INTERVALS)))
+    """A capacity with or without an interval at which prefixes are tracked, and room for all of them or for few."""
+    every, few = draw(st.sampled_from(INTERVALS)), len(room.pages) * room.page_size < len(room.slots) * ROOMY
+    return with_fields(room, track_interval=every, tracked=TRACKED if every and few else None)
 
 
 def strategies(draw: Draw, setting: Setting, fields: Collection[str], *, trees: bool = False) -> Setting:
@@ -129,14 +132,25 @@ def set_num_steps(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Even
 
 
 def save(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    return e.Save(draw(st.sampled_from(rules.legal()["save"])), f"kept {len(rules.table.saved)}")
+    return e.Save(draw(st.sampled_from(rules.legal()["save"])), _free(rules, "kept {}"))
 
 
 def load(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     name = draw(st.sampled_from(rules.legal()["load"]))
     prompt = rules.table.live[name].prompt
-    fitting = [kept for kept, standing in rules.table.saved.items() if standing.fits(prompt)]
-    return e.Load(name, draw(st.sampled_from(fitting)))
+    return e.Load(name, draw(st.sampled_from(rules.table.loadable(prompt))))
+
+
+def offload(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    return e.Offload(draw(st.sampled_from(rules.legal()["offload"])))
+
+
+def fetch(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    return e.Fetch(draw(st.sampled_from(rules.legal()["fetch"])))
+
+
+def evict(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    return e.Evict(draw(st.sampled_from(rules.legal()["evict"])))
 
 
 def preempt(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
@@ -163,8 +177,9 @@ Drawer = Callable[[Draw, EventRules, Sequence[int]], e.Event]
 # What the scheduler does beside forwards and rounds, by the names of the event rules.
 UPKEEP: dict[str, Drawer] = {
     "load": load, "resume": resume, "save": save, "preempt": preempt, "set_num_steps": set_num_steps,
-    "finish": finish, "abort": abort, "idle": idle,
+    "finish": finish, "abort": abort, "idle": idle, "offload": offload, "fetch": fetch, "evict": evict,
 }
+MOVES = ("offload", "fetch", "evict")  # of what is kept; drawn where prefixes are tracked
 
 
 def _order(draw: Draw, count: int, among: int) -> tuple[int, ...]:
@@ -228,7 +243,12 @@ def _under(draw: Draw, rules: EventRules, name: str) -> str:
     """A name under which a prefix is tracked; where none may be, or none shall be, an empty one."""
     table = rules.table
     room = table.capacity.track_interval is not None and len(table.saved) < MOST_PREFIXES
-    return f"{name}, {len(table.saved)}" if room and draw(st.booleans()) else ""
+    return _free(rules, f"{name}, {{}}") if room and draw(st.booleans()) else ""
+
+
+def _free(rules: EventRules, name: str) -> str:
+    """A name with a number under which nothing is kept; after an eviction an old one, if possible."""
+    return next(free for number in count() if (free := name.format(number)) not in rules.table.saved)
 
 
 def _path(draw: Draw, rules: EventRules, standing: Standing, share: str) -> e.Path:

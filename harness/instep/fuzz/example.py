@@ -54,7 +54,7 @@ class Example:
             self._lockstep, self.rules, self.refuses = failed, EventRules(header), False
             return
         # Where rounds overlap the room hangs on how far the engine has waited, so what is refused is not the trace's.
-        self.refuses = bool(getattr(participants.shown.engine, "refuses", False)) and not participants.overlap
+        self.refuses = participants.shown.refuses and not participants.overlap
         self._oracle, self._older = oracle_for(plan, participants), Older(plan.adaptive, plan.num_steps)
         self._checks = (self._answers, *chosen(checks_for(self._oracle)), self._older)
         if not BY_ROUNDED & {check.tier for check in self._checks}:

@@ -21,7 +21,8 @@ NOBODY = "nobody"
 
 def illegal(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.AnyEvent:
     """Of a drawn kind. The drawer has the last word on nothing: the rules may find it legal."""
-    event: e.AnyEvent = draw(st.sampled_from(KINDS))(draw, rules)
+    moves = MOVES if rules.table.capacity.track_interval is not None else ()
+    event: e.AnyEvent = draw(st.sampled_from((*KINDS, *moves)))(draw, rules)
     return event
 
 
@@ -77,6 +78,11 @@ def _kept(draw: Draw, rules: EventRules) -> str:
 
 
 Drawn = Callable[[Draw, EventRules], Any]
+MOVES: tuple[Drawn, ...] = (  # drawn where prefixes are tracked
+    lambda draw, rules: e.Offload(_kept(draw, rules)),
+    lambda draw, rules: e.Fetch(_kept(draw, rules)),
+    lambda draw, rules: e.Evict(NOBODY),
+)
 KINDS: tuple[Drawn, ...] = (
     _admit, _draft, _forward, _commit,
     lambda draw, rules: e.SetNumSteps(draw(st.integers(-1, max(rules.candidates) + 1))),

@@ -110,8 +110,8 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def upkeep(self, data: Any) -> None:
         """One of the events beside forwards and rounds (`draw.UPKEEP`)."""
-        kinds = [kind for kind in draw.UPKEEP if self._may(kind)]
-        self._do(draw.UPKEEP[data.draw(st.sampled_from(kinds))], data)
+        if kinds := [kind for kind in draw.UPKEEP if self._may(kind)]:
+            self._do(draw.UPKEEP[data.draw(st.sampled_from(kinds))], data)
 
     @precondition(lambda self: self.example is not None and self.example.refuses)
     @rule(data=st.data())
@@ -125,7 +125,9 @@ class Machine(RuleBasedStateMachine):
             self.host.serve(self.example, Refused(event))
 
     def _may(self, kind: str) -> bool:
-        return self.example is not None and kind in self.example.rules.legal()
+        if self.example is None or kind not in self.example.rules.legal():
+            return False
+        return kind not in draw.MOVES or self.example.rules.table.capacity.track_interval is not None
 
     def _do(self, drawer: draw.Drawer, data: Any) -> bool:
         """Draw an event and serve it, unless the event rules refuse it -> whether it was served."""

@@ -44,6 +44,22 @@ def _not_reached(turn: Turn) -> bool:
     return any(under not in turn.after.saved for under in tracks(turn.event).values())
 
 
+def _of(
+    kind: type[e.Event], holds: Callable[[Turn, Standing], bool] = lambda turn, kept: True
+) -> Callable[[Turn], bool]:
+    """Of an event that moves or evicts a prefix, which is as it was before."""
+
+    def condition(turn: Turn) -> bool:
+        kept = turn.before.saved[turn.event.name] if isinstance(turn.event, e.Offload | e.Fetch | e.Evict) else None
+        return kept is not None and isinstance(turn.event, kind) and kept.prefix and holds(turn, kept)
+
+    return condition
+
+
+def _again(turn: Turn) -> bool:
+    return any(under in turn.past.evicted and under in turn.after.saved for under in tracks(turn.event).values())
+
+
 PREFIXES: dict[str, Callable[[Turn], bool]] = {
     "a prefix tracked at the end of a chunk": _tracked(_ends, e.Forward),
     "a prefix tracked inside an accepted path": _tracked(lambda *at: not _ends(*at), e.Commit),
@@ -56,4 +72,18 @@ PREFIXES: dict[str, Callable[[Turn], bool]] = {
     "a prefix loaded after its donor is over": _hit(lambda turn, kept: kept.request not in turn.before.live),
     "a prefix with accepted tokens loaded": _hit(
         lambda turn, kept: turn.past.accepted_in >= {getattr(turn.event, "name", "")}),
+    "a prefix goes to the host": _of(e.Offload),
+    "a prefix goes to the host while its donor is in a round": _of(
+        e.Offload, lambda turn, kept: bool(turn.before.live[kept.request].window) if kept.request in turn.before.live
+        else False),
+    "a prefix comes back": _of(e.Fetch),
+    "a prefix loaded after it came back": _hit(lambda turn, kept: getattr(turn.event, "name", "") in turn.past.fetched),
+    "a prefix evicted from the device": _of(e.Evict, lambda turn, kept: not kept.aside),
+    "a prefix evicted from the host": _of(e.Evict, lambda turn, kept: kept.aside),
+    "a prefix evicted beside its donor": _of(e.Evict, lambda turn, kept: kept.request in turn.before.live),
+    "a prefix evicted beside whoever loaded it": _of(
+        e.Evict, lambda turn, kept: bool(turn.past.hits & turn.before.live.keys())),
+    "a prefix under a name that was evicted": _again,
+    "the device has no room for one prefix more": lambda turn: (
+        turn.after.capacity.tracked is not None and not turn.after.room_for(1)),
 }

@@ -96,7 +96,7 @@ def judged(decoded: Decoded, verdict: Verdict | None) -> str:
         first = f"DIVERGED  {of}: {finding(verdict.findings[0])}" if verdict.findings else (
             f"inconclusive: {of}, and nothing was compared")
         return f"{first}\n  no speed is shown; --trace FILE, then instep replay, tells where it begins"
-    worst = max(one.headroom for one in verdict.compared)
+    worst = max(one.used for one in verdict.compared)
     compared = f"{verdict.elements:,} numbers, {worst:.2f} of the allowance"
     return f"checked           {of}: tokens and states agree ({compared})"
 

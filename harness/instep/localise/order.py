@@ -12,6 +12,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "embed": ("embedding",),
     "concat": ("joined",),
     "norm": ("normed", "post_normed", "final"),
+    "linears": ("qkv", "z", "b", "a", "projected", "key_raw", "value"),
     "linear": ("fused", "qkv", "z", "b", "a", "projected", "key_raw", "value", "mixer"),
     "conv": ("mixed",),
     "gdn_inputs": ("q", "k", "v", "log_decay", "beta"),

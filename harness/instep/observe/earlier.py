@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from instep_reference.contract.engine import Commit, Forward, Load, Preempt, Resume, Save
+from instep_reference.contract.engine import Commit, Evict, Forward, Load, Preempt, Resume, Save
 from instep_reference.contract.place import Place
 
 from ..player import Side
@@ -33,6 +33,8 @@ def left_by(context: EventContext | None) -> Earlier:
         return replace(earlier, preempted={**earlier.preempted, event.request: kept})
     if isinstance(event, Resume):
         return replace(earlier, preempted={n: kept for n, kept in earlier.preempted.items() if n != event.request})
+    if isinstance(event, Evict):
+        return replace(earlier, saved={name: kept for name, kept in earlier.saved.items() if name != event.name})
     if isinstance(event, Load) and event.name in earlier.saved:
         return replace(earlier, proposed={**earlier.proposed, event.request: earlier.saved[event.name].proposed})
     return earlier

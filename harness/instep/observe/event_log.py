@@ -120,17 +120,19 @@ class Answered:
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of requests that the subject keeps by `save` and `preempt`, after an event.
+    """Copies of requests that the subject keeps by `save`, `preempt` and `offload`, after an event.
 
     shown    all of them;  elements: numbers that were compared
     changed  parts that are no longer what they were after the event before
     held     copies that are gone, but not their memory
+    stayed   copies that an offload keeps, and that do not stand in host memory
     """
 
     shown: frozenset[Copy]
     elements: int
     changed: tuple[tuple[Copy, str], ...] = ()
     held: tuple[Copy, ...] = ()
+    stayed: tuple[Copy, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 
-from instep_reference.contract.engine import Admit, Answer, Engine, Event, Finish, RequestState
+from instep_reference.contract.engine import Admit, Answer, Engine, Event, Evict, Fetch, Finish, Offload, RequestState
 from instep_reference.contract.event_facts import facts, named, tracks
 
 from ..player import Observer, Side
@@ -73,6 +73,7 @@ class States(Observer):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._live: dict[str, None] = {}
+        self._prefixes: set[str] = set()  # tracked, and not evicted
         self.now: dict[str, RequestState] = {}
 
     def after(self, event: Event, side: Side) -> Side:
@@ -83,7 +84,12 @@ class States(Observer):
         before, self.now = self.now, {name: on_host(self._engine.state(name)) for name in self._live}
         made = getattr(side.answer, "tracked", {})
         prefixes: Any = self._engine  # one that tracks any shows them, too (`Tracks`)
-        tracked = {under: on_host(prefixes.prefix(under)) for name, under in tracks(event).items() if name in made}
+        names = {under for name, under in tracks(event).items() if name in made}
+        self._prefixes |= names
+        if isinstance(event, Evict):
+            self._prefixes.discard(event.name)
+        names |= self._prefixes & ({event.name} if isinstance(event, Offload | Fetch) else set())
+        tracked = {under: on_host(prefixes.prefix(under)) for under in names}
         wish = self._engine.next_num_steps()
         return replace(side, before=before, after=self.now, tracked=tracked, wanted_num_steps=wish)
 

@@ -34,6 +34,8 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product
 from instep_reference.weights import MoeWeights, Weights
 
+from ..shelf import tensors_in
+
 NONE: Mapping[str, Product] = MappingProxyType({})
 FOLDED = ("q", "k", "v", "log_decay", "beta")  # what the delta rule takes in, in this order
 
@@ -46,6 +48,7 @@ NEXT = {
 FIRST = "lm_head"  # of a piece that begins with a product: nothing was seen yet
 BITS = {"tf32": 11, "3xtf32": 11, "bf16": 8, "fp16": 11}  # of a mantissa, the leading one included
 STORED = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LARGEST = 1 << 20  # numbers of a weight whose squares are kept
 CUTS = ("tf32", "3xtf32")  # formats whose operands may be cut off
 MULTIPLY = {"conv": ("mul",)}  # how torch calls the products of a form; of all others:
 MATRICES = ("matmul", "einsum")
@@ -63,9 +66,9 @@ class Operands:
 
     def __init__(
         self, products: Mapping[str, Product], weights: Weights, *, chunk: bool = False,
-        chance: torch.Generator | None = None,
+        chance: torch.Generator | None = None, squares: Squares | None = None,
     ) -> None:
-        self.products, self.chunk, self.chance = products, chunk, chance
+        self.products, self.chunk, self.chance, self._squares = products, chunk, chance, squares
         self.config = weights.config
         self.cut: torch.Tensor | bool = False
         self.form: str | None = FIRST
@@ -100,10 +103,16 @@ class Operands:
             out = out + func(*equation, self._rounded(left - high, product.format), other, **given)
         return out
 
-    def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What a chunk kernel keeps between its launches: in the format of its operands, where that is 16 bits wide."""
+    def square(self, matrix: torch.Tensor) -> torch.Tensor:
+        return matrix.square() if self._squares is None else self._squares(matrix)
+
+    def kept(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """What a chunk kernel keeps between its launches: in the format of its operands, where that is 16 bits wide.
+
+        Updates of the form on residuals stay where they are computed, and are rounded as the operands that they become.
+        """
         product = self.products["gdn.chunk"]
-        return self._rounded(tensor, product.format) if product.format in STORED else tensor
+        return self._rounded(tensor, product.format) if product.format in STORED and name != "update" else tensor
 
     def _rounded(self, x: torch.Tensor, format: str) -> torch.Tensor:
         if self.chance is not None:
@@ -111,9 +120,11 @@ class Operands:
             return to_bits(x, BITS[format], lambda scaled: torch.floor(scaled + sampled.to(x.device)))
         if format in STORED:
             return x.to(STORED[format]).to(x.dtype)
-        nearest, cut = to_bits(x, BITS[format], torch.round), to_bits(x, BITS[format], torch.trunc)
-        which = torch.as_tensor(self.cut, device=x.device)
-        return torch.where(which.reshape(*which.shape, *[1] * (x.dim() - 1)) if which.dim() else which, cut, nearest)
+        if isinstance(self.cut, bool):
+            return to_bits(x, BITS[format], torch.trunc if self.cut else torch.round)
+        which = self.cut.to(x.device)
+        which = which.reshape(*which.shape, *[1] * (x.dim() - 1)) if which.dim() else which
+        return to_bits(x, BITS[format], lambda scaled: torch.where(which, scaled.trunc(), scaled.round()))
 
     def _stays(self, weight: torch.Tensor) -> bool:
         """Routers and shared gates. What has draws as a further axis is no weight, and has no address."""
@@ -122,6 +133,22 @@ class Operands:
     def _experts(self, place: Place) -> bool:
         config = self.config if place.stage == "trunk" else self.config.drafter()
         return bool(config.experts) and place.layer not in config.dense_layers
+
+
+class Squares:
+    """The squares of matrices. Those of weights are kept, for every draw of every piece multiplies with them."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._of = {x.data_ptr(): x for x in tensors_in(weights) if x.numel() <= LARGEST}
+        self._known: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def __call__(self, matrix: torch.Tensor) -> torch.Tensor:
+        if is_batchedtensor(matrix) or matrix.data_ptr() not in self._of:
+            return matrix.square()
+        key = matrix.data_ptr(), matrix.shape, matrix.stride()
+        if key not in self._known:
+            self._known[key] = matrix.square()
+        return self._known[key]
 
 
 class InChunks:
@@ -154,11 +181,11 @@ def in_chunks(
     q, k, v, log_decay, beta = rows
     repeats = v.shape[1] // k.shape[1]
     q, k = (x.repeat_interleave(repeats, dim=1) for x in (q, k))
-    block = operands.products["gdn.chunk"].block
-    assert block is not None, "checked when it was declared"
+    product = operands.products["gdn.chunk"]
+    assert product.block is not None, "checked when it was declared"
     gates = log_decay[None, ..., None], beta[None, ..., None], beta[None, ..., None]
     core, state = recur_by_products(
-        q[None], k[None], v[None], *gates, base.to(q)[None], block, lambda name, tensor: operands.kept(tensor)
+        q[None], k[None], v[None], *gates, base.to(q)[None], product.block, operands.kept, product.residual
     )
     return core[0], state[0]
 

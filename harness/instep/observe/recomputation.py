@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 
 import torch
@@ -21,7 +21,7 @@ from instep_reference.weights import Weights
 from ..player import Side
 from .folding import Folding, Run, Runs
 from .layer_work import Work
-from .products import CUTS, FOLDED, InChunks, Operands
+from .products import CUTS, FOLDED, InChunks, Operands, Squares
 from .reorder import Reordered, by_a_unit, up_or_down
 from .routes import ROUTER, Routes
 from .rows import RowSpan
@@ -110,6 +110,10 @@ class Runner:
     def __post_init__(self) -> None:
         self.generator = torch.Generator(self.rounded.embedding.device).manual_seed(0)
 
+    @cached_property
+    def _squares(self) -> Squares:
+        return Squares(self.rounded)
+
     def __call__(
         self, work: Work, rows: int, base: torch.Tensor | None = None,
         own: Mapping[Place, torch.Tensor] = MappingProxyType({}),
@@ -171,7 +175,7 @@ class Runner:
 
     def _folding(self, chance: torch.Generator | None, cut: torch.Tensor | bool = False) -> Reordered:
         """Around a fold, which is the delta rule token by token, and shows no place. cut: which of the draws are."""
-        operands = Operands(self.products, self.rounded, chance=chance)
+        operands = Operands(self.products, self.rounded, chance=chance, squares=self._squares)
         operands.begin(cut)
         operands.form = "gdn.window"
         return Reordered(self.generator, operands)
@@ -208,7 +212,8 @@ class Runner:
         own: rows that go on from their places in so many further draws, which are a run of their own.
         rankings: the experts of the rows of either run; ROUTER is then a place of the draws, with what the router says.
         """
-        operands = Operands(self.products, self.rounded, chunk=base is not None, chance=chance)
+        operands = Operands(
+            self.products, self.rounded, chunk=base is not None, chance=chance, squares=self._squares)
 
         def draw(number: torch.Tensor) -> tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]:
             operands.begin(cut=number % 2 == 1)

@@ -107,7 +107,7 @@ class Answers:
 
 
 class KeptCopies:
-    """What the subject keeps of requests by `save` and `preempt`: the bytes of each since it was first shown."""
+    """What the subject keeps of requests: the bytes of each since it was first shown. They stay when it moves."""
 
     def __init__(self) -> None:
         self._were: dict[Copy, _Were] = {}
@@ -116,20 +116,29 @@ class KeptCopies:
         """After an event."""
         changed, again = [], dict[Copy, _Were]()
         for copy, parts in shown.items():
-            were = self._were.get(copy)
+            were = self._were.get(copy) or self._were.get(_before(copy))
             wrong = () if were is None else were.differing(parts)
             changed += [(copy, part) for part in wrong]
-            again[copy] = _Were(parts) if were is None or wrong else were
+            again[copy] = _Were(parts) if copy not in self._were or wrong else self._were[copy]
         held = [copy for copy, were in self._were.items() if copy not in shown and were.held()]
         self._were = again
-        return Copies(frozenset(shown), sum(were.elements for were in again.values()), tuple(changed), tuple(held))
+        stayed = [copy for copy, parts in shown.items() if copy[0] == "offload"
+                  and any(part.device.type != "cpu" for part in parts.values())]  # fmt: skip
+        return Copies(frozenset(shown), sum(were.elements for were in again.values()), tuple(changed), tuple(held),
+                      tuple(stayed))
+
+
+def _before(copy: Copy) -> Copy:
+    """By what it was kept before, if it has moved just now."""
+    by, name = copy
+    return ("offload" if by == "save" else "save" if by == "offload" else by), name
 
 
 class _Were:
     """The parts of a copy when it was first shown. What is the whole of its memory is given back with the copy."""
 
     def __init__(self, parts: Mapping[str, torch.Tensor]) -> None:
-        self._parts = {name: bits(tensor).clone() for name, tensor in parts.items()}
+        self._parts = {name: bits(tensor).cpu().clone() for name, tensor in parts.items()}
         whole = [tensor.untyped_storage() for tensor in parts.values() if tensor.numel()
                  and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()]  # fmt: skip
         self._memory = [StorageWeakRef(storage) for storage in whole]
@@ -140,10 +149,9 @@ class _Were:
 
     def differing(self, parts: Mapping[str, torch.Tensor]) -> list[str]:
         """The parts that are no longer what they were, or have come or gone."""
-        names = dict.fromkeys([*self._parts, *parts])
-        return [name for name in names if not (
-            name in self._parts and name in parts and _same(parts[name], self._parts[name])
-        )]  # fmt: skip
+        gone = [f"{name} is missing" for name in self._parts if name not in parts]
+        return gone + [name for name, part in parts.items()
+                       if name not in self._parts or not _same(part, self._parts[name])]  # fmt: skip
 
     def held(self) -> bool:
         """Whether somebody still holds memory of it."""
@@ -154,5 +162,5 @@ class _Were:
 
 def _same(tensor: torch.Tensor, was: torch.Tensor) -> bool:
     """Whether the bytes of a tensor are these."""
-    now = bits(tensor)
+    now = bits(tensor).to(was.device)
     return now.dtype == was.dtype and torch.equal(now, was)

@@ -83,7 +83,7 @@ class Reordered(TorchFunctionMode):
 
     def __exit__(self, *failed: Any) -> None:
         if self.following is not None:
-            self.following.__exit__(*failed)  # type: ignore[no-untyped-call]
+            self.following.__exit__(*failed)
         super().__exit__(*failed)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
@@ -100,12 +100,12 @@ class Reordered(TorchFunctionMode):
         if name in FUNCTIONS:
             return self._evaluated(out)
         if name in REDUCTIONS and out.is_floating_point() and (terms := _terms(name, out, args)) > 1:
-            return self._summed(out, terms, _squares(func, name, terms, args, given))
+            return self._summed(out, terms, _squares(func, name, terms, args, given, self.operands))
         return out
 
     def _evaluated(self, out: torch.Tensor) -> torch.Tensor:
-        sampled = 2 * _chance(out, self.generator) - 1
-        return out * (1 + FUNCTION_ULPS * torch.finfo(out.dtype).eps * sampled)
+        most = FUNCTION_ULPS * torch.finfo(out.dtype).eps
+        return out * _chance(out, self.generator).mul_(2 * most).add_(1 - most)
 
     def _summed(self, out: torch.Tensor, terms: int, squares: torch.Tensor) -> torch.Tensor:
         """A sum s of n terms, by one of all running orders: its partial sums s_k are each rounded.
@@ -114,10 +114,10 @@ class Reordered(TorchFunctionMode):
         squares of the terms. So the squares of all partial sums sum up to n (s^2/3 + q/6) for n not too small, and
         every one of them brings a rounding of its own size. Blocked and pairwise sums round fewer partial sums.
         """
-        deviation = ROUNDING * torch.finfo(out.dtype).eps * (terms * (out * out / 3 + squares / 6)).sqrt()
+        deviation = torch.addcmul(squares * (terms / 6), out, out, value=terms / 3).sqrt()
         at = self.generator.device
         sampled = torch.randn(out.shape, generator=self.generator, dtype=out.dtype, device=at)
-        return out + deviation * sampled.to(out.device)
+        return torch.addcmul(out, deviation, sampled.to(out.device), value=ROUNDING * torch.finfo(out.dtype).eps)
 
     def _softmax(self, scores: torch.Tensor, dim: int) -> torch.Tensor:
         weights = self._evaluated((scores - scores.amax(dim, keepdim=True)).exp())
@@ -139,11 +139,13 @@ def _terms(name: str, out: torch.Tensor, args: Sequence[Any]) -> int:
 
 
 def _squares(
-    func: Callable[..., Any], name: str, terms: int, args: Sequence[Any], given: dict[str, Any]
+    func: Callable[..., Any], name: str, terms: int, args: Sequence[Any], given: dict[str, Any],
+    operands: Operands | None,
 ) -> torch.Tensor:
     """The sum of the squares of the terms of each element."""
     if name == "matmul":
-        squares: torch.Tensor = func(args[0].square(), args[1].square())
+        right = args[1].square() if operands is None else operands.square(args[1])
+        squares: torch.Tensor = func(args[0].square(), right)
         return squares
     if name == "einsum":
         equation, left, right = args

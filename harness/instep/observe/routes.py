@@ -101,7 +101,10 @@ def _exchanged(experts: int, top: int) -> list[int]:
 
 
 class Routes(TorchFunctionMode):
-    """While it is entered, every router that runs is noted. given: the rankings to follow, in the order of routers."""
+    """While it is entered, every router that runs is noted. given: the rankings to follow, in the order of routers.
+
+    A model without experts has no router: nothing is watched there, which would cost as much as small ops do.
+    """
 
     def __init__(self, config: ModelConfig, given: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
@@ -110,8 +113,13 @@ class Routes(TorchFunctionMode):
 
     def __enter__(self) -> Routes:
         self.seen, self._scores = [], None
-        super().__enter__()  # type: ignore[no-untyped-call]
+        if self.config.experts:
+            super().__enter__()  # type: ignore[no-untyped-call]
         return self
+
+    def __exit__(self, *failed: Any) -> None:
+        if self.config.experts:
+            super().__exit__(*failed)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

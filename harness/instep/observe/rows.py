@@ -107,6 +107,8 @@ def parted(context: EventContext, stage: str, span: RowSpan) -> bool:
             one is not None and other is not None and not torch.equal(one, other)
             for one, other in zip(*said, strict=True)
         )
+    if family != "chain":
+        return False
     if context.expected.topk is not None:
         return _other_beams(context, span)
     ours, right = context.subject.answer, context.truth.answer

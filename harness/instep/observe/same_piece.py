@@ -8,52 +8,20 @@ key; a read leaves the draws where the computation would have left them. Leaves 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
 from instep_reference.contract.place import Place
 
-from .folding import Run, Runs
+from ..shelf import LAYERS
+from .folding import Runs
 from .layer_work import LayerWork
 from .recomputation import Runner
 
-MOST = 256 << 20  # bytes of tensors that are kept
 Both = tuple[Runs, Runs | None]
-
-
-@dataclass
-class Kept:
-    """The latest layers that were computed: key -> the runs, where the draws stood after them, and their bytes."""
-
-    size: int = 0
-
-    def __post_init__(self) -> None:
-        self._kept: OrderedDict[bytes, tuple[Both, torch.Tensor, int]] = OrderedDict()
-
-    def get(self, key: bytes) -> tuple[Both, torch.Tensor] | None:
-        if key not in self._kept:
-            return None
-        self._kept.move_to_end(key)
-        return self._kept[key][:2]
-
-    def put(self, key: bytes, both: Both, chance: torch.Tensor) -> None:
-        bytes_of = sum(x.untyped_storage().nbytes() for runs in both if runs for run in runs for x in _shown(run))
-        self._kept[key] = both, chance, bytes_of
-        self.size += bytes_of
-        while self.size > MOST:
-            self.size -= self._kept.popitem(last=False)[1][2]
-
-    def clear(self) -> None:
-        """For whoever changes how a layer is computed."""
-        self._kept.clear()
-        self.size = 0
-
-
-KEPT = Kept()
 
 
 class Remembering:
@@ -70,12 +38,12 @@ class Remembering:
     ) -> Both:
         key = self.of.copy()
         _add(key, (work, rows, base, own, self.runner.generator.get_state()))
-        found = KEPT.get(key.digest())
+        found: tuple[Both, torch.Tensor] | None = LAYERS.get(key.digest())
         if found is not None:
             self.runner.generator.set_state(found[1])
             return found[0]
         both = self.runner(work, rows, base, own)
-        KEPT.put(key.digest(), both, self.runner.generator.get_state())
+        LAYERS.put(key.digest(), (both, self.runner.generator.get_state()))
         return both
 
 
@@ -97,10 +65,3 @@ def _add(key: Any, value: Any) -> None:
         said = repr(value)
         assert " at 0x" not in said, f"{said} is known by its address alone, which another object may have later"
         key.update(f"{said}, ".encode())
-
-
-def _shown(run: Run) -> Iterator[torch.Tensor]:
-    yield from run.places.values()
-    yield from run.onward.values()
-    if run.state is not None:
-        yield run.state

@@ -51,6 +51,7 @@ class Shown:
     unserved  whether nobody served the event: it names requests that have left, and no other
     said      sentences about how this event was served otherwise than it stands in the trace
     inside    components that stay inside a fused op, so nobody can show them; also of an engine of the contract
+    refuses   it says that it refuses illegal events, so it is offered them
     """
 
     whole: bool = True
@@ -64,6 +65,7 @@ class Shown:
     unserved: bool = False
     said: tuple[str, ...] = ()
     inside: frozenset[str] = frozenset()
+    refuses: bool = True
 
     def place(self, place: Place) -> bool:
         """Whether the subject has to show it."""

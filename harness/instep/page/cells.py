@@ -109,7 +109,7 @@ def _line(
     ones: Sequence[Comparison], checks: _Names, components: _Names, requests: Mapping[str, int]
 ) -> tuple[object, ...]:
     """check, how many, elements; unless all is exact: component, request, slot, worst, allowed, whether right."""
-    worst = max(ones, key=lambda one: (not one.agrees, math.isnan(one.headroom), one.headroom))
+    worst = max(ones, key=lambda one: (not one.agrees, math.isnan(one.used), one.used))
     counts = (checks.number((worst.check, worst.tier.value)), len(ones), sum(one.elements for one in ones))
     if worst.agrees and (worst.tier in EXACT or not worst.allowed):
         return counts

@@ -10,11 +10,8 @@ from typing import Any
 
 import torch
 
-from instep_reference.contract.place import Place
-
 from ..observe.context import EventContext
-from ..observe.rows import row_spans, rows
-from ..player import Side
+from ..report.tensors import tensor_at
 from ..verdict import Comparison
 from .cells import short
 
@@ -27,7 +24,7 @@ def maps_of(context: EventContext | None, finding: Comparison) -> dict[str, Any]
     """context: of the last event. None: there is no tensor of one shape on both sides."""
     if context is None or context.index != finding.event or finding.request is None or finding.raised is not None:
         return None
-    found, right = (_tensor(context, side, finding) for side in (context.subject, context.truth))
+    found, right = (tensor_at(context, side, finding) for side in (context.subject, context.truth))
     if found is None or right is None or found.shape != right.shape or not found.numel():
         return None
     found, right = (tensor.detach().to("cpu", torch.float64) for tensor in (found, right))
@@ -46,16 +43,6 @@ def maps_of(context: EventContext | None, finding: Comparison) -> dict[str, Any]
         "head": head, "shape": shape, "axes": axes, "found": _numbers(found), "expected": _numbers(right),
         "difference": _numbers(found - right),
     }
-
-
-def _tensor(context: EventContext, side: Side, finding: Comparison) -> torch.Tensor | None:
-    place, request = finding.place, str(finding.request)
-    if place.component in MEMORY:
-        state = side.after.get(request)
-        there: dict[Place, torch.Tensor] = {} if state is None else dict(state.parts())
-        return there.get(place)
-    span = next((span for span in row_spans(context, place.stage) if span.request == request), None)
-    return None if span is None else rows(side, place, span)
 
 
 def pooled(found: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -53,7 +53,7 @@ def _summary(outcome: Outcome) -> str:
 
 def _tiers(outcomes: Sequence[Outcome]) -> Listing:
     """As the terminal has it, without lines that only tell how a run was set up."""
-    heads = ("run", "tier", "compared", "blocks", "elements", "undecided", "part of the allowance used")
+    heads = ("run", "tier", "compared", "blocks", "elements", "undecided", "allowance used")
     return Listing(heads, [
         (outcome.plan.setting.name, *terminal.cells_of(total)) for outcome in outcomes
         for total in terminal.tiers(outcome)

@@ -184,7 +184,7 @@ class Server:
     def __call__(self, event: e.AnyEvent, origin: int) -> EventContext:
         """As the trace's event `origin`."""
         table = self.rules.table
-        before = replace(table, live=dict(table.live))
+        before = table.as_it_stands()
         self.rules.apply(event, f"event {origin}")
         side = replace(self.player.serve(event), after=dict.fromkeys(table.live, self.unasked))
         shown: Shown = self.engine.shown() if isinstance(self.engine, DerivedEngine) else WHOLE

@@ -23,7 +23,8 @@ SPANS = 8  # parts of a course that are judged one by one
 # The median error of a head in the last quarter may be so many times that in the second quarter. Errors that nothing
 # takes away add up as the square root of the tokens, at the worst: from the middle of the one to that of the other by
 # sqrt(7 / 3) = 1.53. One that grows with the tokens grows by 7 / 3 = 2.33; a median of 8 launches
-# scatters by some 15%.
+# scatters by some 15%. A head may remember longer than a quarter, and a text may change on its way: then the error of a
+# correct engine grows too. So the limit rises with the growth of the rounded reference, on the same rows.
 GROWTH = 2.0
 FEWEST = 8  # launches in a quarter, for a median to be one
 
@@ -59,8 +60,11 @@ def judged(course: LongRun | Stopped) -> Results:
         says = f"a quarter of {course.tokens[-1]} tokens has {fewest} launches, a median needs {FEWEST}"
         yield Skipped("drift", 0, f"{course.what}, whether the error grows: {says}")
     else:
-        early, late = (course.errors[quarters[n]].median(0).values for n in (1, 3))
-        limit = GROWTH * early.clamp_min(torch.finfo(course.stored).eps)
+        least = torch.finfo(course.stored).eps
+        (early, late), (began, ended) = (
+            [errors[quarters[n]].median(0).values for n in (1, 3)] for errors in (course.errors, course.yardstick)
+        )
+        limit = GROWTH * early.clamp_min(least) * (ended / began.clamp_min(least)).clamp_min(1.0)
         says = f"the error grows: {{:.1e}} in the last quarter of {course.tokens[-1]} tokens of {course.what}, " \
                "{:.1e} in the second"
         yield _comparison(course, len(course.tokens) - 1, late, limit, says, early)

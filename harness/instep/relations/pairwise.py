@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from instep_optimized.ops.fused import exact_of, in_parts
 from instep_reference.contract.errors import Unsupported
 
 from ..adapters.keepers import OPTIONS
@@ -72,6 +73,21 @@ def watched_and_not(case: Case) -> Iterator[tuple[Arm, Arm]]:
     yield seen, Arm("unwatched", case.engine(rewritten.header), rewritten, watched=False)
 
 
+def fused_and_apart(case: Case) -> Iterator[tuple[Arm, Arm]]:
+    """With the exact fusions of the op set, and with their parts. Nobody watches, or the parts would serve in both."""
+    rewritten, ops = as_traced(case.trace), case.ops
+    assert ops is not None, "asked before"
+    named = ("fused", ops), ("in parts", in_parts(ops))
+    one, other = (Arm(name, case.engine(rewritten.header, ops), rewritten, watched=False) for name, ops in named)
+    yield one, other
+
+
+def without_fusions(case: Case) -> str | None:
+    if case.ops is None:
+        return "an engine of somebody else has no op set"
+    return None if exact_of(case.ops) else "this op set has no fusion that promises the bits of its parts"
+
+
 def replayed_and_eager(case: Case) -> Iterator[tuple[Arm, Arm]]:
     """The same buckets and padding. On a CPU the emulator records, and poisons between replays."""
     rewritten = as_traced(case.trace)
@@ -103,6 +119,10 @@ PAIRWISE: tuple[Relation, ...] = (
     pairwise(
         "unseen", "watched or not, an engine does the same", watched_and_not,
         "a probe that writes into what it is shown", pools=True,
+    ),
+    pairwise(
+        "fused", "an exact fusion is its parts", fused_and_apart, "a norm of a sum that was never rounded", pools=True,
+        lacks=without_fusions,
     ),
     pairwise(
         "poison", "no output hangs on what free memory holds",

@@ -20,7 +20,7 @@ from ..report.command import command as to_type
 from ..report.command import near
 from ..report.data import FINDINGS, finding, number
 from ..report.result import Result
-from ..report.terminal import VERDICTS, headroom, short, used
+from ..report.terminal import VERDICTS, cell, most_used, short
 from ..report.words import MEASURES as OF_A_REPLAY
 from ..report.words import message, numbers
 from ..verdict import Tier
@@ -48,7 +48,7 @@ def show(run: Run, console: Console) -> None:
     ours = [how.layout, how.strategy, how.conv, *(["graphs"] * how.graphs)]
     setting = ", ".join([how.name, how.dtype, *(ours if not how.led else [])])
     made = tables.table(f"{run.case.trace.header.name} [{setting}]", {
-        "relation": "word", "verdict": "word", "tiers": "text", "elements": "number", "headroom": "number",
+        "relation": "word", "verdict": "word", "tiers": "text", "elements": "number", "allowance used": "number",
         "seconds": "number",
     }, framed=True)
     for held in run.held:
@@ -115,7 +115,7 @@ def _run(run: Run, held: Held) -> dict[str, Any]:
         "lacks": held.lacks, "events": verdict.events, "of": len(run.case.trace.events),
         "compared": len(verdict.compared), "elements": verdict.elements,
         "model": plan.checkpoint.digest, "served": served(), "seconds": round(held.seconds, 3),
-        "tiers": [tier.value for tier in _tiers(held)], "headroom": number(headroom(verdict.compared)),
+        "tiers": [tier.value for tier in _tiers(held)], "used": number(most_used(verdict.compared)),
         "skipped": [skip.reason for skip in verdict.skipped],
         "components": _components([held]),
         "findings": [finding(found) for found in verdict.findings[:FINDINGS]],
@@ -129,7 +129,7 @@ def _cells(held: Held) -> tuple[str | Text, ...]:
     compared = held.verdict.compared
     return (
         held.relation.name, Text(*VERDICTS[held.verdict.exit]), " ".join(tier.value for tier in _tiers(held)),
-        short(held.verdict.elements), used(headroom(compared)) if compared else "", f"{held.seconds:.1f}",
+        short(held.verdict.elements), cell(most_used(compared)) if compared else "", f"{held.seconds:.1f}",
     )
 
 

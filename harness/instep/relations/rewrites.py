@@ -74,7 +74,7 @@ def _altered(trace: Trace) -> Iterator[AnyEvent]:
                 else tuple(token if node in nodes else (token + 1) % vocab for node, token in enumerate(one, 1))
                 for one, nodes in zip(event.picks, kept, strict=True)
             )
-            yield with_fields(event, picks=picks)
+            yield with_fields(event, picks=picks, own=False)
         else:
             yield event
 

@@ -50,6 +50,12 @@ def where_rows_are_invariant(case: Case) -> bool:
     return case.rows_are_invariant
 
 
+def where_experts_are_apart(case: Case) -> bool:
+    """Other rows beside one change no product over as many rows. But an expert has as many rows as choose it."""
+    apart = case.ops is not None and "moe" in case.ops.row_invariant
+    return case.labels or apart or not case.plan.checkpoint.config.experts or where_rows_are_invariant(case)
+
+
 def where_prefixes_are_prefilled_alike(case: Case) -> bool:
     """A request that shares a prefix with others, and brings it itself in the other run."""
     return where_rows_are_invariant(case) and (case.labels or not brought_anew(case))
@@ -88,7 +94,7 @@ def rewritten(
     return Relation(name, says, catches, tiers, hold, lacks)
 
 
-BY_ROWS = (where_rows_are_invariant, where_prefixes_are_prefilled_alike)
+BY_ROWS = (where_rows_are_invariant, where_prefixes_are_prefilled_alike, where_experts_are_apart)
 
 
 # What has no meaning
@@ -193,7 +199,7 @@ REWRITTEN: tuple[Relation, ...] = (
     # Rows behind the last accepted one are left out: nobody keeps them.
     rewritten(
         "later_rows", "row i of a verify is the same whatever tokens stand behind it", _other_drafts,
-        "a product whose rows share one scale", exact=always, lacks=nothing_rejected,
+        "a product whose rows share one scale", exact=where_experts_are_apart, lacks=nothing_rejected,
     ),
     rewritten(
         "speculation_off", "a prefill leaves the same state with speculation and without", _with_and_without,

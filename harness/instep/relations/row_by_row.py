@@ -18,6 +18,7 @@ from instep_optimized.layout import Pages
 from instep_optimized.ops.around import Op
 from instep_optimized.ops.base import Ops
 from instep_optimized.ops.by_row import BY_ROW
+from instep_optimized.ops.fused import wholes
 
 
 def row_by_row(ops: Ops) -> Ops:
@@ -26,6 +27,7 @@ def row_by_row(ops: Ops) -> Ops:
         name: _attended(ops.attend) if name == "attend" else _apart(getattr(ops, name), rows)
         for name, rows in BY_ROW.items() if name not in ops.row_invariant
     }
+    apart |= dict.fromkeys(wholes(*apart))
     return replace(ops, **apart, captures=False, row_invariant=frozenset(BY_ROW))
 
 

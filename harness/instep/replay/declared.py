@@ -59,7 +59,9 @@ def declared(subject: object, activation: torch.dtype, state: Storage, kv: Stora
         if kv is not None and getattr(subject, "tiled", False):
             stored = {**stored, **dict.fromkeys(ENTRY.values(), kv)}
     try:
-        return Declared(_components(dict(stored)), checked(dict(products)))  # type: ignore[call-overload]
+        said = checked(dict(products))  # type: ignore[call-overload]
+        for_these = {form: one for form, one in said.items() if not (one.narrow and activation.itemsize > 2)}
+        return Declared(_components(dict(stored)), for_these)
     except InstepError:
         raise
     except Exception as error:  # whatever it is: the declaration may be anybody's

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import torch
 
-from instep_reference.contract.copies import Copy
+from instep_reference.contract.copies import BY, Copy
 from instep_reference.contract.engine import (
     Answer,
     AnyEvent,
@@ -70,6 +70,11 @@ def calling(question: str) -> Iterator[None]:
         raise SubjectFailed(question, error) from error
 
 
+def says_refuses(engine: object) -> bool:
+    """Whether illegal events are offered to it: it has a true attribute `refuses`."""
+    return bool(getattr(engine, "refuses", False))
+
+
 class GuardedSubject:
     """A subject whose answers about its memory are guarded; a participant guards events and states."""
 
@@ -77,8 +82,12 @@ class GuardedSubject:
         self.engine = engine
         self.pools: frozenset[tuple[str, int]] = frozenset()  # name and layer of every region that was ever shown
 
+    @property
+    def refuses(self) -> bool:
+        return says_refuses(self.engine)
+
     def regions(self) -> list[Region]:
-        with calling("regions"):
+        with calling("regions"), torch.inference_mode(False):  # checks ask: what it makes now, it may write to later
             found = self.engine.regions()
             right = isinstance(found, Sequence) and all(isinstance(region, Region) for region in found)
             must(right, "regions", found, "a list of `Region`")
@@ -119,11 +128,11 @@ class GuardedSubject:
             found: Mapping[Copy, Mapping[str, torch.Tensor]] = asked()
             right = isinstance(found, Mapping) and all(
                 isinstance(copy, tuple) and len(copy) == 2
-                and copy[0] in ("save", "preempt") and isinstance(copy[1], str) and isinstance(parts, Mapping)
+                and copy[0] in BY and isinstance(copy[1], str) and isinstance(parts, Mapping)
                 and all(isinstance(name, str) and _is_dense(part) for name, part in parts.items())
                 for copy, parts in found.items()
             )  # fmt: skip
-            must(right, "copies", found, '("save" or "preempt", a name) with tensors by name')
+            must(right, "copies", found, f"({' or '.join(BY)}, a name) with tensors by name")
             return found
 
     def slots(self) -> dict[str, int]:
@@ -177,7 +186,7 @@ class GuardedEngine:
 
     def offered(self, event: Event) -> None:
         """An illegal event: an engine that says `refuses` must raise, in words that are the contract's."""
-        if not getattr(self._engine, "refuses", False):
+        if not says_refuses(self._engine):
             return
         with calling(SERVES):
             try:

@@ -13,7 +13,7 @@ from functools import cache, partial
 
 import torch
 
-from instep_optimized.ops.fused import HIDDEN
+from instep_optimized.ops.fused import inside_of
 from instep_reference.contract.engine import Event, Forward
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase, kind_of
@@ -23,6 +23,7 @@ from ..checks.base import Check
 from ..observe.context import EventContext, Expected
 from ..observe.earlier import left_by
 from ..observe.event_log import NOTHING
+from ..observe.shown import Shown
 from ..observe.updates import cut_down, kept
 from ..player import Side
 from ..trace.bounds import bound
@@ -52,14 +53,14 @@ class Lockstep:
         self.goes_on = False  # whether more will be asked for behind it
         self.rows = 0  # of the last forward
         ops = participants.ops
-        self.inside = HIDDEN if ops is not None and ops.fused_gdn is not None else frozenset[str]()
+        self.inside = frozenset[str]() if ops is None else inside_of(ops)
         self.last: EventContext | None = None
         self.rankings: list[list[torch.Tensor]] = []  # by event, what the rows of the truth chose in every router
 
     def step(self) -> EventContext:
         index, event = self.next, self.trace.events[self.next]
         self._patch(index - 1)
-        before = replace(self.rules.table, live=dict(self.rules.table.live))
+        before = self.rules.table.as_it_stands()
         self.rules.apply(event, self.trace.where(index))
         self.next += 1
         begun = time.perf_counter()
@@ -86,9 +87,13 @@ class Lockstep:
         log = NOTHING if instrumentation is None else instrumentation.take(last=last)
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded, changes, slots, pages, resampled, regions, log,
-            kept(regions()), left_by(self.last), replace(self.participants.says_shown(), inside=self.inside),
+            kept(regions()), left_by(self.last), self._shown(),
         ))  # fmt: skip
         return self.last
+
+    def _shown(self) -> Shown:
+        engine = self.participants.shown
+        return replace(self.participants.says_shown(), inside=self.inside, refuses=engine.refuses)
 
     def patched(self) -> list[str]:
         """Whose memory can be replaced as things stand: within a round it belongs to nobody."""
@@ -167,7 +172,8 @@ def run(
             context = lockstep.step()
             verdict.served |= context.shown.computed(context.subject)
             verdict.unserved += context.shown.unserved
-            results = [result for check in checks for result in check(context)]  # they ask for regions
+            with torch.inference_mode():
+                results = [result for check in checks for result in check(context)]  # they ask for regions
         except SubjectFailed as failed:
             verdict.add(failures(lockstep.participants, index, event, failed))
             return verdict

@@ -43,7 +43,7 @@ from ..engines.verbs import ByVerbs, must_have
 from ..observe.event_log import Room
 from ..observe.instrumentation import Instrumentation, replays_of
 from ..observe.memory import Watch
-from ..observe.products import Operands
+from ..observe.products import Operands, Squares
 from ..observe.reorder import Reordered, up_or_down
 from ..observe.routes import Routes
 from ..observe.shown import WHOLE, Shown
@@ -129,6 +129,7 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
         setting.name, subject, labels=moves_labels(ops), arithmetic=instrumentation, first=patching,
         **({} if instrumentation is None else {"answered": instrumentation.answered}),
     )
+    served.proposes = true.proposes = not moves_labels(ops) and engine is None  # a label is no token of the trace
     return Participants(
         served, true, rounded, Watch(shown, poison), shown, ops, calls, draw, patching,
         instrumentation, engine,
@@ -280,7 +281,7 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     engine = StoringEngine(
         weights, num_steps=plan.num_steps, adaptive=plan.adaptive, mode=plan.setting.mode, room=plan.capacity)
     engine.stored = said.rounds.get("state", plan.setting.state)
-    engine.operands = Operands(said.products, weights, chance=chance)
+    engine.operands = Operands(said.products, weights, chance=chance, squares=Squares(weights))
     engine.operands.begin(cut=draw % 2 == 0)  # the first draw errs most: it is also what T4 goes by
     arithmetic = Reordered(generator, engine.operands, following=Routes(plan.checkpoint.config))
     of = digest_of(

@@ -12,11 +12,13 @@ import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from instep_optimized.ops.fused import exact_of
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
@@ -77,6 +79,7 @@ class Outcome:
     declared: Declared = NOTHING  # what the subject says of its rounding
     shown: Shown = WHOLE  # what it shows, as of the last event
     exercised: Mapping[str, Exercised] = field(default_factory=dict)  # what was called of kernels that are not ours
+    in_parts: tuple[str, ...] = ()  # exact fusions of the op set: while it is watched, their parts serve
     packed: bool = False  # pools without red zones and padding, because kernels take no strides
 
     @property
@@ -99,18 +102,21 @@ class Replay:
     """A trace with everything that is needed to run it, as often as wanted.
 
     setting     how the subject is set up; a drafter that it does not name is that of the recording
-    checkpoint  the model; None: where the trace says
+    checkpoint  the model, as a directory or as it is in memory; None: where the trace says
     checks      what is looked at instead of all that has a meaning here
     """
 
     def __init__(
-        self, trace: Trace, setting: Setting | None = None, *, checkpoint: Path | None = None,
+        self, trace: Trace, setting: Setting | None = None, *, checkpoint: Path | Checkpoint | None = None,
         checks: Callable[[Plan], Sequence[Check]] | None = None,
     ) -> None:
         self.trace, header = verified(trace), trace.header
-        self.elsewhere = checkpoint
-        directory = checkpoint or trace.path.parent / header.checkpoint.near
-        opened = Checkpoint.open(directory)
+        directory, self.elsewhere = None, None
+        if isinstance(checkpoint, Checkpoint):
+            opened = checkpoint
+        else:
+            self.elsewhere, directory = checkpoint, checkpoint or trace.path.parent / header.checkpoint.near
+            opened = Checkpoint.open(directory)
         header.checkpoint.must_be(opened, directory, trace.path.name)
         adaptive = header.adaptive_file(f"{trace.path.name} line 1")
         known, _ = candidates(header.num_steps, adaptive)
@@ -235,7 +241,8 @@ def oracle_for(
 def of_kernels(participants: Participants) -> dict[str, Any]:
     """The fields of an outcome that say what is known of somebody's kernels."""
     ops, log = participants.ops, participants.instrumentation
-    return {"exercised": {} if log is None else log.exercised, "packed": ops is not None and ops.packed}
+    return {"exercised": {} if log is None else log.exercised, "packed": ops is not None and ops.packed,
+            "in_parts": () if ops is None else exact_of(ops)}
 
 
 def checks_for(
@@ -253,11 +260,13 @@ def checks_for(
 
 def served() -> dict[str, str]:
     """What source answered: a digest over the files of each package, wherever it was imported from."""
-    found = {}
-    for name in PACKAGES:
-        root = Path(str(sys.modules[name].__file__)).parent
-        digest = hashlib.sha256()
-        for file in sorted(root.rglob("*.py")):
-            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
-        found[name] = digest.hexdigest()
-    return found
+    return {name: _source(Path(str(sys.modules[name].__file__)).parent) for name in PACKAGES}
+
+
+@cache
+def _source(root: Path) -> str:
+    """Read once: what a file says later, this process has not imported."""
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()

@@ -9,10 +9,9 @@ Leaves out: which sides there are (`participants.py`).
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import copy, deepcopy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,69 +23,22 @@ from instep_reference.rounds import Rounds
 from ..observe.reorder import Reordered
 from ..observe.routes import Route, Routes
 from ..player import Side
+from ..shelf import EVENTS
 from .participant import Participant
 
-MOST = 512 << 20  # bytes of tensors that are kept
 REMEMBERED = ("requests", "preempted", "saved", "num_steps")  # by a reference engine, beside its controller
 
 
 @dataclass(frozen=True)
 class Served:
     """An event that was served. left: what the engine remembers after it; chance, form: where its arithmetic stood;
-    routes: what its rows chose; tensors: the bytes of all memory of tensors that it holds, by its address."""
+    routes: what its rows chose."""
 
     side: Side
     left: Mapping[str, Any]
     chance: torch.Tensor | None
     form: str | None
-    tensors: Mapping[int, int]
     routes: tuple[Route, ...] = ()
-
-
-class Shelf:
-    """The events that are kept: by a digest of their run and of all its events up to this one.
-
-    size: bytes of all tensors that they hold. One that several of them hold counts once, and until the last one goes.
-    """
-
-    def __init__(self, most: int = MOST) -> None:
-        self.most, self.size = most, 0
-        self._kept: OrderedDict[bytes, Served] = OrderedDict()  # the last used one stands last
-        self._holders: Counter[int] = Counter()  # tensor -> events that hold it
-
-    def get(self, path: bytes) -> Served | None:
-        if path in self._kept:
-            self._kept.move_to_end(path)
-        return self._kept.get(path)
-
-    def put(self, path: bytes, served: Served, run: set[bytes]) -> None:
-        """What was not used for longest makes room, but nothing of this run: the next one reads it from its start."""
-        if sum(served.tensors.values()) > self.most:
-            return
-        while self.size + sum(size for key, size in served.tensors.items() if not self._holders[key]) > self.most:
-            oldest = next(iter(self._kept), None)
-            if oldest is None or oldest in run:
-                return
-            self._drop(self._kept.pop(oldest))
-        self._kept[path] = served
-        self.size += sum(size for key, size in served.tensors.items() if not self._holders[key])
-        self._holders.update(served.tensors.keys())
-
-    def _drop(self, served: Served) -> None:
-        self._holders.subtract(served.tensors.keys())
-        for key, size in served.tensors.items():
-            if not self._holders[key]:
-                del self._holders[key]
-                self.size -= size
-
-    def clear(self) -> None:
-        """For whoever changes the reference itself."""
-        self._kept.clear()
-        self._holders.clear()
-        self.size = 0
-
-
-SHELF = Shelf()
 
 
 class Reusing(Participant):
@@ -116,10 +68,10 @@ class Reusing(Participant):
 
     def serve(self, event: Event) -> Side:
         path = hashlib.sha256(self._path + repr(event).encode()).digest()
-        served = SHELF.get(path)
+        served = EVENTS.get(path)
         if served is None:
             served = self._noted(super().serve(event))
-            SHELF.put(path, served, self._run)
+            EVENTS.put(path, served, self._run)
         else:
             self._behind = True
             self.states.live(served.side.after)
@@ -133,11 +85,9 @@ class Reusing(Participant):
         left = {name: copy(getattr(engine, name)) for name in REMEMBERED}
         left["controller"] = deepcopy(engine.controller)
         routes = tuple(within.seen) if isinstance(within, Routes) else ()
-        storages = [tensor.untyped_storage() for tensor in _tensors((side, left, routes))]
-        held = {storage.data_ptr(): storage.nbytes() for storage in storages}
         drawn = within.generator.get_state() if isinstance(within, Reordered) else None
         operands = within.operands if isinstance(within, Reordered) else None
-        return Served(side, left, drawn, None if operands is None else operands.form, held, routes)
+        return Served(side, left, drawn, None if operands is None else operands.form, routes)
 
     def _take_up(self, left: Mapping[str, Any]) -> None:
         for name, value in left.items():
@@ -160,18 +110,3 @@ def digest_of(checkpoint: Checkpoint, *said: object) -> bytes:
         total.update(repr((name, tensor.dtype, tensor.shape)).encode())
         total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return total.digest()
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors inside a value."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _tensors(inner)
-    elif isinstance(value, (tuple, list)):
-        for inner in value:
-            yield from _tensors(inner)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))

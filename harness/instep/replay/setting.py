@@ -5,8 +5,8 @@ Leaves out: building anything from it (`participants.py`, `single.py`), and comb
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from ..adapters import Maker, find
 from ..adapters.keepers import OPTIONS, with_keeper
 from ..engines import verbs
 from ..engines.verbs import ByVerbs
+from ..options import CHOICES, FP8, either
+from ..options import known as known_value
 from ..proposers import NAMES, Propose, mode_of, proposer
 from ..trace.header import Recording
 
@@ -32,13 +34,8 @@ WIDTHS = {
 }
 # What an engine that --engine names is not told.
 UNTOLD = ("ops", "state_dtype", "kv_dtype", "snapshot_layout", "strategy", "conv", "graphs", "overlap", "guarded")
-FP8 = "float8_e4m3fn"
 STATES: Mapping[str, Storage] = {**WIDTHS, FP8: SCALED_STATE}
 KVS: Mapping[str, Storage] = {FP8: SCALED_KV}
-LAYOUTS = ("VK", "KV")
-KNOWN: Mapping[str, Collection[str]] = {
-    "dtype": WIDTHS, "state_dtype": STATES, "kv_dtype": KVS, "layout": LAYOUTS, "snapshot_layout": LAYOUTS,
-}
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,7 @@ class Setting:
     overlap   a round may be launched before the counts of the round before are known
     guarded   red zones stand between the units of every pool
     engine    somebody's engine that is led by verbs, module:attribute; None: what `ops` names
+    handed    the op set or engine itself, where it is an object at hand; `ops` or `engine` is what it is called then
 
     An engine of somebody else is given device, dtype and layout; it has its own word about the rest.
     Raises `BadInput`, which names the option, for a value that is not known or a device that is not here.
@@ -79,18 +77,15 @@ class Setting:
     kv_dtype: str | None = None
     snapshot_layout: StateLayout | None = None
     engine: str | None = None
+    handed: Any = field(default=None, repr=False)  # Ops | Maker | ByVerbs | None, which no file can hold
 
     def __post_init__(self) -> None:
-        for name, values in KNOWN.items():
-            found = getattr(self, name)
-            if found is None:
-                continue
-            if found.replace("-", "_") not in values:
-                raise BadInput(f"--{name.replace('_', '-')}", found=found, expected=_either(values))
-            object.__setattr__(self, name, found.replace("-", "_"))
+        for name in CHOICES:
+            if (found := getattr(self, name)) is not None:
+                object.__setattr__(self, name, known_value(name, found))
         device_here(self.device)
         if self.drafter is not None and self.drafter not in NAMES and ":" not in self.drafter:
-            raise BadInput("--drafter", found=self.drafter, expected=f"{_either(NAMES)}, or module:attribute")
+            raise BadInput("--drafter", found=self.drafter, expected=f"{either(NAMES)}, or module:attribute")
         for name, component in OPTIONS.items():
             found = getattr(self, name)
             if found.replace("-", "_") in OURS[component]:
@@ -153,7 +148,7 @@ class Setting:
     def _with_keepers(self, *options: str) -> Ops | Maker | ByVerbs:
         """The subject; an op set knows the strategies that these options name."""
         wanted_on(self.device)
-        found: Ops | Maker | ByVerbs = find(self.ops) if self.engine is None else verbs.find(self.engine)
+        found = self.handed or (find(self.ops) if self.engine is None else verbs.find(self.engine))
         for name in options:
             if isinstance(found, Ops):
                 found = with_keeper(found, name, getattr(self, name))
@@ -188,7 +183,9 @@ class Setting:
     def words(self, *always: str) -> tuple[str, ...]:
         """The command-line options that give this setting: the op set, what is not the default, and `always`."""
         words = ["--ops", self.ops] if self.engine is None else ["--engine", self.engine]
-        for each in fields(self)[1:-1]:
+        for each in fields(self):
+            if each.name in ("ops", "engine", "handed"):
+                continue
             value, usual = getattr(self, each.name), each.default
             usual = DEFAULTS.drafter if each.name == "drafter" else usual
             if value is None or (value == usual and each.name not in always):
@@ -199,12 +196,9 @@ class Setting:
 
     def data(self) -> dict[str, Any]:
         """For a result file: every field by its name; None: somebody else's engine decides that itself."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)} | {"drafter": self.mode}
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "handed"}
+        found["drafter"] = self.mode
         return found if self.engine is None else found | dict.fromkeys(UNTOLD)
-
-
-def _either(known: Collection[str]) -> str:
-    return " or ".join(known) if len(known) == 2 else f"one of {', '.join(known)}"
 
 
 def wide(activation: torch.dtype) -> torch.dtype:

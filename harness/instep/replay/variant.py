@@ -14,6 +14,7 @@ import torch
 
 from instep_optimized.ops.around import OPS, with_ops
 from instep_optimized.ops.base import ALONG_TREES, Ops
+from instep_optimized.ops.fused import wholes
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import AFTER_LAYERS, COMPONENTS, STAGE_LEVEL, STAGES, Place
 
@@ -87,8 +88,8 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
             raise BadInput("--swap", found=f"{name}={source}, which has no such op", expected=f"{name}=plain, or a set "
                            f"with a {name} of its own")  # fmt: skip
         others[name], form_of = own[name] if name in own else getattr(found, name), name.removeprefix("fused_")
-        if name in ("gdn", "gdn_inputs"):
-            others.setdefault("fused_gdn", None)  # which would go on serving in their place
+        for whole in wholes(name):
+            others.setdefault(whole, None)
         trees = trees and (found.trees or name not in ALONG_TREES)
         products = {form: product for form, product in products.items() if form.partition(".")[0] != form_of}
         products |= {form: product for form, product in found.products.items() if form.partition(".")[0] == form_of}

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..replay.setting import Setting
 
-PLACES = ("--html", "--json", "--out", "--picture", "--plots", "--trail", "--trace")  # where something goes
+# Options that say where something is written.
+PLACES = ("--html", "--json", "--out", "--picture", "--plots", "--trail", "--trace", "--sarif", "--save-tensors")
 
 
 def typed(argv: Sequence[str]) -> str:

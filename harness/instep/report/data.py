@@ -42,7 +42,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "model": plan.checkpoint.digest, "served": outcome.served, "calls": outcome.calls,
         "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},
         "tiers": [_total(total) for total in tiers(outcome)],
-        "declared": _declared(outcome), "packed": outcome.packed,
+        "declared": _declared(outcome), "packed": outcome.packed, "in_parts": list(outcome.in_parts),
         "exercised": {form: asdict(kernel) for form, kernel in outcome.exercised.items()},
         "asked": [tier.value for tier in Tier if tier in outcome.tiers],
         "left_out": [tier.value for tier in outcome.left_out],
@@ -67,16 +67,19 @@ def _declared(outcome: Outcome) -> dict[str, Any]:
     stored, products = outcome.declared.narrow(outcome.plan.setting.width), outcome.declared.products
     return {
         "stored": {name: str(dtype).removeprefix("torch.") for name, dtype in stored.items()},
-        "products": {form: {"format": one.format, "block": one.block} for form, one in products.items()},
+        "products": {
+            form: {"format": one.format, "block": one.block} | ({"residual": True} if one.residual else {})
+            for form, one in products.items()
+        },
     }
 
 
 def _total(total: Total) -> dict[str, Any]:
-    return {**asdict(total), "tier": total.tier.value, "headroom": number(total.headroom)}
+    return {**asdict(total), "tier": total.tier.value, "used": number(total.used)}
 
 
 def number(value: float | None) -> float | str | None:
-    """An infinite headroom has no number in JSON: it is written as text."""
+    """An infinite part of an allowance has no number in JSON: it is written as text."""
     return value if value is None or math.isfinite(value) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""A result file: what a command found, and how: command, date, revision, versions, device.
+"""A result file: what a command found, and how: command, date, revision, versions, device. `read` reads old ones too.
 
 Leaves out: the content of what was found; every command has fields of its own.
 """
@@ -14,11 +14,14 @@ from typing import Any
 
 import msgspec
 
+from instep_reference.contract.errors import BadInput
+
 from ..atomic_write import write_atomically
 from .command import typed
 from .machine import machine
 
-SCHEMA = 1
+SCHEMA = 2
+OLD = {"headroom": "used"}  # field of schema 1 -> its name today
 
 
 @dataclass(frozen=True)
@@ -46,3 +49,26 @@ class Result:
     def write(self, path: Path) -> None:
         """Write the file; after an error no part of it is there."""
         write_atomically({path: msgspec.json.format(msgspec.json.encode(self.data()), indent=1) + b"\n"})
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A result file of any schema so far, in the words of this one."""
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise BadInput(str(path), found=error.strerror, expected="a result file, as --json writes it") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = None
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
+        newer = isinstance(schema, int) and schema > SCHEMA
+        raise BadInput(str(path), found=f"schema {schema}", expected=f"a result file of schema 1 to {SCHEMA}",
+                       hint="a newer instep wrote it" if newer else "")  # fmt: skip
+    return {**_today(found), "schema": SCHEMA} if schema < SCHEMA else found
+
+
+def _today(value: Any) -> Any:
+    """A value of schema 1 with the names of today."""
+    if isinstance(value, dict):
+        return {OLD.get(name, name): _today(inner) for name, inner in value.items()}
+    return [_today(inner) for inner in value] if isinstance(value, list) else value

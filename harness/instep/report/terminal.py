@@ -29,6 +29,7 @@ VERDICTS = {
     Exit.AGREED: ("agrees", "green"), Exit.DIVERGED: ("DIVERGED", "red"), Exit.INCONCLUSIVE: ("inconclusive", "yellow"),
 }
 EXACT = {Tier.IDENTITY, Tier.BITWISE}
+DECIDING = {Tier.DIRECTED, Tier.DECISIONS}  # tiers that leave undecided what rounding does
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
@@ -43,6 +44,9 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         _scratch(outcome, console)
         if said := declared(outcome):
             say(console, f"{outcome.plan.setting.name} declares: {said}", style="dim")
+        if outcome.in_parts:
+            say(console, f"{outcome.plan.setting.name}: {', '.join(outcome.in_parts)}: their parts served, so that "
+                "every place was seen; the relation `fused` holds them to the same bits", style="dim")  # fmt: skip
         for said in exercised(outcome):
             say(console, f"{outcome.plan.setting.name}: {said}", style="dim")
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)
@@ -71,7 +75,7 @@ def _conclusion(outcome: Outcome) -> Text:
 def _runs(outcomes: Sequence[Outcome]) -> Table:
     made = table(outcomes[0].name, {
         "run": "text", "tier": "word", "compared": "number", "blocks": "number", "elements": "number",
-        "undec.": "number", "headroom": "number",
+        "undecided": "number", "allowance used": "number",
     }, framed=True)
     for outcome in outcomes:
         for run, total in zip_longest(_run(outcome), tiers(outcome)):
@@ -112,14 +116,18 @@ def _why_nothing(outcome: Outcome) -> str:
 
 @dataclass(frozen=True)
 class Total:
-    """What a run compared in one tier. headroom: worst error / allowed error; None if all comparisons were exact."""
+    """What a run compared in one tier. used: worst error / allowed error; None if all comparisons were exact.
+
+    undecided  of so many blocks and wrong states (T2d), or of so many choices (T4), `pairs`; 0: the tier decides all
+    """
 
     tier: Tier
     comparisons: int
     blocks: int
     elements: int
     undecided: int
-    headroom: float | None
+    pairs: int
+    used: float | None
 
 
 def tiers(outcome: Outcome) -> list[Total]:
@@ -131,25 +139,27 @@ def tiers(outcome: Outcome) -> list[Total]:
             continue
         totals.append(Total(
             tier, len(mine), sum(compared.blocks for compared in mine), sum(compared.elements for compared in mine),
-            sum(compared.undecided for compared in mine), headroom(mine),
+            sum(compared.undecided for compared in mine),
+            sum(compared.pairs or compared.blocks for compared in mine) if tier in DECIDING else 0, most_used(mine),
         ))
     return totals
 
 
-def headroom(compared: Sequence[Comparison]) -> float | None:
+def most_used(compared: Sequence[Comparison]) -> float | None:
     """The largest part of an allowance that was used, a NaN being worse than anything; None where all was exact."""
-    parts = [one.headroom for one in compared if one.tier not in EXACT or not one.agrees]
+    parts = [one.used for one in compared if one.tier not in EXACT or not one.agrees]
     return max(parts, key=lambda part: (math.isnan(part), part), default=None)
 
 
-def used(headroom: float | None) -> str:
+def cell(used: float | None) -> str:
     """It as the cell of a table."""
-    return "exact" if headroom is None else f"{headroom:.3g}"
+    return "exact" if used is None else f"{used:.3g}"
 
 
 def cells_of(total: Total) -> tuple[str, ...]:
-    counts = (total.comparisons, total.blocks, total.elements, total.undecided)
-    return (total.tier.value, *map(short, counts), used(total.headroom))
+    undecided = f"{short(total.undecided)} of {short(total.pairs)}" if total.pairs else ""
+    counts = map(short, (total.comparisons, total.blocks, total.elements))
+    return (total.tier.value, *counts, undecided, cell(total.used))
 
 
 def short(count: int) -> str:

@@ -135,7 +135,7 @@ class Soak:
     def serve(self, example: Example, event: AnyEvent) -> None:
         leaving = kind_of(event) == "idle" and not example.rules.table.live
         table, elements = example.rules.table, example.elements
-        before = replace(table, live=dict(table.live))
+        before = table.as_it_stands()
         example.serve(event, last=leaving)  # every answer is compared once more where requests leave
         self.session.events += 1
         self.session.elements += example.elements - elements

@@ -13,7 +13,7 @@ from hypothesis.errors import StopTest
 from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.strategies import SearchStrategy
 
-from instep_reference.contract.engine import Abort, Finish, SetNumSteps
+from instep_reference.contract.engine import Abort, Evict, Finish, SetNumSteps
 from instep_reference.contract.errors import InstepError
 from instep_reference.contract.event_facts import Phase
 
@@ -24,7 +24,7 @@ from ..fuzz.seeded import by_seed_alone
 
 T = TypeVar("T")
 
-MOST_SAVED = 12  # copies per set of engines: there is no event that gives one up, and memory is to stay flat
+MOST_SAVED = 12  # copies per set of engines, for memory is to stay flat; where prefixes are tracked a stretch ends them
 TRIES = 1000  # of one draw; half of all succeed at worst
 ROUNDS = 2  # of three turns so many are a round, where one is legal
 
@@ -72,6 +72,8 @@ class Turns(Machine):
         table = self.example.rules.table
         for name, standing in list(table.live.items()):
             self.host.serve(self.example, Finish(name) if standing.phase is Phase.READY else Abort(name))
+        for name in list(table.saved) if table.capacity.track_interval is not None else ():
+            self.host.serve(self.example, Evict(name))
         if table.num_steps != num_steps:
             self.host.serve(self.example, SetNumSteps(num_steps))
         self.host.serve(self.example, draw.idle(self._data.draw, self.example.rules, ()))

@@ -70,6 +70,8 @@ def _prompts(events: Sequence[e.AnyEvent]) -> dict[int, int]:
             live[event.request] = owner[number] = number
         elif isinstance(event, e.Save):
             saved[event.name] = owner[live[event.request]]
+        elif isinstance(event, e.Evict):
+            saved.pop(event.name, None)
         elif isinstance(event, e.Load) and event.name in saved:  # else it is a prefix
             owner[live[event.request]] = saved[event.name]
     return owner
@@ -121,7 +123,7 @@ class _Writer:
             depth = depths((-1, *parents))[1:]
             picks.append(tuple(
                 _token(self.numbers[name], begin + depth[n], n + 1 not in accepted) for n in range(len(drafts))))
-        return replace(event, picks=tuple(picks))
+        return replace(event, picks=tuple(picks), own=False)  # no drafter proposes stamps
 
     def _accepted(self, index: int, name: str) -> tuple[int, ...]:
         """The nodes of this event's drafts that the request's next commit accepts."""

@@ -9,8 +9,9 @@ Leaves out: which event is legal (`event_rules.py`), and the choices (the asked 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, get_args
 
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.event_facts import Phase, kind_of
+from instep_reference.contract.event_facts import Phase, kind_of, tracks
 from instep_reference.contract.sampling import UNIFORM
 
 from ..player import Observer, Player
@@ -97,13 +98,14 @@ class _Driver:
         self.round = 0
         self.behind: dict[str, tuple[int, int]] = {}  # where rounds overlap: tokens before the last one, its drafts
         self.dice = Random(policy.seed)
+        self.used: dict[str, None] = {}  # prefixes by name, the one that was used longest ago first
 
     def run(self) -> Iterator[Step]:
         while (self.queue or self.rules.table.live) and self.round < self.policy.rounds:
-            yield from self._contexts("preempt", "save", "refused", "abort", "idle")
+            yield from self._contexts("preempt", "save", "refused", "abort", "idle", "offload", "evict")
             yield from self._contexts("resume")
             yield from self._admissions()
-            yield from self._contexts("load")
+            yield from self._contexts("fetch", "load")
             yield from self._step_count()
             yield from self._one_round()
             yield from self._finishing()
@@ -158,7 +160,27 @@ class _Driver:
         kept = {under: s.length for under, s in self.rules.table.saved.items() if s.prefix and s.fits(prompt)}
         under = max(kept, key=lambda one: kept[one], default="")
         if under and not self.rules.table.pages_missing({name: kept[under]}):
+            self._use([under])
+            if self.rules.table.saved[under].aside:
+                yield from self._make_room(1, under)
+                yield self._do(e.Fetch(under))
             yield self._do(e.Load(name, under))
+
+    def _use(self, names: Collection[str]) -> None:
+        self.used = {name: None for name in self.used if name not in names} | dict.fromkeys(names)
+
+    def _make_room(self, prefixes: int, wanted: str = "") -> Iterator[Step]:
+        """What was used longest ago leaves the device for so many prefixes more, and then the host; not what is
+        wanted."""
+        while not self.rules.table.room_for(prefixes) and (here := self._by_use(aside=False)):
+            yield self._do(e.Offload(here[0]) if self.policy.host else e.Evict(here[0]))
+            if len(there := [one for one in self._by_use(aside=True) if one != wanted]) > self.policy.host:
+                yield self._do(e.Evict(there[0]))
+
+    def _by_use(self, *, aside: bool) -> list[str]:
+        """Prefixes on the host, or on the device."""
+        saved = self.rules.table.saved
+        return [name for name in self.used if name in saved and saved[name].prefix and saved[name].aside == aside]
 
     def _step_count(self) -> Iterator[Step]:
         wanted_num_steps = self.rules.table.num_steps
@@ -187,12 +209,15 @@ class _Driver:
         if self.policy.overlap:
             standings = [table.live[row.request] for row in rows]
             self.behind = {one.request: (len(one.said), max(len(one.window) - 1, 0)) for one in standings}
+        yield from self._make_room(sum(bool(row.track) for row in rows))
         step = self._do(e.Forward(tuple(rows)))
         yield step
         yield from self._contexts("abort", "refused", when="verified")
         assert isinstance(step.answer, e.Forwarded)
         if flying := [row.request for row in rows if row.request in table.in_phase(Phase.VERIFIED)]:
-            yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own), self._tracking(flying)))
+            track = self._tracking(flying)
+            yield from self._make_room(sum(map(bool, track)))
+            yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own), track))
 
     def _finishing(self) -> Iterator[Step]:
         known, self.ending = self.ending, set(filter(self._ended, self.rules.table.in_phase(Phase.READY)))
@@ -230,19 +255,29 @@ class _Driver:
             elif tokens := min(self._chunk(standing), room, self._to_boundary(standing)):
                 room -= tokens
                 rows.append(self._drawing(e.Row(name, "prefill", tokens, track=self._prefix(name, tokens, whole=True))))
-        return rows
+        few = self._few([row.track for row in rows])
+        return [replace(row, track=under) for row, under in zip(rows, few, strict=True)]
 
     def _tracking(self, names: Sequence[str]) -> tuple[str, ...]:
         """Names for the prefixes of windows that may reach a multiple of the interval."""
         named = tuple(self._prefix(name, len(self.rules.table.live[name].window)) for name in names)
-        return named if any(named) else ()
+        return tuple(self._few(named)) if any(named) else ()
 
     def _prefix(self, name: str, tokens: int, *, whole: bool = False) -> str:
         """A name for the prefix that a request may reach with so many tokens more; whole: with all of them."""
         table = self.rules.table
         reached = table.boundary(name, tokens)
         due = reached is not None and not (whole and reached < table.live[name].length + tokens)
-        return f"{name}, {len(table.saved)}" if due else ""
+        # Where entries are evicted, their names are used again: an engine may not remember what they stood for.
+        names = (f"{name}, {number}" for number in count(len(table.saved) if table.capacity.tracked is None else 0))
+        return next(under for under in names if under not in table.saved) if due else ""
+
+    def _few(self, names: Sequence[str]) -> Iterator[str]:
+        """Names for prefixes, as many as there may be on the device; the others are empty."""
+        left = self.rules.table.capacity.tracked
+        for name in names:
+            yield name if left is None or left > 0 else ""
+            left = None if left is None else left - bool(name)
 
     def _drawing(self, row: e.Row) -> e.Row:
         """The row, with uniforms where its request draws."""
@@ -317,7 +352,10 @@ class _Driver:
         self.rules.check(event, where, choices=False)
         answer = self.player.serve(event).answer
         complete = filled(event, answer)
+        if self.policy.own and isinstance(event, e.Draft) and event.picks is None and isinstance(complete, e.Draft):
+            complete = replace(complete, own=True)
         self.rules.apply(complete, where)
+        self._use(tracks(complete).values())
         return Step(complete, answer)
 
 

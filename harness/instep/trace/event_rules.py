@@ -14,7 +14,6 @@ Between a verify and its commit nothing else runs. Leaves out: who chooses (`dri
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NoReturn, get_args
 
 from instep_reference.contract import engine as e
@@ -22,6 +21,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import ANYWHERE, FACTS, ROW_FACTS, Phase, facts, kind_of, named
 from instep_reference.contract.sampling import UNIFORM
 
+from . import kept_rules
 from .file import Trace
 from .header import Header
 from .request_table import RequestTable, Standing
@@ -74,7 +74,8 @@ class EventRules:
     def legal(self) -> dict[str, tuple[str, ...]]:
         """What may come next: kind of event or row -> the requests it may name (`admit`, `idle`: an empty name).
 
-        set_num_steps names step counts; load names requests for which something fitting is kept.
+        set_num_steps names step counts; load names requests for which something fitting is kept; offload, fetch and
+        evict name what is kept.
         """
         table, free = self.table, self.table.free_slot() is not None
         kinds: dict[str, tuple[str, ...]] = {
@@ -83,8 +84,12 @@ class EventRules:
         }
         if kinds["set_num_steps"]:
             kinds["set_num_steps"] = tuple(str(n) for n in sorted(self.candidates))
-        kinds["load"] = tuple(
-            name for name in kinds["load"] if any(kept.fits(table.live[name].prompt) for kept in table.saved.values()))
+        kinds["load"] = tuple(name for name in kinds["load"] if table.loadable(table.live[name].prompt))
+        kinds["offload"] = tuple(name for name, kept in table.saved.items() if not kept.aside)
+        kinds["fetch"] = tuple(name for name, kept in table.saved.items() if kept.aside and table.room_for(kept.prefix))
+        kinds["evict"] = tuple(table.saved)
+        ready = table.in_phase(Phase.READY)
+        kinds["draft"] = tuple(name for name in kinds["draft"] if name in ready)  # of others drafts may be replaced
         for kind, there in (("admit", free), ("resume", free), ("draft", table.num_steps)):
             kinds[kind] = kinds[kind] if there else ()
         return {kind: names for kind, names in kinds.items() if names}
@@ -167,8 +172,14 @@ def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
     if event.picks is None and (choices or not rules.drafts_itself or event.parents is not None):
         rules._no("picks", "nothing", "the drafts of every request")
     grown = 0 if event.picks is not None else rules.table.capacity.grown(n)
-    trees = ((0,) * (grown or n),) * len(event.requests) if event.parents is None else event.parents
-    sizes = [max(len(tree), 1) for tree in trees]
+    again = [name for name in event.requests if rules.table.live[name].phase is Phase.DRAFTED]
+    if again and event.picks is None:
+        rules._no("requests", f"{', '.join(again)} drafted already", "picks, where drafts are replaced")
+    trees = rules.table.capacity.topk is not None
+    if event.own and not (rules.drafts_itself and (event.parents is not None) == trees):
+        rules._no("own", "drafts that nobody gave", "a drafter in use, and the parents of a tree where it grows one")
+    shapes = ((0,) * (grown or n),) * len(event.requests) if event.parents is None else event.parents
+    sizes = [max(len(tree), 1) for tree in shapes]
     if event.picks is not None and [len(picks) for picks in event.picks] != sizes:
         rules._no("picks", f"{[len(picks) for picks in event.picks]} drafts", f"{sizes}, one list per request")
     if len(sizes) != len(event.requests):
@@ -216,7 +227,7 @@ def _forward(rules: EventRules, event: e.Forward, choices: bool) -> None:
     rules._distinct("rows", tuple(row.request for row in event.rows))
     for index, row in enumerate(event.rows):
         _row(rules, row, f"rows[{index}]", choices)
-    _names(rules, [row.track for row in event.rows if row.track], "rows")
+    kept_rules.new_names(rules, [row.track for row in event.rows if row.track], "rows")
     total = sum(_width(rules, row) for row in event.rows)
     if total > rules.table.capacity.max_tokens:
         rules._no("rows", f"{total} tokens", f"at most max_tokens = {rules.table.capacity.max_tokens}")
@@ -282,7 +293,7 @@ def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
     flying = rules.table.in_phase(Phase.VERIFIED)
     if set(event.requests) != set(flying):
         rules._no("requests", list(event.requests), f"every verified request: {', '.join(flying)}")
-    _names(rules, [name for name in event.track if name], "track")
+    kept_rules.new_names(rules, [name for name in event.track if name], "track")
     if event.track and (len(event.track) != len(event.requests) or rules.table.capacity.track_interval is None):
         rules._no("track", list(event.track), f"{len(event.requests)} names, and capacity.track_interval in the header")
     if event.accepted is None:
@@ -323,36 +334,6 @@ def _steps_set(rules: EventRules, event: e.SetNumSteps) -> None:
     rules.table.num_steps = event.num_steps
 
 
-def _save(rules: EventRules, event: e.Save, choices: bool) -> None:
-    _names(rules, [event.name], "name")
-
-
-def _names(rules: EventRules, names: list[str], field: str) -> None:
-    """Names for what is going to be kept."""
-    for name in names:
-        if not name or name in rules.table.saved or names.count(name) > 1:
-            rules._no(field, f'"{name}"', "a name under which nothing is kept")
-
-
-def _saved(rules: EventRules, event: e.Save) -> None:
-    rules.table.change(event.request, ahead=0)
-    rules.table.saved[event.name] = rules.table.live[event.request]
-
-
-def _load(rules: EventRules, event: e.Load, choices: bool) -> None:
-    kept = rules.table.saved.get(event.name)
-    if kept is None or not kept.fits(rules.table.live[event.request].prompt):
-        rules._no("name", f'"{event.name}"', "a name under which a request with the same prompt was saved, or a prefix "
-                  "of this one's prompt is tracked")
-    rules._pages("load", {event.request: kept.length})
-
-
-def _loaded(rules: EventRules, event: e.Load) -> None:
-    kept = rules.table.saved[event.name]
-    rules.table.change(event.request, phase=kept.phase, length=kept.length, root=kept.root, said=kept.said)
-    rules.table.grow([(event.request, kept.length)])
-
-
 def _preempted(rules: EventRules, event: e.Preempt) -> None:
     rules.table.change(event.request, before=rules.table.live[event.request].phase, slot=None, pages=(), ahead=0)
 
@@ -369,24 +350,12 @@ def _refused(rules: EventRules, event: e.Refused, choices: bool) -> None:
     rules._no("of", f"{kind_of(event.of)}, which may come here", "an event that is refused here")
 
 
-def _resume(rules: EventRules, event: e.Resume, choices: bool) -> None:
-    rules._free_slot("resume")
-    rules._pages("resume", {event.request: rules.table.live[event.request].length})
-
-
-def _resumed(rules: EventRules, event: e.Resume) -> None:
-    standing = rules.table.live[event.request]
-    slot = rules.table.free_slot()
-    rules.table.live[event.request] = replace(standing, phase=standing.before or Phase.WAITING, before=None, slot=slot)
-    rules.table.grow([(event.request, standing.length)])
-
-
 # What hangs on more than phases, which stand in the contract's table.
 _RULES: dict[type[e.Event], Callable[[EventRules, Any, bool], None]] = {
     e.Admit: _admit, e.Draft: _draft, e.Forward: _forward, e.Commit: _commit, e.SetNumSteps: _set_num_steps,
-    e.Save: _save, e.Load: _load, e.Resume: _resume, e.Refused: _refused,
+    e.Refused: _refused, **kept_rules.RULES,
 }
 _ADVANCES: dict[type[e.Event], Callable[[EventRules, Any], None]] = {
     e.Admit: _admitted, e.Draft: _drafted, e.Forward: _ran, e.Commit: _committed, e.SetNumSteps: _steps_set,
-    e.Save: _saved, e.Load: _loaded, e.Preempt: _preempted, e.Resume: _resumed,
+    e.Preempt: _preempted, **kept_rules.ADVANCES,
 }

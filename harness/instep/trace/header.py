@@ -40,15 +40,15 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         config = checkpoint.config
         return cls(near, checkpoint.digest, config_digest(directory), config.vocab, config.mtp_layers)
 
-    def must_be(self, checkpoint: Checkpoint, directory: Path, field: str) -> None:
-        """Refuse a directory with another configuration or other weights."""
+    def must_be(self, checkpoint: Checkpoint, directory: Path | None, field: str) -> None:
+        """Refuse a directory with another configuration or other weights. None: the model is in memory."""
+        config = self.config_sha256 if directory is None else config_digest(directory)
         for name, found, expected in (
-            ("config_sha256", config_digest(directory), self.config_sha256),
-            ("digest", checkpoint.digest, self.digest),
+            ("config_sha256", config, self.config_sha256), ("digest", checkpoint.digest, self.digest),
         ):
             if found != expected:
                 raise BadInput(
-                    f"{field}: checkpoint.{name}", found=f"{found[:12]}.. in {directory}",
+                    f"{field}: checkpoint.{name}", found=f"{found[:12]}.. in {directory or 'memory'}",
                     expected=f"{expected[:12]}..", hint="the trace was recorded with another checkpoint",
                 )
         for name, says, is_so in (
@@ -56,15 +56,16 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("mtp_layers", self.mtp_layers, checkpoint.config.mtp_layers),
         ):
             if says != is_so:
-                raise BadInput(f"{field}: checkpoint.{name}", found=says, expected=f"{is_so}, as in {directory}")
+                where = directory or "memory"
+                raise BadInput(f"{field}: checkpoint.{name}", found=says, expected=f"{is_so}, as in {where}")
 
 
 class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`Capacity` on the wire. An unknown field is an error.
 
     Old traces have no max_positions: there a request may have as many positions as all pages hold. Only traces whose
-    windows may be trees have num_draft_tokens, only those that track prefixes track_interval, and only those whose
-    drafter grows trees topk.
+    windows may be trees have num_draft_tokens, only those that track prefixes track_interval (and `tracked`, where the
+    device has room for so many), and only those whose drafter grows trees topk.
     """
 
     slots: tuple[int, ...]
@@ -75,6 +76,7 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     num_draft_tokens: int | None = None
     track_interval: int | None = None
     topk: int | None = None
+    tracked: int | None = None
 
     def capacity(self) -> Capacity:
         return Capacity(**msgspec.structs.asdict(self))
@@ -189,6 +191,9 @@ def sound(header: Header, field: str) -> None:
         ("capacity.track_interval", f"prefixes, and {header.heads} MTP layers",
          room.track_interval is None or header.heads < 2,
          "one MTP layer at most: the last rows of further ones are made of guesses"),
+        ("capacity.tracked", room.tracked,
+         room.tracked is None or (room.tracked > 0 and room.track_interval is not None),
+         "at least 1, with capacity.track_interval"),
         ("capacity.topk", room.topk, room.topk is None or _grows(header, room, steps),
          f"1 to {min(MOST_BEAMS, header.checkpoint.vocab)} children per node, with capacity.num_draft_tokens, eagle "
          f"drafting, at most {MOST_BEAMS} rows of the draft head, and room for them"),
@@ -212,7 +217,7 @@ def _grows(header: Header, room: Capacity, steps: int) -> bool:
     topk, rows = room.topk or 0, room.drafted(steps, 0)
     fits = room.drafted(steps, room.grown(steps)) < room.request_positions and rows <= MOST_BEAMS
     few = 1 <= topk <= min(MOST_BEAMS, header.checkpoint.vocab)
-    return room.num_draft_tokens is not None and few and eagle and fits
+    return room.trees and few and eagle and fits
 
 
 def _units(units: tuple[int, ...]) -> bool:

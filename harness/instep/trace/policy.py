@@ -41,11 +41,11 @@ class ScheduledAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when  only for an abort and what is refused: between rounds, after the draft, or after the verify
     of    an event that is refused; it is offered in the first round from `round` on in which it is illegal. `request`:
           who stands after its draft or verify then
-    name  the name under which a save keeps the state and a load finds it
+    name  the name under which a save keeps the state and a load finds it; what moves or is evicted
     """
 
     round: int
-    do: Literal["preempt", "resume", "abort", "idle", "save", "load", "refused"]
+    do: Literal["preempt", "resume", "abort", "idle", "save", "load", "offload", "fetch", "evict", "refused"]
     request: str = ""
     name: str = ""
     when: Literal["between", "drafted", "verified"] = "between"
@@ -62,7 +62,10 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """claim       the sentence that the trace is to prove
     capacity    where it has a track_interval, chunks end at its multiples, every multiple that a chunk or an accepted
-                path reaches is tracked, and who enters loads the longest prefix that its prompt begins with
+                path reaches is tracked, and who enters loads the longest prefix that its prompt begins with. Where it
+                has `tracked`, the prefix that was used longest ago leaves the device for one more
+    host        so many prefixes that leave the device are kept on the host, until somebody loads them; for one more the
+                one that was used longest ago is evicted. 0: what leaves the device is evicted
     steps       the schedule of step counts; `controller`: the engine's own wishes instead, `lag` rounds late
     overlap     rounds overlap: a request ends one round after its last token was chosen, and wishes are 1 round late
     accept      forced numbers of accepted drafts, in turn over rounds and requests; none: greedy acceptance. In a tree
@@ -70,6 +73,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trees       shapes of windows: an entry per round, in turn; in it the parents of every draft, in turn over the
                 requests. An empty entry: the draft head's own chains, or trees where the capacity has topk. None: so
                 in every round
+    own         the drafts that the head proposes are recorded as such: a replay lets each engine propose its own window
     plain       rounds that decode without drafts although the step count is above 0
     rotate      the batch order is rotated by one every round, so that row numbers differ from slots
     rounds      the most rounds; requests that are left then are finished
@@ -91,6 +95,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plain: tuple[int, ...] = ()
     rotate: bool = True
     stop: int | None = None
+    host: int = 0
+    own: bool = False
     seed: int = 0
     rounds: int = 1000
     replay: tuple[Part, ...] = (Part("ledger"), Part("plain"))

@@ -24,6 +24,7 @@ class Standing:
     slot     None while preempted; pages in order of position
     before   the phase that a preempted request returns to
     prefix   whether it is a tracked prefix and no request: `prompt` are its tokens
+    aside    of what is kept under a name: whether it is on the host
     ahead    how many tokens more than `length` an engine must assume whose rounds overlap: it does not know yet how
              many drafts of the last commit were accepted; 0 where rounds wait
     """
@@ -42,6 +43,7 @@ class Standing:
     ahead: int = 0
     sampling: Sampling | None = None
     prefix: bool = False
+    aside: bool = False
 
     @property
     def draws(self) -> bool:
@@ -49,7 +51,7 @@ class Standing:
         return self.sampling is not None and self.sampling.draws
 
     def fits(self, prompt: tuple[int, ...]) -> bool:
-        """Whether what was kept of it may be loaded by a request with this prompt."""
+        """Whether what was kept of it belongs to a request with this prompt."""
         return prompt[: len(self.prompt)] == self.prompt and (len(prompt) > len(self.prompt)) == self.prefix
 
     def children(self, node: int) -> list[int]:
@@ -72,14 +74,32 @@ class RequestTable:
     ended: list[Standing] = field(default_factory=list)
     saved: dict[str, Standing] = field(default_factory=dict)
 
+    def as_it_stands(self) -> RequestTable:
+        """A table that later events do not change."""
+        return replace(self, live=dict(self.live), saved=dict(self.saved))
+
     def in_phase(self, *phases: Phase) -> tuple[str, ...]:
         """Requests in one of the phases, in order of admission."""
         return tuple(name for name, standing in self.live.items() if standing.phase in phases)
 
     def copies(self) -> frozenset[Copy]:
-        """What is kept of requests: by saves to the end, by preempts until they resume or are over."""
+        """What is kept of requests: by saves until they are evicted, by preempts until they resume or are over."""
         preempted = self.in_phase(Phase.PREEMPTED)
-        return frozenset([*(("save", name) for name in self.saved), *(("preempt", name) for name in preempted)])
+        return frozenset([*(("offload" if kept.aside else "save", name) for name, kept in self.saved.items()),
+                          *(("preempt", name) for name in preempted)])  # fmt: skip
+
+    def room_for(self, prefixes: int) -> bool:
+        """Whether so many prefixes more may stand on the device."""
+        there, most = len(self.on_device()), self.capacity.tracked
+        return most is None or not prefixes or there + prefixes <= most
+
+    def on_device(self) -> list[str]:
+        """The tracked prefixes that stand there, by name."""
+        return [name for name, kept in self.saved.items() if kept.prefix and not kept.aside]
+
+    def loadable(self, prompt: tuple[int, ...]) -> list[str]:
+        """What a request with this prompt may be given, by name."""
+        return [name for name, kept in self.saved.items() if not kept.aside and kept.fits(prompt)]
 
     def boundary(self, name: str, tokens: int) -> int | None:
         """The last multiple of the interval that a request reaches with so many tokens more."""

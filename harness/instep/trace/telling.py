@@ -84,6 +84,10 @@ def _kept(event: Any, before: Live, after: Live) -> str:
     return f'{event.request} from "{event.name}", now {after[event.request].length}'
 
 
+def _moves(event: Any, before: Live, after: Live) -> str:
+    return f'"{event.name}" {MOVES[type(event)]}'
+
+
 def _leaves(event: Any, before: Live, after: Live) -> str:
     standing = before[event.request]
     return f"{event.request} with {count(standing.length, 'token')}, {standing.phase.value}"
@@ -97,9 +101,11 @@ def _refused(event: e.Refused, before: Live, after: Live) -> str:
     return f"{kind_of(event.of)}, which is illegal here"
 
 
+MOVES = {e.Offload: "goes to the host", e.Fetch: "comes back to the device", e.Evict: "is kept no longer"}
 WORDS: dict[type[e.Event], Callable[[Any, Live, Live], str]] = {
     e.Admit: _admit, e.Draft: _draft, e.Forward: _forward, e.Commit: _commit, e.SetNumSteps: _steps, e.Save: _kept,
-    e.Load: _kept, e.Preempt: _leaves, e.Resume: _resume, e.Finish: _leaves, e.Abort: _leaves, e.Refused: _refused,
+    e.Load: _kept, e.Offload: _moves, e.Fetch: _moves, e.Evict: _moves, e.Preempt: _leaves, e.Resume: _resume,
+    e.Finish: _leaves, e.Abort: _leaves, e.Refused: _refused,
 }
 
 

@@ -58,7 +58,7 @@ def make(
     )
     brought = ops is not None and not {strategy, conv}.isdisjoint(ops.keepers)
     asked = Asked(of_kind(config, "gdn"), conv_window(config), state_block(config)) if brought else None
-    return CommitPair(of_conv, of_state, asked, trees=sizes.capacity.num_draft_tokens is not None)
+    return CommitPair(of_conv, of_state, asked, trees=sizes.capacity.trees)
 
 
 def _chosen(strategy: str, conv: str, ops: Ops | None) -> tuple[tuple[str, StrategySpec], ...]:

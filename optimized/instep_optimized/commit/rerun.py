@@ -67,7 +67,7 @@ class Rerun:
     """
 
     def __init__(self, config: ModelConfig, sizes: Sizes, memory: Memory, width: int) -> None:
-        trees = sizes.capacity.num_draft_tokens is not None
+        trees = sizes.capacity.trees
         self.may, names = may_change(sizes.keeps, trees=trees), ring_pools(sizes.keeps)
         self._marks, self._size = Marks(memory[SETTLED].units(0)), self.ring_size(sizes.widest)
         self._spare = self.spare(self._size, width, sizes.widest)

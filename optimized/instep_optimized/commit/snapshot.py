@@ -17,6 +17,7 @@ from ..memory.pool import Demand
 from ..memory.units import Copied, Units
 from ..memory.units import taken as taken
 from ..ops.base import Ops
+from ..ops.fused import Moved, moves
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
 
 
@@ -58,11 +59,12 @@ class Snapshot:
 
     def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
         # Nothing is computed: the accepted node's snapshot is copied bit by bit. A row or slot of -1 (idle) is skipped.
-        for pair in self._pairs.values():
-            ops.move(
+        moves(ops, pairs=tuple(
+            Moved(
                 source=pair.snapshots.at(accepted.rows, accepted.nodes),
                 target=pair.slots.at(accepted.slots),
-            )
+            ) for pair in self._pairs.values()
+        ))  # fmt: skip
 
     def peek(self, ops: Ops, slot: int, length: int) -> dict[int, Copied]:
         return {layer: pair.slots.taken(slot, length=length) for layer, pair in self._pairs.items()}

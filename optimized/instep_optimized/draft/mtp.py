@@ -16,6 +16,7 @@ from .. import weights as w
 from ..batch import Batch
 from ..memory import Memory
 from ..model.attention import AttentionLayer
+from ..model.residual import Residual
 from ..model.trunk import Head
 from ..ops.base import Ops
 
@@ -58,9 +59,9 @@ class MtpLayer:
         left = ops.norm(x=embedding, weight=weights.embedding_norm, eps=eps, to=at("normed"))
         right = ops.norm(x=hidden, weight=weights.hidden_norm, eps=eps, to=at("post_normed"))
         joined = ops.concat(x=left, y=right, to=at("joined"))
-        fused = ops.linear(x=joined, weight=weights.fc, shape=(self.config.hidden,), to=at("fused"))
+        fused = Residual(ops.linear(x=joined, weight=weights.fc, shape=(self.config.hidden,), to=at("fused")))
         answer = self.layer(ops, fused, batch, stage)
-        return ops.norm(x=answer, weight=weights.norm, eps=eps, to=at("final", AFTER_LAYERS))
+        return answer.normed(ops, weights.norm, eps, at("final", AFTER_LAYERS)).normed
 
     def pick(self, ops: Ops, y: torch.Tensor, stage: str) -> torch.Tensor:
         """y [M, D] -> the head's argmax [M] int64."""

@@ -48,9 +48,8 @@ class Emulator:
 
     def __call__(self, ops: Ops, body: Callable[[Ops], T]) -> tuple[Recorded, T]:
         calls: list[Call] = []
-        guard = _Guard()
-        with guard, _HostReads(guard):
-            outputs = body(around(ops, unseen, _keeper(calls, guard)))
+        with (between := _Between()):
+            outputs = body(around(ops, unseen, _keeper(calls, between)))
         recorded = Recorded(calls, self._wreck)
         self._recordings.append(recorded)
         return recorded, outputs
@@ -74,6 +73,7 @@ class Recorded:
 
     def __init__(self, calls: list[Call], before: Callable[[], None]) -> None:
         self._calls, self._before = calls, before
+        self._results = [tensor for call in calls for tensor in _own_results(call)]
 
     def replay(self) -> None:
         """Call every op again. Each result goes into the tensor of the capture, where later calls and views read it."""
@@ -85,25 +85,27 @@ class Recorded:
 
     def wreck(self) -> None:
         """Overwrite all results with poison, except results that are views on an argument (a pool or an input)."""
-        for call in self._calls:
-            # A view on a pool or an input must survive: its memory is not a result of the op.
-            given = {memory_of(tensor) for value in call.given.values() for tensor in tensors_of(value)}
-            for tensor in call.results:
-                if memory_of(tensor) not in given:
-                    tensor.fill_(torch.nan if tensor.is_floating_point() else GARBAGE)
+        for tensor in self._results:
+            tensor.fill_(torch.nan if tensor.is_floating_point() else GARBAGE)
 
 
-def _keeper(calls: list[Call], guard: _Guard) -> Callable[[str, Op], Op]:
-    """The wrapper that keeps every call of an op. It switches the guard off inside the op."""
+def _own_results(call: Call) -> Iterator[torch.Tensor]:
+    """The results that have memory of their own. A view on a pool or an input must survive a wreck."""
+    given = {memory_of(tensor) for value in call.given.values() for tensor in tensors_of(value)}
+    return (tensor for tensor in call.results if memory_of(tensor) not in given)
+
+
+def _keeper(calls: list[Call], between: _Between) -> Callable[[str, Op], Op]:
+    """The wrapper that keeps every call of an op. Inside the op nothing is guarded."""
 
     def wrapper(name: str, op: Op) -> Op:
         @wraps(op)
         def call(**given: Any) -> Any:
-            guard.inside = True
+            between.__exit__()
             try:
                 result = op(**given)
             finally:
-                guard.inside = False
+                between.__enter__()
             # The tensor objects themselves are kept: a replay must use the memory of the capture, not new tensors.
             calls.append(Call(op, given, tuple(_results(result))))
             return result
@@ -113,16 +115,28 @@ def _keeper(calls: list[Call], guard: _Guard) -> Callable[[str, Op], Op]:
     return wrapper
 
 
+class _Between:
+    """What guards a body between its ops. An op leaves it: a mode that only looked on would slow all that it runs."""
+
+    def __init__(self) -> None:
+        self._modes = _Guard(), _HostReads()  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> _Between:
+        for mode in self._modes:
+            mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *failed: Any) -> None:
+        for mode in self._modes:
+            mode.__exit__(*(failed or (None, None, None)))  # type: ignore[no-untyped-call]
+
+
 class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Between ops it lets only views pass: a view makes no memory and reads none."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.inside = False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # `lift_fresh` is a view by its schema, but of a tensor that was just made from host numbers.
-        if not self.inside and (not func.is_view or "lift_fresh" in str(func)):
+        if not func.is_view or "lift_fresh" in str(func):
             raise LooseCall(str(func))
         return func(*args, **(kwargs or {}))
 
@@ -130,13 +144,9 @@ class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _HostReads(TorchFunctionMode):
     """Between ops nobody reads values on the host."""
 
-    def __init__(self, guard: _Guard) -> None:
-        super().__init__()
-        self._guard = guard
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if not self._guard.inside and name in HOST_READS:
+        if name in HOST_READS:
             raise LooseCall(name)
         return func(*args, **(kwargs or {}))
 

@@ -88,8 +88,10 @@ class Runner:
         captured = self._of(key, self._bucket(rows), ops, body, inputs, idle, see is not unseen)
         if rows:
             # Padding rows are written too: the last replay may have had more requests.
-            for name, own, given, value in zip(_names(inputs), captured.inputs, inputs, idle, strict=True):
+            _copy([
                 _fill(own, given, value, f"{key} {name}")
+                for name, own, given, value in zip(_names(inputs), captured.inputs, inputs, idle, strict=True)
+            ])
             captured.recording.replay()
             self.last = Replayed(key, self._bucket(rows), rows, inputs, idle, captured)
             for place, tensor in captured.seen:
@@ -154,15 +156,20 @@ def _own(given: torch.Tensor, value: Any, bucket: int, device: torch.device) -> 
     return torch.full((bucket, *given.shape[1:]), value, dtype=given.dtype, device=device)
 
 
-def _fill(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> None:
-    """Write every row of the buffer `own`, without waiting: first the given rows, then the idle value."""
+def _fill(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write the idle value behind the given rows of the buffer `own` -> what is left to copy: the goal, the rows."""
     if given.shape[1:] != own.shape[1:] or given.dtype != own.dtype:
         found = f"rows of {tuple(given.shape[1:])}, {given.dtype}"
         raise BadInput(name, found=found, expected=f"{tuple(own.shape[1:])}, {own.dtype}, as it was recorded")
-    if not own.numel():  # a field without columns: nothing to launch
-        return
-    own[: len(given)].copy_(given, non_blocking=True)
     own[len(given) :].fill_(value)
+    return own[: len(given)], given
+
+
+def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Each second tensor into the first, in one launch on a GPU, without waiting."""
+    targets, sources = ([pair[n] for pair in pairs if pair[n].numel()] for n in (0, 1))
+    if targets:
+        torch._foreach_copy_(targets, sources, non_blocking=True)
 
 
 def _cut(tensor: torch.Tensor, bucket: int, rows: int) -> torch.Tensor:
@@ -172,6 +179,7 @@ def _cut(tensor: torch.Tensor, bucket: int, rows: int) -> torch.Tensor:
 
 
 def _copied(outputs: Any, bucket: int, rows: int) -> Any:
-    if isinstance(outputs, torch.Tensor):
-        return _cut(outputs, bucket, rows).clone()
-    return _like(outputs, [_copied(output, bucket, rows) for output in outputs])
+    kept = [_cut(output, bucket, rows) for output in ((outputs,) if isinstance(outputs, torch.Tensor) else outputs)]
+    found = [torch.empty_like(one) for one in kept]
+    _copy(list(zip(found, kept, strict=True)))
+    return found[0] if isinstance(outputs, torch.Tensor) else _like(outputs, found)

@@ -11,29 +11,40 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .runtime import INTERPRETED
+
+FUSED = tl.constexpr(not INTERPRETED)  # the interpreter calls a function of our own once per number
+
 
 @triton.jit
-def step(state, q, k, v, decay, beta):
+def step(state, q, k, kq, v, decay, beta):
     """Put one token into a tile of V rows of one head's state, and read the state with q (already scaled).
 
-        S <- decay S;   u = beta (v - S k);   S <- S + u k^T;   o = S q        (S here is [V, K])
+        u = beta (v - decay S k);   o = decay S q + u (k . q);   S <- decay S + u k^T        (S here is [V, K])
 
-    Shapes:  state, q, k [VT, pieces, KI] fp32, K in pieces, q and k the same in every row; v [VT]; decay, beta scalars;
-             padding of K and V is zero.  -> state, o [VT], u [VT]
+    Shapes:  state [VL, VR, pieces, KI] fp32, V in two axes and K in two; q, k [VL or 1, 1, pieces, KI], the same in
+             every row; v [VL, VR]; kq, the k . q of `overlap`, decay and beta scalars; padding of K and V is zero.
+             -> state, o [VL, VR], u [VL, VR]
     Units:   decay within 0 and 1, the exponential of a log decay in nats.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form, with V as the first axis. No sum runs over V, so a
-             program may own any number of its rows. Differs: the update is one explicit fused multiply-add; the
-             decay is multiplied in before the state is read (a decay that is kept apart would round differently).
+             program may own any number of its rows. Differs: o is not read out of the new S. As
+             (decay S + u k^T) q = decay S q + u (k . q), both sums over K read the same S, so neither waits for the
+             other. The decay multiplies a sum once, not each of its terms.
+    Error of o: |.| for amounts of every number, e = 2^-24, and n for the roundings on the longest way through a sum
+             over K; decays left out (each is one more rounding in both forms). To first order in e:
+             read out of the new S:  n e |S + u k^T| |q|  of the sum,   e |S + u k^T| |q|  as each new number is rounded
+             here:                   n e (|S| |q| + |u| |k| |q|)  of both sums,   e |o|  of the one multiply-add
+             Both are at most (n + 1) e (|S| |q| + |u| |k| |q|). The error of u enters both times (k . q).
     """
-    state = forget(state, decay)
-    update = beta * (v - recall(state, k))
-    state = add(state, k, update)
-    return state, recall(state, q), update
+    known, read = recall(state, k), recall(state, q)
+    update = beta * tl.fma(known, -decay, v)
+    out = tl.fma(update, kq, decay * read)
+    return again(state, k, decay, update), out, update
 
 
 @triton.jit
 def again(state, k, decay, update):
-    """A token whose update u [VT] is known: the multiply and multiply-add of `step` on the same bits.  -> state"""
+    """A token whose update u [VL, VR] is known: one multiply and one multiply-add per number.  -> state"""
     return add(forget(state, decay), k, update)
 
 
@@ -46,10 +57,28 @@ def forget(state, decay):
 @triton.jit
 def add(state, k, update):
     """S + u k^T, one rounding per element"""
-    return tl.fma(tl.broadcast_to(update[:, None, None], state.shape), k, state)
+    every = tl.expand_dims(tl.expand_dims(update, 2), 2)  # in the order in which `recall` took the axes away
+    return tl.fma(tl.broadcast_to(every, state.shape), tl.broadcast_to(k, state.shape), state)
 
 
 @triton.jit
 def recall(state, key):
-    """S key: the sum over the pieces first (they lie in one thread), then over the numbers of a piece.  -> [VT]"""
-    return tl.sum(tl.sum(state * key, axis=1), axis=1)
+    """S key: the sum over the pieces first (they lie in one thread; its products are not rounded apart), then over the
+    numbers of a piece.  -> [VL, VR]"""
+    if FUSED:
+        total, _ = tl.reduce((state, tl.broadcast_to(key, state.shape)), 2, _product)
+    else:
+        total = tl.sum(state * key, axis=2)
+    return tl.sum(total, axis=2)
+
+
+@triton.jit
+def overlap(k, q):
+    """k . q of [.., pieces, KI]: the sum over KI first.  -> [..]"""
+    return tl.sum(tl.sum(k * q, axis=len(k.shape) - 1), axis=len(k.shape) - 2)
+
+
+@triton.jit
+def _product(a, b, c, d):
+    """A sum so far, as a times b, and the next pair  ->  a sum, as itself times 1"""
+    return tl.fma(c, d, a * b), tl.cast(1.0, tl.float32)

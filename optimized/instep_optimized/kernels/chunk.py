@@ -1,6 +1,7 @@
 """The gated delta rule over a prefill chunk: 16 tokens at a time as matrix products, states carried in between.
 
-Leaves out: the token-by-token form (`window.py`). Products are fp32 (`ieee`), operands and accumulation.
+Leaves out: the token-by-token form (`window.py`), and the faster one of 16-bit activations (`blocks.py`). Products are
+fp32 (`ieee`), operands and accumulation.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -16,7 +17,8 @@ from ..layout import Part
 from ..ops.base import GdnInputs
 from .address import flat, given
 from .runtime import ceil_div, launch, power_of_2, tile
-from .tiles import ROWS, beside, packed, scale_of, scales_at
+from .state import state_before, store_state
+from .tiles import ROWS, beside
 
 TOKENS = 16  # per block: more tokens make the triangular solve longer, fewer make more steps that carry the state
 VALUE_COLUMNS = 16  # columns of V per program of the second kernel on a GPU
@@ -126,17 +128,10 @@ def _carry(
         return  # core is zero there already
     i, at_k, at_v = tl.arange(0, TOKENS), tl.arange(0, KT), tl.program_id(0) * VT + tl.arange(0, VT)
     in_k, in_v = at_k < K, at_v < V  # [KT], [VT]
-    # To skip the whole tile the mask's upper bound is set to 0: no column index is below 0, so nothing is loaded.
-    remembers = in_k[:, None] & (at_v < tl.where(tl.load(fresh + request) == 0, V, 0))[None, :]  # [KT, VT]
-    source = read + unit * read_unit + tl.load(read_columns + request) * read_column + head * read_h
-    state = tl.load(source + at_k[:, None] * read_k + at_v[None, :] * read_v, mask=remembers, other=0.0).to(tl.float32)
-    if TILED:
-        place = tl.load(read_columns + request)
-        scales = scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head, at_v, V)
-        known = at_v < tl.where(tl.load(fresh + request) == 0, V, 0)
-        state = state * tl.load(scales, mask=known, other=0.0)[None, :]
-    tl.debug_barrier()  # the slot that is read here may be the slot that is stored below
-
+    state = state_before(
+        read, unit, tl.load(read_columns + request), head, read_unit, read_column, read_h, read_k, read_v,
+        read_scales, read_scales_unit, read_scales_column, tl.load(fresh + request), at_k, at_v, K, V, TILED,
+    )  # [KT, VT]  # fmt: skip
     key_head, start = head // group, tl.load(begin + request)
     for first in range(0, rows, TOKENS):
         row, live = start + first + i, first + i < rows
@@ -167,16 +162,8 @@ def _carry(
         added = tl.dot(tl.trans(keys * until[:, None]), update, input_precision=PRECISION)  # [KT, VT]
         state = tl.exp(tl.sum(forget, axis=0)) * state + added  # [KT, VT]
 
-    goal = tl.load(store_units + request)
-    target = store + goal * store_unit + tl.load(store_columns + request) * store_column + head * store_h
-    stays = in_k[:, None] & (at_v < tl.where((has_store != 0) & (goal >= 0), V, 0))[None, :]  # [KT, VT]
-    target = target + at_k[:, None] * store_k + at_v[None, :] * store_v
-    if TILED:
-        scale = scale_of(tl.max(tl.abs(state), axis=0))  # [VT]
-        place = tl.load(store_columns + request)
-        scales = scales_at(store_scales, store_scales_unit, store_scales_column, goal, place, head, at_v, V)
-        tl.store(target, packed(state, tl.broadcast_to(scale[None, :], state.shape)), mask=stays)
-        kept = (at_v < tl.where((has_store != 0) & (goal >= 0), V, 0)) & (at_v % ROWS == 0)
-        tl.store(scales, scale, mask=kept)
-    else:
-        tl.store(target, state.to(store.dtype.element_ty), mask=stays)
+    store_state(
+        state, store, tl.load(store_units + request), tl.load(store_columns + request), head,
+        store_unit, store_column, store_h, store_k, store_v,
+        store_scales, store_scales_unit, store_scales_column, has_store, at_k, at_v, K, V, TILED,
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """The product of two tiles, accumulated in fp32: the one device function behind every matrix product of these kernels.
 
-Leaves out: where tiles come from, and the chunked delta rule, whose products are fp32 throughout (`chunk.py`).
+Leaves out: where tiles come from, and the precise prefill of the delta rule, all in fp32 (`chunk.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -13,8 +13,8 @@ import triton.language as tl
 
 
 @triton.jit
-def dot(x, y, WIDEN: tl.constexpr, ORDERED: tl.constexpr):
-    """x [M, K] times y [K, N]; fp32 operands are not rounded.
+def dot(x, y, WIDEN: tl.constexpr, ORDERED: tl.constexpr, more=None):
+    """x [M, K] times y [K, N], and `more` [M, N] if it is given; fp32 operands are not rounded.
 
     WIDEN    operands are first widened to fp32, which is exact. The interpreter needs it: it holds bf16 as whole
              numbers and would multiply these
@@ -23,4 +23,10 @@ def dot(x, y, WIDEN: tl.constexpr, ORDERED: tl.constexpr):
     """
     if WIDEN:
         x, y = x.to(tl.float32), y.to(tl.float32)
-    return tl.sum(x[:, :, None] * y[None, :, :], axis=1) if ORDERED else tl.dot(x, y, input_precision="ieee")
+    if not ORDERED:
+        product = tl.dot(x, y, more, input_precision="ieee")
+    else:
+        product = tl.sum(x[:, :, None] * y[None, :, :], axis=1)
+        if more is not None:
+            product += more
+    return product

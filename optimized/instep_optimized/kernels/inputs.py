@@ -15,9 +15,11 @@ import triton.language as tl
 from instep_reference.contract.place import Place
 
 from ..ops.base import GdnInputs
+from .cover import clear
 from .runtime import ceil_div, launch, power_of_2, tile
 
 L2_EPS = tl.constexpr(1e-6)  # added to the sum of squares, inside the root
+STEPS = tl.constexpr(12)  # of a sum of pairs: as many as the widest head may need
 
 
 def gdn_inputs(
@@ -27,17 +29,23 @@ def gdn_inputs(
     """`MakeGdnInputs` of the seam. Computed once per token here, so that no program of the rule has to do it again."""
     assert mixed.stride(1) == a.stride(1) == b.stride(1) == 1, "rows are contiguous"
     rows, heads = a.shape
-    width = (mixed.shape[1] - 2 * key_heads * key_dim) // heads
-    q, k, v = (mixed.new_empty(rows, *shape, dtype=torch.float32) for shape in
-               ((key_heads, key_dim), (key_heads, key_dim), (heads, width)))  # fmt: skip
-    log_decay, beta = (mixed.new_empty(rows, heads, dtype=torch.float32) for _ in range(2))
-    tall = tile(8, 64)
+    found = results(mixed, key_heads, key_dim, heads)
+    width, tall = found.v.shape[2], tile(8, 64)
     launch(
         _gdn_inputs, (ceil_div(rows * heads, tall), 3), mixed, mixed.stride(0), a, a.stride(0), b, b.stride(0),
-        A_log, dt_bias, q, k, v, log_decay, beta, rows, key_heads, key_dim, heads, width, key_dim**-0.5,
+        A_log, dt_bias, *found, rows, key_heads, key_dim, heads, width, key_dim**-0.5,
         RT=tall, CT=power_of_2(max(key_dim, width)),
     )  # fmt: skip
-    return GdnInputs(q, k, v, log_decay, beta)
+    return found
+
+
+def results(mixed: torch.Tensor, key_heads: int, key_dim: int, heads: int) -> GdnInputs:
+    """Memory for what is made of rows [q | k | v]."""
+    rows, channels = mixed.shape
+    keys, values = (key_heads, key_dim), (heads, (channels - 2 * key_heads * key_dim) // heads)
+    return GdnInputs(*(
+        mixed.new_empty(rows, *shape, dtype=torch.float32) for shape in (keys, keys, values, (heads,), (heads,))
+    ))  # fmt: skip
 
 
 @triton.jit
@@ -55,23 +63,67 @@ def _gdn_inputs(
         inside = live[:, None] & (at < V)[None, :]
         value = tl.load(mixed + (row * mixed_row + 2 * H * K + head * V)[:, None] + at[None, :], mask=inside, other=0.0)
         tl.store(v + pair[:, None] * V + at[None, :], value.to(tl.float32), mask=inside)
-        # log_decay = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)
-        drive = tl.load(a + row * a_row + head, mask=live, other=0.0).to(tl.float32)
-        drive += tl.load(dt_bias + head, mask=live, other=0.0).to(tl.float32)
-        rate = tl.exp(tl.load(A_log + head, mask=live, other=0.0).to(tl.float32))
-        tl.store(log_decay + pair, -rate * softplus(drive), mask=live)
-        strength = tl.load(b + row * b_row + head, mask=live, other=0.0).to(tl.float32)
-        tl.store(beta + pair, 1.0 / (1.0 + tl.exp(-strength)), mask=live)
+        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, head, HV, live)
     else:
         row, head, live = pair // H, pair % H, pair < rows * H
         inside = live[:, None] & (at < K)[None, :]
         source = mixed + (row * mixed_row + kind * H * K + head * K)[:, None] + at[None, :]
         raw = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-        unit = raw * tl.rsqrt(tl.sum(raw * raw, axis=1) + L2_EPS)[:, None]
         if kind == 0:
-            tl.store(q + pair[:, None] * K + at[None, :], unit * scale, mask=inside)
+            tl.store(q + pair[:, None] * K + at[None, :], unit(raw) * scale, mask=inside)
         else:
-            tl.store(k + pair[:, None] * K + at[None, :], unit, mask=inside)
+            tl.store(k + pair[:, None] * K + at[None, :], unit(raw), mask=inside)
+
+
+@triton.jit
+def gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, head, HV, live):
+    """log_decay = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b) of (row, head) pairs."""
+    drive = tl.load(a + row * a_row + head, mask=live, other=0.0).to(tl.float32)
+    drive += tl.load(dt_bias + head, mask=live, other=0.0).to(tl.float32)
+    rate = tl.exp(tl.load(A_log + head, mask=live, other=0.0).to(tl.float32))
+    tl.store(log_decay + row * HV + head, -rate * softplus(drive), mask=live)
+    strength = tl.load(b + row * b_row + head, mask=live, other=0.0).to(tl.float32)
+    tl.store(beta + row * HV + head, 1.0 / (1.0 + tl.exp(-strength)), mask=live)
+
+
+@triton.jit
+def consume(mixed, row, live, q, k, v, H, HV, scale, CT: tl.constexpr):
+    """Rows [RT, CT] of one head, the second axis of the grid, as `gdn_inputs` makes them of what is stored."""
+    head, at = tl.program_id(1), tl.arange(0, CT)
+    if head < H:
+        tl.store(q + ((row * H + head) * CT)[:, None] + at[None, :], unit(mixed) * scale, mask=live[:, None])
+    elif head < 2 * H:
+        tl.store(k + ((row * H + head - H) * CT)[:, None] + at[None, :], unit(mixed), mask=live[:, None])
+    else:
+        tl.store(v + ((row * HV + head - 2 * H) * CT)[:, None] + at[None, :], mixed, mask=live[:, None])
+
+
+@triton.jit
+def clear_inputs(
+    c, in_c, row, units, begin, count, requests, rows, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta,
+    H, HV, CT: tl.constexpr,
+):  # fmt: skip
+    """Rows of nobody: zeros of one head, and the gates of all rows, as they hang on a and b alone."""
+    keys = H * CT
+    if tl.program_id(1) < H:
+        clear(q, keys, c, in_c, row, units, begin, count, requests, rows)
+    elif tl.program_id(1) < 2 * H:
+        clear(k, keys, c - keys, in_c, row, units, begin, count, requests, rows)
+    else:
+        clear(v, HV * CT, c - 2 * keys, in_c, row, units, begin, count, requests, rows)
+        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row.to(tl.int64),
+              row * 0 + tl.program_id(1) - 2 * H, HV, row < rows)  # fmt: skip
+
+
+@triton.jit
+def unit(raw):
+    """Rows [R, C] of length 1. Neighbours are added, then pairs of neighbours, and so on: whatever tile a kernel has,
+    and however the compiler spreads it over threads, the order of the sum is one, so the bits are."""
+    total = raw * raw
+    for _ in tl.static_range(STEPS):
+        if total.shape[1] > 1:
+            total = tl.sum(tl.reshape(total, (raw.shape[0], total.shape[1] // 2, 2)), axis=2)
+    return raw * tl.rsqrt(total + L2_EPS)
 
 
 @triton.jit

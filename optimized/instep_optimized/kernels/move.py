@@ -9,13 +9,16 @@ Leaves out: the choice of units.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 import triton
 import triton.language as tl
 
 from ..layout import Address
+from ..ops.fused import Moved, fuses
 from .runtime import ceil_div, launch, power_of_2, tile
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -25,9 +28,37 @@ AXES = 3  # of a unit, at most: [HV, K, V]
 
 def move(*, source: Address, target: Address) -> None:
     """`Move` of the seam. Elements move as whole numbers, so -0 and the bits of a NaN survive. -1 skips a request."""
+    _moved(source, target)
+
+
+@fuses(move=move)
+def moves(*, pairs: tuple[Moved, ...]) -> None:
+    """`Moves` of the seam: one launch where all layers have the same requests and are equally far apart in memory."""
+    first = pairs[0] if pairs else None
+    steps = [_step(sides) for sides in zip(*pairs, strict=True)]
+    if first is not None and None not in steps:
+        _moved(first.source, first.target, len(pairs), [step or 0 for step in steps])
+        return
+    for pair in pairs:
+        move(source=pair.source, target=pair.target)
+
+
+def _step(sides: tuple[Address, ...]) -> int | None:
+    """Elements from one layer's pool to the next one's; None: they differ in more than that."""
+    first, pools = sides[0], [side.pool for side in sides]
+    alike = all(
+        side.units is first.units and side.column is first.column and side.scales is None
+        and (side.pool.shape, side.pool.stride()) == (first.pool.shape, first.pool.stride()) for side in sides
+    )
+    steps = {two.data_ptr() - one.data_ptr() for one, two in pairwise(pools)} or {0}
+    same = len({pool.untyped_storage().data_ptr() for pool in pools}) == 1
+    return steps.pop() // first.pool.element_size() if alike and same and len(steps) == 1 else None
+
+
+def _moved(source: Address, target: Address, layers: int = 1, steps: Sequence[int] = (0, 0)) -> None:
+    """The units of `layers` pools, each `steps` elements behind the one before it."""
     if source.scales is not None and target.scales is not None:
-        move(source=replace(source, pool=source.scales, scales=None),
-             target=replace(target, pool=target.scales, scales=None))  # fmt: skip
+        _moved(replace(source, pool=source.scales, scales=None), replace(target, pool=target.scales, scales=None))
     assert source.pool.dtype == target.pool.dtype, "bits move between equal dtypes"
     inner = source.pool.dim() - 1 - (source.column is not None)
     shape = source.pool.shape[-inner:]
@@ -39,9 +70,9 @@ def move(*, source: Address, target: Address) -> None:
     elements = math.prod(shape)
     block = min(power_of_2(elements), tile(ELEMENTS, 1 << 16))
     launch(
-        _move, (ceil_div(elements, block), source.units.numel()),
-        *_leading(source), *pad, *(near[axis] for axis in order),
-        *_leading(target), *pad, *(far[axis] for axis in order),
+        _move, (ceil_div(elements, block), source.units.numel(), layers),
+        *_leading(source), *pad, *(near[axis] for axis in order), steps[0],
+        *_leading(target), *pad, *(far[axis] for axis in order), steps[1],
         elements, sizes[1], sizes[2], BLOCK=block,
     )  # fmt: skip
 
@@ -69,20 +100,21 @@ def _leading(address: Address) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 @triton.jit
 def _move(
-    source, source_units, source_columns, source_unit, source_column, source_0, source_1, source_2,
-    target, target_units, target_columns, target_unit, target_column, target_0, target_1, target_2,
+    source, source_units, source_columns, source_unit, source_column, source_0, source_1, source_2, source_layer,
+    target, target_units, target_columns, target_unit, target_column, target_0, target_1, target_2, target_layer,
     elements, size_1, size_2,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements of one unit. Grid (blocks, B)."""
+    """BLOCK elements of one unit of one layer. Grid (blocks, B, layers)."""
+    layer = tl.program_id(2).to(tl.int64)
     request = tl.program_id(1)
     here, there = tl.load(source_units + request), tl.load(target_units + request)
     if (here < 0) | (there < 0):
         return
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     i, j, k = at // size_2 // size_1, at // size_2 % size_1, at % size_2
-    near = source + here * source_unit + tl.load(source_columns + request) * source_column
-    far = target + there * target_unit + tl.load(target_columns + request) * target_column
+    near = source + layer * source_layer + here * source_unit + tl.load(source_columns + request) * source_column
+    far = target + layer * target_layer + there * target_unit + tl.load(target_columns + request) * target_column
     bits = tl.load(near + i * source_0 + j * source_1 + k * source_2, mask=at < elements)
     tl.store(far + i * target_0 + j * target_1 + k * target_2, bits, mask=at < elements)
 

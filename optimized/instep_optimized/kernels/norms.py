@@ -16,18 +16,36 @@ import triton.language as tl
 
 from instep_reference.contract.place import Place
 
+from ..ops.fused import AddNorm, fuses
+from .pointwise import add
 from .runtime import ceil_div, launch, power_of_2, tile
 
 
 def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor:
     """`Norm` of the seam: x / rms(x) * (1 + weight)."""
-    assert x.stride(1) == 1, "rows are contiguous"
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return _normed(x, weight, eps)
+
+
+@fuses(add=add, norm=norm)
+def add_norm(
+    *, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, to: tuple[Place, Place]
+) -> AddNorm:
+    """`MakeAddNorm` of the seam: the sum is rounded where `add` rounds it, and the norm is made of the rounded sum."""
+    total = x.new_empty(x.shape)
+    return AddNorm(total, _normed(x, weight, eps, y, total))
+
+
+def _normed(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, y: torch.Tensor | None = None, total: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The norm of x, or of x + y, which goes to `total`. One kernel, so one order of the sum: equal bits."""
+    assert x.stride(1) == 1 and (y is None or y.stride(1) == 1), "rows are contiguous"
+    out = x.new_empty(x.shape)
     rows, width = x.shape
     tall = tile(1, 16)
     launch(
-        _norm, (ceil_div(rows, tall),), x, x.stride(0), weight, out, rows, width, eps,
-        RT=tall, CT=power_of_2(width),
+        _norm, (ceil_div(rows, tall),), x, x.stride(0), y, 0 if y is None else y.stride(0), total, weight, out,
+        rows, width, eps, RT=tall, CT=power_of_2(width),
     )  # fmt: skip
     return out
 
@@ -50,11 +68,17 @@ def gated_norm(
 
 
 @triton.jit
-def _norm(x, x_row, weight, out, rows, width, eps, RT: tl.constexpr, CT: tl.constexpr):
+def _norm(x, x_row, y, y_row, total, weight, out, rows, width, eps, RT: tl.constexpr, CT: tl.constexpr):
+    """RT rows. y: what is added first; where it is None, Triton leaves it out. Grid (row tiles)."""
     row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.arange(0, CT)
     inside = (row < rows)[:, None] & (at < width)[None, :]
     value = tl.load(x + row[:, None] * x_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
+    if y is not None:
+        value += tl.load(y + row[:, None] * y_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + row[:, None] * width + at[None, :], rounded, mask=inside)
+        value = rounded.to(tl.float32)
     scale = 1.0 + tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32)
     # Channels that pad the tile are 0, so they add nothing to the sum; the mean divides by the real width.
     value = value * tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None] * scale[None, :]

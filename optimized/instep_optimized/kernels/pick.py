@@ -18,17 +18,30 @@ from ..ops.placing import Acceptance
 from .runtime import ceil_div, launch, power_of_2, tile
 from .tree import accept_tree
 
-COLUMNS = 4096  # tokens of the vocabulary per step
+COLUMNS = 2048  # tokens of the vocabulary per program on a GPU
 
 
 def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:
-    """`Pick` of the seam: the lowest index on a tie."""
+    """`Pick` of the seam: the lowest index on a tie.
+
+    Every program looks at some columns of one row; then the best of all blocks are joined in the same way. A maximum
+    does not depend on the order, so neither do the bits.
+    """
     assert logits.stride(1) == 1, "rows are contiguous"
-    rows, width = logits.shape
-    picked = logits.new_empty(rows, dtype=torch.int64)
-    tall, wide = tile(1, 8), min(power_of_2(width), COLUMNS)
-    launch(_pick, (ceil_div(rows, tall),), logits, logits.stride(0), picked, rows, width, RT=tall, CT=wide, warps=8)
-    return picked
+    values, tokens, rows = logits, None, logits.shape[0]
+    while True:
+        width = values.shape[1]
+        tall, wide = tile(1, 8), min(power_of_2(width), tile(COLUMNS, 1 << 14))
+        blocks = ceil_div(width, wide)
+        best = values.new_empty(rows, blocks, dtype=torch.float32)
+        picked = values.new_empty(rows, blocks, dtype=torch.int64)
+        launch(
+            _pick, (ceil_div(rows, tall), blocks), values, values.stride(0), tokens, best, picked, rows, width,
+            RT=tall, CT=wide, warps=8 if wide > 1024 else 4,
+        )  # fmt: skip
+        if blocks <= 1:
+            return picked.view(rows)
+        values, tokens = best, picked
 
 
 def accept(
@@ -52,23 +65,25 @@ def accept(
 
 
 @triton.jit
-def _pick(logits, logits_row, picked, rows, width, RT: tl.constexpr, CT: tl.constexpr):
-    """Each lane keeps the first of its largest elements; a NaN is never larger. Grid (row tiles)."""
-    row, lane = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
-    best = tl.full((RT, CT), float("-inf"), tl.float32)
-    where = tl.zeros((RT, CT), tl.int32) + lane[None, :]
-    for start in range(0, width, CT):
-        at = start + lane
-        inside = (row < rows)[:, None] & (at < width)[None, :]
-        value = tl.load(logits + row[:, None] * logits_row + at[None, :], mask=inside, other=float("-inf"))
-        value = value.to(tl.float32)
-        larger = value > best
-        where = tl.where(larger, at[None, :], where)
-        best = tl.where(larger, value, best)
-    # Of all lanes with the largest value the lowest index wins: the first maximum of the row.
-    largest = tl.max(best, axis=1)
-    lowest = tl.min(tl.where(best == largest[:, None], where, width), axis=1)
-    tl.store(picked + row, lowest.to(tl.int64), mask=row < rows)
+def _pick(values, values_row, tokens, best, picked, rows, width, RT: tl.constexpr, CT: tl.constexpr):
+    """The largest of CT columns of RT rows; a NaN is never larger than anything. Grid (row tiles, column tiles).
+
+    tokens [rows, width]: the token of each column; None: the column itself. Tokens rise along a row.
+    """
+    row, block = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.program_id(1)
+    at = block * CT + tl.arange(0, CT)
+    inside = (row < rows)[:, None] & (at < width)[None, :]
+    value = tl.load(values + row[:, None] * values_row + at[None, :], mask=inside, other=float("-inf")).to(tl.float32)
+    value = tl.where(value == value, value, float("-inf"))
+    largest = tl.max(value, axis=1)
+    # Of all columns with the largest value the lowest wins. In a row of NaN alone that is its first one.
+    lowest = tl.min(tl.where(inside & (value == largest[:, None]), at[None, :], width), axis=1)
+    token = lowest.to(tl.int64)
+    if tokens is not None:
+        token = tl.load(tokens + row * width + lowest, mask=(row < rows) & (lowest < width), other=0)
+    spot = row * tl.num_programs(1) + block
+    tl.store(best + spot, largest, mask=row < rows)
+    tl.store(picked + spot, token, mask=row < rows)
 
 
 @triton.jit

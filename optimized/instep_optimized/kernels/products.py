@@ -8,10 +8,13 @@ row-invariant products (`invariant/linear.py`) and experts (`moe.py`).
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from instep_reference.contract.place import Place
 
+from ..ops.fused import fuses
 from .pointwise import silu_mul
 
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -21,6 +24,15 @@ torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor:
     """`Linear` of the seam."""
     return (x.flatten(1) @ weight.t()).view(x.shape[0], *shape)
+
+
+@fuses(linear=linear)
+def linears(
+    *, x: torch.Tensor, weight: torch.Tensor, shapes: tuple[tuple[int, ...], ...], to: tuple[Place, ...]
+) -> tuple[torch.Tensor, ...]:
+    """`Linears` of the seam: views on one product, whose rows are as far apart as all of it is wide."""
+    product = torch.split(x.flatten(1) @ weight.t(), [math.prod(shape) for shape in shapes], dim=1)
+    return tuple(part.view(len(x), *shape) for part, shape in zip(product, shapes, strict=True))
 
 
 def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:

@@ -20,34 +20,28 @@ from instep_reference.contract.place import Place
 from ..ops.base import AttentionInputs
 from .runtime import ceil_div, launch, power_of_2, tile
 
+HEADS = 4  # per program on a GPU: with all heads of a row in one, a batch of few rows would leave most of the card idle
+
 
 def attention_inputs(
     *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
     k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, to: tuple[Place, Place],
 ) -> AttentionInputs:  # fmt: skip
     """`MakeAttentionInputs` of the seam. Channel i of the first half turns by position * theta^(-2i/rotary_dim)."""
-    raw_query = projected[:, :, 0]
-    return AttentionInputs(
-        *(
-            _norm_and_rotate(x, positions, weight, eps, rotary_dim, theta)
-            for x, weight in ((raw_query, q_norm), (key_raw, k_norm))
-        )
-    )
-
-
-def _norm_and_rotate(
-    x: torch.Tensor, positions: torch.Tensor, weight: torch.Tensor, eps: float, rotary_dim: int, theta: float
-) -> torch.Tensor:
-    assert x.stride(2) == 1, "heads are contiguous"
-    rows, heads, width = x.shape
-    out = x.new_empty(rows, heads, width)
-    tall = tile(4, 32)
+    query, (rows, heads, width) = projected[:, :, 0], key_raw.shape
+    assert query.stride(2) == key_raw.stride(2) == 1, "heads are contiguous"
+    assert positions.is_contiguous(), "positions are contiguous"
+    made = AttentionInputs(*(x.new_empty(x.shape) for x in (query, key_raw)))
+    tall, high = tile(HEADS, 32), tile(1, 16)
+    blocks = [ceil_div(x.shape[1], tall) for x in made]
     launch(
-        _rotary, (ceil_div(rows * heads, tall),), x, x.stride(0), x.stride(1), positions, weight, out,
-        rows * heads, heads, width, eps, rotary_dim // 2, *_halves(-2.0 / rotary_dim * math.log2(theta)),
-        *_halves(math.tau), RT=tall, CT=power_of_2(width),
+        _rotary, (ceil_div(rows, high), sum(blocks)),
+        query, query.stride(0), query.stride(1), q_norm, made.query, query.shape[1],
+        key_raw, key_raw.stride(0), key_raw.stride(1), k_norm, made.key, heads, blocks[0], positions,
+        rows, width, eps, rotary_dim // 2, *_halves(-2.0 / rotary_dim * math.log2(theta)), *_halves(math.tau),
+        RT=high, HT=tall, CT=power_of_2(width),
     )  # fmt: skip
-    return out
+    return made
 
 
 def _halves(x: float) -> tuple[float, float]:
@@ -58,35 +52,47 @@ def _halves(x: float) -> tuple[float, float]:
 
 @triton.jit
 def _rotary(
-    x, x_row, x_head, positions, weight, out, pairs, heads, width, eps, half, step, step_rest, turn, turn_rest,
-    RT: tl.constexpr, CT: tl.constexpr,
+    query, query_row, query_head, q_norm, query_out, query_heads, key, key_row, key_head, k_norm, key_out, key_heads,
+    blocks, positions, rows, width, eps, half, step, step_rest, turn, turn_rest,
+    RT: tl.constexpr, HT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """RT (row, head) pairs. Every lane norms its channel and the channel's partner, `half` channels away.
+    """HT heads of RT rows: of queries, and behind these `blocks` programs of keys. Grid (row tiles, head tiles).
 
-    The angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at position 100 000 would
-    have lost five digits. Channel i turns by 2^(i * (step + step_rest)) per position; 2 pi is turn + turn_rest.
+    All heads of a row turn by the same angles. Channel i turns by 2^(i * (step + step_rest)) per position; 2 pi is
+    turn + turn_rest. The angle is formed in fp64, and reduced to less than one turn there: in fp32 the angle at
+    position 100 000 would have lost five digits.
     """
-    pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
-    row, head, at = pair // heads, pair % heads, tl.arange(0, CT)
-    live, turns = pair < pairs, at < 2 * half
-    inside = live[:, None] & (at < width)[None, :]
-    # Channels behind the first 2 * half are normed only: they are their own partners.
-    other = tl.where(turns, tl.where(at < half, at + half, at - half), at)
-    source = x + (row * x_row + head * x_head)[:, None]
-    value = tl.load(source + at[None, :], mask=inside, other=0.0).to(tl.float32)
-    partner = tl.load(source + other[None, :], mask=inside, other=0.0).to(tl.float32)
-    # The partner is normed here too, so that no program waits for another one's result.
-    scale = tl.rsqrt(tl.sum(value * value, axis=1) / width + eps)[:, None]
-    value = value * scale * (1.0 + tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32))[None, :]
-    partner = partner * scale * (1.0 + tl.load(weight + other, mask=at < width, other=0.0).to(tl.float32))[None, :]
-
+    row, at = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
     channel = tl.where(at < half, at, at - half).to(tl.float64)
-    position = tl.load(positions + row, mask=live, other=0).to(tl.float64)
+    position = tl.load(positions + row, mask=row < rows, other=0).to(tl.float64)
     angle = position[:, None] * tl.exp2(channel * step + channel * step_rest)[None, :]
     whole = tl.floor(angle / turn)  # one more or less does not matter: sine and cosine stay the same
     angle = (angle - whole * turn - whole * turn_rest).to(tl.float32)
+    if tl.program_id(1) < blocks:
+        _turn(query, query_row, query_head, q_norm, query_out, row, tl.program_id(1) * HT + tl.arange(0, HT), at, rows,
+              query_heads, width, eps, half, angle)  # fmt: skip
+    else:
+        head = (tl.program_id(1) - blocks) * HT + tl.arange(0, HT)
+        _turn(key, key_row, key_head, k_norm, key_out, row, head, at, rows, key_heads, width, eps, half, angle)
+
+
+@triton.jit
+def _turn(x, x_row, x_head, weight, out, row, head, at, rows, heads, width, eps, half, angle):
+    """[RT, HT, CT]: every lane norms its channel and the channel's partner, `half` channels away, and turns by `angle`
+    [RT, CT]. Channels behind the first 2 * half are normed only: they are their own partners."""
+    turns = at < 2 * half
+    other = tl.where(turns, tl.where(at < half, at + half, at - half), at)
+    inside = ((row < rows)[:, None] & (head < heads)[None, :])[:, :, None] & (at < width)[None, None, :]
+    source = x + (row[:, None] * x_row + head[None, :] * x_head)[:, :, None]
+    value = tl.load(source + at[None, None, :], mask=inside, other=0.0).to(tl.float32)
+    partner = tl.load(source + other[None, None, :], mask=inside, other=0.0).to(tl.float32)
+    # The partner is normed here too, so that no program waits for another one's result.
+    scale = tl.rsqrt(tl.sum(value * value, axis=2) / width + eps)[:, :, None]
+    mine, theirs = (1.0 + tl.load(weight + at, mask=at < width, other=0.0).to(tl.float32),
+                    1.0 + tl.load(weight + other, mask=at < width, other=0.0).to(tl.float32))  # fmt: skip
+    value, partner = value * scale * mine[None, None, :], partner * scale * theirs[None, None, :]
     # first * cos - second * sin for the first half, second * cos + first * sin for the second
-    sign = tl.where(at < half, -1.0, 1.0)[None, :]
-    turned = value * tl.cos(angle) + sign * partner * tl.sin(angle)
-    value = tl.where(turns[None, :], turned, value)
-    tl.store(out + pair[:, None] * width + at[None, :], value.to(out.dtype.element_ty), mask=inside)
+    sign = tl.where(at < half, -1.0, 1.0)[None, None, :]
+    turned = value * tl.cos(angle)[:, None, :] + sign * partner * tl.sin(angle)[:, None, :]
+    goal = out + (row[:, None] * heads + head[None, :])[:, :, None] * width + at[None, None, :]
+    tl.store(goal, tl.where(turns[None, None, :], turned, value).to(out.dtype.element_ty), mask=inside)

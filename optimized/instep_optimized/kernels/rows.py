@@ -39,8 +39,7 @@ def embed(*, tokens: torch.Tensor, table: torch.Tensor, to: Place) -> torch.Tens
 def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
     """`Concat` of the seam: [x | y]."""
     out = x.new_empty(x.shape[0], x.shape[1] + y.shape[1])
-    for part, target in ((x, out[:, : x.shape[1]]), (y, out[:, x.shape[1] :])):
-        _launch(_copy, x.shape[0], part.shape[1], _flat(part), part.stride(0), _flat(target), out.stride(0))
+    _launch(_join, x.shape[0], out.shape[1], _flat(x), x.stride(0), x.shape[1], _flat(y), y.stride(0), _flat(out))
     return out
 
 
@@ -83,12 +82,14 @@ def _gather(x, x_row, index, out, out_row, rows, width, RT: tl.constexpr, CT: tl
 
 
 @triton.jit
-def _copy(x, x_row, out, out_row, rows, width, RT: tl.constexpr, CT: tl.constexpr):
+def _join(x, x_row, first, y, y_row, out, rows, width, RT: tl.constexpr, CT: tl.constexpr):
+    """The first columns from x, the others from y."""
     row = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.program_id(1) * CT + tl.arange(0, CT)
     inside = (row < rows)[:, None] & (at < width)[None, :]
-    bits = tl.load(x + row[:, None] * x_row + at[None, :], mask=inside)
-    tl.store(out + row[:, None] * out_row + at[None, :], bits, mask=inside)
+    left = tl.load(x + row[:, None] * x_row + at[None, :], mask=inside & (at < first)[None, :], other=0)
+    right = tl.load(y + row[:, None] * y_row + (at - first)[None, :], mask=inside & (at >= first)[None, :], other=0)
+    tl.store(out + row[:, None] * width + at[None, :], tl.where((at < first)[None, :], left, right), mask=inside)
 
 
 @triton.jit

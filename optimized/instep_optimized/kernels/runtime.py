@@ -18,6 +18,7 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.rounding import Blocked, Storage
 
 from ..ops.interpreter import VARIABLE
+from .quick_interpreter import quicken
 
 _WITNESS = "triton.language.standard"  # the type of its functions shows how Triton was imported
 
@@ -102,6 +103,8 @@ NUMPY_REFUSES = "only 0-dimensional arrays can be converted to Python scalars"
 
 INTERPRETED: bool = decide(os.environ, sys.modules, torch.cuda.is_available())
 ROUNDS = mend() if INTERPRETED else True
+if INTERPRETED:
+    quicken()
 
 
 def must_round(*stored: Storage) -> None:

@@ -22,15 +22,15 @@ from instep_reference.contract.errors import Unsupported
 from ..layout import Part, Updates
 from ..ops.base import GdnInputs
 from .address import flat, given
-from .body import again, step
+from .body import again, overlap, step
 from .runtime import ceil_div, launch, power_of_2, tile
 from .tiles import ROWS, beside, packed, scale_of, scales_at
 
-# On a GPU (LOG.md): rows of V per program, warps, and how many numbers of a key lie side by side across lanes. The bits
-# depend on them, so they are pinned. KEY_PIECE is small, so that each thread sums most of a row by itself and few
-# shuffles between threads are left.
-VALUE_ROWS, WARPS, KEY_PIECE = 16, 1, 32
-REGISTERS = 128  # 16 programs a multiprocessor; without a bound the compiler takes 168
+# On a GPU (LOG.md): how many numbers of a key lie side by side across lanes, 4 a lane. The bits depend on it, so it is
+# pinned. It is small, so that each thread sums most of a row by itself and few shuffles between threads are left.
+KEY_PIECE = 16
+# Rows of V that a thread holds, warps, and registers. The bits do not depend on them.
+THREAD_ROWS, WARPS, REGISTERS = 2, 1, 128
 
 
 def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
@@ -46,7 +46,10 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     registers.
     """
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
-    rows, padded = min(power_of_2(values), tile(VALUE_ROWS, 64)), power_of_2(keys)
+    padded = power_of_2(keys)
+    piece = min(KEY_PIECE, padded)
+    across = rows_of(1, WARPS, padded)
+    rows = across * tile(THREAD_ROWS, ceil_div(64, across))
     each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column
     tree = part.parents is not None
     assert part.parents is None or (part.most <= MOST_NODES and part.parents.is_contiguous()), "trees of few nodes"
@@ -67,9 +70,15 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         *beside(part.read, part.read), *beside(part.store, part.read), *beside(part.settled, part.read),
         *beside(part.per_row, part.read),
         values, keys, heads // inputs.k.shape[1],
-        VT=rows, KT=padded, KI=min(KEY_PIECE, padded), WHOLE=values % rows == 0 and padded == keys,
-        TREE=tree, TILED=part.read.scales is not None, warps=WARPS, registers=None if tree else REGISTERS,
+        VL=across, VR=rows // across, KT=padded, KI=piece, WHOLE=values % rows == 0 and padded == keys,
+        TREE=tree, TILED=part.read.scales is not None, warps=WARPS,
+        registers=None if tree or part.read.scales is not None else REGISTERS,
     )  # fmt: skip
+
+
+def rows_of(held: int, warps: int, keys: int) -> int:
+    """Rows of V of a program whose threads hold `held` rows each."""
+    return held * warps * 128 // min(KEY_PIECE, keys)
 
 
 def _rows(inputs: GdnInputs, core: torch.Tensor) -> tuple[Any, ...]:
@@ -116,13 +125,14 @@ def _window(
     read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
     settled_scales, settled_scales_unit, settled_scales_column, each_scales, each_scales_unit, each_scales_column,
     V, K, group,
-    VT: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr, TREE: tl.constexpr,
+    VL: tl.constexpr, VR: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr, TREE: tl.constexpr,
     TILED: tl.constexpr,
 ):  # fmt: skip
-    """One program: one request, one value head, VT rows of V. Grid (V tiles, HV, B).
+    """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
 
-    K is split into two axes, P = KT // KI pieces of KI numbers, so that the compiler lays a row's numbers into few
-    lanes. A tile is [VT, P, KI].
+    A tile is [VL, VR, P, KI]. The compiler lays the first axis and the last across lanes, the other two into registers.
+    K is split into P = KT // KI pieces of KI numbers, so that a row's numbers lie in few lanes. V is split so that a
+    thread has each number of a key once, for all its rows.
 
     Several programs read the same keys and decays of the ring, and none waits for another. That is safe: one program
     writes an entry, and by contract never while the entry is pending. An update u is read only by the program that
@@ -140,22 +150,22 @@ def _window(
     pending = tl.where(known & (kept_by >= 0), asked, 0)
     if (unit < 0) | ((rows <= 0) & (pending <= 0)):
         return  # core is zero there already
-    at_v = stripe * VT + tl.arange(0, VT)  # [VT]
-    tile_v = at_v[:, None, None]  # [VT, 1, 1]
-    tile_k = tl.arange(0, KT // KI)[None, :, None] * KI + tl.arange(0, KI)[None, None, :]  # [1, P, KI]
-    # Every row reads the key for itself, so that no thread has to pass numbers on.
-    every_k = tile_k + tl.zeros_like(tile_v)  # [VT, P, KI]
-    in_v, in_k, key_head = at_v < V, every_k < K, head // group  # [VT], [VT, P, KI], scalar
-    inside = (tile_v < V) & in_k  # [VT, P, KI]
+    at_v = (stripe * VL + tl.arange(0, VL)[:, None]) * VR + tl.arange(0, VR)[None, :]  # [VL, VR]
+    tile_v = at_v[:, :, None, None]  # [VL, VR, 1, 1]
+    tile_k = tl.arange(0, KT // KI)[:, None] * KI + tl.arange(0, KI)[None, :]  # [P, KI]
+    # A key is read once per row across lanes, so that no thread has to pass numbers on.
+    every_k = tile_k + tl.zeros((VL, 1, 1, 1), tl.int32)  # [VL, 1, P, KI]
+    in_v, in_k, key_head = at_v < V, every_k < K, head // group  # [VL, VR], [VL, 1, P, KI], scalar
+    inside = (tile_v < V) & in_k  # [VL, VR, P, KI]
 
-    state = tl.zeros((VT, KT // KI, KI), tl.float32)  # [VT, P, KI]
+    state = tl.zeros((VL, VR, KT // KI, KI), tl.float32)  # [VL, VR, P, KI]
     if known:
         source = read + unit * read_unit + tl.load(read_columns + request) * read_column + head * read_h
         state = fetch(source + (tile_v * read_v + tile_k * read_k), inside, WHOLE).to(tl.float32)
         if TILED:
             place = tl.load(read_columns + request)
             scales = scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head, at_v, V)
-            state = state * tl.load(scales, mask=in_v, other=0.0)[:, None, None]
+            state = state * tl.load(scales, mask=in_v, other=0.0)[:, :, None, None]
 
     # Pointers to entry 0 of this request's rings. All heads of one key head share its k; u has V rows per program.
     kept_k = ring_k + kept_by * ring_k_unit + key_head * ring_k_head
@@ -165,9 +175,9 @@ def _window(
     for _age in range(pending):
         state = again(
             state,
-            fetch(kept_k + entry * ring_k_entry + every_k, in_k, WHOLE),  # [VT, P, KI]
+            fetch(kept_k + entry * ring_k_entry + every_k, in_k, WHOLE),  # [VL, 1, P, KI]
             tl.load(kept_decay + entry * ring_decay_entry),  # scalar
-            fetch(kept_u + (entry % ring_u_size) * ring_u_entry, in_v, WHOLE),  # [VT]
+            fetch(kept_u + (entry % ring_u_size) * ring_u_entry, in_v, WHOLE),  # [VL, VR]
         )
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
     if TILED:  # rounds as a store and a load would
@@ -198,7 +208,7 @@ def _window(
     k, q = k + row * k_row + key_head * k_head, q + row * q_row + key_head * q_head
     v, core = v + row * v_row + head * v_head, core + row * core_row + head * core_head
     log_decay, beta = log_decay + row * log_decay_row + head * log_decay_head, beta + row * beta_row + head * beta_head
-    base = state  # [VT, P, KI], before row 0; only a tree needs it again
+    base = state  # [VL, VR, P, KI], before row 0; only a tree needs it again
     if TREE:
         parents, did = parents + row, did + row * did_row + head * did_head + at_v
     for t in range(rows):
@@ -218,11 +228,12 @@ def _window(
                             tl.exp(tl.load(log_decay + back * log_decay_row)),
                             fetch(did + node * did_row, in_v, WHOLE),
                         )
-        key = fetch(k + every_k, in_k, WHOLE)  # [VT, P, KI]
-        value = fetch(v + at_v, in_v, WHOLE)  # [VT]
+        key = fetch(k + every_k, in_k, WHOLE)  # [VL, 1, P, KI]
+        value = fetch(v + at_v, in_v, WHOLE)  # [VL, VR]
         decay, write = tl.exp(tl.load(log_decay)), tl.load(beta)  # scalars
-        query = fetch(q + every_k, in_k, WHOLE)  # [VT, P, KI]
-        state, out, update = step(state, query, key, value, decay, write)  # [VT, P, KI], [VT], [VT]
+        query = fetch(q + every_k, in_k, WHOLE)  # [VL, 1, P, KI]
+        kq = overlap(fetch(k + tile_k, tile_k < K, WHOLE), fetch(q + tile_k, tile_k < K, WHOLE))  # scalar
+        state, out, update = step(state, query, key, kq, value, decay, write)  # [VL, VR, P, KI], [VL, VR], [VL, VR]
         put(core + at_v, out, in_v, WHOLE)
         if TREE:
             put(did + t * did_row, update, in_v, WHOLE)
@@ -232,7 +243,7 @@ def _window(
                      WHOLE, TILED)  # fmt: skip
         if keeps:
             if keeps_k:
-                once = in_k & (tile_v == 0)
+                once = in_k & (tl.arange(0, VL)[:, None, None, None] == 0)
                 tl.store(kept_k + entry * ring_k_entry + every_k, key.to(ring_k.dtype.element_ty), mask=once)
             put(kept_u + (entry % ring_u_size) * ring_u_entry, update, in_v, WHOLE)
             tl.store(kept_decay + entry * ring_decay_entry, decay.to(ring_decay.dtype.element_ty), mask=stripe == 0)
@@ -271,18 +282,19 @@ def fetch(source, inside, WHOLE: tl.constexpr):
 
 @triton.jit
 def tile_scale(state):
-    """The scale of every number of a tile [VT, P, KI], which has all of K."""
-    largest = tl.max(tl.max(tl.abs(state), axis=2), axis=1)
-    return tl.broadcast_to(scale_of(largest)[:, None, None], state.shape)
+    """The scale of every number of a tile [VL, VR, P, KI], which has all of K."""
+    largest = tl.max(tl.max(tl.abs(state), axis=3), axis=2)  # [VL, VR], the rows in their order
+    scale = tl.reshape(scale_of(tl.reshape(largest, (state.shape[0] * state.shape[1],))), largest.shape)
+    return tl.broadcast_to(scale[:, :, None, None], state.shape)
 
 
 @triton.jit
 def put_tile(target, scales, state, inside, at_v, V, WHOLE: tl.constexpr, TILED: tl.constexpr):
-    """Store a tile of a state [VT, P, KI]; if it is stored in tiles, with its scales [VT // ROWS]."""
+    """Store a tile of a state [VL, VR, P, KI]; if it is stored in tiles, with its scales, one per ROWS rows."""
     if TILED:
         scale = tile_scale(state)
         put(target, packed(state, scale), inside, WHOLE)
-        tl.store(scales, tl.max(tl.max(scale, axis=2), axis=1), mask=(at_v < V) & (at_v % ROWS == 0))
+        tl.store(scales, tl.max(tl.max(scale, axis=3), axis=2), mask=(at_v < V) & (at_v % ROWS == 0))
     else:
         put(target, state, inside, WHOLE)
 

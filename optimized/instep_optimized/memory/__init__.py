@@ -6,7 +6,6 @@ Leaves out: what an event writes where (`commit/`) and the copies that are kept 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -68,13 +67,4 @@ class Memory:
 
     def regions(self) -> list[Region]:
         """Every byte of every pool. The two ends of a pool are a region of their own, which no event may write."""
-        found = []
-        for name, pool in self.pools.items():
-            demand, means = pool.demand, pool.demand.means
-            for layer in demand.layers:
-                found.append(Region(name, layer, demand.by, pool.units(layer), pool.gaps(layer), means))
-            ends = pool.ends()
-            if ends is not None and demand.layers:
-                whole = means and replace(means, positions=None)
-                found.append(Region(f"{name}_ends", demand.layers[0], "row", ends, means=whole, red=True))
-        return found
+        return [region for pool in self.pools.values() for region in pool.regions]

@@ -112,7 +112,7 @@ def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
         window=((widest,), whole), picks=((widest,), whole), final=((widest, config.hidden), hidden),
         proposals=((drafts,), whole), proposed=((config.hidden,), hidden), parents=((widest,), whole),
     )
-    trees = sizes.capacity.num_draft_tokens is not None
+    trees = sizes.capacity.trees
     for name in (*NAMES, PARENTS) if trees else NAMES:
         shape, dtype = lines[name]
         # Where windows may be trees, every one is written to its last column, whatever its own number of nodes.

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
 
+from instep_reference.contract.engine import Region
 from instep_reference.contract.meaning import Meaning
 from instep_reference.contract.rounding import Blocked
 
@@ -91,6 +93,19 @@ class Pool:
     def ends(self) -> torch.Tensor | None:
         """[2, pitch]: the red zones before the first unit and behind the last."""
         return self._ends if self.guarded else None
+
+    @cached_property
+    def regions(self) -> tuple[Region, ...]:
+        """All of it, a region per layer; both ends are one more."""
+        demand, means = self.demand, self.demand.means
+        found = [
+            Region(demand.name, layer, demand.by, self.units(layer), self.gaps(layer), means)
+            for layer in demand.layers
+        ]
+        if (ends := self.ends()) is not None and found:
+            whole = means and replace(means, positions=None)
+            found.append(Region(f"{demand.name}_ends", demand.layers[0], "row", ends, means=whole, red=True))
+        return tuple(found)
 
     def scrub(self, units: range | list[int]) -> None:
         """Poison units in every layer, so that a read of them shows. Does not wait: rounds may be running meanwhile."""

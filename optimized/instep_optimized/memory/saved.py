@@ -6,14 +6,14 @@ and the physical form of conv windows and states, which only the commit strategy
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from . import Memory
-from .units import Copied, cloned, tensors
+from .units import Block, Copied, tensors
 
 PAGED = ("keys", "values", "draft_keys", "draft_values")
 
@@ -82,10 +82,10 @@ def read(
     )
 
 
-def copied(kept: Kept) -> Kept:
-    """A copy with the same bits in new memory."""
-    clones: dict[str, Any] = {field.name: _clone(getattr(kept, field.name)) for field in fields(kept)}
-    return Kept(**clones)
+def copied(kept: Kept, how: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> Kept:
+    """A copy of every part with the same bits in new memory. how: what makes it of a tensor."""
+    copies: dict[str, Any] = {field.name: _copy(getattr(kept, field.name), how) for field in fields(kept)}
+    return Kept(**copies)
 
 
 def write(memory: Memory, request: str, length: int, kept: Kept) -> None:
@@ -106,10 +106,12 @@ def write(memory: Memory, request: str, length: int, kept: Kept) -> None:
         slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed
 
 
-def _clone(kept: torch.Tensor | dict[int, Copied] | None) -> torch.Tensor | dict[int, Copied] | None:
+def _copy(
+    kept: torch.Tensor | dict[int, Copied] | None, how: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor | dict[int, Copied] | None:
     if isinstance(kept, dict):
-        return {layer: cloned(x) for layer, x in kept.items()}
-    return None if kept is None else kept.clone()
+        return {layer: Block(*map(how, x)) if isinstance(x, Block) else how(x) for layer, x in kept.items()}
+    return None if kept is None else how(kept)
 
 
 def _places(memory: Memory, request: str, length: int) -> tuple[torch.Tensor, torch.Tensor]:

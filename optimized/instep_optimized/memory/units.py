@@ -75,10 +75,6 @@ def tensors(copied: Copied) -> tuple[torch.Tensor, ...]:
     return tuple(copied) if isinstance(copied, Block) else (copied,)
 
 
-def cloned(copied: Copied) -> Copied:
-    return Block(*(x.clone() for x in copied)) if isinstance(copied, Block) else copied.clone()
-
-
 def taken(unit: torch.Tensor, length: int) -> torch.Tensor:
     """A contiguous copy of a unit in its logical order. Before the first token it is zeros, whatever the slot holds."""
     copy = unit.new_zeros(unit.shape)

@@ -16,7 +16,9 @@ from .. import weights as w
 from ..batch import Batch
 from ..memory.units import Units
 from ..ops.base import Ops
+from ..ops.fused import linears
 from .mlp import Half
+from .residual import Residual
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class AttentionLayer:
         half = Half.of(stored, prefix, layer, config)
         return cls(layer, norm, w.attention(stored, prefix), half, config, keys, values)
 
-    def __call__(self, ops: Ops, hidden: torch.Tensor, batch: Batch, stage: str) -> torch.Tensor:
+    def __call__(self, ops: Ops, hidden: Residual, batch: Batch, stage: str) -> Residual:
         """hidden [N, D] -> [N, D]."""
 
         def at(component: str) -> Place:
@@ -47,22 +49,21 @@ class AttentionLayer:
 
         weights, config = self.weights, self.config
         key_shape = (config.kv_heads, config.head_dim)
-        x = ops.norm(x=hidden, weight=self.norm, eps=config.eps, to=at("normed"))  # [N, D]
-        projected = ops.linear(
-            x=x, weight=weights.q, shape=(config.heads, 2, config.head_dim), to=at("projected")
-        )  # [N, heads, 2, head_dim]: query, then gate
-        key_raw = ops.linear(x=x, weight=weights.k, shape=key_shape, to=at("key_raw"))  # [N, kv_heads, head_dim]
-        value = ops.linear(x=x, weight=weights.v, shape=key_shape, to=at("value"))  # [N, kv_heads, head_dim]
+        rows, x = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]
+        projected, key_raw, value = linears(
+            ops, x=x, weight=weights.inputs, shapes=((config.heads, 2, config.head_dim), key_shape, key_shape),
+            to=(at("projected"), at("key_raw"), at("value")),
+        )  # [N, heads, 2, head_dim]: query, then gate; [N, kv_heads, head_dim] twice
         query, key = ops.attention_inputs(
             projected=projected, key_raw=key_raw, positions=batch.positions, q_norm=weights.q_norm,
             k_norm=weights.k_norm, eps=config.eps, rotary_dim=config.rotary_dim, theta=config.rope_theta,
             to=(at("query"), at("key")),
         )  # [N, heads, head_dim], [N, kv_heads, head_dim]
         # Stored before `attend`: a row also attends to itself and to the rows before it in this launch.
-        for rows, kept in ((key, self.keys), (value, self.values)):
+        for each, kept in ((key, self.keys), (value, self.values)):
             scaled = {} if kept.scales is None else {"scales": kept.scales}
-            ops.store_rows(rows=rows, pool=kept.pool, locations=batch.locations, **scaled)
+            ops.store_rows(rows=each, pool=kept.pool, locations=batch.locations, **scaled)
         attended = ops.attend(query=query, pages=batch.pages(self.keys, self.values), to=at("attended"))
         opened = ops.output_gate(attended=attended, projected=projected, to=at("opened"))
         mixer = ops.linear(x=opened, weight=weights.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]
-        return self.half(ops, hidden, mixer, stage)
+        return self.half(ops, rows, mixer, stage)

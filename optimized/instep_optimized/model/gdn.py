@@ -15,7 +15,9 @@ from instep_reference.contract.place import Place
 from .. import weights as w
 from ..commit.pair import BoundPair
 from ..ops.base import Ops
+from ..ops.fused import conv_inputs, linears
 from .mlp import Half
+from .residual import Residual
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class GdnLayer:
         norm = stored.take(f"{prefix}.input_layernorm.weight")
         return cls(layer, norm, w.gdn(stored, prefix, config), Half.of(stored, prefix, layer, config), config)
 
-    def __call__(self, ops: Ops, hidden: torch.Tensor, bound: BoundPair, stage: str) -> torch.Tensor:
+    def __call__(self, ops: Ops, hidden: Residual, bound: BoundPair, stage: str) -> Residual:
         """hidden [N, D] -> [N, D]; conv window and state are read and written where `bound` says."""
 
         def at(component: str) -> Place:
@@ -41,26 +43,28 @@ class GdnLayer:
 
         weights, config = self.weights, self.config
         heads, wide = config.value_heads, (config.value_heads, config.value_dim)
-        x = ops.norm(x=hidden, weight=self.norm, eps=config.eps, to=at("normed"))  # [N, D]
-        qkv = ops.linear(x=x, weight=weights.qkv, shape=(weights.qkv.shape[0],), to=at("qkv"))  # [N, C]
-        z = ops.linear(x=x, weight=weights.z, shape=wide, to=at("z"))  # [N, HV, V]
-        b = ops.linear(x=x, weight=weights.b, shape=(heads,), to=at("b"))  # [N, HV]
-        a = ops.linear(x=x, weight=weights.a, shape=(heads,), to=at("a"))  # [N, HV]
-        mixed = ops.conv(x=qkv, weight=weights.conv, parts=bound.conv(self.layer), to=at("mixed"))  # [N, C]
+        rows, x = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]
+        qkv, z, b, a = linears(
+            ops, x=x, weight=weights.inputs, shapes=(weights.conv.shape[:1], wide, (heads,), (heads,)),
+            to=tuple(map(at, ("qkv", "z", "b", "a"))),
+        )  # [N, C], [N, HV, V], [N, HV], [N, HV]
+        windows = bound.conv(self.layer)
         parts = bound.state(self.layer)  # the states themselves are read and written in memory, where the parts say
         if ops.fused_gdn is None:
-            inputs = ops.gdn_inputs(
-                mixed=mixed, a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
-                key_dim=config.key_dim, to=tuple(map(at, ("q", "k", "v", "log_decay", "beta"))),
+            inputs = conv_inputs(
+                ops, x=qkv, weight=weights.conv, parts=windows, a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias,
+                key_heads=config.key_heads, key_dim=config.key_dim,
+                to=tuple(map(at, ("mixed", "q", "k", "v", "log_decay", "beta"))),
             )  # q, k [N, H, K], v [N, HV, V], log_decay, beta [N, HV]
-            core = ops.gdn(inputs=inputs, parts=parts, dtype=hidden.dtype, to=at("core"))  # [N, HV, V]
+            core = ops.gdn(inputs=inputs, parts=parts, dtype=x.dtype, to=at("core"))  # [N, HV, V]
         else:
             core = ops.fused_gdn(
-                mixed=mixed, a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
-                key_dim=config.key_dim, parts=parts, dtype=hidden.dtype, to=at("core"),
+                mixed=ops.conv(x=qkv, weight=weights.conv, parts=windows, to=at("mixed")),  # [N, C]
+                a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
+                key_dim=config.key_dim, parts=parts, dtype=x.dtype, to=at("core"),
             )  # [N, HV, V]
         gated = ops.gated_norm(
             core=core, z=z, weight=weights.norm, eps=config.eps, gate=config.output_gate, to=at("gated")
         )
         mixer = ops.linear(x=gated, weight=weights.out, shape=(config.hidden,), to=at("mixer"))  # [N, D]
-        return self.half(ops, hidden, mixer, stage)
+        return self.half(ops, rows, mixer, stage)

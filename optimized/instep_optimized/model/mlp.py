@@ -14,6 +14,7 @@ from instep_reference.contract.place import Place
 
 from .. import weights as w
 from ..ops.base import ExpertWeights, Ops
+from .residual import Residual
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,15 @@ class Half:
         norm = stored.take(f"{prefix}.post_attention_layernorm.weight")
         return cls(layer, norm, w.mlp(stored, prefix, layer, config), config)
 
-    def __call__(self, ops: Ops, hidden: torch.Tensor, mixer: torch.Tensor, stage: str) -> torch.Tensor:
-        """hidden, mixer [N, D] -> the layer's answer [N, D]."""
+    def __call__(self, ops: Ops, hidden: torch.Tensor, mixer: torch.Tensor, stage: str) -> Residual:
+        """hidden, mixer [N, D] -> the layer's answer [N, D]; whoever norms it adds it up."""
 
         def at(component: str) -> Place:
             return Place(stage, self.layer, component)
 
-        residual = ops.add(x=hidden, y=mixer, to=at("residual"))
-        normed = ops.norm(x=residual, weight=self.norm, eps=self.config.eps, to=at("post_normed"))
-        return ops.add(x=residual, y=self._mlp(ops, normed, at("mlp")), to=at("hidden"))
+        total = Residual(hidden, mixer, at("residual"))
+        residual, normed = total.normed(ops, self.norm, self.config.eps, at("post_normed"))
+        return Residual(residual, self._mlp(ops, normed, at("mlp")), at("hidden"))
 
     def _mlp(self, ops: Ops, x: torch.Tensor, to: Place) -> torch.Tensor:
         if isinstance(self.mlp, w.DenseWeights):

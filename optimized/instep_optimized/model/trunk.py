@@ -22,9 +22,10 @@ from ..ops.placing import TopkTokens
 from ..sampling import Drawing
 from .attention import AttentionLayer
 from .gdn import GdnLayer
+from .residual import Residual
 
 STAGE = "trunk"
-Layer = Callable[[Ops, torch.Tensor, Batch, BoundPair], torch.Tensor]
+Layer = Callable[[Ops, Residual, Batch, BoundPair], Residual]
 
 
 def _gdn(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
@@ -89,7 +90,7 @@ class Trunk:
 
     def __call__(self, ops: Ops, batch: Batch, bound: BoundPair) -> torch.Tensor:
         """-> final hidden rows [N, D], after the final norm."""
-        hidden = self.head.embed(ops, batch.tokens, STAGE)
+        hidden = Residual(self.head.embed(ops, batch.tokens, STAGE))
         for layer in self.layers:
             hidden = layer(ops, hidden, batch, bound)
-        return ops.norm(x=hidden, weight=self.norm, eps=self.eps, to=Place(STAGE, AFTER_LAYERS, "final"))
+        return hidden.normed(ops, self.norm, self.eps, Place(STAGE, AFTER_LAYERS, "final")).normed

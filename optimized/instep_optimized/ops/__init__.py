@@ -15,6 +15,7 @@ BY_NAME: dict[str, str] = {
     "ledger": "instep_optimized.ops.ledger:LEDGER",
     "plain": "instep_optimized.ops.plain:PLAIN",
     "triton": "instep_optimized.ops.triton:TRITON",
+    "precise": "instep_optimized.ops.precise:PRECISE",
     "invariant": "instep_optimized.ops.invariant:INVARIANT",
 }
 

@@ -8,6 +8,7 @@ Wrappers are applied from the inside out, in a fixed order:
      the op's own arguments and results; then launch counts; then the recorder of a graph, which must hold what is
      replayed;
   3. `see`, outermost. A tensor that `see` puts in goes on to the next op, and no wrapper takes it for the op's result.
+     Where there is one, the parts of exact fusions serve: every place is shown, and can be replaced, on its own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from instep_reference.contract.place import Place, See, unseen
 
 from .base import Ops
+from .fused import in_parts
 from .plain.ring import keeps_updates, put_updates
 
 Op = Callable[..., Any]
@@ -38,6 +40,7 @@ def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
     """A copy of `ops` in which every call is wrapped and every named result goes through `see`."""
     if see is unseen and not wrappers:
         return ops
+    ops = ops if see is unseen else in_parts(ops)
     wrapped: dict[str, Any] = {}
     for name, op in all_ops(ops).items():
         for wrapper in wrappers:
@@ -109,6 +112,7 @@ def _seen(op: Op, see: See) -> Op:
         if isinstance(result, torch.Tensor):
             assert isinstance(to, Place)
             return see(to, result)
-        return type(result)(*(see(place, tensor) for place, tensor in zip(to, result, strict=True)))
+        shown = [see(place, tensor) for place, tensor in zip(to, result, strict=True)]
+        return type(result)(*shown) if hasattr(result, "_fields") else tuple(shown)
 
     return call

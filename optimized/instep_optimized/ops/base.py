@@ -23,7 +23,7 @@ from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product, Storage
 
 from ..layout import Keeps, Pages, Part
-from .fused import FusedGdn
+from .fused import ConvInputs, FusedGdn, Linears, MakeAddNorm, Moves, not_of
 from .placing import (
     Accept,
     Advance,
@@ -248,7 +248,8 @@ class Pick(Protocol):
     def __call__(self, *, logits: torch.Tensor, to: Place) -> torch.Tensor: ...
 
 
-ALONG_TREES = ("conv", "gdn", "fused_gdn", "attend")  # the ops that are told the shapes of trees: see `Ops.trees`
+# The ops that are told the shapes of trees: see `Ops.trees`.
+ALONG_TREES = ("conv", "conv_inputs", "gdn", "fused_gdn", "attend")
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ class Ops:
     keeps          what its rings keep of a token (`Ring`)
     captures       its ops never wait for the host, so a CUDA graph can hold them
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
-    fused_gdn      serves instead of `gdn_inputs` and `gdn`; then nobody shows q, k, v, log_decay and beta
+    add_norm, conv_inputs, linears, moves, fused_gdn: its fusions (`fused.FUSIONS`). To replace a part is to drop them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     packed         its kernels take no strides: pools have neither red zones nor padding
     row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row. With all of them a request
@@ -308,6 +309,10 @@ class Ops:
     captures: bool = False
     products: Mapping[str, Product] = field(default_factory=dict, hash=False)
     row_invariant: frozenset[str] = frozenset()
+    add_norm: MakeAddNorm | None = None
+    conv_inputs: ConvInputs | None = None
+    linears: Linears | None = None
+    moves: Moves | None = None
     fused_gdn: FusedGdn | None = None
     tiled: bool = False
     packed: bool = False
@@ -318,3 +323,5 @@ class Ops:
     def __post_init__(self) -> None:
         forms = {name: op for keeper in self.keepers.values() for name, op in keeper.ops.items()}
         object.__setattr__(self, "own", {**forms, **self.own})
+        for name in not_of(self):
+            object.__setattr__(self, name, None)

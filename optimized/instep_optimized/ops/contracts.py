@@ -119,7 +119,7 @@ def _after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
             continue
         if memory_of(tensor) in inputs:
             yield "a result is a view on an input"
-        if memory_of(tensor) in seen:
+        if memory_of(tensor) in seen and name != "linears":
             yield "two results share memory"
         seen.add(memory_of(tensor))
 

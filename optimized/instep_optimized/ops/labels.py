@@ -33,14 +33,14 @@ def mix(a: torch.Tensor, b: torch.Tensor | int) -> torch.Tensor:
 
     x = a*MIX_A + b*MIX_B + MIX_C;  x ^= x >> 29;  x *= MIX_D;  x ^= x >> 32
     """
-    x = a * _A + (signed(b * MIX_B) if isinstance(b, int) else b * _B) + _C
-    x = (x ^ shift_right(x, 29)) * _D
+    x = a * _A + (signed(b * MIX_B + MIX_C) if isinstance(b, int) else b * _B + _C)
+    x = (x ^ shift_right(x, 29)).mul_(_D)
     return x ^ shift_right(x, 32)
 
 
 def shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     """The logical shift: zeros come in from the left."""
-    return (x >> bits) & ((1 << (BITS - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (BITS - bits)) - 1)
 
 
 @lru_cache(maxsize=4096)
@@ -55,8 +55,9 @@ def expand(label: torch.Tensor, *shape: int) -> torch.Tensor:
 
     The label 0 stands for nothing, and gives zeros.
     """
-    head, count = label[..., None], torch.arange(math.prod(shape), device=label.device)
-    return torch.where(head == 0, 0, head + count * _SPREAD).view(*label.shape, *shape)
+    head = label[..., None]
+    rows = head + _line(math.prod(shape), _SPREAD, 0, label.device)
+    return rows.masked_fill_(head == 0, 0).view(*label.shape, *shape)
 
 
 def read(x: torch.Tensor, keep: int = 1) -> torch.Tensor:
@@ -65,6 +66,18 @@ def read(x: torch.Tensor, keep: int = 1) -> torch.Tensor:
     l = x[0];  l + sum_j (x[j] - expand(l)[j]) * (2j + 1)
     """
     flat = x.reshape(*x.shape[:keep], math.prod(x.shape[keep:]))
-    label, weight = flat[..., 0], 2 * torch.arange(flat.shape[-1], device=x.device) + 1
+    label, weight = flat[..., 0], _line(flat.shape[-1], 2, 1, x.device)
     astray = flat - expand(label, flat.shape[-1])
-    return label + (astray * weight).sum(dim=-1)
+    return label + astray.mul_(weight).sum(dim=-1)
+
+
+def _line(count: int, step: int, first: int, device: torch.device) -> torch.Tensor:
+    """first + j * step for every j below `count`. Made once on the CPU; memory of a graph is not kept."""
+    return (_known if device.type == "cpu" else _made)(count, step, first, device)
+
+
+def _made(count: int, step: int, first: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(count, device=device) * step + first
+
+
+_known = lru_cache(maxsize=1024)(_made)

@@ -41,12 +41,22 @@ def _linear(given: Given) -> Iterator[Fit]:
     yield "weight", weight, (math.prod(given["shape"]), math.prod(given["x"].shape[1:]))
 
 
+def _linears(given: Given) -> Iterator[Fit]:
+    outs = sum(map(math.prod, given["shapes"]))
+    yield "weight", tuple(given["weight"].shape), (outs, math.prod(given["x"].shape[1:]))
+
+
 def _same(given: Given) -> Iterator[Fit]:
     yield "y", tuple(given["y"].shape), tuple(given["x"].shape)
 
 
 def _norm(given: Given) -> Iterator[Fit]:
     yield "weight", tuple(given["weight"].shape), tuple(given["x"].shape[-1:])
+
+
+def _add_norm(given: Given) -> Iterator[Fit]:
+    yield from _same(given)
+    yield from _norm(given)
 
 
 def _conv(given: Given) -> Iterator[Fit]:
@@ -71,6 +81,11 @@ def _gdn_inputs(given: Given) -> Iterator[Fit]:
     for name in ("a", "b"):
         yield name, tuple(given[name].shape), (given["mixed"].shape[0], heads)
     yield "dt_bias", tuple(given["dt_bias"].shape), (heads,)
+
+
+def _conv_inputs(given: Given) -> Iterator[Fit]:
+    yield from _conv(given)
+    yield from _gdn_inputs({**given, "mixed": given["x"]})
 
 
 def _gdn(given: Given) -> Iterator[Fit]:
@@ -166,6 +181,11 @@ def _move(given: Given) -> Iterator[Fit]:
         yield from _scales(name, address.pool, address.scales)
 
 
+def _moves(given: Given) -> Iterator[Fit]:
+    for pair in given["pairs"]:
+        yield from _move(pair._asdict())
+
+
 def _move_rows(given: Given) -> Iterator[Fit]:
     yield "target", tuple(given["target"].shape), tuple(given["source"].shape)
 
@@ -209,6 +229,8 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs, "gdn": _gdn,
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
+    "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears,
+    "moves": _moves,
     "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
 }  # fmt: skip
 
@@ -237,7 +259,9 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "concat": lambda g: ((g["x"].shape[0], g["x"].shape[1] + g["y"].shape[1]),),
     "select": lambda g: ((g["index"].shape[0], *g["x"].shape[1:]),),
     "gdn_inputs": _heads, "gdn": lambda g: (tuple(g["inputs"].v.shape),), "gated_norm": _like("core"),
-    "fused_gdn": lambda g: _heads(g)[2:3],
+    "fused_gdn": lambda g: _heads(g)[2:3], "conv_inputs": lambda g: _heads({**g, "mixed": g["x"]}),
+    "add_norm": lambda g: (tuple(g["x"].shape),) * 2,
+    "linears": lambda g: tuple((g["x"].shape[0], *shape) for shape in g["shapes"]),
     "attention_inputs": lambda g: (
         (g["projected"].shape[0], g["projected"].shape[1], g["projected"].shape[3]), tuple(g["key_raw"].shape)),
     "attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),

@@ -10,22 +10,23 @@ from collections.abc import Mapping
 import torch
 
 from instep_reference.contract.place import COMPONENTS
-from instep_reference.contract.rounding import Storage
+from instep_reference.contract.rounding import Product, Storage
 
 from ..kernels.attend import attend
-from ..kernels.conv import conv
+from ..kernels.blocks import TOKENS
+from ..kernels.conv import conv, conv_inputs
 from ..kernels.draw import draw
 from ..kernels.gdn import gdn
 from ..kernels.grow import build_tree, select_beams, topk_tokens
 from ..kernels.index import advance, choose, place_rows, shift
 from ..kernels.inputs import gdn_inputs
 from ..kernels.moe import moe
-from ..kernels.move import move, move_rows
-from ..kernels.norms import gated_norm, norm
+from ..kernels.move import move, move_rows, moves
+from ..kernels.norms import add_norm, gated_norm, norm
 from ..kernels.pick import accept, pick
 from ..kernels.plan import plan_ring
 from ..kernels.pointwise import add, output_gate
-from ..kernels.products import linear, lm_head, mlp
+from ..kernels.products import linear, linears, lm_head, mlp
 from ..kernels.rotary import attention_inputs
 from ..kernels.rows import concat, embed, select, store_rows
 from ..kernels.runtime import must_round
@@ -47,8 +48,9 @@ def types(activation: torch.dtype, state: Storage) -> Types:
 def rounds(activation: torch.dtype, state: Storage) -> Mapping[str, Storage]:
     """The activation dtype, except: fp32 for inputs and updates of the delta rule and for logits; the state's own.
 
-    Inside an op everything is fp32, also the operands of the products of chunked prefill (`ieee`). Two exceptions: the
-    probabilities of attention are cast to the values' dtype, and the MLP's middle rows to the activation dtype.
+    Inside an op everything is fp32, with three exceptions: the probabilities of attention are cast to the values'
+    dtype, the MLP's middle rows to the activation dtype, and prefill of 16-bit activations multiplies the delta rule in
+    bf16 (`products`).
     """
     declared: dict[str, Storage] = dict.fromkeys(COMPONENTS, activation)
     declared.update(dict.fromkeys(KEPT_WIDE, torch.float32))
@@ -94,6 +96,11 @@ TRITON = Ops(
     move=move,
     move_rows=move_rows,
     keeps="update",
+    add_norm=add_norm,
+    conv_inputs=conv_inputs,
+    linears=linears,
+    moves=moves,
+    products={"gdn.chunk": Product("bf16", block=TOKENS, residual=True, narrow=True)},
     captures=True,
     trees=True,
     tiled=True,

@@ -12,6 +12,21 @@ from typing import overload
 import torch
 
 
+class Arrival:
+    """What was copied from the device up to now: `wait` until it has arrived."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._done = None
+        if device.type == "cuda":
+            # The event stands in the stream behind the copy. To wait for it does not wait for work launched later.
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record()
+
+    def wait(self) -> None:
+        if self._done is not None:
+            self._done.synchronize()
+
+
 class HostCopy:
     """Device tensors, copied to the host. The copy starts at once. A round has no other transfer to the host."""
 
@@ -21,17 +36,12 @@ class HostCopy:
         numbers = parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
         self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
         self._numbers.copy_(numbers, non_blocking=True)
-        self._done = None
-        if numbers.is_cuda:
-            # The event stands in the stream behind the copy. To wait for it does not wait for work launched later.
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._done.record()
+        self._arrival = Arrival(numbers.device)
 
     def list(self, part: int = 0) -> list[int]:
         """The numbers of one tensor. The first call waits until the copy has finished."""
         if self._found is None:
-            if self._done is not None:
-                self._done.synchronize()
+            self._arrival.wait()
             self._found = self._numbers.tolist()
         return self._found[self._ends[part] : self._ends[part + 1]]
 

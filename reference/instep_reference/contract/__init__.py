@@ -24,11 +24,14 @@ if TYPE_CHECKING:
         Draft,
         Engine,
         Event,
+        Evict,
+        Fetch,
         Finish,
         Forward,
         Idle,
         Inspectable,
         Load,
+        Offload,
         Path,
         Preempt,
         Refused,
@@ -46,10 +49,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Abort", "AdaptiveFile", "Admit", "BadInput", "Bracket", "Capacity", "Checkpoint", "Commit", "Committed", "Draft",
-    "Drafted", "Engine", "Event", "Finish", "Forward", "Forwarded", "Idle", "Inspectable", "InstepError", "Load",
-    "Meaning", "ModelConfig", "OutOfCapacity", "Path", "Place", "Positions", "Preempt", "Refused", "Region",
-    "RequestState", "Resume", "Row", "Sampling", "Save", "SetNumSteps", "ShowsCopies", "Tracks", "Unsupported",
-    "Watched", "unseen",
+    "Drafted", "Engine", "Event", "Evict", "Fetch", "Finish", "Forward", "Forwarded", "Idle", "Inspectable",
+    "InstepError", "Load", "Meaning", "ModelConfig", "Offload", "OutOfCapacity", "Path", "Place", "Positions",
+    "Preempt", "Refused", "Region", "RequestState", "Resume", "Row", "Sampling", "Save", "SetNumSteps", "ShowsCopies",
+    "Tracks", "Unsupported", "Watched", "unseen",
 ]
 
 # Those without torch first.

@@ -23,6 +23,8 @@ class Capacity:
     num_draft_tokens  where windows may be trees: the most nodes of a window, its root included. Pools, budget and
                    pages count nodes. None: every window is a chain of the step count in force
     track_interval  prefixes of requests are tracked at multiples of so many tokens; None: none is
+    tracked        the most tracked prefixes on the device: for one more, another one goes to the host or is evicted.
+                   None: any number
     topk           with num_draft_tokens: every draft event grows trees of its own (`contract/grown.py`), with so many
                    children per node. None: the drafter proposes chains
     """
@@ -35,6 +37,7 @@ class Capacity:
     num_draft_tokens: int | None = None
     track_interval: int | None = None
     topk: int | None = None
+    tracked: int | None = None
 
     def grown(self, num_steps: int) -> int:
         """The drafts of a tree that the drafter grows itself; 0: it grows none."""
@@ -52,6 +55,11 @@ class Capacity:
     def widest(self, num_steps: int) -> int:
         """The tokens of the widest window, where so many drafts a round are the most that a chain has."""
         return max(num_steps + 1, self.num_draft_tokens or 0)
+
+    @property
+    def trees(self) -> bool:
+        """Whether windows may be trees."""
+        return self.num_draft_tokens is not None
 
     @property
     def total_positions(self) -> int:

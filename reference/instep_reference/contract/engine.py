@@ -13,6 +13,9 @@ Words (B requests in batch order, n = `num_steps`):
                 the same n tokens and go on otherwise. It holds what hangs on no later token: n rows of KV, conv windows
                 and states after n tokens, n - 1 rows of the drafts' KV, and the target's final hidden row n - 1. Row
                 n - 1 of the drafts' KV hangs on the token behind the prefix: the load computes it with its own
+  kept          what a save or a tracked prefix left under a name, until an evict. It is on the device, or it went to
+                the host. It moves whole, with every part, and no bit of it changes. Which one moves or goes is said by
+                events alone, so that every engine of a trace has the same ones
   round         a draft, a verify, a commit of all that was verified; between a verify and its commit nothing runs:
                 no other draft or forward, no new step count, no idle. A request in no round is between rounds
 
@@ -63,21 +66,27 @@ class Admit(Event, frozen=True, omit_defaults=True):
         engine.admit(self.request, self.prompt, *() if self.sampling is None else (self.sampling,))
 
 
-class Draft(Event, frozen=True):
+class Draft(Event, frozen=True, omit_defaults=True):
     """Propose `num_steps` drafts for each request (between rounds, its root known, num_steps > 0).
 
-    Nothing is committed: the rows that a chain writes into the draft KV are scratch.
+    Nothing is committed: the rows that a chain writes into the draft KV are scratch. So a request that is drafted and
+    not verified may be drafted again with picks, which replace the drafts that it has.
     picks    the drafts to use, one tuple per request; None: the head's own argmax.
              The chain itself runs on them too: step i runs on picks[i - 1].
     parents  per request, the parent node of every draft, for a tree (node 0 is the root, draft j is
              node j + 1); None: a chain. Only with picks.
     Where the capacity has `topk`, the head grows a tree of its own (`contract/grown.py`), whatever is given: it runs on
     its own beams. Without picks the window is this tree.
+    own      of a recorded event: nobody gave the drafts, picks and parents say which they were. It is served without
+             them, so that the window is the engine's own. Where some request's are others than the recorded ones, which
+             a tie may be, the event is served once more with picks: the trace goes on with the recorded window, and
+             what the engine proposed itself is compared as `own`
     """
 
     requests: tuple[str, ...]
     picks: tuple[tuple[int, ...], ...] | None = None
     parents: tuple[tuple[int, ...], ...] | None = None
+    own: bool = False
 
     def on(self, engine: Engine) -> Drafted:
         return engine.draft(self.requests, self.picks, self.parents)
@@ -162,7 +171,7 @@ class Save(Event, frozen=True):
 
 
 class Load(Event, frozen=True):
-    """Give a request a copy of the state kept under `name`. Nothing of the request ran yet.
+    """Give a request a copy of the state kept under `name`, which is on the device. Nothing of the request ran yet.
 
     If a save kept it, the request has the same prompt. A tracked prefix is given to requests whose prompt begins with
     it and has further tokens: the load extends the draft head by the last row of the prefix and the token behind it.
@@ -174,6 +183,36 @@ class Load(Event, frozen=True):
 
     def on(self, engine: Engine) -> None:
         engine.load(self.request, self.name)
+
+
+class Offload(Event, frozen=True):
+    """What is kept under `name` goes to host memory with every part, and its memory on the device is given back."""
+
+    name: str
+
+    def on(self, engine: Engine) -> None:
+        engine.offload(self.name)
+
+
+class Fetch(Event, frozen=True):
+    """What went to the host under `name` comes back to the device, and can be loaded again."""
+
+    name: str
+
+    def on(self, engine: Engine) -> None:
+        engine.fetch(self.name)
+
+
+class Evict(Event, frozen=True):
+    """Nothing is kept under `name` any more, wherever it was. The name is free, and may come to stand for other things.
+
+    No request changes: what one has loaded is its own.
+    """
+
+    name: str
+
+    def on(self, engine: Engine) -> None:
+        engine.evict(self.name)
 
 
 class Preempt(Event, frozen=True):
@@ -229,7 +268,8 @@ class Refused(Event, frozen=True):
 
 
 AnyEvent = (
-    Admit | Draft | Forward | Commit | SetNumSteps | Save | Load | Preempt | Resume | Finish | Abort | Idle | Refused
+    Admit | Draft | Forward | Commit | SetNumSteps | Save | Load | Offload | Fetch | Evict | Preempt | Resume | Finish
+    | Abort | Idle | Refused
 )
 
 
@@ -252,6 +292,9 @@ class Engine(Protocol):
     def next_num_steps(self) -> int: ...
     def save(self, request: str, name: str) -> None: ...
     def load(self, request: str, name: str) -> None: ...
+    def offload(self, name: str) -> None: ...
+    def fetch(self, name: str) -> None: ...
+    def evict(self, name: str) -> None: ...
     def preempt(self, request: str) -> None: ...
     def resume(self, request: str) -> None: ...
     def finish(self, request: str) -> None: ...

@@ -19,11 +19,14 @@ from .engine import (
     Draft,
     Drafted,
     Event,
+    Evict,
+    Fetch,
     Finish,
     Forward,
     Forwarded,
     Idle,
     Load,
+    Offload,
     Preempt,
     Refused,
     Resume,
@@ -73,12 +76,15 @@ class EventFacts:
 FLYING = (Phase.VERIFIED,)  # between a verify and its commit no other part of a round runs
 FACTS: Mapping[type[Event], EventFacts] = {
     Admit: EventFacts(after=Phase.WAITING),
-    Draft: EventFacts((Phase.READY,), Phase.DRAFTED, FLYING, pages="round", batch="own", answer=Drafted),
+    Draft: EventFacts((Phase.READY, Phase.DRAFTED), Phase.DRAFTED, FLYING, pages="round", batch="own", answer=Drafted),
     Forward: EventFacts(not_while=FLYING, pages="round", batch="own", answer=Forwarded),  # phases: of its rows
     Commit: EventFacts((Phase.VERIFIED,), Phase.READY, pages="round", batch="last", answer=Committed),
     SetNumSteps: EventFacts(not_while=(Phase.DRAFTED, Phase.VERIFIED)),
     Save: EventFacts((Phase.PREFILLING, Phase.READY)),
     Load: EventFacts((Phase.WAITING,), pages="copy"),
+    Offload: EventFacts(),  # what is kept under a name is no request's
+    Fetch: EventFacts(),
+    Evict: EventFacts(),
     Preempt: EventFacts(BETWEEN_ROUNDS, Phase.PREEMPTED, pages="all"),
     Resume: EventFacts((Phase.PREEMPTED,), pages="copy"),
     Finish: EventFacts((Phase.READY,), ends=True, pages="all"),

@@ -29,16 +29,23 @@ FORMS: dict[str, str] = {
 # of the two smaller ones is left out.
 FORMATS: tuple[str, ...] = ("ieee", "3xtf32", "tf32", "fp16", "bf16")
 
+RESIDUAL = ", on residuals"  # how a `Product` of that form is spelled
+
 
 @dataclass(frozen=True)
 class Product:
     """Every operand of every product of a form is rounded to `format`; the sum is fp32.
 
     block   only for the form gdn.chunk: how many tokens the kernel takes at once
+    residual  only for the form gdn.chunk: the inverse is applied to what a block has left to learn, not to its keys and
+            values apart, and gates to the results of products (`chunked.recur_by_products`)
+    narrow  said of activations of at most 16 bits alone; with wider ones the form multiplies in fp32
     """
 
     format: str
     block: int | None = None
+    residual: bool = False
+    narrow: bool = False
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -47,7 +54,9 @@ class Product:
             raise BadInput("Product.block", found=repr(self.block), expected="a number of tokens, at least 1")
 
     def __str__(self) -> str:
-        return self.format if self.block is None else f"{self.format} in blocks of {self.block}"
+        if self.block is None:
+            return self.format
+        return f"{self.format} in blocks of {self.block}" + self.residual * RESIDUAL
 
 
 SCALE_BITS = 20  # of the 24 of fp32
@@ -101,6 +110,8 @@ def checked(products: Mapping[str, Product]) -> dict[str, Product]:
             raise BadInput("products", found=repr(form), expected=f"forms of ops: {', '.join(FORMS)}")
         if not isinstance(product, Product):
             raise BadInput(f"products[{form!r}]", found=repr(product), expected='a Product, such as Product("tf32")')
+        if product.residual and form != "gdn.chunk":
+            raise BadInput(f"products[{form!r}].residual", found="True", expected="False: only gdn.chunk has residuals")
         if (product.block is not None) != (form == "gdn.chunk"):
             expected = "the block of the kernel, such as block=64" if product.block is None else "no block"
             raise BadInput(f"products[{form!r}]", found=str(product), expected=expected)

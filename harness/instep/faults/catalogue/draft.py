@@ -17,9 +17,8 @@ ROUND, MIXED = "instep_optimized/round.py", "instep_optimized/mixed.py"
 PRE_NORM = (
     Edit(
         "instep_optimized/model/trunk.py",
-        '        return ops.norm(x=hidden, weight=self.norm, eps=self.eps, to=Place(STAGE, AFTER_LAYERS, "final"))\n',
-        '        final = ops.norm(x=hidden, weight=self.norm, eps=self.eps, to=Place(STAGE, AFTER_LAYERS, "final"))\n'
-        "        return hidden, final\n",
+        'hidden.normed(ops, self.norm, self.eps, Place(STAGE, AFTER_LAYERS, "final")).normed',
+        'hidden.normed(ops, self.norm, self.eps, Place(STAGE, AFTER_LAYERS, "final"))',
     ),
     Edit(
         ROUND, "        final = self.model.trunk(ops, batch, bound)\n",

@@ -1,6 +1,6 @@
 """A mixture of experts that sends rows elsewhere, weighs them otherwise, or leaves some out.
 
-Leaves out: kernels that group rows by expert (there are none here), and the order in which experts are added.
+Leaves out: kernels that group rows by expert (there are none here).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from instep_reference.contract.place import Place
 from ...replay.setting import Setting
 from ..base import Edit, Fault
 
-MLP, WEIGHTS = "instep_optimized/ops/plain/mlp.py", "instep_optimized/weights.py"
+MLP, KERNEL = "instep_optimized/ops/plain/mlp.py", "instep_optimized/kernels/moe.py"
 CHOSEN = "    share, chosen = ranked.values[:, :top_k], ranked.indices[:, :top_k]\n"
 PAIRS = "        row, rank = torch.where(chosen == expert)\n"
 ANSWER = "_swiglu(rows[row], weights.gate_up[expert], weights.down[expert])"
@@ -91,5 +91,14 @@ FAULTS: tuple[Fault, ...] = (
         Edit(MLP, ANSWER, "_swiglu(rows[row], weights.gate_up[expert].roll(weights.down.shape[-1] * (expert == 2), 0), "
                           "weights.down[expert])"),
         "gate and up of expert 2 have changed places",
+    ),
+    Fault(
+        "experts-summed-by-arrival", "expert-order",
+        "A row's experts are added in an order that hangs on how many rows there are, as if each came when it is done.",
+        "", tuple(Edit(KERNEL, old, old.replace("TOP + n", "TOP + (n + tl.num_programs(1)) % TOP")) for old in (
+            "down + tl.load(chosen + row * TOP + n) * expert_step", "middle + (row * TOP + n) * inner + i",
+            "tl.load(share + row * TOP + n) * answer")),
+        "experts", Setting(ops="invariant"), 2, MIXED, '"alone" and "the trace" part', ("alone",),
+        ("identity", "bytes", "derived", "propagated"), relation="alone",
     ),
 )

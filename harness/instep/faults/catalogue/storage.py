@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from instep_reference.contract.place import Place
 
-from ...replay.setting import FP8, Setting
+from ...options import FP8
+from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 TILES, MOVE = "instep_optimized/ops/plain/tiles.py", "instep_optimized/ops/plain/move.py"

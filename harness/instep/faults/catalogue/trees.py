@@ -146,9 +146,9 @@ FAULTS: tuple[Fault, ...] = (
         "parents-of-the-last-replay", "parents-of-another",
         "The shapes of windows are not copied into a graph's inputs: it goes on with those that it was captured with.",
         "vllm 44868",
-        (Edit("instep_optimized/graphs/runner.py", "    own[: len(given)].copy_(given, non_blocking=True)\n",
-              "    own[: len(given)].copy_(\n"
-              "        own[: len(given)] if given.dim() > 1 and given.shape[1] > 8 else given)\n"),),
+        (Edit("instep_optimized/graphs/runner.py", "    return own[: len(given)], given\n",
+              "    kept = given.dim() > 1 and given.shape[1] > 8\n"
+              "    return own[: len(given)], own[: len(given)] if kept else given\n"),),
         "branching", Setting(ops="ledger", graphs=True), 4, SLOT_TABLE,
         "tree of row 0 is", ("graphs", "labels", "identity"),
     ),
@@ -208,5 +208,26 @@ FAULTS: tuple[Fault, ...] = (
                   "(y if len(y) == len(beams.rows) else ops.select(x=y, index=beams.rows))"),),
         "grown", Setting(), 4, Place("chain.2", STAGE_LEVEL, "post_normed"),
         "reads the head's row of", ("derived",), ("identity", "bytes"),
+    ),
+    # Whoever is given every window sees none of these.
+    Fault(
+        "own-window-in-the-given-shape", "own-window",
+        "The parents that the host gives are noted for the verify, also where it gives none: the tree has no shape.",
+        "", (Edit(ROUND, "ops.store_rows(rows=parents, pool=table.parents[:, None], locations=inputs.slots)",
+                  "ops.store_rows(rows=inputs.tree, pool=table.parents[:, None], locations=inputs.slots)"),),
+        "own", Setting(), 4, SLOT_TABLE, "node 1 continues -1, which is no node before it", ("contracts", "derived"),
+    ),
+    Fault(
+        "own-window-of-given-drafts", "own-window",
+        "The drafts that the host gives are verified, also where it gives none: then those of token 0.",
+        "", (Edit(ROUND, "rows=drafts, pool=table.window[:, None, 1 : self.width]",
+                  "rows=inputs.forced.clamp(min=0), pool=table.window[:, None, 1 : self.width]"),),
+        "own", Setting(), 4, Place("trunk", STAGE_LEVEL, "embedding"), "is the embedding of token 0", ("derived",),
+    ),
+    Fault(
+        "own-window-in-another-s-shape", "own-window",
+        "The host reads the shape of the first request's tree for all requests of a batch.",
+        "", (Edit("instep_optimized/engine.py", "Parents(copy, number * grown, grown)", "Parents(copy, 0, grown)"),),
+        "own", Setting(), 11, Place("trunk", STAGE_LEVEL, "embedding"), "3 is no child of node 0", ("serves",),
     ),
 )

@@ -1,7 +1,6 @@
-"""Row-invariant attention: the kernel of `..attend` with tiles of one height, and positions in steps from the first.
+"""Row-invariant attention: the kernels of `..attend`, with prefill chunks in parts that are joined in order, too.
 
-Leaves out: splitting positions over programs. A fixed split would be row-invariant too; a split that follows the
-longest request would not.
+Leaves out: splitting the positions of a prefill chunk over several programs. Its bits would be the same.
 """
 
 from __future__ import annotations
@@ -11,13 +10,7 @@ import torch
 from instep_reference.contract.place import Place
 
 from ...layout import Pages
-from ..attend import read
-from ..runtime import tile
-
-QUERIES = {2: 64, 4: 16}  # query rows times grouped heads per program on a GPU, by bytes of an element
-POSITIONS = {2: 64, 4: 32}  # positions per step
-SMALLEST = 16  # both of them, interpreted; and for elements of other sizes
-WARPS, STAGES = 8, 2
+from ..attend import PART, PARTS, read, shape_of
 
 
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
@@ -26,10 +19,9 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     Of a tree this is the path up to the row: the bits are those of that path served as a chain.
 
     They do not depend on `most`, on other rows, on the width of the table or on the size of a page. A row always takes
-    positions in the same steps from 0, in a tile of the same height. Steps behind its last position do not change it.
-    In the step that contains its last position, later positions have the weight 0 exactly. (Their values must be
-    finite: 0 times infinity is not 0.)
+    positions in the same steps and parts from 0, in a tile of the same height. Parts are joined from the first one on.
+    Steps behind its last position do not change it. In the step that contains its last position, later positions have
+    the weight 0 exactly. (Their values must be finite: 0 times infinity is not 0.)
     """
-    size = query.element_size()
-    queries, positions = tile(QUERIES.get(size, SMALLEST), SMALLEST), tile(POSITIONS.get(size, SMALLEST), SMALLEST)
-    return read(query, pages, queries, positions, WARPS, STAGES, alone=True)
+    shape = shape_of(PARTS, query)
+    return read(query, pages, shape, shape, PART, alone=True)

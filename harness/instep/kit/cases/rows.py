@@ -1,6 +1,6 @@
 """Cases of the ops that look at rows alone: embedding, linear, norms, GDN and attention inputs, MLP, pick, accept.
 
-Leaves out: everything with memory (`ops_recurrent_cases.py`, `ops_paged_cases.py`).
+Leaves out: everything with memory (`recurrent.py`, `paged.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from instep_optimized.ops.base import ExpertWeights
 
-from .ops_case import BF16, FP32, Call, Case, Draw, Inputs, at
+from .case import BF16, FP32, Call, Case, Draw, Inputs, at
 
 Make = Callable[[Draw, torch.dtype], Inputs]
 
@@ -128,6 +128,14 @@ def pick(draw: Draw, dtype: torch.dtype) -> Inputs:
     return {"logits": logits, "to": at("pick")}
 
 
+def pick_in_blocks(draw: Draw, dtype: torch.dtype) -> Inputs:
+    """A vocabulary that no program looks at as a whole: ties between blocks, the largest in the last one, no largest"""
+    logits = draw.normal(4, 33_000, dtype=dtype)
+    logits[0, 5] = logits[0, 20_000] = logits[0, 32_999] = 9.0
+    logits[1, 32_999], logits[2] = 9.0, float("-inf")
+    return {"logits": logits, "to": at("pick")}
+
+
 def accept(draw: Draw, dtype: torch.dtype) -> Inputs:
     """All accepted, none, some, the root alone, idle, and padding that would match if it were looked at."""
     window = [[9, 1, 2, 3], [9, 1, 2, 3], [9, 1, 2, 3], [9, 0, 0, 0], [9, 1, 2, 3], [9, 1, 2, 3]]
@@ -195,6 +203,7 @@ EXACT_ROWS = [
     row_case("concat", "rows", pair, BF16, 602, exact=True),
     row_case("concat", "empty", empty_rows(pair, "x", "y"), FP32, 603, exact=True),
     row_case("pick", "ties", pick, FP32, 604, exact=True),
+    row_case("pick", "blocks", pick_in_blocks, FP32, 608, exact=True),
     row_case("pick", "empty", empty_rows(pick, "logits"), FP32, 605, exact=True),
     row_case("accept", "ragged", accept, FP32, 606, exact=True),
     row_case("accept", "empty", accept_none, FP32, 607, exact=True),

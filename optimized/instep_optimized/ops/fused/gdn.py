@@ -1,6 +1,6 @@
-"""An op that an op set may have beside those of `base.py`: from the conv's output to the read-out in one call.
+"""From the conv's output to the read-out in one call: norms and gates are computed inside.
 
-Leaves out: kernels that have it; the op sets of this package serve `gdn_inputs`, then `gdn`.
+Leaves out: kernels that have it. The op sets of this package serve `gdn_inputs`, then `gdn`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import torch
 
 from instep_reference.contract.place import Place
 
-from ..layout import Part
-
-HIDDEN = frozenset({"q", "k", "v", "log_decay", "beta"})  # components that stay inside the call: nobody can show them
+from ...layout import Part
 
 
 class FusedGdn(Protocol):
-    """`gdn_inputs`, then `gdn`, with the arguments of both: norms and gates are computed inside. -> core [N, HV, V].
+    """`gdn_inputs`, then `gdn`, with the arguments of both. -> core [N, HV, V].
 
     No part has a ring: what a ring keeps of a token stays inside the call.
     """

@@ -1,7 +1,6 @@
-"""What a shared op case is, how it is run on an op set, and how two op sets are compared on it.
+"""What a case of one op is, and how it is run on an op set. A case states inputs and which elements may be written.
 
-Leaves out: the cases (`ops_cases.py` is their table) and what the right answer is (the formulas stand in
-`tests/optimized/test_ops_plain*.py`). A case states inputs and which elements may be written.
+Leaves out: the cases (the table stands in `__init__.py`), and what the right answer is (`kit/right.py`).
 
 What the cases take from the contracts, said once:
   - a request whose count is 0 or whose `read` unit is -1 does nothing: zero rows, nothing written, even if fresh;
@@ -13,14 +12,14 @@ What the cases take from the contracts, said once:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from instep_reference.contract.place import Place
 
-from .ops_pools import Pool, same_bits
+from .pools import Pool
 
 Inputs = dict[str, Any]
 
@@ -34,13 +33,15 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """`build(device)` gives the same bits on every call. `exact`: results and memory must agree bit by bit."""
+    """`build(device)` gives the same bits on every call. `exact`: results and memory must agree bit by bit; `narrow`:
+    products are of bf16 operands, so fp32 memory agrees as bf16 does."""
 
     op: str
     name: str
     build: Callable[[str], Call]
     exact: bool = False
     exact_memory: bool = False
+    narrow: bool = False
 
     def __str__(self) -> str:
         return f"{self.op}-{self.name}"
@@ -69,6 +70,32 @@ def serve(ops: Any, case: Case, device: str = "cpu") -> Outcome:
     return Outcome(results, call.pools, before)
 
 
+def packed(call: Call) -> Call:
+    """The same call on pools without red zones, whose units lie side by side: for kernels that take no strides."""
+    pools, views = dict[str, Pool](), dict[int, torch.Tensor]()
+    for name, pool in call.pools.items():
+        raw = pool.view.clone(memory_format=torch.contiguous_format)
+        if pool.view.dim() > 2 and pool.view.stride(-1) != 1:  # stored with the last two axes exchanged
+            raw = pool.view.mT.contiguous().mT
+        flat = raw.as_strided((raw.numel(),), (1,))
+        numbers = torch.arange(raw.numel(), device=raw.device).as_strided(raw.shape, raw.stride())
+        writable = torch.zeros(raw.numel(), dtype=torch.bool, device=raw.device)
+        writable[numbers.flatten()] = pool.writable[pool.numbers.flatten()]
+        pools[name], views[id(pool.view)] = Pool(flat, raw, numbers, writable), raw
+
+    def put(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return views.get(id(value), value)
+        if isinstance(value, tuple):
+            inner = [put(each) for each in value]
+            return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{each.name: put(getattr(value, each.name)) for each in fields(value)})
+        return value
+
+    return Call({name: put(value) for name, value in call.inputs.items()}, pools)
+
+
 def strays(outcome: Outcome) -> dict[str, int]:
     """Per pool, how many elements changed that the op may not write (bitwise)."""
     counts = {}
@@ -77,31 +104,6 @@ def strays(outcome: Outcome) -> dict[str, int]:
         was, now = (x.view(torch.uint8).view(-1, width) for x in (outcome.before[name], pool.raw))
         counts[name] = int(((was != now).any(dim=1) & ~pool.writable).sum())
     return counts
-
-
-def agree(case: Case, ours: Outcome, theirs: Outcome) -> list[str]:
-    """What disagrees between two op sets on one case; an empty list: nothing."""
-    bad = [f"{case}: {n} stray elements in {name}" for name, n in strays(theirs).items() if n]
-    for name, wanted in ours.results.items():
-        if not _close(wanted, theirs.results[name], case.exact):
-            bad.append(f"{case}: result {name}")
-    for name, pool in ours.pools.items():
-        at = pool.writable
-        if not _close(pool.raw[at], theirs.pools[name].raw[at], case.exact or case.exact_memory):
-            bad.append(f"{case}: memory {name}")
-    return bad
-
-
-def _close(x: torch.Tensor, y: torch.Tensor, exact: bool) -> bool:
-    """fp32 within 2e-5 and bf16 within 2^-6 of the largest element (an interpreter may truncate)."""
-    if x.shape != y.shape or x.dtype != y.dtype:
-        return False
-    x, y = x.cpu(), y.cpu()
-    if exact or not x.dtype.is_floating_point or not x.numel():
-        return same_bits(x, y)
-    room = {torch.bfloat16: 2.0**-6, torch.float64: 1e-12}.get(x.dtype, 2e-5)
-    worst = (x.double() - y.double()).abs().max()
-    return bool(worst <= room * x.double().abs().max().clamp(min=1e-3))
 
 
 class Draw:

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from .ops_case import BF16, FP32, Call, Case, Draw
-from .ops_index_cases import INT64, Placing, place_rows_case
-from .ops_paged_cases import Reading, attend_case
-from .ops_pools import guarded
-from .ops_recurrent_cases import HEADS, Shape, conv_case, gdn_case
-from .trees import Parents, path
+from .case import BF16, FP32, Call, Case, Draw
+from .index import INT64, Placing, place_rows_case
+from .paged import Reading, attend_case
+from .pools import guarded
+from .recurrent import HEADS, Shape, conv_case, gdn_case
 
 Build = Callable[[str], Call]
+Parents = tuple[int, ...]  # of the nodes of a window, the root first: -1, then a lower number than the node's own
 NOBODYS = 99  # what a tensor holds behind a window's end
 TREES: dict[str, tuple[Parents, ...]] = {
     "ragged": ((-1, 0, 0, 1, 1, 2, 5), (-1, 0, 1, 2), (-1,), (), (-1, 0, 0, 0, 2, 1)),
@@ -27,6 +27,11 @@ TREES: dict[str, tuple[Parents, ...]] = {
     "widest": ((-1, *(node // 3 for node in range(62))), tuple(range(-1, 62))),
     "none": (),
 }
+
+
+def path(parents: Parents, node: int) -> list[int]:
+    """The nodes from the root to `node`."""
+    return [*(path(parents, parents[node]) if parents[node] >= 0 else ()), node]
 
 
 def ancestors(tree: Parents) -> list[int]:
@@ -93,8 +98,8 @@ def seen(
                     for name in ("keys", "values"):
                         pools[name].view[int(pages.table[slot, page]), entry] = torch.nan
             pages = replace(pages, count=draw.ints(len(trees) * [1]), most=1)
-        bits = packed(draw, pages.begin, rows, len(inputs["query"]))
-        column = torch.stack([bits, draw.ints(len(bits) * [0])], dim=1)[:, 0]  # of a plan [B, T]
+        along = packed(draw, pages.begin, rows, len(inputs["query"]))
+        column = torch.stack([along, draw.ints(len(along) * [0])], dim=1)[:, 0]  # of a plan [B, T]
         return Call({**inputs, "pages": replace(pages, ancestors=column, nodes=max(map(len, trees)))}, pools)
 
     return built

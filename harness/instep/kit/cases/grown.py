@@ -1,6 +1,6 @@
 """Cases of the ops that grow a tree: rows of logits with ties, steps of a tree under way, and its windows.
 
-Leaves out: every other op on trees (`ops_tree_cases.py`).
+Leaves out: every other op on trees (`trees.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from instep_optimized.ops.placing import Beams
 from instep_optimized.ops.plain import PLAIN
 
-from .ops_case import FP32, Call, Case, Draw
+from .case import FP32, Call, Case, Draw
 
 Build = Callable[[str], Call]
 
@@ -27,8 +27,9 @@ def topk_tokens_case(rows: int, vocab: int, topk: int, dtype: torch.dtype = FP32
 
 def said(draw: Draw, rows: int, topk: int, ties: bool) -> dict[str, torch.Tensor]:
     """What the head says: falling log-probabilities, often equal ones."""
-    falls = draw.uniform(rows, topk, low=0, high=3).to(FP32)
-    falls = (falls.round() if ties else falls).cumsum(1)
+    falls = draw.uniform(rows, topk, low=0, high=3).to(FP32).cpu()
+    # A sum on the host: a card adds in another order, and these are what is given, not what is judged.
+    falls = (falls.round() if ties else falls).cumsum(1).to(draw.device)
     return {"tokens": draw.uniform(rows, topk, low=0, high=99).long(), "log_probs": -falls}
 
 

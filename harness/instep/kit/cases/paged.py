@@ -1,6 +1,6 @@
 """Cases of the ops on paged KV and of pure data movement: store_rows, attend, move, select.
 
-Leaves out: conv and gdn (`ops_recurrent_cases.py`).
+Leaves out: conv and gdn (`recurrent.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 
 from instep_optimized.layout import Address, Pages
 
-from .ops_case import BF16, FP32, Call, Case, Draw, at
-from .ops_pools import Pool, guarded
+from .case import BF16, FP32, Call, Case, Draw, at
+from .pools import Pool, guarded
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 
 from instep_optimized.layout import Address, Part
 
-GAP = 48  # elements of red zone around every unit and position; keeps pitches multiples of 16
+GAP = 48  # elements of red zone behind every position, or unit without positions; keeps pitches multiples of 16
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def guarded(
     outer: list[int] = []
     for size in reversed(leading):
         outer.insert(0, pitch)
-        pitch = pitch * size + GAP
+        pitch = pitch * (size + 1)  # a position more, as an engine's pool may be wider than what is handed over
     if swap:
         strides[-2], strides[-1] = strides[-1], strides[-2]
     raw = torch.full((GAP + pitch,), math.nan).to(dtype).to(device)

@@ -1,6 +1,6 @@
 """Cases of the ops on whole numbers: place_rows, choose, advance, shift, and rows stored into pools by slot or page.
 
-Leaves out: accept (`ops_row_cases.py`) and KV rows in pages (`ops_paged_cases.py`).
+Leaves out: accept (`rows.py`) and KV rows in pages (`paged.py`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .ops_case import BF16, FP32, Call, Case, Draw
-from .ops_pools import guarded
+from .case import BF16, FP32, Call, Case, Draw
+from .pools import guarded
 
 INT64 = torch.int64
 LENGTHS = (90, 7, 3, 5, 11)

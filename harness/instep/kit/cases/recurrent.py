@@ -1,6 +1,6 @@
 """Cases of the ops that carry memory through tokens: conv and gdn.
 
-Leaves out: paged attention and plain data movement (`ops_paged_cases.py`).
+Leaves out: paged attention and plain data movement (`paged.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from instep_optimized.layout import Address, Part
 from instep_optimized.ops.base import GdnInputs
 
-from .ops_case import BF16, FP32, Call, Case, Draw, at
-from .ops_pools import Pool, guarded, permit, place, runs
+from .case import BF16, FP32, Call, Case, Draw, at
+from .pools import Pool, guarded, permit, place, runs
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,10 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
         Shape("chunk", (5, 2), (7, 3), (0, 1), store=(8, 3), skip=1),
         Shape("window", (3, 1), (1, 6), (0, 0), per_row=(0, 1), skip=2),
     ),
+    "snapshots": (Shape("window", (4, 2, 0, 3), (6, 2, 3, 9), (0, 0, 0, 0), per_row=(2, 0, 3, 1)),),
+    "prefill": (Shape("chunk", (7, 0, 1, 3), (2, 5, 8, 4), (1, 0, 1, 0), store=(2, 5, 8, 4)),),
+    # More rows than a block of the conv has, in the interpreter too; behind them rows of nobody.
+    "blocks": (Shape("chunk", (70, 2, 0, 133), (3, 1, 2, 6), (0, 0, 0, 1), store=(3, -1, 2, 6), skip=3),),
     "empty_part": (Shape("window", (), (), (), store=()),),
     "no_parts": (),
 }
@@ -140,9 +144,11 @@ def gdn_case(
 
 HEADS = {"r1": Heads(2, 2, 16, 16), "r2": Heads(2, 4, 16, 32), "r3": Heads(1, 3, 32, 16)}
 
+PREFILLS = ("chunk", "mixed")  # in bf16 the kernels prefill in narrow products
+
 GDN: list[Case] = [
     Case("gdn", f"{name}-{heads}-{'VK' if swap else 'KV'}-{str(state)[6:]}",
-         gdn_case(100 + i, SHAPES[name], HEADS[heads], state, swap, dtype))
+         gdn_case(100 + i, SHAPES[name], HEADS[heads], state, swap, dtype), narrow=name in PREFILLS and dtype == BF16)
     for i, (name, heads, swap, state, dtype) in enumerate([
         ("decode", "r1", False, FP32, FP32),
         ("decode", "r2", True, FP32, BF16),
@@ -155,8 +161,12 @@ GDN: list[Case] = [
         ("chunk", "r2", False, FP32, FP32),
         ("chunk", "r3", True, FP32, FP32),
         ("mixed", "r2", True, FP32, FP32),
+        ("chunk", "r2", True, FP32, BF16),
+        ("mixed", "r3", False, BF16, BF16),
         ("empty_part", "r1", True, FP32, FP32),
         ("no_parts", "r1", True, FP32, FP32),
+        ("snapshots", "r2", True, FP32, FP32),
+        ("prefill", "r2", True, FP32, FP32),
     ])
 ]
 
@@ -175,5 +185,9 @@ CONV: list[Case] = [
         ("mixed", 4, FP32, False),
         ("empty_part", 4, FP32, False),
         ("no_parts", 4, FP32, False),
+        ("snapshots", 4, FP32, True),
+        ("prefill", 4, FP32, True),
+        ("blocks", 4, BF16, True),
+        ("chunk", 1, FP32, True),
     ])
 ]

@@ -1,0 +1,77 @@
+"""`instep demo`: one fault in a copy of the source, the message that it gives, and the page: what this tool is for.
+
+Leaves out: all other faults, and whether they are found (`instep faults`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ..faults.base import Edit, Wrap
+
+FAULT = "stale-tile"
+NEXT = (
+    ("instep fixtures DIR", "a kernel of your own behind the harness, with tests"),
+    ("instep op mine:OPS gdn", "one op of yours on small cases, in seconds"),
+    ("instep faults --list", "what else can be planted: instep demo NAME"),
+)
+
+
+def demo(
+    fault: Annotated[str, typer.Argument(help="A fault by name; `instep faults --list` has them all.")] = FAULT,
+    html: Annotated[Path, typer.Option(help="Where the page is written.")] = Path("instep-demo.html"),
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Plant a fault in a copy of the source and show how it is found; exit 0: found, 3: not found."""
+    import shlex
+    import webbrowser
+    from tempfile import TemporaryDirectory
+
+    from rich.console import Console
+
+    from instep_reference.contract.errors import BadInput
+
+    from ..atomic_write import writable
+    from ..faults import TRACES, by_id
+    from ..faults.plant import planted, run
+    from ..report.command import near
+    from ..report.tables import say
+
+    found = by_id().get(fault)
+    if found is None or found.relation is not None:
+        raise BadInput("FAULT", found=fault, expected="a fault that a replay shows", hint="`instep faults --list`")
+    writable(html)
+    console = Console()
+    say(console, "A copy of the source gets one fault.", f"  {found.what}")
+    for edit in found.edits:
+        say(console, *_told(edit), style="dim")
+    words = ("replay", near(TRACES / f"{found.trace}.jsonl"), *found.how.words())
+    say(console, "", f"$ instep {shlex.join(words)}")
+    with TemporaryDirectory() as folder:
+        copy = planted(Path(folder) / "copy", *found.edits)
+        done = run(copy, *words, "--html", str(html.absolute()), cwd=Path.cwd())
+        said = done.stdout.replace(f"{copy}/", "")
+    if done.returncode not in (0, 1, 3):
+        raise RuntimeError(f"the replay ended with {done.returncode}: {done.stderr.strip()}")
+    title, _, message = said.rpartition("DIVERGED  ")
+    say(console, f"DIVERGED  {message.rstrip()}" if title else said.rstrip(), "")
+    say(console, f"The page: {html}", "Then:", *(f"  {line:24} {what}" for line, what in NEXT))
+    if open_page:
+        webbrowser.open(html.absolute().as_uri())
+    raise typer.Exit(0 if done.returncode == 1 and found.says in said else 3)
+
+
+def _told(edit: Edit | Wrap) -> list[str]:
+    """An edit as a difference: what goes, what comes."""
+    from ..faults.base import Edit
+
+    if isinstance(edit, Edit):
+        gone, come = edit.old, edit.new
+    else:
+        gone, come = "", "\n".join(filter(None, (f"def {edit.seam}(...):", edit.arguments, edit.result)))
+    lines = [f"  - {line}" for line in gone.splitlines()] + [f"  + {line}" for line in come.splitlines()]
+    return [f"  {edit.file}", *lines]

@@ -1,0 +1,74 @@
+"""`instep diff`: two results side by side, as before and after a change.
+
+Leaves out: what differs (`instep.report.difference`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .finish import finish
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..report.difference import Difference
+
+SHOWN = 5  # findings of a run that are told; a file has all
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(help="A result, as --json writes it.")],
+    after: Annotated[Path, typer.Argument(help="The result to hold against it.")],
+    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+) -> None:
+    """Compare two results; exit 0: no new finding, 1: new findings, 3: less was compared than before."""
+    from dataclasses import asdict
+
+    from ..atomic_write import writable
+    from ..report.difference import difference
+    from ..report.result import Result, read
+
+    for file in filter(None, (json,)):
+        writable(file, before, after)
+    results = [read(file) for file in (before, after)]
+    found = difference(*results)
+    finish(Result(found.exit, "cpu", asdict(found)), json, lambda console: _show(found, results, console))
+
+
+def _show(found: Difference, results: list[dict[str, Any]], console: Console) -> None:
+    from ..report import tables
+    from ..report.terminal import cell, short
+    from ..verdict import Exit
+
+    for pair in found.pairs:
+        made = tables.table(pair.name, {
+            "tier": "word", "numbers before": "number", "after": "number", "allowance used before": "number",
+            "after ": "number", "": "word",
+        })  # fmt: skip
+        for row in pair.rows:
+            there = [cell(used) if count else "-" for count, used in zip(row.elements, row.used, strict=True)]
+            notes = ["less compared"] * (row.elements[1] < row.elements[0]) + ["moved"] * row.moved
+            made.add_row(row.name, *map(short, row.elements), *there, ", ".join(notes))
+        tables.show(made, console)
+        if pair.events[0] != pair.events[1]:
+            tables.say(console, f"events: {pair.events[0]}, now {pair.events[1]}")
+        for field, (one, other) in pair.changed.items():
+            tables.say(console, f"{field}: {one}, now {other}", style="dim")
+        for title, findings in (("new", pair.new), ("gone", pair.gone)):
+            for finding in findings[:SHOWN]:
+                tables.say(console, f"{title}: {finding['where']}: {finding['diagnosis']}")
+            if len(findings) > SHOWN:
+                tables.say(console, f"{title}: {len(findings) - SHOWN} more")
+    for title, names in zip(("only before", "only after"), found.only, strict=True):
+        tables.say(console, *(f"{title}: {name}" for name in names))
+    new = len(found.added) + sum(len(pair.new) for pair in found.pairs)
+    says = {
+        Exit.AGREED: "no new finding, and nothing less was compared",
+        Exit.DIVERGED: f"DIVERGED  new findings: {new}",
+        Exit.INCONCLUSIVE: "inconclusive: less was compared than before",
+    }
+    tables.say(console, says[found.exit])

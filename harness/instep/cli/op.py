@@ -1,0 +1,101 @@
+"""`instep op`: one op on small cases against its contract and the reference, before a whole model.
+
+Leaves out: the cases and the comparison (`instep.kit`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .finish import Annotate, Sarif, finish, must_be_free
+from .setting import Given, takes_setting
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..kit.launches import Served
+
+
+@takes_setting(
+    without=("ops", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv", "drafter", "graphs", "overlap",
+             "guarded"),
+    dtype="Only cases of these activations: float32 or bfloat16; left out: both.",
+    state_dtype="Only cases of states that are stored so: float32 or bfloat16.",
+)
+def op(
+    given: Given,
+    ops: Annotated[str, typer.Argument(help="Op set or module:attribute.", metavar="OPS")],
+    name: Annotated[list[str] | None, typer.Argument(help="Ops: gdn, conv, attend, ...; left out: all that have "
+                                                         "cases.", metavar="OP")] = None,
+    case: Annotated[str | None, typer.Option(help="The case of this name alone.")] = None,
+    drawn: Annotated[int, typer.Option(help="So many cases of random shapes besides, of gdn, conv and attend.",
+                                       min=0)] = 20,
+    seed: Annotated[int, typer.Option(help="The number of the first of them.", min=0)] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    sarif: Sarif = None,
+    annotate: Annotate = None,
+    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+) -> None:
+    """Hold single ops to their contract and the reference; exit 0: all agree, 1: divergence, 3: nothing compared."""
+    from ..kit.launches import op_cases, served
+    from ..report.result import Result
+
+    must_be_free((json, sarif))
+    setting = given.setting(ops=ops)
+    widths = {field: given.named[field] for field in ("dtype", "state_dtype") if field in given.named}
+    if case is not None and len(name or ()) != 1:
+        from instep_reference.contract.errors import BadInput
+
+        raise BadInput("--case", found=f"{len(name or ())} ops", expected="the one op that has the case")
+    every: list[str | None] = [*name] if name else [None]
+    cases = [
+        some for one in every
+        for some in op_cases(one, case=case, drawn=drawn, seed=seed, trees=True, **widths)
+    ]
+    run = served(cases, setting.name, device=setting.device)
+    found = {"ops": ops, "seed": seed, "runs": [_data(run)]}
+    result = Result(run.exit, setting.device, found, commit)
+    finish(result, json, lambda console: _show(run, console), sarif=sarif, annotate=annotate)
+
+
+def _data(run: Served) -> dict[str, object]:
+    from ..report.data import finding, listed_findings, number
+    from ..report.terminal import most_used
+
+    names = dict.fromkeys(case.op for case in run.cases)
+    by_op = {name: [c for c in run.verdict.compared if run.cases[c.event].op == name] for name in names}
+    return {
+        "exit": int(run.exit), "cases": [str(case) for case in run.cases], "elements": run.verdict.elements,
+        "by_op": [{"op": name, "elements": sum(c.elements for c in compared), "used": number(most_used(compared))}
+                  for name, compared in by_op.items()],
+        "skipped": [{"case": skip.where, "says": skip.reason} for skip in run.verdict.skipped],
+        "findings": [{**finding(found), "where": run.where(found), "case": str(run.cases[found.event])}
+                     for found in listed_findings(run.verdict.findings)],
+        "message": run.message or None,
+    }
+
+
+def _show(run: Served, console: Console) -> None:
+    """A row for every op, the reasons of what was not served, the message of a divergence, or the verdict."""
+    from ..report import tables
+    from ..report.terminal import cell, most_used, short
+    from ..verdict import Exit
+
+    made = tables.table(f"ops of {run.name}", {
+        "op": "word", "cases": "number", "not served": "number", "numbers": "number", "allowance used": "number",
+    })  # fmt: skip
+    for op in dict.fromkeys(case.op for case in run.cases):
+        mine = [number for number, case in enumerate(run.cases) if case.op == op]
+        compared = [c for c in run.verdict.compared if c.event in mine]
+        none = sum(skip.event in mine for skip in run.verdict.skipped)
+        made.add_row(op, str(len(mine)), str(none), short(sum(c.elements for c in compared)),
+                     cell(most_used(compared)) if compared else "-")
+    tables.show(made, console)
+    for reason in dict.fromkeys(skip.reason for skip in run.verdict.skipped):
+        where = [skip.where for skip in run.verdict.skipped if skip.reason == reason]
+        tables.say(console, f"not served, {len(where)} times, first {where[0]}: {reason}", style="dim")
+    agrees = f"AGREES: {short(run.verdict.elements)} numbers compared in {len(run.cases)} cases"
+    tables.say(console, agrees if run.exit is Exit.AGREED else run.message)

@@ -1,0 +1,50 @@
+"""instep.kit: the public Python API, for tests in other people's repositories (docs/kit.md says what of it is stable).
+
+    @pytest.mark.parametrize("case", kit.op_cases("gdn"), ids=str)
+    def test_one_launch(case): kit.served(case, OPS).must_agree()
+
+    def test_whole_runs(): kit.replayed(kit.small(), OPS, strategy="snapshot").must_agree()
+
+Lazy, as `instep` itself is. Leaves out: everything else. What is not named here may change in any version.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from instep_optimized import load
+
+    from ..adapters.conv import ConvLaunch, dense_conv, pooled_conv
+    from ..adapters.dense import dense
+    from ..adapters.pooled import Launch, pooled
+    from ..carried import fixtures
+    from ..verdict import Exit
+    from .cases import Case
+    from .launches import Served, op_cases, served
+    from .runs import Divergence, Replayed, replayed
+    from .strategies import configurations, prompts, traces
+    from .workload import Workload, small
+
+__all__ = [
+    "Case", "ConvLaunch", "Divergence", "Exit", "Launch", "Replayed", "Served", "Workload", "configurations", "dense",
+    "dense_conv", "fixtures", "load", "op_cases", "pooled", "pooled_conv", "prompts", "replayed", "served", "small",
+    "traces",
+]
+
+_HOMES = {
+    "instep_optimized": ("load",), "instep.carried": ("fixtures",), "instep.verdict": ("Exit",),
+    "instep.adapters.conv": ("ConvLaunch", "dense_conv", "pooled_conv"), "instep.adapters.dense": ("dense",),
+    "instep.adapters.pooled": ("Launch", "pooled"), "instep.kit.cases": ("Case",),
+    "instep.kit.runs": ("Divergence", "Replayed", "replayed"),
+    "instep.kit.launches": ("Served", "op_cases", "served"),
+    "instep.kit.strategies": ("configurations", "prompts", "traces"), "instep.kit.workload": ("Workload", "small"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'instep.kit' has no attribute {name!r}")
+    home = next(home for home, names in _HOMES.items() if name in names)
+    return getattr(import_module(home), name)

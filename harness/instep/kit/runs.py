@@ -1,0 +1,129 @@
+"""A trace replayed from Python, and what it came to: `replayed(small(), OPS).must_agree()`.
+
+Leaves out: the replay itself (`instep.replay`) and its words (`instep.report`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self, cast
+
+import pytest
+
+from instep_optimized.ops.base import Ops
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.errors import BadInput
+
+from ..adapters import Maker, makes
+from ..engines.verbs import ByVerbs, is_make
+from ..localise import locate
+from ..replay.replay import Outcome, Replay
+from ..replay.setting import Setting
+from ..report.data import worst
+from ..report.words import divergence
+from ..trace.file import Trace, read
+from ..verdict import Comparison, Exit, tiers_of
+from .workload import Workload
+
+Subject = str | Ops | Callable[..., Any]
+Failed: Any = pytest.fail.Exception
+
+
+class Divergence(Failed, AssertionError):  # type: ignore[misc]
+    """The sides differ, or nothing was compared. Its text is the message; pytest shows the text alone."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, pytrace=False)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What replays of one trace came to. outcomes: one for every op set; name: the trace's."""
+
+    outcomes: Sequence[Outcome]
+    name: str
+
+    @property
+    def exit(self) -> Exit:
+        return worst(self.outcomes)
+
+    @property
+    def findings(self) -> list[Comparison]:
+        """Everything that disagrees, first finding first."""
+        return [found for outcome in self.outcomes for found in outcome.verdict.findings]
+
+    @property
+    def message(self) -> str:
+        """The message of a divergence; where nothing was compared, that; empty: all agree."""
+        if self.exit is Exit.INCONCLUSIVE:
+            return f"INCONCLUSIVE  {self.name}: nothing was compared, which is never a pass"
+        return "\n".join(divergence(outcome) for outcome in self.outcomes if outcome.verdict.findings)
+
+    def must_agree(self) -> Self:
+        """Raise `Divergence`, whose text is the message, unless everything agrees."""
+        if self.exit is not Exit.AGREED:
+            raise Divergence(self.message)
+        return self
+
+
+def replayed(
+    what: Workload | Trace | Path | str, subject: Subject = "plain", *, until: int | None = None,
+    layers: Sequence[int] | None = None, tiers: Sequence[str] = (), checkpoint: Path | Checkpoint | None = None,
+    confirm: bool = False, **setting: Any,
+) -> Replayed:
+    """Replay a workload, a trace or the file of one.
+
+    subject     an op set (a name, `module:attribute` or the value itself), or an engine: a `Maker`, or the `make` of
+                an engine that is led by verbs
+    until, layers, tiers, checkpoint    as the options of `instep replay`
+    confirm     after a divergence run again with one thing otherwise, to say where it was made
+    setting     what else `instep replay` takes: device, dtype, state_dtype, layout, strategy, conv, graphs, ...
+    """
+    chosen, named = setting_of(subject, **setting)
+    with ExitStack() as files:
+        if isinstance(what, Workload) and chosen.led:  # such an engine reads its model from files
+            what = what.write(Path(files.enter_context(TemporaryDirectory())))
+            named = False
+        trace: Trace
+        model: Path | Checkpoint | None
+        if isinstance(what, Workload):
+            trace, model, named = what.trace, what.checkpoint, False
+        else:
+            trace, model = what if isinstance(what, Trace) else read(Path(what)), checkpoint
+            named = named and not isinstance(model, Checkpoint)
+        replay = Replay(trace, chosen, checkpoint=model)
+        outcome = replay.run(until=until, layers=layers, tiers=tiers_of(tiers))
+        if confirm and outcome.verdict.findings:
+            outcome = replace(outcome, located=locate(replay, outcome, layers))
+    return Replayed((outcome if named else replace(outcome, again=()),), trace.header.name)
+
+
+def setting_of(subject: Subject, **setting: Any) -> tuple[Setting, bool]:
+    """How it is set up, and whether a command line can name it."""
+    if isinstance(subject, str):
+        return Setting.of(ops=subject, **setting), True
+    where = importable(subject)
+    name = where or str(getattr(subject, "name", getattr(subject, "__name__", type(subject).__name__)))
+    if not isinstance(subject, Ops) and is_make(subject):
+        return Setting.of(engine=name, handed=ByVerbs(name, subject), **setting), bool(where)
+    if isinstance(subject, Ops) or (callable(subject) and makes(cast(Maker, subject))):
+        return Setting.of(ops=name, handed=subject, **setting), bool(where)
+    raise BadInput("subject", found=name, expected="an op set, a Maker, or make(model, room, *, num_steps, widest, "
+                                                   "device, dtype)")
+
+
+def importable(subject: object) -> str:
+    """`module:attribute`, under which a command finds the same object; empty: under none. Tests are not looked into."""
+    for module in list(sys.modules.values()):
+        name = str(getattr(module, "__name__", ""))
+        if name in ("", "__main__") or name.rpartition(".")[2].startswith(("test_", "conftest")):
+            continue
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            if value is subject:
+                return f"{name}:{attribute}"
+    return ""

@@ -1,0 +1,90 @@
+"""Hypothesis strategies: configurations of models, prompts, and whole traces of legal events.
+
+    @given(workload=kit.traces())
+    def test_it(workload): kit.replayed(workload, OPS).must_agree()
+
+Leaves out: the content of an event (`fuzz/draw.py`), and campaigns that go on for hours (`instep fuzz`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from instep_reference.contract.engine import AnyEvent
+from instep_reference.contract.errors import BadInput
+
+from ..fuzz import draw as drawn
+from ..fuzz.campaign import HASTY, edges_of
+from ..replay.single import header_of
+from ..trace.drive import Step, recorded
+from ..trace.event_rules import EventRules
+from ..trace.file import Trace
+from ..trace.header import Recording
+from ..trace.policy import Policy
+from .workload import PROMPTS, Workload, model_of
+
+EVENTS = 12  # steps of a drawn trace; a round of speculation is one, and is three events
+LONGEST = 20  # tokens of a drawn prompt, so that every policy of two slots has room for it
+WIDTHS = ((16, 32), (32, 16), (16, 64))  # of keys and of values: never equal, or a transposed state would be invisible
+STEPS: Mapping[str, tuple[tuple[str, ...], Sequence[drawn.Drawer]]] = {
+    "round": (("draft",), (drawn.draft, drawn.forward, drawn.commit)),
+    "forward": (("prefill", "verify", "decode"), (drawn.forward,)),
+    "commit": (("commit",), (drawn.commit,)),
+    "admit": (("admit",), (drawn.admit, drawn.forward)),
+    **{kind: ((kind,), (drawer,)) for kind, drawer in drawn.UPKEEP.items()},
+}
+
+
+@st.composite
+def configurations(draw: drawn.Draw) -> dict[str, Any]:
+    """Numbers of a model for `small(**config)`: heads that share keys, unequal widths, conv widths, depths."""
+    heads, shared, width = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.sampled_from(WIDTHS))
+    every = draw(st.sampled_from((2, 3)))
+    return {
+        "linear_num_key_heads": heads, "linear_num_value_heads": heads * shared, "linear_key_head_dim": width[0],
+        "linear_value_head_dim": width[1], "linear_conv_kernel_dim": draw(st.integers(2, 4)),
+        "num_hidden_layers": every, "full_attention_interval": every,
+        "tie_word_embeddings": draw(st.booleans()),
+    }
+
+
+def prompts(vocab: int = 64, names: Sequence[str] = tuple(PROMPTS)) -> SearchStrategy[dict[str, tuple[int, ...]]]:
+    """A prompt under each name, of 1 to 20 tokens."""
+    tokens = st.lists(st.integers(0, vocab - 1), min_size=1, max_size=LONGEST).map(tuple)
+    return st.fixed_dictionaries(dict.fromkeys(names, tokens))
+
+
+@st.composite
+def traces(draw: drawn.Draw, /, events: int = EVENTS, **config: Any) -> Workload:
+    """A trace of legal events, in which every choice is drawn, and the model of `small(**config)`."""
+    checkpoint, numbers = model_of(**config)
+    room, steps = drawn.room(draw), drawn.candidates(draw)
+    policy = Policy("drawn", "No sequence of legal events makes the sides part.", room, (), steps[0],
+                    adaptive={"candidate_steps": sorted(steps), **HASTY})
+    header, _ = header_of(policy, checkpoint, recording=Recording())
+    rules, edges, served = EventRules(header), edges_of(checkpoint), list[AnyEvent]()
+
+    def serve(drawer: Callable[..., Any]) -> None:
+        """One event more, unless there is no room for it."""
+        try:
+            event = drawer(draw, rules, edges)
+            rules.check(event)
+        except (BadInput, KeyError):  # a drawer of a kind that is not legal now finds nobody to name
+            return
+        rules.apply(event)
+        served.append(event)
+
+    for first in (drawn.admit, drawn.admit, drawn.forward):
+        serve(first)
+    for _ in range(draw(st.integers(1, events))):
+        legal = rules.legal().keys()
+        names = [name for name, (kinds, _) in STEPS.items() if not legal.isdisjoint(kinds)]
+        for drawer in STEPS[draw(st.sampled_from(names))][1] if names else ():
+            serve(drawer)
+    prompts_of = recorded([Step(event, None) for event in served])
+    return Workload(Trace(Path("drawn.jsonl"), header, tuple(served), prompts_of, ""), checkpoint, numbers)

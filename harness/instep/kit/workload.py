@@ -1,0 +1,111 @@
+"""A model and a trace in memory: what a test replays without a file.
+
+`small()` is made for kernels: K is not V, and two value heads share a key head, so that a transposed state and a wrong
+head are seen. Leaves out: running it (`runs.py`), and drawn ones (`strategies.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import save_file
+
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import ModelConfig
+
+from ..replay.participants import Plan, reference
+from ..replay.setting import Setting
+from ..replay.single import header_of
+from ..shapes.random_weights import random_checkpoint
+from ..trace.drive import drive, recorded
+from ..trace.file import Trace, write
+from ..trace.header import Model, Recording, Room
+from ..trace.policy import Arrival, Policy, ScheduledAction, Steps
+
+# Names are Hugging Face's. Two layers: one of the gated delta rule and one of attention; and a draft head.
+CONFIG: Mapping[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "vocab_size": 64, "hidden_size": 32,
+    "num_hidden_layers": 2, "full_attention_interval": 2, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "tie_word_embeddings": False, "max_position_embeddings": 4096, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "mtp_num_hidden_layers": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "intermediate_size": 48,
+}
+PROMPTS: Mapping[str, tuple[int, ...]] = {"one": (7,), "few": (1, 2, 3, 4, 5), "more": tuple(range(20))}
+ROOM = Room(slots=(3, 1), pages=(5, 2, 7, 1, 4, 6, 3, 8), page_size=8, max_tokens=32)
+# Every kind of event, and few of each: a prompt in chunks, ragged acceptance, a step count that falls to 0 and rises to
+# 3, a preemption, a saved state that another request begins with, an abort before its commit, a slot used again.
+POLICY = Policy(
+    name="small", claim="Three requests share two slots.", capacity=ROOM, num_steps=1,
+    adaptive={"candidate_steps": [1, 3]}, accept=(0, 1), steps=(Steps(2, 0), Steps(3, 3)),
+    arrivals=(
+        Arrival("a", "few", chunks=(3,), max_new=4), Arrival("b", "one", max_new=4),
+        Arrival("c", "few", arrive=1, max_new=5),
+    ),
+    deeds=(
+        ScheduledAction(1, "save", "a", name="start"), ScheduledAction(2, "preempt", "b"),
+        ScheduledAction(2, "load", "c", name="start"), ScheduledAction(3, "resume", "b"), ScheduledAction(2, "idle"),
+        ScheduledAction(5, "abort", "c", when="verified"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A trace, and the model that it was recorded with. config: the model's, as its `config.json` has it."""
+
+    trace: Trace
+    checkpoint: Checkpoint
+    config: Mapping[str, Any]
+
+    def write(self, folder: Path) -> Path:
+        """Write both -> the trace, for `instep replay`. The model goes into `folder/model`."""
+        model = folder / "model"
+        write_model(self.checkpoint, self.config, model)
+        opened, header = Checkpoint.open(model), self.trace.header
+        header = msgspec.structs.replace(header, checkpoint=Model.of(opened, model, "model"))
+        path = folder / f"{header.name}.jsonl"
+        write(path, header, self.trace.events, self.trace.recorded)
+        return path
+
+
+def small(policy: Policy = POLICY, prompts: Mapping[str, tuple[int, ...]] = PROMPTS, **config: Any) -> Workload:
+    """A random model, and what the reference does with a policy. config: other numbers for the model (`CONFIG`)."""
+    return recorded_with(model_of(**config), policy, prompts)
+
+
+@cache
+def _drawn(config: bytes) -> tuple[Checkpoint, dict[str, Any]]:
+    data: dict[str, Any] = msgspec.json.decode(config)
+    return random_checkpoint(ModelConfig.from_dict(data), dtype=torch.float32), data
+
+
+def model_of(**config: Any) -> tuple[Checkpoint, dict[str, Any]]:
+    """A random model, and its `config.json`."""
+    return _drawn(msgspec.json.encode({**CONFIG, **config}))
+
+
+def recorded_with(
+    model: tuple[Checkpoint, Mapping[str, Any]], policy: Policy, prompts: Mapping[str, tuple[int, ...]]
+) -> Workload:
+    """The workload that the reference makes of a policy."""
+    checkpoint, config = model
+    header, _ = header_of(policy, checkpoint, recording=Recording())
+    plan = Plan(checkpoint, header.room(), header.num_steps, header.adaptive_file("policy"), Setting(dtype="float64"))
+    steps = list(drive(policy, prompts, header, reference(plan, torch.float64)))
+    trace = Trace(Path(f"{policy.name}.jsonl"), header, tuple(step.event for step in steps), recorded(steps), "")
+    return Workload(trace, checkpoint, config)
+
+
+def write_model(checkpoint: Checkpoint, config: Mapping[str, Any], folder: Path) -> None:
+    """A model directory, as everybody reads it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_bytes(msgspec.json.encode(config))
+    save_file(dict(checkpoint.tensors), folder / "model.safetensors", {"format": "pt"})

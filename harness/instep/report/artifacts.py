@@ -1,0 +1,53 @@
+"""What is left of a run: properties for JUnit, and a folder with the page, the result, the trace and the tensors.
+
+Leaves out: when that is wanted (`instep.plugin`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..atomic_write import folder_for, write_atomically
+from ..trace.file import Trace, beside
+from . import data, terminal
+from .tensors import files
+
+if TYPE_CHECKING:
+    from ..replay.replay import Outcome
+
+VERDICT, USED, ELEMENTS = "instep_verdict", "instep_used", "instep_elements"
+
+
+def properties(outcome: Outcome) -> list[tuple[str, str]]:
+    """The verdict, numbers compared, the largest part of an allowance that was used, and both of every tier."""
+    name, totals = outcome.plan.setting.name, terminal.tiers(outcome)
+    said = [(f"{VERDICT}[{name}]", terminal.VERDICTS[outcome.verdict.exit][0])]
+    said += [(f"{ELEMENTS}[{name}]", str(outcome.verdict.elements))]
+    used = terminal.most_used([one for one in outcome.verdict.compared if one.tier not in terminal.EXACT])
+    said += [(f"{USED}[{name}]", f"{used:.3g}")] if used is not None else []
+    return said + [
+        (f"instep_{total.tier.value}[{name}]", f"{total.elements} numbers, {terminal.cell(total.used)} used")
+        for total in totals
+    ]
+
+
+def write(outcomes: Sequence[Outcome], trace: Trace, message: str, folder: Path) -> None:
+    """Page, result, message and tensors; and the trace, unless it is somewhere already in the folder."""
+    from ..page.replay import page_of
+
+    for place in (folder, folder / "tensors"):
+        folder_for(place, "--instep-out")
+    data.of(outcomes).write(folder / "result.json")
+    there = {folder / file.name: file.read_bytes() for file in (trace.path, beside(trace.path)) if file.is_file()}
+    write_atomically({
+        **there, folder / "message.txt": f"{message}\n".encode(),
+        folder / "page.html": page_of(outcomes, trace).encode(), **files(outcomes, folder / "tensors"),
+    })  # fmt: skip
+
+
+def folder_of(node: str, out: Path) -> Path:
+    """The folder of a test, by a name that every file system takes."""
+    return out / re.sub(r"[^\w.-]+", "-", node).strip("-")

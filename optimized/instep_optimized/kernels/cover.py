@@ -1,0 +1,57 @@
+"""Zeros in the rows of a result that no request covers, written by the kernel that writes the others: no fill before.
+
+A kernel has `beyond` more programs along the axis of requests, and gives each of them one block of rows. They run at
+the same time as the others, and no row is written twice. Leaves out: a launch with several parts, of which none knows
+what the others cover (its op fills the whole result before).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .runtime import ceil_div, tile
+
+ROWS = tile(16, 64)  # per program: so many that few programs are needed, so few that none is waited for
+REQUESTS = tl.constexpr(16)  # that every row compares itself with in one step
+
+
+def result(parts: tuple[object, ...], x: torch.Tensor, *shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    """Memory for a result of packed rows, and for how many of these rows `clear` must look: 0 where it is filled."""
+    if len(parts) == 1:
+        return x.new_empty(shape, dtype=dtype), shape[0]
+    return x.new_zeros(shape, dtype=dtype), 0
+
+
+def beyond(rows: int, blocks: int) -> int:
+    """How many more programs along the axis of requests, where there are `blocks` along the first axis of the grid."""
+    return ceil_div(ceil_div(rows, ROWS), max(blocks, 1))
+
+
+@triton.jit
+def rows_of(past, QT: tl.constexpr):
+    """The rows of a program that is `past` behind those of the requests; the first axis of the grid shares them."""
+    return (past * tl.num_programs(0) + tl.program_id(0)) * QT + tl.arange(0, QT)
+
+
+@triton.jit
+def clear(out, out_row, at, inside, row, units, begin, count, requests, rows):
+    """Zeros in elements `at` [CT] of those of the rows `row` [QT] that no request with a unit covers.
+
+    inside [CT]: which of these elements exist
+    """
+    covered = row * 0
+    for start in range(0, requests, REQUESTS):
+        request = start + tl.arange(0, REQUESTS)
+        busy = tl.load(units + request, mask=request < requests, other=-1) >= 0
+        past = row[:, None] - tl.load(begin + request, mask=busy, other=0)[None, :]
+        mine = (past >= 0) & (past < tl.load(count + request, mask=busy, other=0)[None, :])
+        covered = tl.maximum(covered, tl.max(mine.to(tl.int32), axis=1))
+    goal = out + (row.to(tl.int64) * out_row)[:, None] + at[None, :]
+    free = (row < rows) & (covered == 0)
+    zeros = tl.zeros((row.shape[0], at.shape[0]), out.dtype.element_ty)
+    tl.store(goal, zeros, mask=free[:, None] & inside[None, :])

@@ -1,0 +1,92 @@
+"""Device functions with explicit layouts (Gluon): index tensors, axes of size 1, and copies in shared memory.
+
+Leaves out: what is computed (`staged.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+# Two functions and a method have other names in newer versions of Triton (3.9) than in older ones (3.6).
+begin_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+NEWER = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+
+
+@gluon.jit
+def along(axis: gl.constexpr, size: gl.constexpr, layout: gl.constexpr):
+    """0 .. size-1 along an axis of a tensor of rank 2"""
+    return gl.expand_dims(gl.arange(0, size, gl.SliceLayout(1 - axis, layout)), 1 - axis)
+
+
+@gluon.jit
+def along_3(axis: gl.constexpr, size: gl.constexpr, layout: gl.constexpr):
+    """0 .. size-1 along an axis of a tensor of rank 3"""
+    if axis == 0:
+        return gl.expand_dims(gl.expand_dims(gl.arange(0, size, gl.SliceLayout(1, gl.SliceLayout(2, layout))), 1), 2)
+    elif axis == 1:
+        return gl.expand_dims(gl.expand_dims(gl.arange(0, size, gl.SliceLayout(0, gl.SliceLayout(2, layout))), 0), 2)
+    else:
+        return gl.expand_dims(gl.expand_dims(gl.arange(0, size, gl.SliceLayout(0, gl.SliceLayout(1, layout))), 0), 1)
+
+
+@gluon.jit
+def over_rows(key):
+    """[P, KI] -> [1, 1, P, KI]"""
+    return gl.expand_dims(gl.expand_dims(key, 0), 0)
+
+
+@gluon.jit
+def over_k(rows):
+    """[VL or 1, VR or 1] -> [.., .., 1, 1]"""
+    return gl.expand_dims(gl.expand_dims(rows, 2), 2)
+
+
+@gluon.jit
+def place(pool, unit, columns, request, unit_step, column_step):
+    """Where a unit begins, or its column."""
+    if columns is not None:
+        return pool + unit * unit_step + gl.load(columns + request) * column_step
+    else:
+        return pool + unit * unit_step
+
+
+@gluon.jit
+def seen_as(memory, shape: gl.constexpr, layout: gl.constexpr):
+    """The same numbers in another shape and layout. A layout without the first axis is that of what `index` gives."""
+    if NEWER:
+        return memory.reinterpret(gl.float32, shape, layout)
+    else:
+        return memory._reinterpret(gl.float32, shape, layout)
+
+
+@gluon.jit
+def whole(copy, shape: gl.constexpr):
+    """A copy of `copied` as the tensor of rank 3 that it is of"""
+    return seen_as(copy, shape, gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+
+
+@gluon.jit
+def copied(source, inside, shape: gl.constexpr):
+    """Begin to copy a tensor of rank 3 to shared memory  ->  the copy, whose index is a tensor of rank 2"""
+    memory = gl.allocate_shared_memory(gl.float32, shape, gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+    begin_copy(memory, source, mask=inside)
+    return seen_as(memory, shape, gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+
+
+@gluon.jit
+def gates(lanes, size: gl.constexpr):
+    """A number per lane, put where every thread can read each  ->  memory whose index is a tensor [1]"""
+    memory = gl.allocate_shared_memory(gl.float32, [size], gl.SwizzledSharedLayout(1, 1, 1, [0]), lanes)
+    return seen_as(memory, [size, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def wrapped(entry, size):
+    """An entry below twice the size of its ring -> the entry that it is"""
+    return gl.where(entry >= size, entry - size, entry)

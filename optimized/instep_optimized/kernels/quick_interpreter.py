@@ -1,0 +1,153 @@
+"""Triton's interpreter without what it does again at every call: the same numpy functions run on the same numbers.
+
+It puts its own functions into `triton.language` at every launch, and once more at every call of a function from a
+kernel, where they stand already. It makes the type of every block anew, and computes whether a sum of integers
+overflows, which it tells only when it debugs. Together that is half of the time of a kernel. Here a launch puts back
+what the first one found, shapes are remembered, and an overflow is looked for by whoever debugs. Leaves out: how
+kernels compute and round (`runtime.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+class Patches:
+    """`_patch_lang` of the interpreter: what a launch changes in `triton.language`, found once and kept."""
+
+    def __init__(self, patch: Callable[[Any], Any], scope: Callable[[], Any], languages: tuple[Any, ...]) -> None:
+        self.patch, self.scope, self.languages = patch, scope, languages
+        self.named: dict[Any, tuple[int, ...]] = {}  # function -> the languages that its module names
+        self.found: dict[tuple[int, ...], list[tuple[Any, str, Any]]] = {}
+        self.holds: set[int] = set()  # the languages that a launch has changed now; none: no kernel runs
+        self.left: set[int] = set()  # those that a call within a launch has changed, which nobody puts back
+        self.outer: Any = None
+
+    def __call__(self, function: Any) -> Any:
+        if function not in self.named:
+            values = [*function.__globals__.values()]
+            numbered = enumerate(self.languages)
+            self.named[function] = tuple(number for number, one in numbered if any(value is one for value in values))
+        mine = self.named[function]
+        if self.holds:
+            if not (self.holds | self.left).issuperset(mine):
+                self.patch(function)
+                self.left.update({*mine} - self.holds)
+            return self.scope()  # with nothing to put back, as a call within a launch has it
+        if mine not in self.found:
+            self.outer = self.patch(function)
+            self.found[mine] = [(obj, name, vars(obj)[name]) for obj, name, _ in self.outer._changes]
+        else:
+            self.outer = self.scope()
+            for change in self.found[mine]:
+                self.outer.set_attr(*change)
+        self.holds.update(mine)
+        return self
+
+    def restore(self) -> None:
+        """A launch has ended."""
+        self.holds.clear()
+        self.outer.restore()
+
+
+def quicken() -> None:
+    """Do so from now on, in this process; an interpreter with other internals stays as it is."""
+    interpreter: Any = import_module("triton.runtime.interpreter")
+    language: Any = import_module("triton.language")
+    for part in (_patches, _kinds, _types, _calls, _operators):
+        try:
+            part(interpreter, language)
+        except AttributeError:  # this part stands elsewhere in this version
+            continue
+
+
+def _patches(interpreter: Any, language: Any) -> None:
+    languages = language, language.core
+    interpreter._patch_lang = Patches(interpreter._patch_lang, interpreter._LangPatchScope, languages)
+
+
+def _kinds(interpreter: Any, language: Any) -> None:
+    wide, known = interpreter._get_np_dtype, dict[str, Any]()
+
+    def kind(of: Any) -> Any:
+        """The numpy type of a type of Triton's, or of the elements of a block."""
+        one = of.element_ty if type(of) is language.block_type else of
+        if one.name not in known:
+            known[one.name] = wide(one)
+        return known[one.name]
+
+    interpreter._get_np_dtype = kind
+
+
+def _types(interpreter: Any, language: Any) -> None:
+    """Blocks of one shape share what follows from the shape."""
+    core = language.core
+    make_type, make_tensor, unwrap = core.block_type.__init__, core.tensor.__init__, core._unwrap_if_constexpr
+    types, tensors = dict[tuple[Any, ...], dict[str, Any]](), dict[tuple[Any, ...], dict[str, Any]]()
+    plain = {int, float, bool, str, type(None), core.tensor, core.block_type, core.dtype, core.pointer_type}
+
+    def of(shape: Any) -> tuple[Any, ...]:
+        return tuple(getattr(shape, "values", shape))
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, *of(shape)
+        if key not in types:
+            make_type(self, element_ty, shape)
+            types[key] = {name: value for name, value in vars(self).items() if name != "element_ty"}
+        vars(self).update(types[key])
+        self.element_ty = element_ty
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        key = of(type.shape) if type.is_block() else ()
+        if key not in tensors:
+            make_tensor(self, handle, type)
+            own = "handle", "type", "dtype"
+            tensors[key] = {name: value for name, value in vars(self).items() if name not in own}
+        vars(self).update(tensors[key])
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+
+    def unwrapped(value: Any) -> Any:
+        kind = type(value)
+        return value.value if kind is core.constexpr else value if kind in plain else unwrap(value)
+
+    core.block_type.__init__, core.tensor.__init__, core._unwrap_if_constexpr = block_type, tensor, unwrapped
+
+
+def _calls(interpreter: Any, language: Any) -> None:
+    """A function of the language is called at once: what stands around it only asks for what is given here."""
+    semantic, _ = interpreter.interpreter_semantic, interpreter._LangPatchScope
+
+    def patch(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner = getattr(member, "__wrapped__", member)
+
+        def call(*given: Any, **named: Any) -> Any:
+            named["_semantic"] = semantic
+            return inner(*given, **named)
+
+        scope.set_attr(obj, name, call)
+
+    interpreter._patch_attr = patch
+
+
+def _operators(interpreter: Any, language: Any) -> None:
+    own = type(interpreter.interpreter_semantic)
+    sanitize, broadcast = own.binary_op_sanitize_overflow_impl, own.broadcast_impl_value
+
+    def sanitized(self: Any, *given: Any) -> None:
+        if self.builder.options.debug:  # else it says nothing of what it finds
+            sanitize(self, *given)
+
+    def broadcasted(self: Any, left: Any, right: Any) -> Any:
+        one, other = (tuple(x.type.shape) if x.type.is_block() else () for x in (left, right))
+        if one == other:
+            return left, right
+        if len(one) != len(other) or any(1 not in pair and pair[0] != pair[1] for pair in zip(one, other, strict=True)):
+            return broadcast(self, left, right)
+        both = [x * y if 1 in (x, y) else x for x, y in zip(one, other, strict=True)]
+        return tuple(x if tuple(x.type.shape) == tuple(both) else self.tensor(
+            self.builder.create_broadcast(x.handle, both), language.block_type(x.type.scalar, both)
+        ) for x in (left, right))
+
+    own.binary_op_sanitize_overflow_impl, own.broadcast_impl_value = sanitized, broadcasted

@@ -1,0 +1,226 @@
+"""The chain form of `window.py` with explicit layouts: what the tokens need comes into shared memory beside the state.
+
+It has the body of `window.py`, its contract, and the layout that the compiler chooses there. So it gives the same bits,
+and a GPU runs it in place of `window` wherever it fits. Leaves out: what does not fit (`fits`), and interpretation.
+"""
+
+# ruff: noqa: SIM102 (what is absent is not compiled: the test for it stands alone)
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ..layout import Address, Part, Updates
+from ..ops.base import GdnInputs
+from . import body
+from .address import flat
+from .layouts import along, along_3, barrier, copied, gates, over_k, over_rows, place, whole, wrapped
+from .runtime import launch, power_of_2
+from .window import KEY_PIECE, rows_of
+
+TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
+# On a GPU (LOG.md): rows of V that a thread holds, warps, registers; and how many rows of V there are at least, in all
+# heads and requests together, where this is used. The bits depend on none of them.
+SHAPES = ((2, 4, 128, 16384), (1, 4, 96, 0))
+
+again, overlap, step = (gluon.jit(one.fn) for one in (body.again, body.overlap, body.step))
+
+
+def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
+    """Whether `staged` can run this part."""
+    addresses = [one for one in (part.read, part.store, part.settled, part.per_row) if one is not None]
+    wide = all(one.pool.dtype == torch.float32 and one.pool.stride(-2) == 1 for one in addresses)
+    kept = 0 if part.ring is None else part.ring.size
+    keys, values = inputs.k.shape[2], core.shape[2]
+    filled = keys in (32, 64, 128, 256) and values % rows_of(*SHAPES[0][:2], keys) == 0
+    return wide and filled and part.parents is None and max(kept, part.most) <= TOKENS
+
+
+def staged(inputs: GdnInputs, part: Part, core: torch.Tensor, shape: tuple[int, int, int] | None = None) -> None:
+    """`window` of a part that fits. shape: as one of SHAPES begins; the bits do not depend on it."""
+    heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2]
+    requests = part.begin.numel()
+    held, warps, registers = shape or shape_for(requests * heads * values)
+    early = launches_early(core.device)
+    flattened: list[Any] = []
+    for x in (inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta, core):
+        flattened += [x, x.stride(0), x.stride(1)]
+    ring, kept = part.ring, part.ring.kept if part.ring is not None else None
+    pools: list[Any] = [None] * 18
+    if ring is not None:
+        assert isinstance(kept, Updates)
+        pools = [y for pool in kept for y in (pool, *pool.stride()[:3])]
+        pools += [ring.units, ring.begin, ring.pending, ring.keep, ring.size, ring.own.shape[1]]
+    launch(
+        _staged_window, (values // rows_of(held, warps, keys), heads, requests), *flattened,
+        part.begin, part.count, part.fresh,
+        *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *pools,
+        heads // inputs.k.shape[1],
+        VR=held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
+        MOST=power_of_2(part.most), EARLY=early, warps=warps, registers=registers, launch_pdl=early,
+    )  # fmt: skip
+
+
+def held_at(address: Address | None) -> tuple[Any, ...]:
+    """(pool, units, columns, unit step, column step, head step, V step), each None if there is none"""
+    if address is None:
+        return 7 * (None,)
+    pool, units, _, unit, column, head, _, value = flat(address, 3, address)
+    return pool, units, address.column, unit, column, head, value
+
+
+def shape_for(rows: int) -> tuple[int, int, int]:
+    """The shape of a launch over so many rows of V."""
+    return next((held, warps, registers) for held, warps, registers, least in SHAPES if rows >= least)
+
+
+@cache
+def launches_early(device: torch.device) -> bool:
+    """Whether a launch may begin while the one before it ends ("programmatic dependent launch", from Hopper on)."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@gluon.jit(do_not_specialize=["ring_size", "ring_u_size"])
+def _staged_window(
+    q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
+    log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, core, core_row, core_head,
+    begin, count, fresh,
+    read, read_units, read_columns, read_unit, read_column, read_h, read_v: gl.constexpr,
+    store, store_units, store_columns, store_unit, store_column, store_h, store_v: gl.constexpr,
+    settled, settled_units, settled_columns, settled_unit, settled_column, settled_h, settled_v: gl.constexpr,
+    each, each_units, each_columns, each_unit, each_column, each_h, each_v: gl.constexpr,
+    ring_k, ring_k_unit, ring_k_entry, ring_k_head, ring_decay, ring_decay_unit, ring_decay_entry, ring_decay_head,
+    ring_u, ring_u_unit, ring_u_entry, ring_u_head,
+    ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
+    group, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
+    EARLY: gl.constexpr,
+):  # fmt: skip
+    """One program: one request, one value head, VL * VR rows of V. Grid (V tiles, HV, B).
+
+    At most KEPT tokens run again, and then at most MOST rows. An address that is absent is None, as a ring is; then
+    nothing of it is compiled.
+    """
+    W: gl.constexpr = gl.num_warps()
+    P: gl.constexpr = KT // KI
+    SIDE: gl.constexpr = KI // 4  # lanes along K
+    VL: gl.constexpr = W * 32 // SIDE
+    TILE: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4], [32 // SIDE, 1, 1, SIDE], [W, 1, 1, 1], [3, 0, 1, 2])
+    OF_V: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(2, TILE))  # [VL, VR]
+    OF_K: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, TILE))  # [P, KI]
+    ONE: gl.constexpr = gl.SliceLayout(0, OF_V)  # [1], in every thread
+    KEYS: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32 // SIDE, SIDE], [W, 1, 1], [2, 1, 0])  # [tokens, P, KI]
+    VEC: gl.constexpr = 4 if VR >= 4 else VR
+    ROWS: gl.constexpr = gl.BlockedLayout([1, 1, VEC], [8, 4, 1], [1, W, 1], [2, 1, 0])  # [tokens, VL, VR]
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [W], [0])  # [tokens]
+
+    if EARLY:  # what is before the wait may run while the launch before this one still does
+        gdc_wait()
+        gdc_launch_dependents()
+    request, stripe, head = gl.program_id(2), gl.program_id(0), gl.program_id(1).to(gl.int64)
+    unit, first, rows = gl.load(read_units + request), gl.load(begin + request), gl.load(count + request).to(gl.int32)
+    known, key_head, pending = gl.load(fresh + request) == 0, head // group, 0
+    if ring_units is not None:
+        kept_by = gl.load(ring_units + request)
+        asked = gl.minimum(gl.maximum(gl.load(ring_pending + request), 0), ring_size).to(gl.int32)
+        oldest, keep = gl.load(ring_begin + request).to(gl.int32), gl.load(ring_keep + request).to(gl.int32)
+        pending = gl.where(known & (kept_by >= 0), asked, 0)
+        keeps = (kept_by >= 0) & (keep >= 0)
+    if store is not None:
+        goal = gl.load(store_units + request)
+    if settled is not None:
+        settle = gl.load(settled_units + request)
+    if each is not None:
+        each_to = gl.load(each_units + request)
+    if (unit < 0) | ((rows <= 0) & (pending <= 0)):
+        return  # core is zero there already
+
+    at_v = (stripe * VL + along(0, VL, OF_V)) * VR + along(1, VR, OF_V)  # [VL, VR]
+    # Offsets in a tile, those of a lane and those of a register: the latter become part of an instruction.
+    lane_v, lane_k = over_k((stripe * VL + along(0, VL, OF_V)) * VR), over_rows(along(1, KI, OF_K))
+    thread_v, thread_k = over_k(along(1, VR, OF_V)), over_rows(along(0, P, OF_K) * KI)
+    state = gl.full((VL, VR, P, KI), 0.0, gl.float32, TILE)
+    source = place(read, unit, read_columns, request, read_unit, read_column) + head * read_h
+    source = source + (lane_v * read_v + lane_k)
+    if known:
+        state = gl.load(source + (thread_v * read_v + thread_k), eviction_policy="evict_first")
+
+    # What the tokens need is copied by lanes, or groups of lanes, one per token. A state is not read again before many
+    # others were: what it leaves in the cache goes first.
+    copied_k = along_3(1, P, KEYS) * KI + along_3(2, KI, KEYS)
+    copied_v = (stripe * VL + along_3(1, VL, ROWS)) * VR + along_3(2, VR, ROWS)
+    row_k, row_v, row = along_3(0, MOST, KEYS), along_3(0, MOST, ROWS), gl.arange(0, MOST, LANES)
+    if ring_units is not None:
+        kept_k = ring_k + kept_by * ring_k_unit + key_head * ring_k_head
+        kept_decay = ring_decay + kept_by * ring_decay_unit + head * ring_decay_head
+        kept_u = ring_u + kept_by * ring_u_unit + head * ring_u_head
+        old_k, old_v, old = along_3(0, KEPT, KEYS), along_3(0, KEPT, ROWS), gl.arange(0, KEPT, LANES)
+        entry_k, entry_v = wrapped(oldest + old_k, ring_size), (oldest + old_v) % ring_u_size
+        old_keys = copied(kept_k + entry_k * ring_k_entry + copied_k, old_k < pending, [KEPT, P, KI])
+        updates = copied(kept_u + entry_v * ring_u_entry + copied_v, old_v < pending, [KEPT, VL, VR])
+        entry = wrapped(oldest + old, ring_size)
+        aged = gl.load(kept_decay + entry * ring_decay_entry, mask=old < pending, other=0.0)
+    k, q = k + first * k_row + key_head * k_head, q + first * q_row + key_head * q_head
+    v, beta = v + first * v_row + head * v_head, beta + first * beta_row + head * beta_head
+    keys = copied(k + row_k * k_row + copied_k, row_k < rows, [MOST, P, KI])
+    queries = copied(q + row_k * q_row + copied_k, row_k < rows, [MOST, P, KI])
+    values = copied(v + row_v * v_row + copied_v, row_v < rows, [MOST, VL, VR])
+    log_decay = log_decay + first * log_decay_row + head * log_decay_head
+    decay = gl.exp(gl.load(log_decay + row * log_decay_row, mask=row < rows, other=0.0))
+    writes = gates(gl.load(beta + row * beta_row, mask=row < rows, other=0.0), MOST)
+    decays = gates(decay, MOST)
+    async_copy.commit_group()
+    if ring_units is not None:
+        old_decays = gates(aged, KEPT)
+        if keeps & (stripe == 0):
+            gl.store(kept_decay + wrapped(keep + row, ring_size) * ring_decay_entry, decay, mask=row < rows)
+    async_copy.wait_group(0)
+    barrier()
+    every_key, every_query = whole(keys, [MOST, P, KI]).load(KEYS), whole(queries, [MOST, P, KI]).load(KEYS)
+    overlaps = gates(gl.convert_layout(overlap(every_key, every_query), LANES), MOST)
+    barrier()
+
+    if ring_units is not None:
+        if keeps & (stripe == 0) & (head % group == 0):
+            target = kept_k + wrapped(keep + row_k, ring_size) * ring_k_entry + copied_k
+            gl.store(target, every_key, mask=row_k < rows)
+        for age in range(pending):
+            again_key = over_rows(old_keys.index(age).load(OF_K))
+            update = updates.index(age).load(OF_V)
+            state = again(state, again_key, gl.sum(old_decays.index(age).load(ONE), 0), update)
+        own = keep % ring_u_size
+    if settled is not None:
+        if settle >= 0:
+            target = place(settled, settle, settled_columns, request, settled_unit, settled_column)
+            target = target + head * settled_h + (lane_v * settled_v + lane_k) + (thread_v * settled_v + thread_k)
+            gl.store(target, state, eviction_policy="evict_first")
+    core = core + first * core_row + head * core_head + at_v
+    for t in range(rows):
+        key, query = over_rows(keys.index(t).load(OF_K)), over_rows(queries.index(t).load(OF_K))
+        forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
+        value, kq = values.index(t).load(OF_V), gl.sum(overlaps.index(t).load(ONE), 0)
+        state, out, update = step(state, query, key, kq, value, forget, write)
+        gl.store(core, out.to(core.dtype.element_ty))
+        core += core_row
+        if each is not None:
+            if each_to >= 0:
+                column = each + each_to * each_unit + t * each_column + head * each_h
+                gl.store(column + (lane_v * each_v + lane_k) + (thread_v * each_v + thread_k), state)
+        if ring_units is not None:
+            if keeps:
+                gl.store(kept_u + own * ring_u_entry + at_v, update)
+            own = gl.where(own + 1 == ring_u_size, 0, own + 1)
+    if store is not None:
+        if goal >= 0:
+            target = place(store, goal, store_columns, request, store_unit, store_column)
+            target = target + head * store_h + (lane_v * store_v + lane_k) + (thread_v * store_v + thread_k)
+            gl.store(target, state, eviction_policy="evict_first")

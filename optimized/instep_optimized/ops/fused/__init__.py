@@ -1,0 +1,95 @@
+"""Fusions: ops that an op set may have beside those of `base.py`, each defined as the composition of some of these.
+
+A fusion is a file here with its protocol and its composition, a field of `Ops` that is None by default, and a line of
+`FUSIONS`. The model calls the composition. That calls the op where the op set has it, and the parts where it does not.
+An op says which parts it was made of (`fuses`): a set with another one of them does not have it. Leaves out: kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from .add_norm import AddNorm, MakeAddNorm, add_norm
+from .conv_inputs import ConvInputs, conv_inputs
+from .gdn import FusedGdn
+from .linears import Linears, linears
+from .moves import Moved, Moves, moves
+
+if TYPE_CHECKING:
+    from ..base import Ops
+
+__all__ = [
+    "FUSIONS", "AddNorm", "ConvInputs", "FusedGdn", "Fusion", "Linears", "MakeAddNorm", "Moved", "Moves", "add_norm",
+    "conv_inputs", "exact_of", "fuses", "in_parts", "inside_of", "linears", "moves", "not_of", "wholes",
+]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """parts   the ops that it is the composition of
+    exact   it gives the bits of its parts. So nothing is lost when the parts serve instead: where somebody watches (a
+            place may be inside, or be replaced), and where one of the parts is swapped. False: it has bits of its own,
+            so it serves also where it is watched, and its results are judged like those of any op
+    hides   components that stay inside: nobody can show them while it serves
+    """
+
+    parts: tuple[str, ...]
+    exact: bool = True
+    hides: frozenset[str] = frozenset()
+
+
+FUSIONS: Mapping[str, Fusion] = {
+    "add_norm": Fusion(("add", "norm")),
+    "conv_inputs": Fusion(("conv", "gdn_inputs"), hides=frozenset({"mixed"})),
+    "linears": Fusion(("linear",), exact=False),
+    "moves": Fusion(("move",)),
+    "fused_gdn": Fusion(
+        ("gdn_inputs", "gdn"), exact=False, hides=frozenset({"q", "k", "v", "log_decay", "beta"})),
+}  # fmt: skip
+
+
+Op = TypeVar("Op", bound=Callable[..., object])
+
+
+def fuses(**parts: Callable[..., object]) -> Callable[[Op], Op]:
+    """A decorator: the op gives what these parts give."""
+
+    def mark(op: Op) -> Op:
+        op.fuses = op, parts  # type: ignore[attr-defined]
+        return op
+
+    return mark
+
+
+def not_of(ops: Ops) -> list[str]:
+    """The fusions of a set that were made of other parts than it has. Of one that is wrapped that cannot be said."""
+    found = []
+    for name in FUSIONS:
+        op, parts = getattr(getattr(ops, name), "fuses", (None, {}))  # a wrapper may have it copied
+        if op is getattr(ops, name) and any(getattr(ops, part) is not mine for part, mine in parts.items()):
+            found.append(name)
+    return found
+
+
+def wholes(*parts: str) -> list[str]:
+    """The fusions that would go on serving in place of one of these ops."""
+    return [name for name, fusion in FUSIONS.items() if not set(parts).isdisjoint(fusion.parts)]
+
+
+def exact_of(ops: Ops) -> tuple[str, ...]:
+    """The fusions of an op set that promise the bits of their parts."""
+    return tuple(name for name, fusion in FUSIONS.items() if fusion.exact and getattr(ops, name) is not None)
+
+
+def in_parts(ops: Ops) -> Ops:
+    """The op set without its exact fusions: their parts serve, with the same bits."""
+    return replace(ops, **dict.fromkeys(exact_of(ops)))  # type: ignore[arg-type]
+
+
+def inside_of(ops: Ops) -> frozenset[str]:
+    """The components that nobody can show of this op set, also when it is watched."""
+    return frozenset().union(*(
+        fusion.hides for name, fusion in FUSIONS.items() if not fusion.exact and getattr(ops, name) is not None
+    ))  # fmt: skip

@@ -1,0 +1,39 @@
+"""The conv, and what the delta rule consumes of its result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from instep_reference.contract.place import Place
+
+from ...layout import Part
+
+if TYPE_CHECKING:
+    from ..base import GdnInputs, Ops
+
+
+class ConvInputs(Protocol):
+    """`conv`, then `gdn_inputs`, with the arguments of both. `to`: places of mixed, q, k, v, log_decay, beta.
+
+    The rows of `mixed` are rounded as if they were stored, but they stay inside.
+    """
+
+    def __call__(
+        self, *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
+        A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, to: tuple[Place, ...],
+    ) -> GdnInputs: ...
+
+
+def conv_inputs(
+    ops: Ops, *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
+    A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, to: tuple[Place, ...],
+) -> GdnInputs:  # fmt: skip
+    """`ConvInputs`, or its parts."""
+    gates = {"a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias}
+    heads = {"key_heads": key_heads, "key_dim": key_dim}
+    if ops.conv_inputs is not None:
+        return ops.conv_inputs(x=x, weight=weight, parts=parts, **gates, **heads, to=to)  # type: ignore[arg-type]
+    mixed = ops.conv(x=x, weight=weight, parts=parts, to=to[0])
+    return ops.gdn_inputs(mixed=mixed, **gates, **heads, to=to[1:])  # type: ignore[arg-type]

@@ -1,0 +1,44 @@
+"""`instep demo` plants one fault in a copy, shows the message and writes the page; the source stays as it is.
+
+Leaves out: the faults themselves (`test_faults.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from instep.cli import demo
+from instep.faults import by_id
+from instep.faults.plant import PACKAGES, digests, source
+from support.command import Runner, complaint
+
+
+@pytest.mark.slow
+def test_a_fault_is_planted_in_a_copy_and_its_message_and_page_are_shown(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.chdir(tmp_path)
+    before = {package: digests(source(package).parent)[package] for package in PACKAGES}
+    fault = by_id()["row-for-slot"]
+    ran = instep("demo", fault.id, "--html", "page.html", "--open")
+    assert ran.code == 0, ran
+    assert fault.what in ran.out and "  + " in ran.out and fault.edits[0].file in ran.out
+    assert f"  event {fault.event} " in ran.out and fault.says in ran.out and "instep replay " in ran.out
+    assert opened == [(tmp_path / "page.html").as_uri()] and "DIVERGED" in (tmp_path / "page.html").read_text()
+    assert before == {package: digests(source(package).parent)[package] for package in PACKAGES}
+
+
+def test_what_is_no_fault_is_refused_and_a_fault_that_is_not_found_is_no_agreement(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "instep faults --list" in complaint(instep("demo", "no-such-fault"))
+    assert demo.FAULT in by_id() and by_id()[demo.FAULT].relation is None
+    monkeypatch.setattr("instep.faults.plant.planted", lambda folder, *edits: folder)
+    monkeypatch.setattr("instep.faults.plant.run", lambda *words, **how: type("Done", (), {
+        "returncode": 0, "stdout": "small agrees", "stderr": ""}))
+    assert instep("demo").code == 3

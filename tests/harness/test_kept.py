@@ -1,0 +1,99 @@
+"""What is kept goes to the host, comes back and is evicted: by events that every engine serves alike, bit by bit.
+
+Leaves out: how prefixes are tracked and given on (`test_prefixes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+
+from instep.engines.derived import DerivedEngine
+from instep.faults import FAMILIES, TRACES
+from instep.faults.base import Fault
+from instep.observe.event_log import Copies
+from instep.observe.remembered import KeptCopies
+from instep.replay.replay import Replay
+from instep.replay.setting import Setting
+from instep.streams.relabel import relabelled
+from instep.trace.drive import drive
+from instep.trace.event_rules import verified
+from instep.trace.file import Trace, read
+from instep.trace.policy import read_policy, read_prompts
+from instep_optimized import OptimizedEngine
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Evict, Fetch, Offload
+from instep_reference.contract.errors import Unsupported
+from instep_reference.ledger import LedgerEngine
+from support.planting import planted_here
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return read(TRACES / "tiers.jsonl")
+
+
+@pytest.mark.parametrize("fault", FAMILIES["tiers"], ids=lambda fault: fault.id)
+def test_a_fault_of_tiers_is_found_located_and_named(fault: Fault, trace: Trace) -> None:
+    with planted_here(*fault.edits):
+        findings = Replay(trace, fault.how).run(until=fault.event).verdict.findings
+    assert findings, "not found"
+    first = findings[0]
+    assert (first.event, first.place) == (fault.event, fault.place), first
+    said = first.explained.says if first.explained is not None else ""
+    assert {one.check for one in findings} & {*fault.seen_by} and fault.says in first.diagnosis + said, (
+        first.diagnosis, said)
+
+
+def test_policies_move_what_was_used_longest_ago_and_need_no_host(trace: Trace) -> None:
+    """The trace is as its policy says; without a host what leaves the device is evicted, and comes back never."""
+    told = read_policy(TRACES / "tiers.policy.json")
+    prompts = read_prompts(TRACES.parents[1] / "tiny" / "prompts.json")
+
+    def moves(events: Iterable[Any]) -> list[str]:
+        return [f"{type(one).__name__} {one.name}" for one in events if isinstance(one, Offload | Fetch | Evict)]
+
+    config = Checkpoint.open(TRACES.parents[1] / "experts").config
+    steps = [drive(policy, prompts, trace.header, LedgerEngine(config, num_steps=3, room=trace.header.room()))
+             for policy in (told, structs.replace(told, host=0, deeds=()))]  # fmt: skip
+    ours, hostless = ([step.event for step in run] for run in steps)
+    assert moves(ours) == moves(trace.events) and moves(ours)[:3] == ["Offload a, 0", "Offload a, 1", "Fetch a, 1"]
+    gone = [move.split()[0] for move in moves(hostless)]
+    assert gone == ["Evict"] * len(gone) and len(gone) > 4
+
+
+def test_an_old_copy_under_a_name_that_is_used_again_is_found_by_its_bytes_alone(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an engine that does not show its copies."""
+    (again,) = (fault for fault in FAMILIES["tiers"] if fault.id == "evicted-and-served-again")
+    monkeypatch.delattr(OptimizedEngine, "copies")
+    with planted_here(*again.edits):
+        findings = Replay(trace, Setting("ledger")).run().verdict.findings
+    assert trace.events[findings[0].event] == Offload("a, 0") and findings[0].event > again.event
+    assert 'is a prefix of 4 tokens; expected 16' in findings[0].diagnosis
+
+
+def test_what_an_offload_leaves_on_the_device_or_holds_there_is_told() -> None:
+    looked, part = KeptCopies(), torch.arange(3.0)
+    assert looked.look({("save", "a"): {"root": part}}) == Copies(frozenset({("save", "a")}), 3)
+    moved = looked.look({("offload", "a"): {"root": part.clone()}})
+    assert (moved.changed, moved.held) == ((), (("save", "a"),))
+    back = looked.look({("save", "a"): {"root": part + 1}})
+    assert back.changed == ((("save", "a"), "root"),)
+    there = part.as_subclass(type("There", (torch.Tensor,), {"device": torch.device("cuda")}))
+    assert KeptCopies().look({("offload", "a"): {"root": there}}).stayed == (("offload", "a"),)
+
+
+def test_streams_and_verbs_know_what_is_evicted(trace: Trace) -> None:
+    verified(relabelled(trace).trace)
+    led: Any = DerivedEngine.__new__(DerivedEngine)
+    led.saved = {"k": None}
+    led.evict("k")
+    assert not led.saved
+    with pytest.raises(Unsupported, match="on the host"):
+        led.offload("k")

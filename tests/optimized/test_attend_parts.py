@@ -1,0 +1,127 @@
+"""Attention in parts: right at every edge of a part, and the bits of a row depend on nothing but what it sees.
+
+Leaves out: what `invariant` promises besides (`test_invariant.py`), trees beside chains (`test_kernels_trees.py`), and
+requests that share pages. Every body runs interpreted on a CPU, native on a GPU at real sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.kit.cases import Case, serve
+from instep.kit.cases.case import BF16, FP32, Call, Draw, at
+from instep.kit.cases.paged import Reading, attend_case
+from instep.kit.cases.pools import same_bits
+from instep.kit.cases.trees import seen
+from instep_optimized.kernels import attend as attend_file
+from instep_optimized.kernels.attend import GROUP, PART, WINDOW
+from instep_optimized.layout import Pages
+from instep_optimized.ops.base import Ops
+from instep_optimized.ops.invariant import INVARIANT
+from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.triton import TRITON
+from support.ops_agree import agree
+
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+NATIVE = HERE == "cuda"
+pytestmark = [pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
+SIZES: dict[str, Any] = {"page_size": 64, "heads": 16, "kv_heads": 2, "head_dim": 256} if NATIVE else {"page_size": 16}
+LENGTHS = (*(PART * parts + more for parts in (1, GROUP) for more in (-1, 0, 1)), PART * (GROUP + 1) + 1)
+TREE = (-1, 0, 0, 1, 2)
+OPS = pytest.mark.parametrize("ops", [TRITON, INVARIANT], ids=lambda ops: ops.name)
+
+
+def reading(ends: tuple[int, ...], counts: tuple[int, ...]) -> Reading:
+    """Requests that end behind so many positions, on pages of their own in falling order."""
+    tables, page = [], sum(-(-end // SIZES["page_size"]) for end in ends)
+    for end in ends:
+        need = -(-end // SIZES["page_size"])
+        tables.append(tuple(range(page, page - need, -1)))
+        page -= need
+    widest = max(map(len, tables))
+    before = tuple(end - count for end, count in zip(ends, counts, strict=True))
+    return Reading(tuple((*table, *(widest - len(table)) * [-1]) for table in tables), before, counts, **SIZES)
+
+
+def windows(count: int, dtype: torch.dtype, lengths: tuple[int, ...] = LENGTHS, times: int = 1) -> Case:
+    """times: of the queries; then some score is far above those before it."""
+    build = attend_case(40 + count, reading(lengths, len(lengths) * (count,)), dtype)
+
+    def built(device: str) -> Call:
+        inputs, pools = build(device)
+        return Call(inputs | {"query": times * inputs["query"]}, pools)
+
+    return Case("attend", f"{count}", built)
+
+
+@OPS
+@pytest.mark.parametrize(
+    ("count", "dtype", "times"), [(1, FP32, 1), (3, BF16, 1), (3, FP32, 20), (WINDOW + 1, FP32, 20)], ids=str
+)
+def test_it_is_right_at_every_edge_of_a_part(ops: Ops, count: int, dtype: torch.dtype, times: int) -> None:
+    """A window ends on, before and behind an edge; and its rows stand on both sides of one."""
+    case = windows(count, dtype, times=times)
+    assert agree(case, serve(PLAIN, case, HERE), serve(ops, case, HERE)) == []
+
+
+@OPS
+def test_trees_are_right_at_every_edge_of_a_part(ops: Ops) -> None:
+    """The window begins before, at and behind an edge."""
+    ends = tuple(PART + begin + len(TREE) for begin in (-5, -2, -1, 0, 1))
+    case = Case("attend", "trees", seen(windows(len(TREE), FP32, ends).build, len(ends) * (TREE,)))
+    assert agree(case, serve(PLAIN, case, HERE), serve(ops, case, HERE)) == []
+
+
+def cut(pages: Pages, query: torch.Tensor, request: int, row: int) -> dict[str, Any]:
+    """One row of one request as a decode."""
+    one, place = slice(request, request + 1), int(pages.begin[request]) + row
+    alone = replace(
+        pages, slots=pages.slots[one], begin=0 * pages.begin[one], count=0 * pages.count[one] + 1,
+        before=pages.before[one] + row, most=1,
+    )  # fmt: skip
+    return {"query": query[place : place + 1].contiguous(), "pages": alone, "to": at("attended")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_a_row_of_a_window_has_the_bits_of_a_decode_alone(dtype: torch.dtype) -> None:
+    """Beside requests with fewer and more parts, also of the production kernel, and beside a prefill chunk."""
+    inputs = windows(3, dtype, (*LENGTHS, WINDOW + 2)).build(HERE).inputs
+    pages, query = inputs["pages"], inputs["query"]
+    attended = TRITON.attend(**inputs)
+    last = int(pages.begin[-1])
+    more = Draw(5, HERE).normal(WINDOW, *query.shape[1:], dtype=dtype)
+    beside = replace(
+        pages, count=pages.count + (pages.begin == last) * (WINDOW - 2), before=pages.before * (pages.begin < last),
+        most=WINDOW + 1,
+    )  # fmt: skip
+    beside = TRITON.attend(query=torch.cat([query[: last + 1], more]), pages=beside, to=at("attended"))
+    assert same_bits(attended[:last], beside[:last])
+    for request in range(len(LENGTHS)):
+        for row in (0, 2):
+            assert same_bits(TRITON.attend(**cut(pages, query, request, row))[0], attended[3 * request + row])
+
+
+@pytest.mark.slow
+def test_bits_do_not_depend_on_how_the_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over other numbers of programs; a tile of rows after the other, as if no more of them fit; in parts or groups."""
+    tree, ends = (-1, 0, 0, 1, 2, 2, 3, 4, 6), LENGTHS[-2:]
+    build = seen(windows(len(tree), FP32, ends).build, len(ends) * (tree,), chains=(1,))
+    wanted = TRITON.attend(**build(HERE).inputs)
+    for name, value in (("RESIDENT", 7), ("SCRATCH", 1), ("MANY", 1), ("MANY", 99)):
+        with monkeypatch.context() as patch:
+            patch.setattr(attend_file, name, value)
+            assert same_bits(TRITON.attend(**build(HERE).inputs), wanted)
+
+
+def test_requests_that_share_pages_beyond_the_room_are_not_read_silently() -> None:
+    """The room for parts is that of all pages, and a broken part of each request: here for 3."""
+    inputs = windows(1, FP32, (3 * PART, 3 * PART)).build(HERE).inputs
+    pages, few = inputs["pages"], PART // SIZES["page_size"]
+    pools = (Draw(6, HERE).normal(few, *pages.keys.shape[1:]) for _ in range(2))
+    shared = replace(pages, **dict(zip(("keys", "values"), pools, strict=True)), table=pages.table % few)
+    assert TRITON.attend(**inputs | {"pages": shared}).isnan().flatten(1).all(dim=1)[:2].tolist() == [False, True]

@@ -1,0 +1,166 @@
+"""A fusion is its parts: bit for bit where it says so, results and memory; and where the parts serve in its place.
+
+Leaves out: whole runs (the relations `unseen` and `fused`), and real sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial, wraps
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.kit.cases import CASES, Case, serve
+from instep.kit.cases.case import BF16, FP32, Call, Draw, Inputs, at
+from instep.kit.cases.pools import guarded
+from instep.kit.cases.rows import linear_blocks, norm, row_case
+from instep.replay.variant import swapped
+from instep_optimized.layout import Address
+from instep_optimized.ops import fused
+from instep_optimized.ops.around import around
+from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.ops.contracts import contracts
+from instep_optimized.ops.fused import FUSIONS, Moved, in_parts
+from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.triton import TRITON
+from instep_reference.contract.place import unseen
+from support.ops_agree import agree
+
+DEVICES = [pytest.param("cuda", marks=pytest.mark.gpu) if torch.cuda.is_available() else "cpu"]
+
+
+def add_norm(draw: Draw, dtype: torch.dtype) -> Inputs:
+    return norm(draw, dtype) | {name: draw.normal(7, 48, dtype=dtype)[1:6, 8:40] for name in ("x", "y")} | {
+        "to": (at("residual"), at("post_normed"))}  # fmt: skip
+
+
+def linears(draw: Draw, dtype: torch.dtype) -> Inputs:
+    blocks = linear_blocks(draw, dtype)
+    return {"x": blocks["x"], "weight": blocks["weight"], "shapes": ((2, 4), (5,), (3,)),
+            "to": (at("z"), at("b"), at("a"))}  # fmt: skip
+
+
+def conv_inputs(case: Case) -> Case:
+    """A case of the conv with heads behind it, as wide as a tile or not; a and b are columns of something wider."""
+
+    def build(device: str) -> Call:
+        call, draw = case.build(device), Draw(7, device)
+        x = call.inputs["x"]
+        heads, dim = (1, 16) if x.shape[1] == 48 else (x.shape[1] // 4 - 2, 4)
+        sides = draw.normal(len(x), 2 * heads + 3, dtype=x.dtype, scale=3.0)
+        rule = {"a": sides[:, :heads], "b": sides[:, heads : 2 * heads], "A_log": draw.normal(heads),
+                "dt_bias": draw.normal(heads), "key_heads": 1, "key_dim": dim}  # fmt: skip
+        places = tuple(map(at, ("mixed", *GdnInputs._fields)))
+        return Call(call.inputs | rule | {"to": places}, call.pools)
+
+    return replace(case, op="conv_inputs", build=build, exact=True)
+
+
+def moves(layers: str) -> Callable[[str], Call]:
+    """Columns of one pool into another, for three layers: of one allocation each, as pools are; or not alike."""
+
+    def build(device: str) -> Call:
+        draw = Draw(9, device)
+        near = guarded((3, 4, 2), (6, 3), BF16, device=device)  # layers, units, columns
+        far = guarded((3, 5), (6, 3), BF16, device=device)
+        near.view.copy_(draw.normal(*near.view.shape).to(BF16))
+        units, columns, slots = (draw.ints(numbers) for numbers in ((2, -1, 0), (1, 0, 0), (4, 1, 2)))
+        other = slots if layers == "alike" else draw.ints((3, -1, 0))
+        for layer in range(3):
+            for slot in (3, 0) if other is not slots and layer == 1 else (4, 2):
+                far.allow(layer, slot)
+        order = (0, 1, 2) if layers == "alike" else (0, 2, 1)
+        return Call({"pairs": tuple(
+            Moved(Address(near.view[n], units, columns), Address(far.view[n], other if n == 1 else slots))
+            for n in order)}, {"near": near, "far": far})  # fmt: skip
+
+    return build
+
+
+EXACT = [
+    *(Case("moves", name, moves(name), exact=True) for name in ("alike", "apart")),
+    *(row_case("add_norm", "views", add_norm, dtype, 700, exact=True) for dtype in (FP32, BF16)),
+    *(conv_inputs(case) for case in CASES if case.op == "conv"),
+]
+NEAR = [row_case("linears", "blocks", linears, dtype, 701) for dtype in (FP32, BF16)]
+
+
+@pytest.fixture(autouse=True)
+def garbage_in_fresh_memory() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def composed(ops: Ops, op: str) -> Any:
+    """What the model calls, as an op set of this one op."""
+    call: Callable[..., Any] = partial(getattr(fused, op), ops)
+
+    def named(**given: Any) -> Any:
+        found = call(**given)
+        return found if found is None or hasattr(found, "_fields") else Unnamed(found)
+
+    return SimpleNamespace(**{op: named})
+
+
+class Unnamed(tuple[torch.Tensor, ...]):
+    """Results without names, as `serve` wants them."""
+
+    @property
+    def _fields(self) -> tuple[str, ...]:
+        return tuple(map(str, range(len(self))))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", [*EXACT, *NEAR], ids=str)
+def test_a_fusion_is_its_parts(case: Case, device: str) -> None:
+    apart = replace(in_parts(TRITON), linears=None)
+    assert getattr(TRITON, case.op) is not None and FUSIONS[case.op].exact is case.exact
+    parts, whole = (serve(composed(ops, case.op), case, device) for ops in (apart, TRITON))
+    assert agree(case, parts, whole) == []
+
+
+def test_the_table_has_every_fusion_and_its_parts() -> None:
+    """Each is an op that a set may lack, with a composition beside it; ours are the parts that ours say they fuse."""
+    for name, fusion in FUSIONS.items():
+        op = getattr(TRITON, name)
+        assert getattr(PLAIN, name) is None and all(callable(getattr(PLAIN, part)) for part in fusion.parts)
+        assert name == "fused_gdn" or (callable(getattr(fused, name)) and tuple(op.fuses[1]) == fusion.parts)
+
+
+@pytest.mark.parametrize("part", sorted({part for fusion in FUSIONS.values() for part in fusion.parts}))
+def test_a_set_with_another_part_has_no_fusion_of_it(part: str) -> None:
+    """However the part came there: by `replace`, or by `--swap`, which is given a set that is wrapped."""
+    counted = around(TRITON, unseen, lambda name, op: wraps(op)(lambda **given: op(**given)))
+    assert fusions(counted) == fusions(TRITON)
+    for other in (replace(TRITON, **{part: getattr(PLAIN, part)}), swapped(counted, {part: "plain"})):
+        assert fusions(other) == {name for name in fusions(TRITON) if part not in FUSIONS[name].parts}
+
+
+def fusions(ops: Ops) -> set[str]:
+    return {name for name in FUSIONS if getattr(ops, name) is not None}
+
+
+def test_where_somebody_watches_the_parts_of_exact_fusions_serve() -> None:
+    """A tensor that is put in for one that would be inside goes on."""
+    told = around(TRITON, lambda place, x: x * 2 if place.component == "residual" else x)
+    assert told.add_norm is None and told.conv_inputs is None and told.linears is not None
+    given = add_norm(Draw(1, "cpu"), FP32)
+    total, normed = fused.add_norm(told, **given)
+    assert torch.equal(total, 2 * (given["x"] + given["y"]))
+    assert torch.equal(normed, TRITON.norm(x=total, weight=given["weight"], eps=given["eps"], to=given["to"][1]))
+
+
+def test_the_results_of_one_product_are_shown_each_by_itself() -> None:
+    """And they may share memory, which no other op's results may."""
+    seen, broken = dict[str, torch.Tensor](), list[str]()
+    told = around(TRITON, lambda place, x: seen.setdefault(place.component, x + 1), contracts(broken.append))
+    given = linears(Draw(2, "cpu"), FP32)
+    found, right = fused.linears(told, **given), fused.linears(replace(TRITON, linears=None), **given)
+    assert broken == [] and list(seen) == ["z", "b", "a"]
+    for mine, theirs in zip(found, right, strict=True):
+        assert mine.shape == theirs.shape and torch.allclose(mine, theirs + 1)

@@ -1,0 +1,74 @@
+"""Staged windows: every shape of a launch gives the bits of the compiler's layouts, and they compile without a spill.
+
+Leaves out: what the right bits are (`test_exact.py`), which a GPU asks of staged windows as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from instep.kit.cases.case import Draw
+from instep.kit.cases.pools import same_bits
+from instep.kit.cases.recurrent import Heads
+from instep_optimized.kernels import window as window_file
+from instep_optimized.kernels.runtime import INTERPRETED
+from instep_optimized.ops.triton import TRITON
+from support.ring_world import Turn, World, cut, stream
+
+native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
+TWIN = tuple(("window", held) for held in (1, 2, 4))  # rows of V that a thread of `_window` holds
+SHAPES = tuple(("staged", (held, warps, 168)) for held in (1, 2, 4) for warps in (1, 2, 4))
+
+
+def served(monkeypatch: pytest.MonkeyPatch, heads: Heads, by: str, shape: Any, requests: int) -> list[torch.Tensor]:
+    """Core and pools of windows of four behind 0 to 3 pending tokens, each state after a row kept; then of a decode."""
+    gdn_file: Any = sys.modules["instep_optimized.kernels.gdn"]
+    staged_file = gdn_file.staged
+    if by == "window":
+        monkeypatch.setattr(gdn_file, "staged", None)
+        monkeypatch.setattr(window_file, "THREAD_ROWS", shape)
+    elif shape is not None:
+        monkeypatch.setattr(staged_file, "shape_for", lambda *_: shape)
+    world, rows = World.of(TRITON, heads, "cuda", size=8, slots=requests + 1), stream(heads, 8, 41, "cuda")
+    world.state.view[1:] = Draw(42, "cuda").normal(1, *world.state.view.shape[1:])
+    for slot in range(1, requests + 1):
+        world.fill(slot, slot, cut(rows, 0, 3))
+    turns = [Turn(slot, cut(rows, 3, 4), slot + 3, slot % 4) for slot in range(1, requests + 1)]
+    core = world.run(turns, columns=True)
+    one = world.run([Turn(1, cut(rows, 7, 1), 0, kept=False, settled=False, goal="slot")])
+    monkeypatch.undo()
+    return [core[:4], one, *(pool.view[1].clone() for pool in world.pools)]
+
+
+@native
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [Heads(2, 4, 128, 128), Heads(1, 3, 64, 256)], ids=str)
+def test_every_shape_of_a_launch_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, heads: Heads) -> None:
+    run = partial(served, monkeypatch, heads)
+    right = run("window", 2, 5)
+    assert all(bool(x.isfinite().any()) for x in right)
+    for by, shape in (*TWIN, *SHAPES):
+        assert all(map(same_bits, run(by, shape, 5), right)), f"{by} {shape}"
+    for requests in (1, 70, 300):  # each takes the shape that its size asks for
+        assert all(map(same_bits, run("staged", None, requests), right)), requests
+
+
+@pytest.mark.slow
+def test_every_shape_compiles_for_a_gpu_without_a_spill() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = ":".join(sys.path)
+    command = [sys.executable, "-m", "support.compiled"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(told) == 4
+    for one in told:
+        assert "STACK:0 " in one["usage"] and one["shared"] <= 228 * 1024 // 4 and one["copies"], one

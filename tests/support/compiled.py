@@ -1,0 +1,77 @@
+"""As a program: compile staged windows for a GPU on any machine, and print what every one of them takes, a line each.
+
+Leaves out: what is allowed (`tests/optimized/test_staged.py`). It runs in a process of its own, in which kernels are
+not interpreted.
+"""
+
+# ruff: noqa: E402 (what is imported asks for the device)
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+torch.cuda.is_available = lambda: True  # decides that kernels are native; nothing is launched
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from instep_optimized.kernels import staged as staged_file
+from instep_optimized.layout import Address, Part, Ring, Updates
+from instep_optimized.ops.base import GdnInputs
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1"}
+H, HV, K, V = 2, 4, 128, 128
+
+
+def compiled(
+    kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int, launch_pdl: bool, **constants: Any
+) -> None:
+    """In place of `launch`: the arguments make the signature, as Triton's own launcher would."""
+    signature, known, sixteen = {}, {}, {}
+    values = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
+    for at, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
+        x = values[name]
+        if isinstance(x, torch.Tensor) or not (x is None or x == 1 or parameter.is_constexpr):
+            signature[name] = TYPES[x.dtype] if isinstance(x, torch.Tensor) else "i32"
+            if isinstance(x, torch.Tensor) or x % 16 == 0:
+                sixteen[(at,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name], known[(at,)] = "constexpr", x
+    options = {"num_warps": warps, "maxnreg": registers, "enable_fp_fusion": False}
+    source: Any = GluonASTSource(kernel, signature, known, sixteen)
+    made: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(made.asm["cubin"])
+        command = [TOOLS / "cuobjdump", "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    print(json.dumps({"usage": usage, "shared": made.metadata.shared, "copies": made.asm["ptx"].count("cp.async.c")}))
+
+
+def main() -> None:
+    def ints() -> torch.Tensor:
+        return torch.zeros(2, dtype=torch.int64)
+
+    staged_file.launch = compiled  # type: ignore[assignment]
+    staged_file.launches_early = lambda _: True  # type: ignore[assignment]
+    q, v, gate = torch.zeros(8, H, K), torch.zeros(8, HV, V), torch.zeros(8, HV)
+    pool = Address(torch.zeros(3, HV, V, K).transpose(2, 3), ints())
+    kept = Updates(torch.zeros(3, 8, H, K), torch.zeros(3, 8, HV), torch.zeros(3, 8, HV, V))
+    ring = Ring(kept, ints(), ints(), ints(), ints())
+    for *shape, _ in staged_file.SHAPES:
+        for most, fields in ((4, {"ring": ring, "settled": pool}), (1, {"store": pool})):
+            part = Part("window", ints(), ints(), most, pool, torch.zeros(2, dtype=torch.bool), **fields)
+            inputs, core = GdnInputs(q, q, v, gate, gate), v.bfloat16()
+            assert staged_file.fits(inputs, part, core)
+            staged_file.staged(inputs, part, core, tuple(shape))  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()
