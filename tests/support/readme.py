@@ -64,8 +64,8 @@ TIMED_LAYERS = 6  # of the file before it
 
 def strategies() -> str:
     """Bytes per request and layer, and microseconds of one verify with its commit, per layer, by batch."""
-    if (RESULTS / BENCH).is_file():
-        return bench_tables.strategies(_read(BENCH))
+    if bench := _bench("strategies"):
+        return bench_tables.strategies(bench)
     found = json.loads((RESULTS / "strategies-native.json").read_text())["rows"]  # a study's own file
     batches = sorted({row["batch"] for row in found})
     head = ["strategy", "conv form", "MiB a request", *(f"B = {batch}" for batch in batches), "exact"]
@@ -174,8 +174,8 @@ def calibration() -> str:
 
 def effect() -> str:
     """What adaptive step counts bring at the size of a 9B model; medians of laps over the same forced events."""
-    if (RESULTS / BENCH).is_file():
-        return bench_tables.effect(_read(BENCH))
+    if bench := _bench("decoding"):
+        return bench_tables.effect(bench)
     result = _read("effect-native.json")
     lines = ["| arm | tokens/s | ms a round | latency s | accepted drafts | rounds by step count |", "|---" * 6 + "|"]
     for name, arm in result["arms"].items():
@@ -267,6 +267,12 @@ def rendered(text: str) -> str:
 def sections() -> list[tuple[str, str]]:
     """(name, content) of every generated section, over all pages."""
     return [(found[1], found[2]) for page in PAGES for found in SECTION.finditer(page.read_text())]
+
+
+def _bench(kind: str) -> dict[str, Any] | None:
+    """The benchmark's result, if it stands there and has rows of that kind."""
+    found = _read(BENCH) if (RESULTS / BENCH).is_file() else {"rows": []}
+    return found if bench_tables.rows_of(found, kind) else None
 
 
 def _read(name: str) -> dict[str, Any]:
