@@ -50,9 +50,9 @@ def test_text_that_was_drawn_is_drawn_again(right: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_rows_and_states_of_drawn_text_are_judged(right: Path) -> None:
-    found = audit(right, TINY)
-    assert found.exit is Exit.AGREED and found.replay is not None and found.replay.verdict.elements > 500_000
+def test_rows_and_states_of_drawn_text_are_judged(tmp_path: Path) -> None:
+    found = audit(recorded(tmp_path / "r", tokens=3, sampling=HOW, prompts={"a": tuple(b"Return the")}), TINY)
+    assert found.exit is Exit.AGREED and found.replay is not None and found.replay.verdict.elements > 50_000
 
 
 def other_bonus(recording: Path, kept: bool) -> int:
