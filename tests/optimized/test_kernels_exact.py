@@ -138,19 +138,20 @@ REGIMES = {
 }
 
 
+@pytest.mark.parametrize("form", ["chunk", "window"])
 @pytest.mark.parametrize("regime", REGIMES)
-def test_chunked_prefill_is_the_recurrence(regime: str) -> None:
+def test_many_tokens_are_the_recurrence(regime: str, form: str) -> None:
     decay, shared = REGIMES[regime]
-    count = [33, 1, 65]
+    count = [33, 1, 65] if form == "chunk" else [9, 1, 17]
     inputs = gdn_rows(sum(count), 13, decay, shared)
     truth_inputs = GdnInputs(*(x.double() for x in inputs))
     pool, plain, truth = states(14), states(14), states(14).double()
-    core = run(inputs, part("chunk", [8, 2, 5], count, pool))
+    core = run(inputs, part(form, [8, 2, 5], count, pool))
     narrow = PLAIN.gdn(
-        inputs=inputs, parts=(part("chunk", [8, 2, 5], count, plain),), dtype=torch.float32, to=at("core")
+        inputs=inputs, parts=(part(form, [8, 2, 5], count, plain),), dtype=torch.float32, to=at("core")
     )
     wanted = PLAIN.gdn(
-        inputs=truth_inputs, parts=(part("chunk", [8, 2, 5], count, truth),), dtype=torch.float64, to=at("core")
+        inputs=truth_inputs, parts=(part(form, [8, 2, 5], count, truth),), dtype=torch.float64, to=at("core")
     )
     for ours, twin, right in ((core, narrow, wanted), (pool[5], plain[5], truth[5]), (pool[8], plain[8], truth[8])):
         error, allowed = (float((x - right).norm() / right.norm()) for x in (ours, twin))

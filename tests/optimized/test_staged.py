@@ -50,7 +50,7 @@ def served(monkeypatch: pytest.MonkeyPatch, heads: Heads, by: str, shape: Any, r
 
 @native
 @pytest.mark.gpu
-@pytest.mark.parametrize("heads", [Heads(2, 4, 128, 128), Heads(1, 3, 64, 256)], ids=str)
+@pytest.mark.parametrize("heads", [Heads(2, 4, 128, 128), Heads(1, 3, 128, 256)], ids=str)
 def test_every_shape_of_a_launch_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, heads: Heads) -> None:
     run = partial(served, monkeypatch, heads)
     right = run("window", 2, 5)

@@ -28,6 +28,9 @@ from .layouts import along, along_3, barrier, copied, gates, over_k, over_rows, 
 from .runtime import launch, power_of_2
 from .window import KEY_PIECE, rows_of
 
+# Each lane has 4 numbers of a key at least. Of a narrower key the compiler gives it fewer in `window`, which sums in
+# another order; a wider one takes more registers than the shapes below have.
+WIDTH = 128
 TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
 # On a GPU (LOG.md): rows of V that a thread holds, warps, registers; and how many rows of V there are at least, in all
 # heads and requests together, where this is used. The bits depend on none of them.
@@ -42,7 +45,7 @@ def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
     wide = all(one.pool.dtype == torch.float32 and one.pool.stride(-2) == 1 for one in addresses)
     kept = 0 if part.ring is None else part.ring.size
     keys, values = inputs.k.shape[2], core.shape[2]
-    filled = keys in (32, 64, 128, 256) and values % rows_of(*SHAPES[0][:2], keys) == 0
+    filled = keys == WIDTH and values % rows_of(*SHAPES[0][:2], keys) == 0
     return wide and filled and part.parents is None and max(kept, part.most) <= TOKENS
 
 

@@ -1,6 +1,7 @@
 """The gated delta rule token by token: kept tokens run again, then decode or verify rows, one kernel for all.
 
 A window may be a tree: then the kernel is compiled once more, with the same body per token and a way back.
+Where `staged.py` fits, a GPU runs that in its place, with the same bits.
 
 Leaves out: prefill chunks (`chunk.py`), and the choice of addresses (the commit strategy makes it).
 """
