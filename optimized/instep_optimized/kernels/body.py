@@ -68,7 +68,7 @@ def add(state, k, update):
 def recall(state, key):
     """S key: the sum over the pieces first (they lie in one thread; its products are not rounded apart), then over the
     numbers of a piece.  -> [VL, VR]"""
-    if FUSED:
+    if FUSED and state.shape[2] > 1:  # of one piece nothing is combined, so it would not be multiplied either
         total, _ = tl.reduce((state, tl.broadcast_to(key, state.shape)), 2, _product)
     else:
         total = tl.sum(state * key, axis=2)
