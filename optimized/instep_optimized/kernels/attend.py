@@ -1,10 +1,7 @@
-"""Paged attention for prefill chunks, verify windows and decode: online softmax, grouped heads, positions in parts.
+"""Paged attention for prefill chunks, verify windows, trees and decode: which kernels run, and how work is divided.
 
-Leaves out: splitting the positions of a prefill chunk over several programs.
+Leaves out: the kernels (`attend_chunk.py`, `attend_parts.py`). The positions of a prefill chunk are not split.
 """
-
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# (device code: Triton's types are not Python's)
 
 from __future__ import annotations
 
@@ -12,18 +9,16 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 
 from instep_reference.contract.place import Place
 
 from ..layout import Pages
+from .attend_chunk import read_chunk
 from .attend_parts import join_parts, read_parts
-from .attend_steps import across, joined, nothing
 from .runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
 SMALLEST_DOT, LOG2_E = 16, 1.4426950408889634
-WINDOW = tile(64, 12)  # a request of at most so many rows is read in parts, and so is every tree
+WINDOW = tile(16, 12)  # a request of at most so many rows is read in parts, and so is every tree
 PART = tile(128, 32)  # positions of a part: fixed, so that a row's bits do not depend on how the work is divided
 ROWS_JOINED, UNROLLED = tile(1, 128), tile(8, 1)  # per program, and per step of the joining kernel
 GROUP = tile(8, 2)  # parts that are joined before the groups are
@@ -50,6 +45,7 @@ SMALL = Shape(16, 16, 4, 1)  # interpreted
 
 
 def shape_of(shapes: dict[int, Shape], query: torch.Tensor) -> Shape:
+    """The tiles for these rows."""
     return SMALL if INTERPRETED else shapes.get(query.element_size(), shapes[4])
 
 
@@ -80,6 +76,7 @@ def read(query: torch.Tensor, pages: Pages, chunk: Shape, parts: Shape, part: in
 
 @cache
 def multiprocessors(device: torch.device) -> int:
+    """How many programs run beside each other, at least."""
     return 2 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -122,7 +119,7 @@ class Call(NamedTuple):
         """Requests of many rows: a program reads all positions of its rows."""
         rows, tokens = self.height(shape)
         launch(
-            _whole, (self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()),
+            read_chunk, (self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()),
             *self.common, self.attended, self.attended.stride(0), self.attended.stride(1), tokens,
             MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, ALONE=part > 0,
             ORDERED=part > 0 and INTERPRETED,
@@ -178,63 +175,3 @@ def _beside(pool: torch.Tensor, scales: torch.Tensor | None) -> tuple[torch.Tens
         return pool, 0
     assert scales[0].is_contiguous(), "the scales of a page lie side by side"
     return scales, scales.stride(0)
-
-
-@triton.jit
-def _whole(
-    query, query_row, query_head,
-    keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
-    key_scales, key_scales_page, value_scales, value_scales_page,
-    table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
-    group, width, scale, attended, attended_row, attended_head, tokens,
-    MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr,
-    WIDEN: tl.constexpr, ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
-):  # fmt: skip
-    """`tokens` rows of one request for the `group` query heads of one KV head. Grid (KV heads, row tiles, B).
-
-    Tiles that see the most positions run first. `attend_parts.py` reads requests of at most `window` rows, and trees.
-    """
-    request, kv_head = tl.program_id(2).to(tl.int64), tl.program_id(0)
-    rows, slot, row = tl.load(count + request), tl.load(slots + request), tl.load(begin + request)
-    first = ((tl.num_programs(1) - 1 - tl.program_id(1)) * tokens).to(tl.int64)
-    if (first >= rows) | (slot < 0) | (rows <= window):
-        return
-    if ancestors is not None and tl.load(ancestors + row * ancestors_step) != 0:
-        return
-    m, d = tl.arange(0, MT), tl.arange(0, DT)
-    token, head = first + m // group, kv_head * group + m % group
-    inside = ((m // group < tokens) & (token < rows))[:, None] & (d < width)[None, :]  # [MT, DT]
-    queries = tl.load(
-        query + ((row + token) * query_row + head * query_head)[:, None] + d[None, :], mask=inside, other=0.0
-    )
-    known = tl.load(before + request).to(tl.int32)
-    # last [MT]: the last position that each row sees; reach: one past the last position that any row of the tile sees
-    last = known + token.to(tl.int32)
-    reach = tl.minimum(known + tl.minimum(first + tokens, rows), held).to(tl.int32)
-    line = table + slot * table_row
-    keys += kv_head.to(tl.int64) * keys_head
-    values += kv_head.to(tl.int64) * values_head
-    full = known + first.to(tl.int32) + 1
-    pools = (keys, keys_page, keys_entry, values, values_page, values_entry, key_scales, key_scales_page,
-             value_scales, value_scales_page, table_column, held, width)  # fmt: skip
-    if PT == 0:
-        _, total, mean = across(
-            queries, last, 0, full, reach, known, 0, 0, line, pools, kv_head, tl.num_programs(0), scale,
-            MT, NT, DT, PAGE, False, WIDEN, ALONE, ORDERED, TILED,
-        )  # fmt: skip
-    else:
-        best, total, mean = nothing(MT, DT)
-        for group in range(0, reach, PT * GROUP):
-            best_of, total_of, mean_of = nothing(MT, DT)
-            for start in range(group, tl.minimum(group + PT * GROUP, reach), PT):
-                more, sum_of_more, mean_of_more = across(
-                    queries, last, start, full, tl.minimum(start + PT, reach), known, 0, 0, line, pools, kv_head,
-                    tl.num_programs(0), scale, MT, NT, DT, PAGE, False, WIDEN, ALONE, ORDERED, TILED,
-                )  # fmt: skip
-                best_of, total_of, mean_of = joined(best_of, total_of, mean_of, more, sum_of_more, mean_of_more)
-            best, total, mean = joined(best, total, mean, best_of, total_of, mean_of)
-    mean = mean / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(
-        attended + ((row + token) * attended_row + head * attended_head)[:, None] + d[None, :],
-        mean.to(attended.dtype.element_ty), mask=inside,
-    )  # fmt: skip
