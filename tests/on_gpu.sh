@@ -33,6 +33,7 @@ if [ "$part" = all ] || [ "$part" = check ]; then
   replay replay-native-kv --ops triton --layout KV --strategy snapshot --conv widened &
   replay replay-native-graphs --ops triton --graphs &
   tests tests-kernels tests/optimized/test_kernels*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py &
+  tests tests-forms tests/optimized/test_attend_parts.py tests/optimized/test_staged.py tests/optimized/test_fusions.py &
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
   tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_mixed_steps.py &
@@ -46,10 +47,13 @@ if [ "$part" = all ] || [ "$part" = check ]; then
   summary "$out"/tests-*.txt >"$out/suite-native.txt"
 fi
 if [ "$part" = all ] || [ "$part" = race ]; then
-  task racecheck 240 compute-sanitizer --tool racecheck --kernel-name kns=_window --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_exact_order.py -x -k "not real-size-tree"
+  task racecheck 240 compute-sanitizer --tool racecheck --kernel-name kns=_window --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_exact_order.py -x -k "not real-size-tree" &
+  task racecheck-forms 240 compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_kernels_blocks.py tests/optimized/test_attend_parts.py &
   # Every allocation is torch's own here, so that a read behind its end is seen.
-  task memcheck 240 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_kernels.py -k "trees or over or drafted or plan_ or move_rows or nodes"
-  summary "$out/racecheck.txt" "$out/memcheck.txt" >"$out/race-native.txt"
+  task memcheck 240 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_kernels.py -k "trees or over or drafted or plan_ or move_rows or nodes" &
+  task memcheck-forms 240 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m pytest -q -p no:cacheprovider -m gpu tests/optimized/test_kernels_blocks.py tests/optimized/test_attend_parts.py tests/optimized/test_staged.py tests/optimized/test_fusions.py &
+  wait
+  summary "$out"/racecheck*.txt "$out"/memcheck*.txt >"$out/race-native.txt"
 fi
 if [ "$part" = all ] || [ "$part" = time ]; then
   task bench-native 500 python3 -m instep bench --minutes 6 --commit "$commit" --json "$out/bench-native.json" --plots "$out/bench"
