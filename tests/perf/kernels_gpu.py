@@ -14,7 +14,7 @@ import torch
 from instep_optimized.kernels import attend as attend_file
 from instep_optimized.kernels import chunk as chunk_file
 from instep_optimized.kernels import runtime
-from instep_optimized.kernels import window as window_file
+from instep_optimized.kernels import staged as staged_file
 from instep_optimized.layout import Address, Pages, Part
 from instep_optimized.ops.base import GdnInputs
 from instep_optimized.ops.plain import PLAIN
@@ -155,10 +155,10 @@ def time_attend() -> None:
 
 
 def time_tiles() -> None:
-    for rows, warps in ((1, 1), (2, 1), (2, 2)):  # of what is not staged: trees, narrow states
-        window_file.THREAD_ROWS, window_file.WARPS = rows, warps
+    for shape in ((1, 1, 96), (1, 4, 96), (2, 1, 128), (2, 4, 128)):
+        staged_file.SHAPES = ((*shape, 0),)
         for requests in (1, 8, 32):
-            print(f"window rows={rows} warps={warps}: {time_window(32, requests)}", flush=True)
+            print(f"window rows, warps, registers={shape}: {time_window(32, requests)}", flush=True)
     for tokens, columns, solve, carry, precision in (
         (16, 16, 2, 4, "ieee"), (16, 32, 2, 8, "ieee"), (32, 32, 4, 4, "ieee"), (64, 32, 4, 4, "tf32x3"),
     ):  # fmt: skip
