@@ -34,7 +34,7 @@ WIDTH = 128
 TOKENS = 32  # at most, of a ring and of a window: a lane reads the gates of one token
 # On a GPU (LOG.md): rows of V that a thread holds, warps, registers; and how many rows of V there are at least, in all
 # heads and requests together, where this is used. The bits depend on none of them.
-SHAPES = ((2, 4, 128, 16384), (1, 4, 96, 0))
+SHAPES: tuple[tuple[int, int, int, int], ...] = ((2, 4, 128, 16384), (1, 4, 96, 0))
 
 again, overlap, step = (gluon.jit(one.fn) for one in (body.again, body.overlap, body.step))
 

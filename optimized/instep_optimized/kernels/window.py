@@ -27,11 +27,12 @@ from .body import again, overlap, step
 from .runtime import ceil_div, launch, power_of_2, tile
 from .tiles import ROWS, beside, packed, scale_of, scales_at
 
-# On a GPU (LOG.md): how many numbers of a key lie side by side across lanes, 4 a lane. The bits depend on it, so it is
-# pinned. It is small, so that each thread sums most of a row by itself and few shuffles between threads are left.
-KEY_PIECE = 16
-# Rows of V that a thread holds, warps, and registers. The bits do not depend on them.
-THREAD_ROWS, WARPS, REGISTERS = 2, 1, 128
+# On a GPU (LOG.md): how many numbers of a key lie side by side across lanes, 4 a lane, and warps. The bits depend on
+# both, so they are pinned. A piece is small, so that each thread sums most of a row by itself and few shuffles between
+# threads are left.
+KEY_PIECE, WARPS = 16, 1
+# Rows of V that a thread holds, and registers. The bits do not depend on them.
+THREAD_ROWS, REGISTERS = 2, 128
 
 
 def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
