@@ -43,8 +43,8 @@ EXPERTS = {
     "intermediate": 0,
 }
 ROOM = Room((5, 1, 3), tuple(range(60, 0, -1)), PAGE_SIZE, 64)
-# In every fourth scene windows are trees: others in each round, and for each request.
-NODES, TREES = 6, (((0, 0, 1, 3, 2), (0, 1, 1)), ((0, 0, 2), (0, 1, 1, 0, 4)))
+# In every fourth scene windows are trees, of another shape for each request.
+NODES, TREES = 6, (((0, 0, 1, 2), (0, 0, 1, 2, 4)),)
 PROMPTS = (11, 3, 5)  # tokens of each request
 CHUNKS: tuple[tuple[int, ...], ...] = ((), (1, 10), (5, 6), (4, 3, 4), (9, 2), (2, 2, 7), (10, 1), (3,))
 ACCEPT = ((2, 0), (3, 1), (0, 3), (1, 2))
