@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import torch
 
+from instep_reference.contract.engine import Committed
+
 from .layout import Address, Pages, Part, Ring
 from .memory import Memory
 from .memory.units import Units
@@ -241,3 +243,9 @@ def _columns(members: Sequence[tuple[int, Span]], memory: Memory) -> tuple[list[
         [span.count for _, span in members],
         [int(span.fresh) for _, span in members],
     )
+
+
+def nobody(device: torch.device) -> Committed:
+    """The answer to a commit of nobody."""
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    return Committed(none, none, none.view(0, 0), none, none, none, none)

@@ -32,9 +32,10 @@ from instep_reference.contract.sampling import Sampling
 
 from . import mixed
 from .adaptive import Controller
+from .batch import nobody
 from .build import built
 from .commit import write_set
-from .commit.accepted import answered, forced_paths, nobody
+from .commit.accepted import answered, forced_paths
 from .commit.base import changes
 from .graphs import Runner
 from .graphs.capture import prepared

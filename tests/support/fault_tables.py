@@ -17,7 +17,7 @@ def score(result: Results) -> str:
     """A line per family, and all of them; then who named how many, as far as the file tells it."""
     families = dict.fromkeys(one["family"] for one in result["results"])
     namers = result["named_by"]
-    heads = ["family", "faults", *JUDGED, *(f"by {who}" for who in namers), "first seen by"]
+    heads = ["family", "faults", "void", *JUDGED, *(f"by {who}" for who in namers), "first seen by"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for family in families:
         mine = [one for one in result["results"] if one["family"] == family]
@@ -32,7 +32,8 @@ def _line(name: str, faults: Iterable[Results], namers: Iterable[str], last: str
     faults = list(faults)
     counts = [sum(one[what] for one in faults) for what in JUDGED]
     counts += [sum(one["named_by"] == who for one in faults) for who in namers]
-    return f"| {name} | {len(faults)} | " + " | ".join(map(str, counts)) + f" | {last} |"
+    void = sum(bool(one["void"]) for one in faults)
+    return f"| {name} | {len(faults)} | {void} | " + " | ".join(map(str, counts)) + f" | {last} |"
 
 
 def unheard(result: Results) -> tuple[list[Results], list[Results]]:

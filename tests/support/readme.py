@@ -59,26 +59,11 @@ def tiny() -> str:
 
 
 BENCH = "bench-native.json"  # of `tests/on_gpu.sh`
-TIMED_LAYERS = 6  # of the file before it
 
 
 def strategies() -> str:
     """Bytes per request and layer, and microseconds of one verify with its commit, per layer, by batch."""
-    if bench := _bench("strategies"):
-        return bench_tables.strategies(bench)
-    found = json.loads((RESULTS / "strategies-native.json").read_text())["rows"]  # a study's own file
-    batches = sorted({row["batch"] for row in found})
-    head = ["strategy", "conv form", "MiB a request", *(f"B = {batch}" for batch in batches), "exact"]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for strategy, conv in dict.fromkeys((row["strategy"], row["conv"]) for row in found):
-        rows = {row["batch"]: row for row in found if (row["strategy"], row["conv"]) == (strategy, conv)}
-        held = sum(size for kind, size in rows[batches[0]]["bytes"].items() if kind != "page") / 2**20
-        times = [rows[batch]["us_per_layer"] + rows[batch]["round_us"] / TIMED_LAYERS for batch in batches]
-        spreads = [rows[batch]["spread"] for batch in batches]
-        told = [f"{time:.1f} ±{spread:.1f}" for time, spread in zip(times, spreads, strict=True)]
-        exact = "bit by bit" if all(row["exact"] for row in rows.values()) else "NO"
-        lines.append("| " + " | ".join((f"`{strategy}`", f"`{conv}`", f"{held:.2f}", *told, exact)) + " |")
-    return "\n".join(lines)
+    return bench_tables.strategies(_read(BENCH))
 
 
 def memory() -> str:
@@ -108,7 +93,7 @@ def found() -> str:
     """The short table of the README: what was judged, and what came of it, from the other files."""
     planted, variants = _read("faults.json"), _read("calibration.json")
     families = {one["family"] for one in planted["results"]}
-    reported = sum(bool(re.search(r"\d", one["origin"])) for one in planted["results"])
+    reported = sum(bool(re.search(r"\d", one["origin"])) and not one["void"] for one in planted["results"])
     equal, raised = fault_tables.unheard(planted)
     blocks = sum(rate["blocks"] for rate in variants["false_alarms"])
     peers, sizes = (_read(name)["runs"] for name in ("fla-native.json", "shapes-native.json"))
@@ -116,10 +101,11 @@ def found() -> str:
     version = _read("fla-native.json")["peers"]["fla-core"]
     worst = max(row.worst for row in stored() if row.width == "fp64")
     rows = {
-        f"{planted['faults']} faults in {len(families)} families, planted one at a time in a copy of this engine; "
+        f"{planted['fired']} faults in {len(families)} families, planted one at a time in a copy of this engine; "
         f"{reported} of them stand for a bug that another project reported, by its number":
             f"{planted['found']} found, {planted['located']} located at the first wrong event and place, "
-            f"{planted['named']} named in words{_by(planted['named_by'])}",
+            f"{planted['named']} named in words{_by(planted['named_by'])}"
+            + f"; {planted['void']} more were void on that machine" * bool(planted["void"]),
         "the same faults, when only the generated text is looked at":
             f"{len(equal)} leave every token as it was, {len(raised)} others raise the acceptance rate; "
             f"{sum(one['found'] for one in (*equal, *raised))} of these {len(equal) + len(raised)} are found",
@@ -174,7 +160,7 @@ def calibration() -> str:
 
 def effect() -> str:
     """What adaptive step counts bring at the size of a 9B model; medians of laps over the same forced events."""
-    if bench := _bench("decoding"):
+    if bench := _bench("decoding", layers=bench_tables.LAYERS):
         return bench_tables.effect(bench)
     result = _read("effect-native.json")
     lines = ["| arm | tokens/s | ms a round | latency s | accepted drafts | rounds by step count |", "|---" * 6 + "|"]
@@ -247,6 +233,7 @@ def combined() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "found": found, "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
+    "speed": lambda: bench_tables.speed(_read(BENCH)),
     "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
     "calibration": calibration, "combined": combined, "others": others,
     "others_in_full": lambda: peers_table.table(_read("peers.json")),
@@ -269,10 +256,10 @@ def sections() -> list[tuple[str, str]]:
     return [(found[1], found[2]) for page in PAGES for found in SECTION.finditer(page.read_text())]
 
 
-def _bench(kind: str) -> dict[str, Any] | None:
+def _bench(kind: str, **axes: Any) -> dict[str, Any] | None:
     """The benchmark's result, if it stands there and has rows of that kind."""
     found = _read(BENCH) if (RESULTS / BENCH).is_file() else {"rows": []}
-    return found if bench_tables.rows_of(found, kind) else None
+    return found if bench_tables.rows_of(found, kind, **axes) else None
 
 
 def _read(name: str) -> dict[str, Any]:

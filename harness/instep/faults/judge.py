@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ..checks.experts import Experts
+from ..checks.grown import Grown
 from ..verdict import Exit, Tier
 from .arms import Arm, Said
 from .base import Fault
 
 TIERS = [tier.value for tier in Tier]
+MADE_OF = {Experts.name, Grown.name}  # checks of T4 that look at the numbers which a choice was made of
 # Who made the sentence that names a fault: the check, of what it compares; the bank of explanations, which fits any op;
 # or a hypothesis of that mistake, a sentence of its own.
 NAMERS = ("check", "bank", "hypothesis")
@@ -95,7 +98,7 @@ class Judged:
     @property
     def decisions_only(self) -> bool:
         """Whether nothing but tokens and acceptance gave it away."""
-        return self.found and set(self.seen.values()) == {Tier.DECISIONS.value}
+        return self.found and set(self.seen.values()) == {Tier.DECISIONS.value} and not MADE_OF & self.seen.keys()
 
 
 @dataclass(frozen=True)

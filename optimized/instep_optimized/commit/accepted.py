@@ -61,9 +61,3 @@ def answered(acceptance: Acceptance, widest: int) -> Committed:
     """
     told = acceptance._asdict() | {"accept_index": acceptance.accept_index[:, :widest]}
     return Committed(**{name: x for name, x in told.items() if name != "tokens"})
-
-
-def nobody(device: torch.device) -> Committed:
-    """The answer to a commit of nobody."""
-    none = torch.empty(0, dtype=torch.int64, device=device)
-    return Committed(none, none, none.view(0, 0), none, none, none, none)
