@@ -39,7 +39,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 TIERS = ("T0", "T1", "T2", "T2d", "T3", "T4")
 # Values that a shell completes, of options that take others, too.
 USUAL: Mapping[str, tuple[str, ...]] = {
-    "ops": ("plain", "ledger", "triton", "invariant", "fla"), "device": ("cpu", "cuda"),
+    "ops": ("plain", "ledger", "triton", "precise", "invariant", "fla"), "device": ("cpu", "cuda"),
     "strategy": ("rerun", "snapshot", "columns", "lazy_rerun"), "conv": ("windows", "widened"),
     "drafter": ("eagle", "vanilla", "external"),
 }
