@@ -8,7 +8,7 @@ Leaves out: the content of an event (`fuzz/draw.py`), and campaigns that go on f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,13 @@ from .workload import PROMPTS, Workload, model_of
 EVENTS = 12  # steps of a drawn trace; a round of speculation is one, and is three events
 LONGEST = 20  # tokens of a drawn prompt, so that every policy of two slots has room for it
 WIDTHS = ((16, 32), (32, 16), (16, 64))  # of keys and of values: never equal, or a transposed state would be invisible
-STEPS: Mapping[str, tuple[tuple[str, ...], Sequence[drawn.Drawer]]] = {
-    "round": (("draft",), (drawn.draft, drawn.forward, drawn.commit)),
-    "forward": (("prefill", "verify", "decode"), (drawn.forward,)),
-    "commit": (("commit",), (drawn.commit,)),
-    "admit": (("admit",), (drawn.admit, drawn.forward)),
-    **{kind: ((kind,), (drawer,)) for kind, drawer in drawn.UPKEEP.items()},
+One = tuple[Collection[str], drawn.Drawer]  # a drawer, and the kinds of which one must be legal
+FORWARD: One = ("prefill", "verify", "decode"), drawn.forward
+COMMIT: One = ("commit",), drawn.commit
+ADMIT: One = ("admit",), drawn.admit
+STEPS: Mapping[str, Sequence[One]] = {
+    "round": ((("draft",), drawn.draft), FORWARD, COMMIT), "forward": (FORWARD,), "commit": (COMMIT,),
+    "admit": (ADMIT, FORWARD), **{kind: (((kind,), drawer),) for kind, drawer in drawn.UPKEEP.items()},
 }
 
 
@@ -69,22 +70,26 @@ def traces(draw: drawn.Draw, /, events: int = EVENTS, **config: Any) -> Workload
     header, _ = header_of(policy, checkpoint, recording=Recording())
     rules, edges, served = EventRules(header), edges_of(checkpoint), list[AnyEvent]()
 
-    def serve(drawer: Callable[..., Any]) -> None:
-        """One event more, unless there is no room for it."""
+    def legal(one: One) -> bool:
+        return not rules.legal().keys().isdisjoint(one[0])
+
+    def serve(one: One) -> None:
+        """One event more, unless none of its kinds is legal now, or there is no room for it."""
+        if not legal(one):
+            return
         try:
-            event = drawer(draw, rules, edges)
+            event: Any = one[1](draw, rules, edges)
             rules.check(event)
-        except (BadInput, KeyError):  # a drawer of a kind that is not legal now finds nobody to name
+        except BadInput:
             return
         rules.apply(event)
         served.append(event)
 
-    for first in (drawn.admit, drawn.admit, drawn.forward):
+    for first in (ADMIT, ADMIT, FORWARD):
         serve(first)
     for _ in range(draw(st.integers(1, events))):
-        legal = rules.legal().keys()
-        names = [name for name, (kinds, _) in STEPS.items() if not legal.isdisjoint(kinds)]
-        for drawer in STEPS[draw(st.sampled_from(names))][1] if names else ():
-            serve(drawer)
+        names = [name for name, (first, *_) in STEPS.items() if legal(first)]
+        for one in STEPS[draw(st.sampled_from(names))] if names else ():
+            serve(one)
     prompts_of = recorded([Step(event, None) for event in served])
     return Workload(Trace(Path("drawn.jsonl"), header, tuple(served), prompts_of, ""), checkpoint, numbers)
