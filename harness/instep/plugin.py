@@ -86,8 +86,10 @@ def _sum(told: list[tuple[str, str]]) -> list[str]:
                for short in ("verdict", "elements", "used", "artifacts")}  # fmt: skip
     if not by_name["verdict"]:
         return []
+    from .report.terminal import largest
+
     verdicts = [f"{by_name['verdict'].count(word)} {word}" for word in dict.fromkeys(sorted(by_name["verdict"]))]
-    used = max(map(float, by_name["used"]), default=None)
+    used = largest(map(float, by_name["used"]))
     line = f"{', '.join(verdicts)}: {sum(map(int, by_name['elements'])):,} numbers compared"
     line += "" if used is None else f", at most {used:.3g} of an allowance used"
     return [line, *(f"{folder}/page.html" for folder in by_name["artifacts"])]

@@ -130,15 +130,18 @@ class Refusals:
 
     def load(self, name: str, under: str) -> None:
         self._must_be("load", [name], WAITING)
-        self.offload(under, "load")
+        self._on_device("load", under)
         (kept, memory), prompt = self._saved[under], self._live[name].prompt
         prefix = getattr(memory, "final", None) is not None
         if prompt[: len(kept.prompt)] != kept.prompt or (len(prompt) > len(kept.prompt)) != prefix:
             _no(f"load of {under!r}", f"another prompt in {name!r}",
                 "a prompt that begins with this prefix and goes on" if prefix else "the prompt it has")
 
-    def offload(self, name: str, what: str = "offload") -> None:
-        """It must be on the device."""
+    def offload(self, name: str) -> None:
+        self._on_device("offload", name)
+
+    def _on_device(self, what: str, name: str) -> None:
+        """What is kept under a name must be on the device."""
         if name not in self._saved:
             found = "what is on the host" if name in self._aside else "nothing of that name"
             _no(f"{what} of {name!r}", found, f"one of {', '.join(self._saved) or 'none'}")
@@ -149,7 +152,7 @@ class Refusals:
 
     def evict(self, name: str) -> None:
         if name not in self._aside:
-            self.offload(name, "evict")
+            self._on_device("evict", name)
 
     def preempt(self, name: str) -> None:
         self._must_be("preempt", [name], WAITING, PREFILLING, READY)

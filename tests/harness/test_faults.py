@@ -181,6 +181,14 @@ def test_a_wrong_name_is_told_but_required_of_nobody() -> None:
     assert any("not named 'holds the state after 2'" in line for line in render.surprises(one))
 
 
+@pytest.mark.parametrize("check", ["grown", "experts"])
+def test_a_check_of_what_a_choice_was_made_of_is_not_tokens_alone(check: str) -> None:
+    one = judged(diverged(finding(check, "T4")), fault=replace(FAULT, seen_by=(check,)))
+    assert one.found and result(one).exit is Exit.AGREED
+    chosen = judged(diverged(finding("decisions", "T4")), fault=replace(FAULT, seen_by=("decisions",)))
+    assert chosen.found and result(chosen).exit is Exit.DIVERGED
+
+
 def test_where_no_sentence_is_known_nothing_is_named() -> None:
     one = judged(diverged(finding()), fault=replace(FAULT, says=""))
     assert one.found and one.located and not one.named and not list(render.surprises(one))

@@ -118,6 +118,25 @@ def test_bits_do_not_depend_on_how_the_work_is_divided(monkeypatch: pytest.Monke
             assert same_bits(TRITON.attend(**build(HERE).inputs), wanted)
 
 
+def test_small_trees_beside_a_wide_one_take_no_part_that_their_pages_lack() -> None:
+    """33 trees fill all pages: 32 roots that end a page before a part does, and one of nine nodes, the widest."""
+    size, (small, wide) = 4, (32, 9)
+    counts, before = [1] * small + [wide], [2 * PART - 5] * small + [3]
+    needed = [-(-(known + count) // size) for known, count in zip(before, counts, strict=True)]
+    table, page = torch.full((small + 1, 3 * PART // size), -1), 0
+    for request, count in enumerate(needed):
+        table[request, :count] = torch.arange(page, page + count)
+        page += count
+    draw, begin = Draw(8, HERE), [sum(counts[:i]) for i in range(len(counts))]
+    ancestors = [1] * small + [(2 << node) - 1 for node in range(wide)]
+    pages = Pages(draw.normal(page, size, 1, 16), draw.normal(page, size, 1, 16), table.to(HERE),
+                  draw.ints(range(small + 1)), draw.ints(begin), draw.ints(counts), draw.ints(before), wide,
+                  draw.ints(ancestors), wide)  # fmt: skip
+    given = {"query": draw.normal(sum(counts), 2, 16), "pages": pages, "to": at("attended")}
+    found, right = TRITON.attend(**given), PLAIN.attend(**given)
+    assert bool(found.isfinite().all()) and bool(((found - right).abs() <= 2e-5 * right.abs().max()).all())
+
+
 def test_requests_that_share_pages_beyond_the_room_are_not_read_silently() -> None:
     """The room for parts is that of all pages, and a broken part of each request: here for 3."""
     inputs = windows(1, FP32, (3 * PART, 3 * PART)).build(HERE).inputs

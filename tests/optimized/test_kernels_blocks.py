@@ -35,7 +35,9 @@ REGIMES = {  # decay, and how much of every key is common to all
     "no decay": ((0.0, 0.0), 1.0),
     "usual": ((-0.05, -1e-4), 0.5),
 }
-FACTOR = 1.5  # of the declared form's error: the same roundings, but T in more digits than bf16, and another order
+# Of the declared form's error. T2 grants 3 (`checks/allowance.py`); this net is closer, since both have the same
+# roundings: T has more digits here than bf16, and sums have another order. A fault must be twice as far off.
+FACTOR = 1.5
 Run = tuple[torch.Tensor, torch.Tensor]  # core rows, the pool
 
 
@@ -104,7 +106,7 @@ def test_blocks_err_no_more_than_they_declare_and_a_request_in_a_batch_as_alone(
             assert not core[rows].any()
             continue
         base = torch.zeros_like(pool[0]) if i == FRESH else pool[slots[i]]
-        assert max(errors(inputs, rows, base, core, after[slots[i]])) < FACTOR
+        assert all(error <= FACTOR for error in errors(inputs, rows, base, core, after[slots[i]]))
         if count in (17, 65):
             one = GdnInputs(*(x[rows] for x in inputs))
             alone, kept = served(one, (count,), [6], pool[[0, 0, 0, 0, 0, 0, slots[i]]])
@@ -145,7 +147,7 @@ def test_a_fault_in_any_part_is_seen(fault: str, tmp_path: Path) -> None:
     """The same measure; without a fault it passes (above)."""
     inputs, pool = drawn(80, "usual"), states()
     core, after = served(inputs, (80,), [3], pool, kernel=planted(*FAULTS[fault], tmp_path).blocks)
-    assert max(errors(inputs, slice(0, 80), pool[3], core, after[3])) > 2 * FACTOR
+    assert not all(error <= 2 * FACTOR for error in errors(inputs, slice(0, 80), pool[3], core, after[3]))
 
 
 def planted(old: str, new: str, folder: Path) -> ModuleType:

@@ -81,11 +81,16 @@ def _lines(rows: list[Results]) -> Iterator[str]:
         cells = ", ".join(f"{axis} {row['cell'][axis]}" for axis in AXES if axis in row["cell"])
         floor = row["floor_us"]
         theirs = (f"{spread(peers[peer])} {peer}", peers[peer]["finding"] or "right") if peer else ("", "")
-        yield " | ".join((cells, told, f"{floor:.1f}", f"{ours[best]['us'] / floor:.2f}", *theirs))
+        yield " | ".join((cells, told, f"{floor:.1f}", f"{_average(ours[best]) / floor:.2f}", *theirs))
 
 
 def _fastest(arms: Mapping[str, Results]) -> str:
     return min(arms, key=lambda name: float(arms[name]["mean"]))
+
+
+def _average(arm: Results) -> float:
+    """The median, or the mean where rounds differ so much that it is told."""
+    return float(arm["mean"] if abs(arm["mean"] / arm["us"] - 1) > UNEVEN else arm["us"])
 
 
 def spread(arm: Results) -> str:
@@ -93,7 +98,7 @@ def spread(arm: Results) -> str:
     do not."""
     if "us" not in arm:
         return "no speed" if arm else ""
-    mean = f", mean {arm['mean']:.1f}" if abs(arm["mean"] / arm["us"] - 1) > UNEVEN else ""
+    mean = f", mean {arm['mean']:.1f}" if _average(arm) != arm["us"] else ""
     return f"{arm['us']:.1f} ±{(arm['upper'] - arm['lower']) / 2:.1f}{mean}"
 
 

@@ -32,7 +32,7 @@ def gate(
     patience: Annotated[float, typer.Option(help="Seconds after which a silent arm is given up.")] = 600.0,
     keep: Annotated[Path | None, typer.Option(help="A folder for the course, a trace, and the arms' logs.")] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="No AFTER: how often is the gate wrong here? 200 "
-                                                               "trials of A/A, and of a true 8%.")] = False,
+                                                               "trials of A/A, and of one slowed by some 8%.")] = False,
     minutes: Annotated[float, typer.Option(help="Of --calibrate: so long it samples.")] = 5.0,
     baselines: Annotated[Path | None, typer.Option(help="Of --calibrate: a folder for this machine's file.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for that file.")] = None,

@@ -1,9 +1,10 @@
-"""How often the gate is wrong on this machine: trials of A/A, and of an arm that truly takes 8% longer.
+"""How often the gate is wrong on this machine: trials of A/A, and of an arm that truly computes longer.
 
 Four processes of one source take turns, as in the gate: before, after, `again`, and `slowed`, which goes on computing
-for 8% of the time that each event took. Trials are runs of consecutive pairs, each judged as the gate judges its own,
-with more pairs while A/A does not resolve what is allowed. They begin at even distances in what was sampled within the
-minutes, so with few minutes they overlap; the result says how many pairs there were. Leaves out: the gate's own run.
+for 8% of the time that each event took. How much slower that made it is measured, and stands in the result (`ratio`).
+Trials are runs of consecutive pairs, each judged as the gate judges its own, with more pairs while A/A does not resolve
+what is allowed. They begin at even distances in what was sampled within the minutes, so with few minutes they overlap;
+the result says how many pairs there were. Leaves out: the gate's own run.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Leaves out: the words of a divergence (`words.py`) and the machine-readable form
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -147,7 +147,11 @@ def tiers(outcome: Outcome) -> list[Total]:
 
 def most_used(compared: Sequence[Comparison]) -> float | None:
     """The largest part of an allowance that was used, a NaN being worse than anything; None where all was exact."""
-    parts = [one.used for one in compared if one.tier not in EXACT or not one.agrees]
+    return largest(one.used for one in compared if one.tier not in EXACT or not one.agrees)
+
+
+def largest(parts: Iterable[float]) -> float | None:
+    """Of parts of allowances, a NaN being larger than any; None: there is none."""
     return max(parts, key=lambda part: (math.isnan(part), part), default=None)
 
 

@@ -121,7 +121,7 @@ class Call(NamedTuple):
         launch(
             read_chunk, (self.pages.keys.shape[2], ceil_div(self.pages.most, tokens), self.pages.begin.numel()),
             *self.common, self.attended, self.attended.stride(0), self.attended.stride(1), tokens,
-            MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, ALONE=part > 0,
+            MT=rows, NT=shape.positions, PT=part, GROUP=GROUP,
             ORDERED=part > 0 and INTERPRETED,
             warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
         )  # fmt: skip
@@ -157,7 +157,7 @@ class Call(NamedTuple):
             launch(
                 read_parts, (programs,), *self.common, self.attended, *self.attended.stride()[:2], self.query.shape[0],
                 means, sums, at_once, skipped, room, requests, kv_heads, tokens,
-                MT=rows, NT=shape.positions, PT=part, EACH=each, BT=listed, ALONE=True, ORDERED=INTERPRETED,
+                MT=rows, NT=shape.positions, PT=part, EACH=each, BT=listed, ORDERED=INTERPRETED,
                 warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
             )  # fmt: skip
             launch(

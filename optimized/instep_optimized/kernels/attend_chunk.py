@@ -22,7 +22,7 @@ def read_chunk(
     table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
     group, width, scale, attended, attended_row, attended_head, tokens,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr,
-    WIDEN: tl.constexpr, ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
+    WIDEN: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """`tokens` rows of one request for the `group` query heads of one KV head. Grid (KV heads, row tiles, B).
 
@@ -54,16 +54,16 @@ def read_chunk(
     if PT == 0:
         _, total, mean = across(
             queries, last, 0, full, reach, known, 0, 0, line, pools, kv_head, tl.num_programs(0), scale,
-            MT, NT, DT, PAGE, False, WIDEN, ALONE, ORDERED, TILED,
+            MT, NT, DT, PAGE, False, WIDEN, False, ORDERED, TILED,
         )  # fmt: skip
     else:
         best, total, mean = nothing(MT, DT)
-        for group in range(0, reach, PT * GROUP):
+        for begun in range(0, reach, PT * GROUP):
             best_of, total_of, mean_of = nothing(MT, DT)
-            for start in range(group, tl.minimum(group + PT * GROUP, reach), PT):
+            for start in range(begun, tl.minimum(begun + PT * GROUP, reach), PT):
                 more, sum_of_more, mean_of_more = across(
                     queries, last, start, full, tl.minimum(start + PT, reach), known, 0, 0, line, pools, kv_head,
-                    tl.num_programs(0), scale, MT, NT, DT, PAGE, False, WIDEN, ALONE, ORDERED, TILED,
+                    tl.num_programs(0), scale, MT, NT, DT, PAGE, False, WIDEN, True, ORDERED, TILED,
                 )  # fmt: skip
                 best_of, total_of, mean_of = joined(best_of, total_of, mean_of, more, sum_of_more, mean_of_more)
             best, total, mean = joined(best, total, mean, best_of, total_of, mean_of)

@@ -1,6 +1,6 @@
 """Attention of windows and trees in parts of a fixed number of positions, which are then joined in order.
 
-Leaves out: the arithmetic of a part (`attend_steps.py`), and prefill chunks (`attend.py`).
+Leaves out: the arithmetic of a part (`attend_steps.py`), and prefill chunks (`attend_chunk.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -23,15 +23,14 @@ def read_parts(
     group, width, scale, attended, attended_row, attended_head, rows_of_all, means, sums, most, skipped, room, requests,
     kv_heads, tokens,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, EACH: tl.constexpr, BT: tl.constexpr,
-    PAGE: tl.constexpr, WIDEN: tl.constexpr, ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
+    PAGE: tl.constexpr, WIDEN: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """Parts of the positions of one request, for `tokens` rows and the heads of one KV head. Grid: any.
 
     The programs walk one list: of every request its parts (or groups of EACH parts, which are then joined here), and of
-    each its KV heads and row tiles. In a tree the
-    parts that reach into the window have tiles of one token. Such a tile takes its ancestors in their order, as if they
-    stood one behind the other: node a_j of its path (a_0 the root) as position before + j. So it computes what that
-    chain computes, and what it does not see is not loaded.
+    each its KV heads and row tiles. In a tree the parts that reach into the window have tiles of one token. Such a tile
+    takes its ancestors in their order, as if they stood one behind the other: node a_j of its path (a_0 the root) as
+    position before + j. So it computes what that chain computes, and what it does not see is not loaded.
     """
     rows_of, first_part, shared, parts = division(
         held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, requests, PT * EACH,
@@ -90,7 +89,7 @@ def read_parts(
         if EACH == 1:
             best, total, mean = across(
                 queries, last, start, full, tl.minimum(start + PT, reach), known, path, nodes, line, pools,
-                kv_head, kv_heads, scale, MT, NT, DT, PAGE, ancestors is not None, WIDEN, ALONE, ORDERED, TILED,
+                kv_head, kv_heads, scale, MT, NT, DT, PAGE, ancestors is not None, WIDEN, True, ORDERED, TILED,
             )  # fmt: skip
         else:
             best, total, mean = nothing(MT, DT)
@@ -98,7 +97,7 @@ def read_parts(
                 more, sum_of_more, mean_of_more = across(
                     queries, last, place, full, tl.minimum(place + PT, reach), known, path, nodes, line, pools,
                     kv_head, kv_heads, scale,
-                    MT, NT, DT, PAGE, ancestors is not None, WIDEN, ALONE, ORDERED, TILED,
+                    MT, NT, DT, PAGE, ancestors is not None, WIDEN, True, ORDERED, TILED,
                 )  # fmt: skip
                 best, total, mean = joined(best, total, mean, more, sum_of_more, mean_of_more)
         spot = ((base + part).to(tl.int64) * most + token - skipped) * (kv_heads * group) + head
@@ -118,7 +117,7 @@ def division(
     there = b < requests
     rows, slot = tl.load(count + b, mask=there, other=0), tl.load(slots + b, mask=there, other=-1)
     known = tl.load(before + b, mask=there, other=0)
-    here = tl.minimum(rows - skipped, most)  # of this launch
+    here, ends = tl.minimum(rows - skipped, most), known + rows  # rows of this launch; where the whole window ends
     reach = tl.minimum(known + skipped + here, held)
     if ancestors is None:
         rows = tl.where((slot < 0) | (rows > window) | (here < 0), 0, here)
@@ -128,7 +127,7 @@ def division(
         row = tl.load(begin + b, mask=there, other=0)
         tree = tl.load(ancestors + row * ancestors_step, mask=there & (rows > 0), other=0) != 0
         rows = tl.where((slot < 0) | ((rows > window) & ~tree) | (here < 0), 0, here)
-        reach = tl.where(tree, tl.minimum(known + nodes, held), reach)
+        reach = tl.where(tree, tl.minimum(ends, held), reach)
         parts = tl.where(rows > 0, tl.cdiv(reach, PT), 0).to(tl.int32)
         shared = tl.where(tree, tl.minimum(known // PT, parts), parts).to(tl.int32)
     return rows.to(tl.int32), tl.cumsum(parts, axis=0) - parts, shared, parts

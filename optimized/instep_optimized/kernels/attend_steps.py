@@ -1,6 +1,6 @@
 """Attention over a run of positions: steps of online softmax over pages, and how two runs are joined. Device functions.
 
-Leaves out: which program reads which positions (`attend.py`, `attend_parts.py`).
+Leaves out: which program reads which positions (`attend_chunk.py`, `attend_parts.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

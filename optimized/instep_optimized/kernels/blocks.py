@@ -22,8 +22,10 @@ from .tiles import ROWS, beside
 
 TOKENS = 64  # per block
 SOLVED = tl.constexpr(16)  # tokens of a triangular block that is inverted by substitution
-VALUES = (32, 64)  # columns of V per program that carries the state: 32 while that makes one program a multiprocessor
-MULTIPROCESSORS = 132
+VALUES = 32  # columns of V per program that carries the state
+# Twice as many from so many programs on, one per multiprocessor of an H100. It is a constant, so that tiles follow from
+# the model's shape alone.
+WIDE_FROM = 132
 SMALLEST_DOT = 16
 PREPARE = {"warps": 4, "registers": 168}  # three programs at a time instead of two
 CARRY = {"warps": 4, "stages": 3}
@@ -41,7 +43,7 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     The first kernel, `_prepare`, makes T and P of all blocks at once, and q and k in bf16. The second, `_carry`, takes
     the blocks in order. Every product has bf16 operands and adds in fp32; S itself, gates, decays and residuals are
     fp32. T is inverted in fp32 in blocks of 16, and joined of these by products. This is what
-    `Product("bf16", block=64, residual=True)` declares.
+    `Product("bf16", block=64, residual=True, narrow=True)` declares.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), chunked form with the UT transform. Differs: the inverse is applied to
     the residual, not to keys and values apart: one thing less is rounded, and less memory is moved.
     """
@@ -67,7 +69,7 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
         C=TOKENS, KT=wide, WIDEN=INTERPRETED, **PREPARE,
     )  # fmt: skip
     # By the model's shape alone: the company of a request changes no tile.
-    columns = VALUES[heads * ceil_div(values, VALUES[0]) > MULTIPROCESSORS]
+    columns = 2 * VALUES if heads * ceil_div(values, VALUES) > WIDE_FROM else VALUES
     tall = max(SMALLEST_DOT, min(power_of_2(values), columns))
     assert part.read.scales is None or tall % ROWS.value == 0, "a program has whole tiles"
     launch(

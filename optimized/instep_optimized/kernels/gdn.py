@@ -24,6 +24,9 @@ from .window import window
 staged: Any = None
 if not INTERPRETED:
     with suppress(ImportError, AttributeError):  # a Triton whose Gluon lacks what it needs: `window` serves everything
+        import_module(".layouts", __package__)
+        staged = True
+    if staged:  # what is wrong in our own file is raised
         staged = import_module(".staged", __package__)
 
 

@@ -1,5 +1,7 @@
 """Device functions with explicit layouts (Gluon): index tensors, axes of size 1, and copies in shared memory.
 
+All that a Triton may lack is imported here, so that a missing name is this file's and no mistake of `staged.py`.
+
 Leaves out: what is computed (`staged.py`).
 """
 
@@ -10,7 +12,9 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.ampere import async_copy as async_copy
+from triton.language.extra.cuda import gdc_launch_dependents as gdc_launch_dependents
+from triton.language.extra.cuda import gdc_wait as gdc_wait
 
 # Two functions and a method have other names in newer versions of Triton (3.9) than in older ones (3.6).
 begin_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared

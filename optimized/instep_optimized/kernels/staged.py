@@ -17,16 +17,28 @@ from typing import Any
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..layout import Address, Part, Updates
 from ..ops.base import GdnInputs
 from . import body
 from .address import flat
-from .layouts import along, along_3, barrier, copied, gates, over_k, over_rows, place, whole, wrapped
+from .layouts import (
+    along,
+    along_3,
+    async_copy,
+    barrier,
+    copied,
+    gates,
+    gdc_launch_dependents,
+    gdc_wait,
+    over_k,
+    over_rows,
+    place,
+    whole,
+    wrapped,
+)
 from .runtime import launch, power_of_2
-from .window import KEY_PIECE, rows_of
+from .window import KEY_PIECE, packed_rows, ring_of, rows_of
 
 # Each lane has 4 numbers of a key at least. Of a narrower key the compiler gives it fewer in `window`, which sums in
 # another order; a wider one takes more registers than the shapes below have.
@@ -43,7 +55,11 @@ def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
     """Whether `staged` can run this part."""
     addresses = [one for one in (part.read, part.store, part.settled, part.per_row) if one is not None]
     wide = all(one.pool.dtype == torch.float32 and one.pool.stride(-2) == 1 for one in addresses)
-    kept = 0 if part.ring is None else part.ring.size
+    wide &= all(x.dtype == torch.float32 for x in inputs)
+    kept = 0
+    if part.ring is not None:
+        wide &= isinstance(part.ring.kept, Updates) and all(pool.dtype == torch.float32 for pool in part.ring.kept)
+        kept = part.ring.size
     keys, values = inputs.k.shape[2], core.shape[2]
     filled = keys == WIDTH and values % rows_of(*SHAPES[0][:2], keys) == 0
     return wide and filled and part.parents is None and max(kept, part.most) <= TOKENS
@@ -55,19 +71,12 @@ def staged(inputs: GdnInputs, part: Part, core: torch.Tensor, shape: tuple[int, 
     requests = part.begin.numel()
     held, warps, registers = shape or shape_for(requests * heads * values)
     early = launches_early(core.device)
-    flattened: list[Any] = []
-    for x in (inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta, core):
-        flattened += [x, x.stride(0), x.stride(1)]
-    ring, kept = part.ring, part.ring.kept if part.ring is not None else None
-    pools: list[Any] = [None] * 18
-    if ring is not None:
-        assert isinstance(kept, Updates)
-        pools = [y for pool in kept for y in (pool, *pool.stride()[:3])]
-        pools += [ring.units, ring.begin, ring.pending, ring.keep, ring.size, ring.own.shape[1]]
+    ring = part.ring
+    kept = 18 * (None,) if ring is None else ring_of(ring)
     launch(
-        _staged_window, (values // rows_of(held, warps, keys), heads, requests), *flattened,
+        _staged_window, (values // rows_of(held, warps, keys), heads, requests), *packed_rows(inputs, core),
         part.begin, part.count, part.fresh,
-        *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *pools,
+        *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
         heads // inputs.k.shape[1],
         VR=held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
         MOST=power_of_2(part.most), EARLY=early, warps=warps, registers=registers, launch_pdl=early,

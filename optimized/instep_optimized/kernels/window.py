@@ -20,7 +20,7 @@ import triton.language as tl
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.errors import Unsupported
 
-from ..layout import Part, Updates
+from ..layout import Part, Ring, Updates
 from ..ops.base import GdnInputs
 from .address import flat, given
 from .body import again, overlap, step
@@ -61,7 +61,7 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor) -> None:
     launch(
         _window,
         (ceil_div(values, rows), heads, part.begin.numel()),
-        *_rows(inputs, core),
+        *packed_rows(inputs, core),
         part.begin, part.count, part.fresh,
         *flat(part.read, 3, part.read),
         *flat(part.store, 3, part.read), given(part.store),
@@ -83,7 +83,7 @@ def rows_of(held: int, warps: int, keys: int) -> int:
     return held * warps * 128 // min(KEY_PIECE, keys)
 
 
-def _rows(inputs: GdnInputs, core: torch.Tensor) -> tuple[Any, ...]:
+def packed_rows(inputs: GdnInputs, core: torch.Tensor) -> tuple[Any, ...]:
     """The packed rows as (tensor, row step, head step); their last axis is contiguous."""
     flattened: list[Any] = []
     for x in (inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta, core):
@@ -93,7 +93,7 @@ def _rows(inputs: GdnInputs, core: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _ring(inputs: GdnInputs, part: Part) -> tuple[Any, ...]:
-    """k, decay, update as (pool, unit step, entry step, head step); units, begin, pending, keep; sizes; a flag.
+    """What `ring_of` gives, and a flag.
 
     A part without a ring passes its packed rows, with their own steps, in place of the pools. So the kernel compiles to
     the same code; the flag is 0, and nothing is read there.
@@ -102,13 +102,18 @@ def _ring(inputs: GdnInputs, part: Part) -> tuple[Any, ...]:
     if ring is None:
         pools = tuple(y for x in (inputs.k, inputs.log_decay, inputs.v) for y in (x, 0, x.stride(0), x.stride(1)))
         return (*pools, *(4 * (part.count,)), 1, 1, 0)
+    return (*ring_of(ring), 1)
+
+
+def ring_of(ring: Ring) -> tuple[Any, ...]:
+    """k, decay, update as (pool, unit step, entry step, head step); units, begin, pending, keep; sizes."""
     if not isinstance(ring.kept, Updates):
         raise Unsupported("this kernel keeps updates; a ring of inputs is for kernels that give none back")
     flattened: list[Any] = []
     for pool in ring.kept:
         assert pool.dim() == 3 or pool.stride(3) == 1, "entries have a contiguous last axis"
         flattened += [pool, *pool.stride()[:3]]
-    return (*flattened, ring.units, ring.begin, ring.pending, ring.keep, ring.size, ring.own.shape[1], 1)
+    return (*flattened, ring.units, ring.begin, ring.pending, ring.keep, ring.size, ring.own.shape[1])
 
 
 @triton.jit(do_not_specialize=["has_store", "has_settled", "has_each", "ring_size", "ring_u_size", "has_ring"])

@@ -12,6 +12,7 @@ import torch
 
 from ..layout import Address
 from ..ops.plain.tiles import opened
+from .pool import RED
 
 SCALES = "_scales"  # the name of a pool of scales is that of its pool with this behind it
 
@@ -59,9 +60,15 @@ class Units:
         return rows if self.scales is None else Block(rows, self.scales[at].contiguous())
 
     def scratch(self, units: int) -> Units:
-        """New memory of the same form, with the strides of the pool: a kernel then runs as it does on the pool."""
+        """New memory of the same form, with the strides of the pool: a kernel then runs as it does on the pool.
+
+        It is filled as red zones are, so that what a kernel does not write is the same in every run, and no number.
+        """
         def like(x: torch.Tensor) -> torch.Tensor:
-            return x.new_empty_strided((units, *x.shape[1:]), x.stride())
+            shape = units, *x.shape[1:]
+            span = 1 + sum((size - 1) * step for size, step in zip(shape, x.stride(), strict=True))
+            raw = torch.full((span * x.element_size(),), RED, dtype=torch.uint8, device=x.device)
+            return raw.view(x.dtype).as_strided(shape, x.stride())
 
         return Units(like(self.pool), None if self.scales is None else like(self.scales))
 

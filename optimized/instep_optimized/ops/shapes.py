@@ -215,6 +215,8 @@ def _select_beams(given: Given) -> Iterator[Fit]:
 def _place_rows(given: Given) -> Iterator[Fit]:
     if given.get("depth") is not None:
         yield "depth", tuple(given["depth"].shape), (given["rows"],)
+
+
 def _draw(given: Given) -> Iterator[Fit]:
     requests, width = given["window"].shape
     right = {"parents": (requests, width), "uniforms": (requests, width), "sampling": (requests, 3)}

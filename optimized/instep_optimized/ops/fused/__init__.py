@@ -33,17 +33,19 @@ class Fusion:
             place may be inside, or be replaced), and where one of the parts is swapped. False: it has bits of its own,
             so it serves also where it is watched, and its results are judged like those of any op
     hides   components that stay inside: nobody can show them while it serves
+    shares  its results may be views on one tensor
     """
 
     parts: tuple[str, ...]
     exact: bool = True
     hides: frozenset[str] = frozenset()
+    shares: bool = False
 
 
 FUSIONS: Mapping[str, Fusion] = {
     "add_norm": Fusion(("add", "norm")),
     "conv_inputs": Fusion(("conv", "gdn_inputs"), hides=frozenset({"mixed"})),
-    "linears": Fusion(("linear",), exact=False),
+    "linears": Fusion(("linear",), exact=False, shares=True),
     "moves": Fusion(("move",)),
     "fused_gdn": Fusion(
         ("gdn_inputs", "gdn"), exact=False, hides=frozenset({"q", "k", "v", "log_decay", "beta"})),
