@@ -91,7 +91,7 @@ def test_without_javascript_the_verdict_the_findings_and_the_command_are_read():
         diagnosis="holds the state after 2 tokens; 3 were accepted",
     )
     told = outcome(comparison(event=2), comparison(event=3, **EXACT), found, plan=PLAN, of=7)
-    page = page_of([told], trace_of(*round_of("a", "b")))
+    page = page_of([told], trace_of(*round_of("a", "b"))).decode()
     read_page = Read(page)
     assert read_page.texts["pre"][0] == divergence(told) and read_page.texts["span"] == ["DIVERGED"]
     cells_of_tables = read_page.texts["td"]
@@ -105,10 +105,10 @@ def test_no_text_of_a_trace_or_a_finding_becomes_markup():
     found = comparison(event=4, worst=1.0, request=HOSTILE, slot=3, diagnosis=HOSTILE + "<!--\u2028&amp;")
     told = outcome(found, plan=PLAN, name=HOSTILE, trace=Path(HOSTILE.replace("/", "|")), of=6)
     told.verdict.add([Skipped("poison", 4, HOSTILE)])
-    page = page_of([told], trace_of(*round_of(HOSTILE)))
-    plain = Read(page_of([outcome(comparison(event=4, worst=1.0), plan=PLAN, of=6)], trace_of(*round_of("a"))))
+    page = page_of([told], trace_of(*round_of(HOSTILE))).decode()
+    plain = page_of([outcome(comparison(event=4, worst=1.0), plan=PLAN, of=6)], trace_of(*round_of("a"))).decode()
     hostile = Read(page)
-    assert hostile.tags == plain.tags and "img" not in hostile.tags and page.count("</script>") == 3
+    assert hostile.tags == Read(plain).tags and "img" not in hostile.tags and page.count("</script>") == 3
     assert hostile.data["requests"] == [HOSTILE] and hostile.data["runs"][0]["findings"][0]["says"] == found.diagnosis
     assert hostile.data["runs"][0]["notes"] == [[4, "poison", HOSTILE, ""]]
     assert "script-src 'sha256-" in page and "default-src 'none'" in page
@@ -272,7 +272,7 @@ def test_a_browser_runs_no_text_of_a_trace(tmp_path: Path, shown: Callable[..., 
     hostile = HOSTILE.replace("alert(1)", "document.documentElement.dataset.ran=1")
     found = comparison(event=4, worst=1.0, request=hostile, slot=3, diagnosis=hostile)
     file = tmp_path / "page.html"
-    file.write_text(page_of([outcome(found, plan=PLAN, of=6)], trace_of(*round_of(hostile))), encoding="utf-8")
+    file.write_bytes(page_of([outcome(found, plan=PLAN, of=6)], trace_of(*round_of(hostile))))
     drawn = shown(file)
     assert drawn["rendered"] == "true" and drawn["findings"] == "1"
     assert "ran" not in drawn and "<img" not in drawn["dom"]
@@ -295,6 +295,6 @@ def test_a_long_trace_is_built_and_drawn_fast(tmp_path: Path, shown: Callable[..
     begun = time.process_time()
     page = page_of([told], trace)
     assert time.process_time() - begun < 30 and len(page) < 16e6
-    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    (tmp_path / "page.html").write_bytes(page)
     drawn = shown(tmp_path / "page.html")
     assert drawn["rendered"] == "true" and 4000 < int(drawn["cells"]) < 10_000, "neighbouring events share a cell"

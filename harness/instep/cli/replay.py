@@ -89,7 +89,7 @@ def replay(
     if html is not None:
         from ..page.replay import page_of
 
-        write_atomically({html: page_of(outcomes, loaded).encode()})
+        write_atomically({html: page_of(outcomes, loaded)})
     if save_tensors is not None:
         from ..report.tensors import files
 
