@@ -41,6 +41,7 @@ class Listing(NamedTuple):
 class Page:
     """What a page says.
 
+    word      the verdict, where a command words it otherwise
     claim     the sentence that is proved; summary: what it came to, in sentences
     messages  the message of every run that diverged, which ends in its command
     tables    before the charts;  more: behind them;  terminal: all that the command prints
@@ -58,6 +59,7 @@ class Page:
     more: Sequence[Listing] = ()
     terminal: str = ""
     made: Mapping[str, Any] = field(default_factory=dict)
+    word: str = ""
 
 
 def document(page: Page) -> bytes:
@@ -66,7 +68,7 @@ def document(page: Page) -> bytes:
     drawn = {section: name for section, (what, name) in SECTIONS.items() if page.charts.get(what)}
     style, script = _asset("page.css"), "".join(_asset(name) for name in ("shared.js", *drawn.values()))
     allowed = " ".join(_hashed(code) for code in (script.encode(), gzip.decompress(library)))
-    word, _ = VERDICTS[page.exit]
+    word = page.word or VERDICTS[page.exit][0]
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
     text = f"""<!DOCTYPE html>
 <html lang="en">

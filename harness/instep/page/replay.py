@@ -45,7 +45,7 @@ def page_of(outcomes: Sequence[Outcome], trace: Trace) -> bytes:
     ))
 
 
-def printed(show: Callable[[Console], None]) -> str:
+def printed(show: Callable[[Console], object]) -> str:
     """What a command prints where there is room for it."""
     said = StringIO()
     show(Console(file=said, width=WIDE, color_system=None))
@@ -86,7 +86,7 @@ def _tiers(outcomes: Sequence[Outcome]) -> Listing:
 
 def _run(outcome: Outcome, lanes: Lanes, kinds: Sequence[str]) -> dict[str, Any]:
     return run_of(outcome.plan.setting.name, outcome.verdict, lanes, kinds, partial(_command, outcome),
-                  partial(_findings, outcome))  # fmt: skip
+                  partial(listed, outcome))  # fmt: skip
 
 
 def run_of(
@@ -109,7 +109,7 @@ def run_of(
     }
 
 
-def _findings(outcome: Outcome, rows: Mapping[cells.Row, int]) -> list[dict[str, Any]]:
+def listed(outcome: Outcome, rows: Mapping[cells.Row, int]) -> list[dict[str, Any]]:
     """As the result file lists them; of each tensor one map, at the first finding that is about it."""
     drawn, listed = set[tuple[object, ...]](), []
     for found in listed_findings(outcome.verdict.findings):

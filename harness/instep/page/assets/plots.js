@@ -9,6 +9,7 @@ drawn("plots", (section) => {
   const names = [...new Set(data.plots.flatMap((plot) => (plot.lines ?? []).map((line) => line.name).filter((name) => name !== "floor")))];
   const parts = [...new Set(data.plots.flatMap((plot) => plot.parts ?? []))];
   const lineColor = (name) => (name === "floor" ? "hatch" : `line-${names.indexOf(name) % PALETTE}`);
+  const dashed = (name) => Math.floor(Math.max(names.indexOf(name), 0) / PALETTE) % DASHES.length;
   const partColor = (plot, part) => plot.colors?.[part] ?? `line-${parts.indexOf(part) % PALETTE}`;
   const widest = (texts, most) => Math.min(most, Math.max(...texts.map((text) => text.length), 1));
   const label = () => ({ color: color("ink"), fontSize: 12 }), quiet = () => ({ color: color("quiet"), fontSize: 12 });
@@ -47,21 +48,24 @@ drawn("plots", (section) => {
   }
   function curves(plot) {
     const points = plot.lines.flatMap((line) => line.points.filter(([, y]) => y > 0)), ys = points.map(([, y]) => y), xs = [...new Set(plot.lines.flatMap((line) => line.points.map(([x]) => x)))].sort((a, b) => a - b);
-    const most = Math.max(...ys), [low, high] = ys.length ? [Math.min(...ys) / 1.15, most * 1.3] : [1, 10];
+    const most = Math.max(...ys), bad = () => ({ color: color("bad-fill"), borderColor: color("bad"), borderWidth: 2 }), [low, high] = ys.length ? [Math.min(...ys) / 1.15, most * 1.3] : [1, 10];
     const axis = { type: "log", axisLine: { lineStyle: lineStyle() }, axisTick: { show: false }, splitLine: { lineStyle: lineStyle() }, axisLabel: { ...quiet(), formatter: (at) => `${+at.toPrecision(3)}` }, nameTextStyle: quiet() };
     const ticks = [];
     for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) for (const step of [1, 2, 5]) { const at = step * 10 ** power; if (at >= low && at <= high) ticks.push(Math.log10(at)); }
     const series = plot.lines.map((line) => ({ type: "line", name: line.name, animation: false, symbolSize: 9, symbol: line.name === "floor" ? "none" : "circle", connectNulls: false, clip: false,
-      lineStyle: { color: color(lineColor(line.name)), width: 2, type: line.name === "floor" ? "dashed" : DASHES[Math.floor(Math.max(names.indexOf(line.name), 0) / PALETTE) % DASHES.length] },
+      lineStyle: { color: color(lineColor(line.name)), width: 2, type: line.name === "floor" ? "dashed" : DASHES[dashed(line.name)] },
       itemStyle: { color: color(lineColor(line.name)) },
-      data: line.points.map(([x, y, wrong], index) => ({ value: [x, y > 0 ? y : most, index], ...(wrong && { symbol: y > 0 ? "diamond" : "rect", symbolSize: y > 0 ? 14 : 11, itemStyle: { color: color("bad-fill"), borderColor: color("bad"), borderWidth: 2 } }) })),
+      data: line.points.map(([x, y, wrong], index) => (y > 0 ? { value: [x, y, index], ...(wrong && { symbol: "diamond", symbolSize: 14, itemStyle: bad() }) } : "-")),
     }));
+    // Without a time a point stands at the top: no line leads to it.
+    plot.lines.forEach((line, number) => series.push({ type: "line", animation: false, clip: false, symbol: "rect", symbolSize: 11, lineStyle: { width: 0 }, itemStyle: bad(), z: 5,
+      data: line.points.flatMap(([x, y], index) => (y > 0 ? [] : [{ value: [x, high, index, number] }])) }));
     return { height: 290, option: {
       grid: { left: 58, right: 18, top: 26, bottom: 44 },
       xAxis: { ...axis, splitLine: { show: false }, min: xs[0] / 1.1, max: xs.at(-1) * 1.1, name: plot.x, nameLocation: "middle", nameGap: 26, axisLabel: { ...quiet(), customValues: xs, formatter: (at) => `${+at.toPrecision(6)}` } },
       yAxis: { ...axis, min: low, max: high, name: plot.y, nameTextStyle: { ...quiet(), align: "left", padding: [0, 0, 0, -50] }, axisLabel: { ...axis.axisLabel, customValues: ticks.map((at) => 10 ** at) } },
       series,
-    }, at: ({ seriesIndex, dataIndex }) => plot.lines[seriesIndex].points[dataIndex]?.[3] };
+    }, at: ({ seriesIndex, value }) => plot.lines[value[3] ?? seriesIndex].points[value[2]][3] };
   }
   function bars(plot) {
     const left = 14 + 7.2 * widest(plot.names, 34), most = Math.max(...plot.names.map((_, row) => plot.parts.reduce((sum, part) => sum + (plot.values[part][row] ?? 0), 0)), 1e-9), flat = [];
@@ -113,7 +117,7 @@ drawn("plots", (section) => {
     root.dataset.told = told.title;
   }
   function legend(plot) {
-    const spans = plot.form === "curves" ? plot.lines.map((line) => swatch(lineColor(line.name), line.name, line.name === "floor" ? "floor" : ""))
+    const spans = plot.form === "curves" ? plot.lines.map((line) => swatch(lineColor(line.name), line.name, line.name === "floor" ? "floor" : dashed(line.name) ? "dashed" : ""))
       : plot.form === "bars" ? plot.parts.map((part) => swatch(partColor(plot, part), part)) : [];
     return spans.length ? el("div", { class: "bar" }, ...spans) : null;
   }
