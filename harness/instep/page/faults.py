@@ -33,7 +33,7 @@ def page(found: Data) -> Page:
             "plots": [_plot(family, [one for one in every if _family(one) == family]) for family in families],
             "says": SAYS, "legend": [[*kind.split(" ")[:1], words, *kind.split(" ")[1:]] for kind, words in SAYS.items()
                                      if kind != "yes"],
-        }, [_table(every)], word={Exit.DIVERGED: "MISSED", Exit.AGREED: "all found"}.get(Exit(found["exit"]), ""),
+        }, [_table(every)], word={Exit.DIVERGED: "FAILED", Exit.AGREED: "all found"}.get(Exit(found["exit"]), ""),
     )  # fmt: skip
 
 

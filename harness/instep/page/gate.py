@@ -19,7 +19,10 @@ COLORS = {Say.HELD.value: "good", Say.SLOWER.value: "bad", Say.NOISY.value: "uns
 
 def page(found: Data) -> Page:
     setting, judged = found["setting"], found["judged"]
-    said = [f"{case}: {says}" for case, says in found["says"].items()]
+    said = []
+    for case, says in found["says"].items():
+        most = max((one for one in judged if one["case"] == case), key=lambda one: one["change"]["low"])
+        said.append(f"{case}: {says}; after / before {_ratio(most['change'])} by {most['clock']}")
     accepted = {**found["acceptance"], "reference": found["reference_acceptance"]}
     said += [f"accepted drafts a window: {', '.join(f'{arm} {each:.2f}' for arm, each in accepted.items())}; "
              f"{short(found['elements'])} numbers compared before and after timing"] * bool(judged)  # fmt: skip

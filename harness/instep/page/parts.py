@@ -43,7 +43,9 @@ def matrix(title: str, rows: Sequence[Row], columns: Sequence[str], cells: Seque
 
 def name_of(run: Data) -> str:
     """A run of a result, by what tells it from the others."""
-    parts = (run.get(field) for field in ("name", "relation", "engine", "ops", "strategy", "dtype"))
+    if "relation" in run:
+        return str(run["relation"])
+    parts = (run.get(field) for field in ("name", "engine", "ops", "strategy", "dtype"))
     return " ".join(str(part) for part in parts if part)
 
 

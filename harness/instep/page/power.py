@@ -51,4 +51,4 @@ def bars(found: Data) -> Iterator[dict[str, Any]]:
         yield {"form": "bars", "title": f"What the gate said in {found['trials']} trials each", "x": "trials",
                "names": [f"{case}, {which}" for case, which, _ in every], "parts": [say.value for say in Say],
                "values": {say.value: [counts.get(say.value, 0) for _, _, counts in every] for say in Say},
-               "colors": {Say.HELD.value: "good", Say.NOISY.value: "hatch", Say.SLOWER.value: "bad-fill"}}  # fmt: skip
+               "colors": {Say.HELD.value: "use-1", Say.NOISY.value: "hatch", Say.SLOWER.value: "line-3"}}  # fmt: skip

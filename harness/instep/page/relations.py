@@ -20,7 +20,7 @@ def page(found: Data) -> Page:
     none = [run["relation"] for run in runs if run.get("lacks")]
     parted = [run["relation"] for run in runs if run["exit"] == Exit.DIVERGED]
     said = [f"{held} of {len(runs)} relations hold: {short(sum(run['elements'] for run in runs))} numbers compared"]
-    said += [f"not held by two runs: {', '.join(parted)}"] * bool(parted)
+    said += [f"parted: {', '.join(parted)}"] * bool(parted)
     said += [f"no meaning here: {', '.join(none)}"] * bool(none)
     setting = " ".join(str(runs[0][field]) for field in ("engine", "ops", "strategy", "dtype") if runs[0].get(field))
     return Page(

@@ -99,7 +99,8 @@ def run_of(
     rows = cells.rows_of(len(kinds), verdict.compared, due)
     number = {row: index for index, row in enumerate(rows)}
     return {
-        "name": name, "exit": int(verdict.exit), "served": verdict.events,
+        "name": name, "exit": int(verdict.exit),
+        "served": max([verdict.events, *(1 + one.event for one in verdict.compared)]),
         "rows": [row.label(kinds) for row in rows],
         "commands": [command(row) for row in rows],
         **cells.data(verdict.compared, rows, lanes.requests),

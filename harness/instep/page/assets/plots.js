@@ -20,7 +20,7 @@ drawn("plots", (section) => {
 
   function matrix(plot) {
     const heads = plot.columns, longest = widest(heads, 34), high = plot.rows.length > 60 ? 15 : 18;
-    const left = 14 + 7.2 * widest(plot.rows.map((row) => row.name), 44), top = plot.numbered ? 24 : 22 + 5.4 * longest;
+    const left = 30 + 7.2 * widest(plot.rows.map((row) => row.name), 44), top = plot.numbered ? 24 : 22 + 5.4 * longest;
     const whole = plot.cells.map(([row, column, value], index) => [column, row, index, typeof value === "number" ? levelOf(value) : 0]);
     const levelled = (yes) => whole.filter(([, , index]) => (typeof plot.cells[index][2] === "number") === yes);
     const draw = (params, api) => {
@@ -34,7 +34,7 @@ drawn("plots", (section) => {
     };
     const series = { type: "custom", renderItem: draw, encode: { x: 0, y: 1 }, animation: false, clip: true };
     return { height: top + high * plot.rows.length + 14 + (plot.numbered ? 26 : 0), option: {
-      grid: { left, right: plot.numbered ? 18 : 14 + 4.6 * longest, top, bottom: plot.numbered ? 36 : 6, ...(!plot.numbered && { width: 20 * heads.length }) },
+      grid: { left, ...(plot.numbered && { right: 18 }), top, bottom: plot.numbered ? 36 : 6, ...(!plot.numbered && { width: Math.min(44, Math.max(20, 660 / heads.length)) * heads.length }) },
       xAxis: { type: "category", data: heads, position: "top", ...bare, axisLabel: plot.numbered ? quiet() : { ...label(), interval: 0, rotate: 50, width: 240, overflow: "truncate" } },
       yAxis: { type: "category", data: plot.rows.map((row) => row.name), inverse: true, ...bare, axisLabel: { ...label(), interval: 0, width: left - 16, overflow: "truncate" } },
       ...(plot.numbered && { dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl", filterMode: "none" }, { type: "slider", height: 18, bottom: 4, left, right: 18, filterMode: "none", showDataShadow: false, textStyle: quiet(), borderColor: color("line") }] }),
@@ -55,10 +55,10 @@ drawn("plots", (section) => {
     const series = plot.lines.map((line) => ({ type: "line", name: line.name, animation: false, symbolSize: 9, symbol: line.name === "floor" ? "none" : "circle", connectNulls: false, clip: false,
       lineStyle: { color: color(lineColor(line.name)), width: 2, type: line.name === "floor" ? "dashed" : DASHES[dashed(line.name)] },
       itemStyle: { color: color(lineColor(line.name)) },
-      data: line.points.map(([x, y, wrong], index) => (y > 0 ? { value: [x, y, index], ...(wrong && { symbol: "diamond", symbolSize: 14, itemStyle: bad() }) } : "-")),
+      data: line.points.map(([x, y, wrong], index) => (y > 0 ? { value: [x, y, index], ...(wrong && { symbol: "diamond", symbolSize: 13, itemStyle: bad() }) } : "-")),
     }));
     // Without a time a point stands at the top: no line leads to it.
-    plot.lines.forEach((line, number) => series.push({ type: "line", animation: false, clip: false, symbol: "rect", symbolSize: 11, lineStyle: { width: 0 }, itemStyle: bad(), z: 5,
+    plot.lines.forEach((line, number) => series.push({ type: "line", animation: false, clip: false, symbol: "rect", symbolSize: 15, lineStyle: { width: 0 }, itemStyle: bad(), z: 5,
       data: line.points.flatMap(([x, y], index) => (y > 0 ? [] : [{ value: [x, high, index, number] }])) }));
     return { height: 290, option: {
       grid: { left: 58, right: 18, top: 26, bottom: 44 },
