@@ -6,6 +6,7 @@ Leaves out: the judgement (`instep.audit`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..report.terminal import short
@@ -20,6 +21,8 @@ from .parts import Data, findings, matrix, messages, totals
 if TYPE_CHECKING:
     from ..audit.audit import Audit
 
+MOST = 200  # requests whose tokens are drawn, those with findings first
+DETAILED = 5000  # tokens; where there are more, neighbours that are alike share a cell
 BY = {"g": "chosen", "d": "random", "k": "missing"}  # how a token was chosen, as a result has it -> kind of a cell
 SAYS = {"chosen": "argmax: the model's margin judges it", "random": "drawn: it is drawn again from the model's logits",
         "missing": "judged in the text of the request that this one goes on from", "found": "not what the model says"}
@@ -58,15 +61,18 @@ def _requests(texts: list[Data]) -> Listing:
 
 def _strip(texts: list[Data], findings: list[Data]) -> dict[str, Any]:
     """A row for each request, a column for each token."""
-    wrong = {(one["request"], one.get("token")): one for one in findings}
+    wrong = {(one["request"], one.get("token")): one["diagnosis"] for one in findings}
+    texts = sorted(texts, key=lambda text: all(text["request"] != request for request, _ in wrong))[:MOST]
+    apart = sum(text["tokens"] for text in texts) <= DETAILED
     cells = []
     for row, text in enumerate(texts):
-        for token, by in enumerate(text["by"]):
-            one = wrong.get((text["request"], token))
-            cells.append((row, token, BY[by]) if one is None else (row, token, "found", "", one["diagnosis"]))
+        each = [(token, BY[by], wrong.get((text["request"], token))) for token, by in enumerate(text["by"])]
+        for _, alike in groupby(each, key=lambda one: one[0] if apart or one[2] else one[1]):
+            (token, kind, said), *more = alike
+            cells.append([row, token, "found" if said else kind, "", said, token + len(more)])
     rows = [(text["request"], {"lines": [f"{text['prompt']} tokens of prompt"]}) for text in texts]
     columns = list(map(str, range(max(text["tokens"] for text in texts))))
-    return {**matrix("Tokens that were said", rows, columns, cells), "numbered": True}
+    return {**matrix("Tokens that were said", rows, columns, cells), "numbered": "token "}
 
 
 def charts_of(audit: Audit) -> dict[str, Any]:

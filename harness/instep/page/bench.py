@@ -69,16 +69,16 @@ def _table(rows: list[Data]) -> Listing:
         for arm, told in row["arms"].items():
             bad += [len(lines)] * bool(told["finding"])
             lines.append((row["kind"], key(row["cell"]), arm, told["peer"], *_figures(row, told), _said(told)))
-        lines += [(row["kind"], key(row["cell"]), arm, "", "", "", "", "", why) for arm, why in row["absent"].items()]
-    heads = ("kind", "cell", "arm", "package", "us", "quartiles", "mean", "of floor", "how, or what is wrong")
+        lines += [(row["kind"], key(row["cell"]), arm, *[""] * 6, why) for arm, why in row["absent"].items()]
+    heads = ("kind", "cell", "arm", "package", "us", "quartiles", "mean", "floor", "of floor", "how, or what is wrong")
     return Listing(heads, lines, "Every cell", bad, [line[0] for line in lines])
 
 
-def _figures(row: Data, told: Data) -> tuple[str, str, str, str]:
+def _figures(row: Data, told: Data) -> tuple[str, str, str, str, str]:
     if "us" not in told:
-        return ("wrong" if told["finding"] else "", "", "", "")
-    of_floor = f"{told['of_floor']:.2f} of {row['floor_us']:.1f}" if "of_floor" in told else ""
-    return f"{told['us']:.1f}", f"{told['lower']:.1f}-{told['upper']:.1f}", f"{told['mean']:.1f}", of_floor
+        return ("wrong" if told["finding"] else "", "", "", "", "")
+    floor = (f"{row['floor_us']:.1f}", f"{told['of_floor']:.2f}") if "of_floor" in told else ("", "")
+    return (f"{told['us']:.1f}", f"{told['lower']:.1f}-{told['upper']:.1f}", f"{told['mean']:.1f}", *floor)
 
 
 def _said(told: Data) -> str:
@@ -105,10 +105,11 @@ def _curves(rows: list[Data]) -> Iterator[dict[str, Any]]:
 
 def _point(row: Data, arm: str) -> dict[str, Any]:
     told = row["arms"][arm]
-    us, quartiles, mean, of_floor = _figures(row, told)
+    us, quartiles, mean, floor, of_floor = _figures(row, told)
     numbers = f"{us} us, quartiles {quartiles}, mean {mean}" if "us" in told else "no speed is shown"
     title = ", ".join((f"{arm} ({told['peer']})" if told["peer"] else arm, row["kind"], key(row["cell"])))
-    return {"title": title, "lines": [numbers, f"{of_floor} us, the floor" if of_floor else "", _said(told)]}
+    beside = f"{of_floor} times the floor of {floor} us" if floor else ""
+    return {"title": title, "lines": [numbers, beside, _said(told)]}
 
 
 def _work(rows: list[Data]) -> Iterator[dict[str, Any]]:

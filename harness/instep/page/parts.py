@@ -5,7 +5,6 @@ Leaves out: pages (`family.py` names them).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,11 +31,11 @@ def level(value: float | str | None, wrong: bool = False) -> float | str:
     """The same as a cell of a matrix."""
     if value is None or wrong:
         return "found" if wrong else "exact"
-    return float(value) if math.isfinite(float(value)) else "found"
+    return float(value) if float(value) <= 1 else "found"
 
 
 def matrix(title: str, rows: Sequence[Row], columns: Sequence[str], cells: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """A plot. A cell: row, column, a part of an allowance or a kind (`FILLS` in plots.js), its sign, its words."""
+    """A plot. A cell: row, column, part of an allowance or kind (`FILLS` in plots.js), sign, words, its last column."""
     named = [{"name": name, "told": told} for name, told in rows]
     return {"form": "matrix", "title": title, "rows": named, "columns": columns, "cells": list(map(list, cells))}
 

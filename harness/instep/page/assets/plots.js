@@ -24,8 +24,8 @@ drawn("plots", (section) => {
     const whole = plot.cells.map(([row, column, value], index) => [column, row, index, typeof value === "number" ? levelOf(value) : 0]);
     const levelled = (yes) => whole.filter(([, , index]) => (typeof plot.cells[index][2] === "number") === yes);
     const draw = (params, api) => {
-      const [, , value, sign] = plot.cells[api.value(2)], [x, y] = api.coord([api.value(0), api.value(1)]), [wide, tall] = api.size([1, 1]);
-      const gap = wide > 6 ? 1 : 0, shape = { x: x - wide / 2 + gap, y: y - tall / 2 + 1, width: Math.max(wide - 2 * gap, 1), height: tall - 2 };
+      const [, column, value, sign, , last] = plot.cells[api.value(2)], [x, y] = api.coord([api.value(0), api.value(1)]), [wide, tall] = api.size([1, 1]);
+      const gap = wide > 6 ? 1 : 0, shape = { x: x - wide / 2 + gap, y: y - tall / 2 + 1, width: Math.max(wide * (1 + (last ?? column) - column) - 2 * gap, 1), height: tall - 2 };
       if (typeof value === "number") return { type: "rect", shape, style: { fill: api.visual("color") } };
       if (value === "missing") return { type: "rect", shape, style: { fill: hatch() } };
       if (value === "silent") return { type: "circle", shape: { cx: x, cy: y, r: 2 }, style: { fill: color("hatch") } };
@@ -39,12 +39,12 @@ drawn("plots", (section) => {
       yAxis: { type: "category", data: plot.rows.map((row) => row.name), inverse: true, ...bare, axisLabel: { ...label(), interval: 0, width: left - 16, overflow: "truncate" } },
       ...(plot.numbered && { dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl", filterMode: "none" }, { type: "slider", height: 18, bottom: 4, left, right: 18, filterMode: "none", showDataShadow: false, textStyle: quiet(), borderColor: color("line") }] }),
       visualMap: levels(), series: [{ ...series, data: levelled(true) }, { ...series, data: levelled(false) }],
-    }, at: ({ value }) => { const [row, column, is, sign, told] = plot.cells[value[2]]; return cellTold(plot, row, column, is, sign, told); } };
+    }, at: ({ value }) => { return cellTold(plot, ...plot.cells[value[2]]); } };
   }
-  function cellTold(plot, row, column, is, sign, told) {
+  function cellTold(plot, row, column, is, sign, told, last) {
     const what = typeof is === "number" ? `${number(is)} of the allowance used` : data.says?.[`${is} ${sign}`] ?? data.says?.[is] ?? is;
     const own = plot.rows[row].told ?? {};
-    return { title: `${plot.rows[row].name}, ${plot.columns[column]}`, lines: [told ?? what, ...(own.lines ?? [])], message: own.message, commands: own.commands };
+    return { title: `${plot.rows[row].name}, ${plot.numbered ?? ""}${plot.columns[column]}${last > column ? ` to ${plot.columns[last]}` : ""}`, lines: [told ?? what, ...(own.lines ?? [])], message: own.message, commands: own.commands };
   }
   function curves(plot) {
     const points = plot.lines.flatMap((line) => line.points.filter(([, y]) => y > 0)), ys = points.map(([, y]) => y), xs = [...new Set(plot.lines.flatMap((line) => line.points.map(([x]) => x)))].sort((a, b) => a - b);
