@@ -184,13 +184,15 @@ def test_what_no_page_can_be_made_of_is_refused(made: Made, instep: Runner, tmp_
     assert "a file of its own" in complaint(instep("page", file, "--html", file)) and not (tmp_path / "p.html").exists()
 
 
-@pytest.mark.parametrize("words", [
-    ("audit", "nowhere", "--model", "nowhere"), ("fuzz", "--checkpoint", "nowhere"), ("faults", "stale-tile"),
-    ("relations", TRACE), ("bench", "--kind", "pick"), ("gate", "plain", "plain"),
+@pytest.mark.parametrize(("work", "words"), [
+    ("audit.audit.audit", ("audit", "nowhere", "--model", "nowhere")), ("relations.held", ("relations", TRACE)),
+    ("fuzz.campaign.campaign", ("fuzz",)), ("faults.campaign.campaign", ("faults", "stale-tile")),
+    ("bench.run.bench", ("bench", "--kind", "pick")), ("perf.gate.gate", ("gate", "plain", "plain")),
 ], ids=lambda words: words[0])  # fmt: skip
 def test_a_page_that_cannot_be_put_there_is_refused_before_any_work(
-    instep: Runner, tmp_path: Path, words: tuple[object, ...]
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, words: tuple[object, ...]
 ) -> None:
+    monkeypatch.setattr(f"instep.{work}", lambda *given, **named: pytest.fail("it began"))
     assert "found a folder" in complaint(instep(*words, "--html", tmp_path))
     assert "no such folder" in complaint(instep(*words, "--html", tmp_path / "none" / "page.html"))
 
@@ -273,6 +275,9 @@ def test_intervals_stand_beside_what_is_allowed(opened: Opened, looked: Browser,
     assert looked.data()["told"] == "verify, wall" and "1.200 (1.100-1.300): slower" in panel(looked)
     looked.click("line-3", ".bars")
     assert looked.data()["told"] == "verify, slowed: slower" and "190 trials" in panel(looked)
+    looked.scheme(dark=not dark)
+    looked.until(looked.counting("stay", ".intervals") + " > 1000")  # it is drawn again
+    looked.scheme(dark=dark)
     ground = looked.ask("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
 

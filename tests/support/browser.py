@@ -97,21 +97,27 @@ class Browser:
 
     def open(self, file: Path, until: str, *, dark: bool = False, fragment: str = "") -> dict[str, str]:
         """Show a page -> the data attributes of its root."""
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self._call("Emulation.setEmulatedMedia", features=scheme)
+        self.scheme(dark=dark)
         self._call("Page.navigate", url="about:blank")
         self._call("Page.navigate", url=f"{file.as_uri()}#{fragment}")
         self.until('document.readyState === "complete" && document.querySelector("footer")')
         self.until(f"document.documentElement.dataset.failed || ({until})")
         return self.data()
 
+    def scheme(self, *, dark: bool) -> None:
+        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self._call("Emulation.setEmulatedMedia", features=features)
+
     def data(self) -> dict[str, str]:
         found: dict[str, str] = self.ask("({...document.documentElement.dataset})")
         return found
 
+    def counting(self, color: str, within: str) -> str:
+        """The expression for how many pixels of canvases show a colour of the page's style."""
+        return f"{SEEN}({json.dumps(within)}, {json.dumps(color)}).count"
+
     def seen(self, color: str, within: str) -> int:
-        """How many pixels of canvases show a colour of the page's style."""
-        return int(self.ask(f"{SEEN}({json.dumps(within)}, {json.dumps(color)}).count"))
+        return int(self.ask(self.counting(color, within)))
 
     def click(self, color: str, within: str) -> None:
         """Press the mouse on a mark of this colour."""
