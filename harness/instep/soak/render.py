@@ -19,12 +19,13 @@ from .kept import Soaked
 def show(runs: Sequence[Soaked], found: Outcome | None, console: Console) -> None:
     """A line per op set; then the conditions that were never met, and the finding of this session."""
     made = tables.table("soak, all sessions", {
-        "ops": "word", "rounds": "number", "events": "number", "elements": "number", "minutes": "number",
-        "rounds a minute": "number", "sessions": "number", "found": "number",
+        "ops": "word", "seed": "number", "rounds": "number", "events": "number", "elements": "number",
+        "minutes": "number", "rounds a minute": "number", "sessions": "number", "found": "number",
     }, framed=True)  # fmt: skip
     for run in runs:
         minutes = run.seconds / 60
-        made.add_row(run.name, *(f"{count:,}" for count in (run.rounds, run.events, run.elements)), f"{minutes:.1f}",
+        counts = (run.rounds, run.events, run.elements)
+        made.add_row(run.name, str(run.seed), *(f"{count:,}" for count in counts), f"{minutes:.1f}",
                      f"{run.rounds / minutes if minutes else 0:.0f}", str(len(run.sessions)), str(len(run.found)))
     tables.show(made, console)
     for run in runs:
