@@ -34,7 +34,7 @@ EXACT = "invariant"  # the op set with which all arms must agree to the bit; on 
 CHECKED = 16  # events of every arm that are checked; states by T2d in one layer and one arm, bytes and slots in all
 SIZES = {"tiny": (2, 5, 1), "card": (16, 64, 3)}  # prompts, tokens of each, laps
 CASES: dict[Size, tuple[tuple[int, int, str], ...]] = {  # batch, layers, drafter
-    "tiny": ((2, 0, "eagle"),), "default": ((8, 32, "eagle"), (8, 8, "ngram")),
+    "tiny": ((2, 0, "eagle"),), "default": ((8, 8, "eagle"), (8, 8, "ngram")),
     "full": tuple((batch, layers, drafter) for drafter in ("eagle", "ngram") for layers in (8, 32)
                   for batch in (1, 8, 16)),
 }  # fmt: skip
