@@ -127,8 +127,8 @@ def _soaked() -> str:
     runs, rounds = _read("soak.json")["soaked"], Counter[str]()
     for run in runs:
         for session in run["sessions"]:
-            card = run["setting"]["device"] != "cpu"
-            rounds[f"`{run['setting']['ops']}`" + f" on an {session['machine']['device_name']}" * card] += session["rounds"]
+            where = f" on an {session['machine']['device_name']}" * (run["setting"]["device"] != "cpu")
+            rounds[f"`{run['setting']['ops']}`{where}"] += session["rounds"]
     told = ", ".join(f"{count:,} of {name}" for name, count in sorted(rounds.items()))
     return f"{told}: {sum(len(run['found']) for run in runs)} findings"
 
