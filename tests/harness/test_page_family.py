@@ -6,6 +6,7 @@ Leaves out: the page of a replay (`test_page.py`), and the words of messages (`t
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,7 +28,7 @@ from instep.fuzz import render as fuzz
 from instep.fuzz.campaign import Result as Drawn
 from instep.fuzz.campaign import Settings
 from instep.page.audit import charts_of as audited
-from instep.page.family import page_of
+from instep.page.family import page_of, page_of_file
 from instep.page.replay import charts_of
 from instep.perf import render as gate
 from instep.perf.baseline import result as of_power
@@ -41,6 +42,7 @@ from instep.report.result import Result
 from instep.trace.file import read
 from instep.verdict import Tier
 from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place import Place
 from instep_reference.contract.sampling import Sampling
 from support.browser import Browser
@@ -161,6 +163,22 @@ def test_without_javascript_the_verdict_the_numbers_and_the_command_are_read(mad
     assert ALONE not in page and page.encode(), "the half of a pair is written as its number"
 
 
+def test_numbers_that_are_none_have_a_page() -> None:
+    """A ratio of nothing, a time of no length, a part of an allowance without end."""
+    nothing = Ratio(math.nan, math.nan, math.inf, 0)
+    clocked = [Clocked("verify", clock, Spread(0.0, 0.0, math.nan), Spread(0.0, 0.0, 0.0), nothing, nothing, Say.NOISY)
+               for clock in ("wall", "cpu")]  # fmt: skip
+    question = Question("plain", "plain", Path("m"), ("verify",))
+    told = gate.of(Report(question, "", clocked, acceptance={"before": math.nan}))
+    page = Read(page_of(told.data()).decode())
+    assert "nan (nan-inf)" in ["".join(cell) for cell in page.cells]
+    assert page.data["plots"][0]["rows"][0]["low"] == "nan"
+    wrong = relations.of(relations.Run(TRACE, None, None, SimpleNamespace(  # type: ignore[arg-type]
+        trace=read(TRACE), plan=PLAN, bitwise=False,
+    ), (held("slots", comparison(worst=math.nan), comparison(tier=Tier.BITWISE, allowed=0.0)),)))
+    assert Read(page_of(wrong.data()).decode()).data["plots"][0]["cells"][0][2] == "found"
+
+
 @pytest.mark.parametrize("name", ["relations", "faults", "bench", "power", "audit"])
 def test_a_result_file_gives_the_same_page(made: Made, instep: Runner, tmp_path: Path, name: str) -> None:
     data = json.loads(json.dumps(made[name][0].data()).replace("\\ud800", ""))
@@ -169,6 +187,18 @@ def test_a_result_file_gives_the_same_page(made: Made, instep: Runner, tmp_path:
     ran = instep("page", file, "--html", tmp_path / "p.html")
     assert ran.code == 0, ran
     assert (tmp_path / "p.html").read_bytes() == page_of(data)
+
+
+def test_every_committed_result_has_a_page_or_says_that_it_has_none() -> None:
+    without = set()
+    for file in sorted(Path("fixtures/results").glob("*.json")):
+        try:
+            assert b"<h2>" in page_of_file(file), file
+        except BadInput as refused:
+            assert "no page can be made" not in str(refused), refused
+            without.add(file.stem)
+    assert without <= {"calibration", "combinations", "effect-native", "memory-9b", "parity", "peers-native", "peers",
+                       "soak"}  # fmt: skip
 
 
 def test_what_no_page_can_be_made_of_is_refused(made: Made, instep: Runner, tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ def page(found: Data) -> Page:
     setting, judged = found["setting"], found["judged"]
     said = []
     for case, says in found["says"].items():
-        most = max((one for one in judged if one["case"] == case), key=lambda one: one["change"]["low"])
+        most = max((one for one in judged if one["case"] == case), key=lambda one: float(one["change"]["low"]))
         said.append(f"{case}: {says}; after / before {_ratio(most['change'])} by {most['clock']}")
     accepted = {**found["acceptance"], "reference": found["reference_acceptance"]}
-    said += [f"accepted drafts a window: {', '.join(f'{arm} {each:.2f}' for arm, each in accepted.items())}; "
+    said += [f"accepted drafts a window: {', '.join(f'{arm} {float(each):.2f}' for arm, each in accepted.items())}; "
              f"{short(found['elements'])} numbers compared before and after timing"] * bool(judged)  # fmt: skip
     known = found.get("calibrated")
     plots = [_plot(setting, judged)] if judged else []
@@ -46,11 +46,11 @@ def _table(judged: list[Data]) -> Listing:
 
 
 def _spread(one: Data) -> str:
-    return f"{one['median'] * 1e3:.4g} ({one['lower'] * 1e3:.4g}-{one['upper'] * 1e3:.4g})"
+    return "{:.4g} ({:.4g}-{:.4g})".format(*(float(one[field]) * 1e3 for field in ("median", "lower", "upper")))
 
 
 def _ratio(one: Data) -> str:
-    return f"{one['value']:.3f} ({one['low']:.3f}-{one['high']:.3f})"
+    return "{:.3f} ({:.3f}-{:.3f})".format(*(float(one[field]) for field in ("value", "low", "high")))
 
 
 def _plot(setting: Data, judged: list[Data]) -> dict[str, Any]:
