@@ -98,6 +98,31 @@ def test_a_wrong_op_is_found_by_its_cases_and_named(op: str, ops: Any, says: str
     assert "instep op" not in str(failed.value)  # no command finds an object that has no name
 
 
+KINDS = {
+    "tuple": ("gdn", lambda out, given: (out, None), "a tuple came back, a tensor is due"),
+    "none": ("gdn", lambda out, given: None, "None came back, a tensor is due"),
+    "numpy": ("gdn", lambda out, given: out.float().numpy(), "a numpy.ndarray came back, a tensor is due"),
+    "no-rows": ("gdn", lambda out, given: out.sum(), "a tensor without axes came back"),
+    "meta": ("conv", lambda out, given: out.to("meta"), "a meta tensor came back"),
+    "no-names": ("gdn_inputs", lambda out, given: tuple(out), "a tuple came back, GdnInputs (q, k, v, "),
+    "a-field": ("gdn_inputs", lambda out, given: out._replace(k=None), "k: None came back, a tensor is due"),
+}
+
+
+@pytest.mark.parametrize(("op", "then", "says"), KINDS.values(), ids=KINDS)
+def test_an_op_that_gives_back_the_wrong_kind_of_thing_is_told_so_by_its_cases_and_in_a_run(
+    op: str, then: Any, says: str
+) -> None:
+    ops = changed(op, then=then)
+    one = kit.served(kit.op_cases(op)[0], ops)
+    run = kit.replayed(kit.small(), ops, until=3)
+    assert (one.exit, run.exit) == (kit.Exit.DIVERGED,) * 2 and says in one.message and says in run.message
+
+
+def test_what_an_op_that_only_writes_gives_back_is_not_looked_at() -> None:
+    assert kit.served(kit.op_cases("store_rows")[:2], changed("store_rows", then=lambda out, given: 5)).must_agree()
+
+
 @pytest.mark.parametrize("op", sorted({case.op for case in CASES}))
 def test_a_right_op_agrees_on_every_case(op: str) -> None:
     """Trees and states in bf16 among them."""

@@ -18,6 +18,7 @@ import torch
 from instep_optimized.ops.around import around, memory_of, tensors_of
 from instep_optimized.ops.base import ALONG_TREES, GdnInputs, Ops
 from instep_optimized.ops.contracts import after
+from instep_optimized.ops.kinds import unlike
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place, unseen
@@ -31,7 +32,7 @@ from ..observe.reorder import Reordered
 from ..observe.second_form import CHUNKS
 from ..observe.storage import before_rounding, narrower
 from ..replay.failures import failure
-from ..replay.guard import SERVES, SubjectFailed, calling
+from ..replay.guard import SERVES, SubjectFailed, WrongType, calling
 from ..replay.setting import wide
 from ..verdict import Comparison, Skipped, Tier, Verdict
 from .cases.case import Call, Case, packed, serve
@@ -82,6 +83,8 @@ class _Case:
                       if memory_of(x) not in self.memory]
             with calling(SERVES):
                 result = op(**given)
+                if says := unlike(name, result):
+                    raise WrongType(says)
             self.clauses += after(name, given, result)
             changed = dict.fromkeys(field for field, x, before in inputs if not torch.equal(_bytes(before), _bytes(x)))
             self.clauses += [f"the launch changed its input {field}" for field in changed]

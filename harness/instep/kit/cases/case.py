@@ -61,12 +61,10 @@ def serve(ops: Any, case: Case, device: str = "cpu") -> Outcome:
     call = case.build(device)
     before = {name: pool.raw.clone() for name, pool in call.pools.items()}
     answer = getattr(ops, case.op)(**call.inputs)
-    if answer is None:
-        results = {}
-    elif isinstance(answer, torch.Tensor):
+    if isinstance(answer, torch.Tensor):
         results = {"result": answer}
-    else:
-        results = dict(zip(answer._fields, answer, strict=True))
+    else:  # a tuple with names; an op that only writes gives nothing, or what nobody looks at
+        results = answer._asdict() if hasattr(answer, "_asdict") else {}
     return Outcome(results, call.pools, before)
 
 
