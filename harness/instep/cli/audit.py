@@ -30,9 +30,11 @@ def audit(
     """Judge a recording; exit 0: right; 1: the model says otherwise; 3: fewer than half of the tokens decidable."""
     from ..audit import render
     from ..audit.audit import audit as run
+    from ..audit.audit import text_of
     from .progress import progress
 
     must_be_free((json, sarif))
     with progress("read the recording") as advance:
         found = run(recording, model, dtype=dtype, tokens=tokens, level=level, progress=advance)
-    finish(render.of(found), json, lambda console: render.show(found, console), sarif=sarif, annotate=annotate)
+    finish(render.of(found), json, lambda console: render.show(found, console), sarif=sarif, annotate=annotate,
+           trace=text_of(recording))

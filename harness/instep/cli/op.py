@@ -62,7 +62,7 @@ def op(
 
 
 def _data(run: Served) -> dict[str, object]:
-    from ..report.data import finding, listed_findings, number
+    from ..report.data import finding, listed, number
     from ..report.terminal import most_used
 
     names = dict.fromkeys(case.op for case in run.cases)
@@ -72,8 +72,8 @@ def _data(run: Served) -> dict[str, object]:
         "by_op": [{"op": name, "elements": sum(c.elements for c in compared), "used": number(most_used(compared))}
                   for name, compared in by_op.items()],
         "skipped": [{"case": skip.where, "says": skip.reason} for skip in run.verdict.skipped],
-        "findings": [{**finding(found), "where": run.where(found), "case": str(run.cases[found.event])}
-                     for found in listed_findings(run.verdict.findings)],
+        **listed(run.verdict.findings, lambda found: {
+            **finding(found), "where": run.where(found), "case": str(run.cases[found.event])}),
         "message": run.message or None,
     }
 
