@@ -102,8 +102,10 @@ def instep_replayed(request: pytest.FixtureRequest) -> Any:
     def run(what: Any, subject: Any = "plain", **setting: Any) -> Any:
         from .kit.runs import replayed
 
-        typed = _typed(request.config, "engine")
-        done = replayed(what, subject, **{"tiers": _given(request.config, "tiers"), **typed, **setting})
+        typed = {"tiers": _given(request.config, "tiers"), **_typed(request.config, "engine")}
+        if not hasattr(what, "checkpoint"):  # a workload has its own model
+            typed["checkpoint"] = _checkpoint(request.config)
+        done = replayed(what, subject, **{**typed, **setting})
         _keep(request.node, done, what)
         return done
 
@@ -120,7 +122,8 @@ def _keep(item: pytest.Item, done: Replayed, what: Any) -> None:
     out = item.config.getoption("instep_out")
     if not out or not done.findings:
         return
-    folder = folder_of(item.nodeid, item.config.invocation_params.dir / out)
+    before = sum(name == ARTIFACTS for name, _ in item.user_properties)
+    folder = folder_of(item.nodeid, item.config.invocation_params.dir / out, before)
     if hasattr(what, "checkpoint"):  # a workload has no file yet
         what = what.write(folder)
     write(done.outcomes, what if isinstance(what, Trace) else read(Path(what)), done.message, folder)

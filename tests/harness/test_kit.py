@@ -23,9 +23,10 @@ from hypothesis import given, settings
 from instep import kit
 from instep.kit.cases import CASES
 from instep.kit.workload import POLICY
+from instep.report.tensors import files
 from instep.trace.event_rules import EventRules
 from instep_optimized.layout import Part
-from instep_reference.contract.errors import BadInput
+from instep_reference.contract.errors import BadInput, InstepError
 from support.by_verbs import right as make
 from support.command import Runner, complaint
 from support.kit_ops import FORGETFUL, PLAIN
@@ -184,6 +185,70 @@ def test_what_serves_no_case_is_inconclusive_and_what_raises_is_a_finding() -> N
             kit.served(kit.op_cases("pick"), wrong)
 
 
+@pytest.mark.parametrize(("asked", "says"), [
+    ({"dtype": "foo"}, "dtype: found 'foo', expected one of float64, float32, bfloat16, float16"),
+    ({"state_dtype": "bf16"}, "state_dtype: found 'bf16', expected"),
+    ({"dtype": "float16"}, "gdn: no case has dtype float16: there are"),
+    ({"dtype": torch.float16, "drawn": 2}, "gdn: no case has dtype float16: there are"),
+    ({"state_dtype": "float8_e4m3fn"}, "gdn: no case has state_dtype float8_e4m3fn: there are float32, bfloat16"),
+    ({"op": "pick", "dtype": "bfloat16"}, "pick: no case has dtype bfloat16: there are float32"),
+    ({"op": None, "dtype": "float64"}, "every op: no case has dtype float64"),
+    ({"case": "decode-r1-KV-float32", "dtype": "bfloat16"}, "gdn: no case has dtype bfloat16: there are float32"),
+])
+def test_cases_that_there_are_not_are_no_empty_list(asked: dict[str, Any], says: str) -> None:
+    """A test that is parametrized with no case is skipped, and nobody sees that nothing ran."""
+    with pytest.raises(InstepError, match=re.escape(says)):
+        kit.op_cases(**{"op": "gdn", **asked})
+
+
+def test_a_width_may_be_named_by_torch() -> None:
+    assert kit.op_cases("gdn", dtype=torch.bfloat16) == kit.op_cases("gdn", dtype="bfloat16")
+
+
+REPLAYED: list[tuple[dict[str, Any], str]] = [
+    ({"what": 5}, "what: found 5 (int), expected a workload, a trace or the file of one"),
+    ({"what": []}, "what: found [] (list)"),
+    ({"subject": 5}, "subject: found 5 (int), expected an op set or an engine"),
+    ({"stratgy": "snapshot"}, "stratgy: found no parameter of replayed, expected strategy"),
+    ({"check_point": "x"}, "check_point: found no parameter of replayed, expected checkpoint"),
+    ({"zzz": 1}, "zzz: found no parameter of replayed, expected one of conv, device, drafter, dtype"),
+    ({"ops": "plain"}, "ops: found no parameter of replayed, expected subject"),
+    ({"handed": PLAIN}, "handed: found no parameter of replayed, expected subject"),
+    ({"engine": "support.by_verbs:right", "subject": "ledger"}, "engine: found it beside ledger"),
+    ({"strategy": 5}, "strategy: found 5 (int), expected a text"),
+    ({"graphs": "yes"}, "graphs: found 'yes' (str), expected True or False"),
+    ({"graphs": 1}, "graphs: found 1 (int), expected True or False"),
+    ({"tiers": "T0"}, "tiers: found 'T0' (str), expected a list, as ['T0']"),
+    ({"tiers": [0]}, "tiers[0]: found 0 (int)"),
+    ({"layers": 0}, "layers: found 0 (int), expected a list of layers, as [0]"),
+    ({"layers": [True]}, "layers[0]: found True (bool)"),
+    ({"until": "5"}, "until: found '5' (str), expected the number of an event"),
+    ({"until": -1}, "until: found -1"),
+    ({"checkpoint": 5}, "checkpoint: found 5 (int)"),
+    ({"checkpoint": "elsewhere"}, "checkpoint: found one beside a workload, expected none"),
+]
+SMALL: list[tuple[dict[str, Any], str]] = [
+    ({"linear_headdim": 6}, "linear_headdim: found no parameter of the model, expected linear_key_head_dim"),
+    ({"prompt": {}}, "prompt: found no parameter of the model, expected prompts"),
+    ({"moe_intermediate_size": 32}, "moe_intermediate_size: found no parameter of the model"),  # it has no experts
+    ({"linear_value_head_dim": "x"}, "linear_value_head_dim: found 'x'"),
+    ({"prompts": 5}, "prompts: found 5 (int), expected a dict"),
+    ({"prompts": {"one": "text"}}, "prompts['one']: found 'text' (str), expected a list of tokens"),
+    ({"policy": "x"}, "policy: found 'x' (str), expected a Policy"),
+]
+GIVEN = [(lambda given=given: kit.replayed(**{"what": kit.small(), **given}), says) for given, says in REPLAYED]
+GIVEN += [(lambda given=given: kit.small(**given), says) for given, says in SMALL]
+GIVEN += [(lambda: kit.served(5, PLAIN), "cases: found 5 (int)"), (lambda: kit.served([5], PLAIN), "cases[0]: found 5"),
+          (lambda: kit.traces(event=3).example(), "event: found no parameter of the model, expected events")]
+
+
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.NonInteractiveExampleWarning")
+@pytest.mark.parametrize(("call", "says"), GIVEN, ids=[says[:40] for _, says in GIVEN])
+def test_what_is_given_wrongly_is_named_with_what_is_meant(call: Callable[[], object], says: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(says)):
+        call()
+
+
 def test_small_has_every_kind_of_event_and_cannot_hide_a_transposed_state() -> None:
     work = kit.small()
     config = work.checkpoint.config
@@ -204,6 +269,8 @@ def test_a_workload_is_replayed_from_memory_and_from_its_files_with_objects_and_
     wrong = kit.replayed(file, replace(FORGETFUL, name="mine"), until=8)
     assert wrong.exit is kit.Exit.DIVERGED and "optimized[mine]" in wrong.message
     assert "instep replay" not in wrong.message  # no command finds this op set
+    one, two = (files(wrong.outcomes * runs, tmp_path) for runs in (1, 2))  # as of two strategies
+    assert len(two) == 2 * len(one) > 0, "runs of one name do not write over each other"
     line = kit.replayed(file, FORGETFUL, until=8).message.splitlines()[-1]
     assert line.strip().startswith(f"instep replay {file} --ops support.kit_ops:FORGETFUL --until"), line
     assert kit.replayed(work, make, until=8).must_agree().outcomes[0].plan.setting.name == "support.by_verbs:right"
@@ -275,6 +342,6 @@ def test_instep_op_tells_each_op_and_refuses_what_is_not_there(instep: Runner, t
     assert "expected one of embed" in complaint(instep("op", "plain", "gdm"))
     assert "expected an op set" in complaint(instep("op", "ledger", "gdn"))
     assert "--case" in complaint(instep("op", "plain", "--case", "decode"))
-    assert instep("op", "plain", "gdn", "--state-dtype", "float16", "--drawn", "0").code == 3
+    assert "there are float32, bfloat16" in complaint(instep("op", "plain", "gdn", "--state-dtype", "float16"))
     assert "move case commit-state\n" in kit.served(kit.op_cases("move"), changed("move", lambda given: {
         **given, "target": replace(given["target"], units=given["target"].units.clamp(min=0))})).message

@@ -27,6 +27,7 @@ from ..trace.drive import drive, recorded
 from ..trace.file import Trace, write
 from ..trace.header import Model, Recording, Room
 from ..trace.policy import Arrival, Policy, ScheduledAction, Steps
+from .arguments import must_be, must_be_known, must_be_several
 
 # Names are Hugging Face's. Two layers: one of the gated delta rule and one of attention; and a draft head.
 CONFIG: Mapping[str, Any] = {
@@ -78,6 +79,10 @@ class Workload:
 
 def small(policy: Policy = POLICY, prompts: Mapping[str, tuple[int, ...]] = PROMPTS, **config: Any) -> Workload:
     """A random model, and what the reference does with a policy. config: other numbers for the model (`CONFIG`)."""
+    must_be("policy", policy, Policy, "a Policy")
+    must_be("prompts", prompts, Mapping, "a dict of lists of tokens, by name")
+    for name, tokens in prompts.items():
+        must_be_several(f"prompts[{name!r}]", tokens, int, "a list of tokens")
     return recorded_with(model_of(**config), policy, prompts)
 
 
@@ -88,8 +93,23 @@ def _drawn(config: bytes) -> tuple[Checkpoint, dict[str, Any]]:
 
 
 def model_of(**config: Any) -> tuple[Checkpoint, dict[str, Any]]:
-    """A random model, and its `config.json`."""
+    """A random model, and its `config.json`. A number that nobody reads is refused."""
+    read = _Read({**CONFIG, **config})
+    ModelConfig.from_dict(read)
+    must_be_known(config, {*CONFIG, *read.names}, "the model", ("policy", "prompts", "events"))
     return _drawn(msgspec.json.encode({**CONFIG, **config}))
+
+
+class _Read(dict[str, Any]):
+    """A file's fields. names: those that were asked for."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
+        self.names = set[str]()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
 
 
 def recorded_with(
