@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 
 from instep import kit
 from instep.kit.cases import CASES
@@ -26,6 +27,7 @@ from instep.kit.workload import POLICY
 from instep.report.tensors import files
 from instep.trace.event_rules import EventRules
 from instep_optimized.layout import Part
+from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput, InstepError
 from support.by_verbs import right as make
 from support.command import Runner, complaint
@@ -291,6 +293,36 @@ def test_drawn_traces_are_legal_and_drawn_models_and_prompts_fit(work: Any, conf
     assert {*prompts} == {"one", "few", "more"} and all(0 <= token < 5 for said in prompts.values() for token in said)
 
 
+@pytest.mark.parametrize(("prefixes", "least"), [
+    (False, {"commits": 55, "of two": 18, "ragged": 12, "rejects": 50, "moves": 0}),
+    (True, {"commits": 55, "of two": 18, "ragged": 12, "rejects": 50, "moves": 8}),
+])
+def test_drawn_traces_reach_what_goes_wrong(prefixes: bool, least: dict[str, int]) -> None:
+    """Of 100. What is kept is moved only where prefixes are tracked: it takes no room from commits elsewhere."""
+    seen = Counter[str]()
+
+    @settings(max_examples=100, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
+    @given(work=kit.traces(prefixes=prefixes))
+    def look(work: Any) -> None:
+        events, drafts, said = work.trace.events, dict[str, int](), set[str]()
+        assert len(repr(work)) < 10_000, "it is printed when the sides part"
+        for event in events:
+            if isinstance(event, e.Draft):
+                drafts |= {name: len(picks) for name, picks in zip(event.requests, event.picks, strict=True)}
+            elif isinstance(event, e.Commit):
+                counts = [len(path.nodes) for path in event.accepted]
+                less = any(count < drafts[name] for name, count in zip(event.requests, counts, strict=True))
+                what = {"commits": True, "of two": len(counts) > 1, "ragged": len({*counts}) > 1, "rejects": less}
+                said |= {name for name, holds in what.items() if holds}
+            elif isinstance(event, e.Offload | e.Fetch | e.Evict):
+                said.add("moves")
+        seen.update(said)
+
+    look()
+    assert all(seen[what] >= count for what, count in least.items()), seen
+    assert prefixes or not seen["moves"], seen
+
+
 @settings(max_examples=2, deadline=None, database=None, derandomize=True)
 @given(prompts=kit.prompts(), config=kit.configurations())
 def test_a_drawn_model_agrees(prompts: Any, config: Any) -> None:
@@ -316,6 +348,8 @@ def test_the_example_suite_runs_against_the_installed_package_outside_the_checko
         shutil.copytree(TOP / package, site / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
     (site / "instep" / "fixtures").mkdir()
     shutil.copytree(EXAMPLE, home, ignore=shutil.ignore_patterns("__pycache__"))
+    test = home / "test_mine.py"
+    test.write_text(test.read_text().replace("max_examples=10", "max_examples=2"))
     (home / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     done = subprocess.run(

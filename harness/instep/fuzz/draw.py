@@ -182,6 +182,11 @@ UPKEEP: dict[str, Drawer] = {
 MOVES = ("offload", "fetch", "evict")  # of what is kept; drawn where prefixes are tracked
 
 
+def may(rules: EventRules, kind: str) -> bool:
+    """Whether events of this kind are legal now, and drawn in a room like this."""
+    return kind in rules.legal() and (kind not in MOVES or rules.table.capacity.track_interval is not None)
+
+
 def _order(draw: Draw, count: int, among: int) -> tuple[int, ...]:
     match draw(st.sampled_from(("in order", "from the top", "permuted"))):
         case "in order":
