@@ -305,7 +305,6 @@ def test_drawn_traces_reach_what_goes_wrong(prefixes: bool, least: dict[str, int
     @given(work=kit.traces(prefixes=prefixes))
     def look(work: Any) -> None:
         events, drafts, said = work.trace.events, dict[str, int](), set[str]()
-        assert len(repr(work)) < 10_000, "it is printed when the sides part"
         for event in events:
             if isinstance(event, e.Draft):
                 drafts |= {name: len(picks) for name, picks in zip(event.requests, event.picks, strict=True)}

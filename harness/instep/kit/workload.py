@@ -58,23 +58,13 @@ POLICY = Policy(
 )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Workload:
     """A trace, and the model that it was recorded with. config: the model's, as its `config.json` has it."""
 
     trace: Trace
     checkpoint: Checkpoint
     config: Mapping[str, Any]
-
-    def __repr__(self) -> str:
-        """The room and the events: pytest and Hypothesis print it, and nobody reads weights."""
-        header = self.trace.header
-        lines = [f"workload {header.name}, {header.capacity}, step counts {header.candidates}", *self.trace.events]
-        return "\n  ".join(map(str, lines))
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Hypothesis asks for it; of a dataclass it would print every field."""
-        printer.text(repr(self))
 
     def write(self, folder: Path) -> Path:
         """Write both -> the trace, for `instep replay`. The model goes into `folder/model`."""
