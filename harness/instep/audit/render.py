@@ -81,9 +81,9 @@ def of(audit: Audit) -> Result:
         "rounding": audit.precision.declared.said(audit.precision.width), "assumed": audit.assumed,
         "notes": list(recorded.notes), "walks": tokens.walks, "seconds": round(audit.seconds, 1),
         "peak_mib": round(audit.peak), "used": _used(audit),
-        "findings": [_finding(one) for one in audit.verdict.findings],
-        "findings_in_all": len(audit.verdict.findings), "message": told(audit),
+        "findings": [_finding(one) for one in audit.verdict.findings], "message": told(audit),
     }  # fmt: skip
+    found["findings_in_all"] = len(found["findings"])
     if audit.replay is None:
         found["not_judged"] = [{"shows_no": "", "what": NOT_JUDGED}]
     else:

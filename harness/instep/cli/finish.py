@@ -38,7 +38,7 @@ def finish(
 ) -> NoReturn:
     """`show` prints the result; its files are written first, so that they are whole whoever reads the terminal.
 
-    annotate  None: in a job of GitHub Actions;  trace: or a recording, whose lines are the events of the findings
+    annotate  None: in a job of GitHub Actions;  trace: whose lines are the events of the findings
     """
     from rich.console import Console
 

@@ -18,7 +18,7 @@ def unlike(name: str, result: Any) -> str:
     due = _due(name)
     if due is torch.Tensor:
         return _unlike_tensor(result)
-    if due is type(None):
+    if only_writes(name):
         return ""
     if get_origin(due) is tuple:  # of several launches in one: as many as there are weights
         names, right = tuple(map(str, range(len(result)))) if isinstance(result, tuple) else (), "a tuple of tensors"
@@ -30,6 +30,10 @@ def unlike(name: str, result: Any) -> str:
         return f"{_spelled(result)} came back, {right} is due"
     inner = ((field, _unlike_tensor(value)) for field, value in zip(names, result, strict=True))
     return next((f"{field}: {says}" for field, says in inner if says), "")
+
+
+def only_writes(name: str) -> bool:
+    return _due(name) is type(None)
 
 
 def _unlike_tensor(found: Any) -> str:

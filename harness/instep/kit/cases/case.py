@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from instep_optimized.ops.kinds import only_writes
 from instep_reference.contract.place import Place
 
 from .pools import Pool
@@ -61,10 +62,9 @@ def serve(ops: Any, case: Case, device: str = "cpu") -> Outcome:
     call = case.build(device)
     before = {name: pool.raw.clone() for name, pool in call.pools.items()}
     answer = getattr(ops, case.op)(**call.inputs)
-    if isinstance(answer, torch.Tensor):
-        results = {"result": answer}
-    else:  # a tuple with names; an op that only writes gives nothing, or what nobody looks at
-        results = answer._asdict() if hasattr(answer, "_asdict") else {}
+    results: dict[str, torch.Tensor] = {}
+    if not only_writes(case.op):  # a tensor, or a tuple with names
+        results = {"result": answer} if isinstance(answer, torch.Tensor) else answer._asdict()
     return Outcome(results, call.pools, before)
 
 
