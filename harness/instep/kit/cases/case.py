@@ -62,10 +62,10 @@ def serve(ops: Any, case: Case, device: str = "cpu") -> Outcome:
     call = case.build(device)
     before = {name: pool.raw.clone() for name, pool in call.pools.items()}
     answer = getattr(ops, case.op)(**call.inputs)
-    results: dict[str, torch.Tensor] = {}
-    if not only_writes(case.op):  # a tensor, or a tuple with names
-        results = {"result": answer} if isinstance(answer, torch.Tensor) else answer._asdict()
-    return Outcome(results, call.pools, before)
+    if only_writes(case.op):
+        return Outcome({}, call.pools, before)
+    named = {"result": answer} if isinstance(answer, torch.Tensor) else dict(zip(answer._fields, answer, strict=True))
+    return Outcome(named, call.pools, before)
 
 
 def packed(call: Call) -> Call:
