@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..verdict import Exit
-from .data import FINDINGS
+from .listed import Found, apart, covers, in_all, is_cut
 from .readable import SETTING, readable
 
 # Runs that are alike in `KEY` are compared. What else differs of `SETTING` is told.
 WHAT = ("name", "relation", "recording")  # what is run: a trace, a relation on it, a recording
 KEY = ("name", "relation", "ops", "engine", "strategy", "conv", "layout", "dtype", "state_dtype", "graphs")
 MOVED = 1.25  # a part of an allowance has moved when it is so many times what it was, or that part of it
-# Where a finding stands. `event` is in the words of `where`, but of a case, whose number is of no importance.
-PLACE = ("check", "tier", "where", "case", "request", "stage", "layer", "component", "slot", "head", "columns", "token",
-         "position")  # fmt: skip
-Found = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -150,14 +146,14 @@ def _pair(one: Found, other: Found) -> RunPair:
     none: tuple[int, float | None] = (0, None)
     both = tuple(Row(name, (a[0], b[0]), (a[1], b[1])) for name in {**rows[0], **rows[1]}
                  for a, b in [(rows[0].get(name, none), rows[1].get(name, none))])
-    here, there = _apart(other["findings"], one["findings"])
-    new, gone = [found for found in here if _covers(one, found)], [found for found in there if _covers(other, found)]
+    here, there = apart(other["findings"], one["findings"])
+    new, gone = [found for found in here if covers(one, found)], [found for found in there if covers(other, found)]
     return RunPair(
         _name(other), both,
         {field: (one.get(field), other.get(field)) for field in SETTING if one.get(field) != other.get(field)},
         (int(one.get("events") or 0), int(other.get("events") or 0)), tuple(new), tuple(gone),
         tuple(found for found in here if found not in new),
-        (_in_all(one), _in_all(other)), _is_cut(one) or _is_cut(other),
+        (in_all(one), in_all(other)), is_cut(one) or is_cut(other),
     )
 
 
@@ -173,50 +169,3 @@ def _rows(run: Found) -> dict[str, tuple[int, float | None]]:
 def _number(value: float | str | None) -> float | None:
     """Infinite parts and NaN stand in a file as text."""
     return None if value is None else float(value)
-
-
-# ---- findings --------------------------------------------------------------------------------------------------
-
-
-def _apart(some: Iterable[Found], others: Iterable[Found]) -> tuple[list[Found], list[Found]]:
-    """What each has beyond the other: as many of a place, first those whose words are the same. Numbers may differ."""
-    mine, theirs = list(some), list(others)
-    for same in (_told, _placed):
-        both = Counter(map(same, mine)) & Counter(map(same, theirs))
-        mine, theirs = _without(mine, same, both), _without(theirs, same, both)
-    return mine, theirs
-
-
-def _without(findings: list[Found], same: Callable[[Found], str], both: Counter[str]) -> list[Found]:
-    left, found = Counter(both), list[Found]()
-    for one in findings:
-        left[same(one)] -= 1
-        if left[same(one)] < 0:
-            found.append(one)
-    return found
-
-
-def _placed(finding: Found) -> str:
-    return repr([finding.get(field) for field in PLACE])
-
-
-def _told(finding: Found) -> str:
-    return _placed(finding) + str(finding["diagnosis"])
-
-
-def _in_all(run: Found) -> int | None:
-    """How many were found. An old file does not say it where its list is full."""
-    said, listed = run.get("findings_in_all"), len(run["findings"])
-    return int(said) if said is not None else listed if listed < FINDINGS else None
-
-
-def _is_cut(run: Found) -> bool:
-    return _in_all(run) != len(run["findings"])
-
-
-def _covers(run: Found, finding: Found) -> bool:
-    """Whether a run would list this finding if it had it: its list is whole, or goes on behind the finding's event."""
-    if not _is_cut(run):
-        return True
-    events = [found.get("event") for found in (*run["findings"][:FINDINGS][-1:], finding)]
-    return finding.get("case") is None and len(events) == 2 and None not in events and events[1] < events[0]

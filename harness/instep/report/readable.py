@@ -15,7 +15,7 @@ from instep_reference.contract.errors import BadInput
 from ..trace.file import decode
 from .result import runs_of
 
-# Fields of a run that say how it was set up: text, numbers that stand for a strategy of nobody, or whether.
+# Fields of a run that say what was run, and how it was set up. All are text, but `WHETHER`.
 SETTING = (
     "name", "relation", "recording", "ops", "engine", "strategy", "conv", "layout", "dtype", "state_dtype", "graphs",
     "device", "kv_dtype", "snapshot_layout", "drafter", "overlap", "guarded", "model",
