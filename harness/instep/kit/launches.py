@@ -103,13 +103,12 @@ def op_cases(
         if not found:
             raise BadInput("--case", found=case, expected=f"one of {', '.join(one.name for one in every)}")
         every, trees, wanted = found, True, wanted._replace(state_dtype=None)  # it is named: it has its own
-    built = {one: one.build("cpu") for one in every}
-    chains = [one for one in every if trees or not is_tree(built[one])]
-    if not chains:
+    looked = [(one, is_tree(call), _widths(one, call)) for one in every for call in [one.build("cpu")]]
+    there = {one: widths for one, tree, widths in looked if trees or not tree}
+    if not there:
         raise Unsupported(f"{op}: its cases are windows that are trees, which trees=True asks for")
-    widths = {one: _widths(one, built[one]) for one in chains}
-    _must_have(op or "every op", wanted, [*widths.values()])
-    return [one for one in chains if widths[one].fit(wanted)]
+    _must_have(op or "every op", wanted, [*there.values()])
+    return [one for one, widths in there.items() if widths.fit(wanted)]
 
 
 def _drawn(op: str | None, numbers: Iterable[int]) -> list[Case]:
