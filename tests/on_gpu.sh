@@ -1,49 +1,57 @@
 #!/usr/bin/env bash
-# What only a GPU can show: the tests marked gpu and the recorded trace natively, side by side; then a look for data races
-# and the figures, each alone on the card. Usage: tests/on_gpu.sh FOLDER COMMIT [check|race|time]    writes *.json and
-# *.txt into FOLDER
+# What only a GPU can show, in three parts that run one after the other: check, the recorded traces natively and then the
+# tests marked gpu; race, a look for data races and reads out of bounds; time, the figures, each alone on the card.
+# Usage: tests/on_gpu.sh FOLDER COMMIT [check|race|time]    left out: all three. Writes *.json and *.txt into FOLDER; a
+# task's exit status is the last line of its *.txt (124: stopped at its limit)
 set -uo pipefail
 cd "$(dirname "$0")/.."
-out=$1 commit=$2 part=${3:-all} failed=$(mktemp -d)
+out=$1 commit=$2 part=${3:-all} failed=$(mktemp -d) end=0
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}reference:optimized:harness:tests PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2
 mkdir -p "$out"
 where=$(python3 -c 'import torch, triton; print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")')
 
-task() {  # name, seconds, command: its output in FOLDER/name.txt
-  local name=$1 limit=$2 begun=$SECONDS
+task() {  # name, seconds, command: its output in FOLDER/name.txt; no longer than until the end of its part, `end`
+  local name=$1 limit=$2 begun=$SECONDS status=0
   shift 2
+  if ((end && limit > end - begun)); then limit=$((end > begun ? end - begun : 1)); fi
   echo "# $where, commit $commit, $(date -u +%F): $*" >"$out/$name.txt"
-  timeout "$limit" "$@" >>"$out/$name.txt" 2>&1 || { echo "FAILED ($?) $name" >"$failed/$name"; tail -n 40 "$out/$name.txt"; }
+  timeout --kill-after=5 "$limit" "$@" >>"$out/$name.txt" 2>&1 || status=$?
+  echo "exit status $status, limit $limit s" >>"$out/$name.txt"
+  if ((status)); then echo "FAILED ($status) $name" >"$failed/$name"; tail -n 40 "$out/$name.txt"; fi
   echo "$name: $((SECONDS - begun)) s"
 }
 replay() { local name=$1; shift; task "$name" 300 python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" --json "$out/$name.json" "$@"; }
 tests() { local name=$1; shift; task "$name" 300 python3 -m pytest -q --durations=5 -p no:cacheprovider -m gpu "$@"; }
 
-summary() {  # files of tests: what stands in the repository of them
+summary() {  # files of tasks: what stands in the repository of them
   local file
   for file in "$@"; do
     head -n 1 "$file"
-    grep -E "^(FAILED|ERROR|[0-9]+ (passed|failed)|=+ (RACECHECK|ERROR) SUMMARY)" "$file"
+    grep -E "^(FAILED|ERROR|[0-9]+ (passed|failed)|=+ (RACECHECK|ERROR) SUMMARY|exit status )" "$file"
   done
 }
 
 if [ "$part" = all ] || [ "$part" = check ]; then
+  # Two waves: all of it side by side does not fit 80 GB. The first compiles what the second takes from Triton's cache.
+  end=$((SECONDS + 470))
   replay replay-native-fp32 --ops triton &
   replay replay-native-bf16 --ops triton --dtype bfloat16 &
   replay replay-native-kv --ops triton --layout KV --strategy snapshot --conv widened &
   replay replay-native-graphs --ops triton --graphs &
+  task streams-native 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-native.json" &
+  task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
+  task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &
+  wait
   tests tests-kernels tests/optimized/test_kernels*.py tests/optimized/test_ops_plain.py tests/optimized/test_index_ops.py tests/optimized/test_tiles.py tests/optimized/test_draw.py &
-  tests tests-forms tests/optimized/test_attend_parts.py tests/optimized/test_staged.py tests/optimized/test_fusions.py &
+  tests tests-forms tests/optimized/test_attend_parts.py tests/optimized/test_fusions.py &
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
   tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_mixed_steps.py &
   tests tests-harness tests/harness &
   tests tests-invariant-ops tests/optimized/test_invariant.py &
   tests tests-invariant-engine tests/optimized/test_invariant_engine.py &
-  task streams-native 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-native.json" &
-  task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
-  task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &
   wait
+  end=0
   summary "$out"/tests-*.txt >"$out/suite-native.txt"
 fi
 if [ "$part" = all ] || [ "$part" = race ]; then
@@ -56,7 +64,8 @@ if [ "$part" = all ] || [ "$part" = race ]; then
   summary "$out"/racecheck*.txt "$out"/memcheck*.txt >"$out/race-native.txt"
 fi
 if [ "$part" = all ] || [ "$part" = time ]; then
-  task bench-native 500 python3 -m instep bench --minutes 6 --commit "$commit" --json "$out/bench-native.json" --plots "$out/bench"
+  # Its last cell, whole texts through 32 layers, begins within these minutes and ends some minutes later.
+  task bench-native 500 python3 -m instep bench --minutes 4 --commit "$commit" --json "$out/bench-native.json" --plots "$out/bench"
   task bench-invariant 90 python3 -m instep bench --ops triton --ops invariant --kind products --kind attend --no-peers --minutes 1 --commit "$commit" --json "$out/bench-invariant.json"
   mkdir -p "$out/baselines"  # for fixtures/baselines: how often the gate is wrong on this machine
   task gate-native 240 python3 -m instep gate triton --device cuda --dtype bfloat16 --graphs --overlap --calibrate --minutes 1.5 --baselines "$out/baselines" --commit "$commit"

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 from instep.bench import KINDS, grid, kind, peers, plots, render, run
-from instep.bench.base import Arm
+from instep.bench.base import TOO, Arm
 from instep.bench.clock import Rates, Times, less, timed
 from instep.bench.kinds import pick, strategies
 from instep.bench.run import Asked, Bench, bench
@@ -31,6 +31,7 @@ from instep_reference.contract.errors import BadInput, Unsupported
 from support.command import Runner, complaint
 
 SLOW = pytest.mark.slow
+DRAWN = ("strategies", "decode", "conv", "pick", "products")  # kinds that have a plot on a CPU: two cells in one line
 FP32, MACHINE = torch.float32, Rates(1e10, 2e10, 1e11)
 
 
@@ -131,14 +132,13 @@ def test_what_is_right_is_timed_and_its_mark_is_drawn(name: str, tmp_path: Path)
     assert found.exit is Exit.AGREED and "no speed" not in text(found)
     for row in found.rows:
         assert row["floor_us"] > 0 and all(arm["lower"] <= arm["us"] <= arm["upper"] for arm in row["arms"].values())
+        assert all(arm["of_floor"] == arm["mean"] / row["floor_us"] for arm in row["arms"].values())
     drawn = [ElementTree.parse(file).getroot() for file in plots.write(found, tmp_path / "new")]
     marks = [mark[0].text for svg in drawn for mark in svg.iter("{http://www.w3.org/2000/svg}circle")]
     x = kind(name).x
-    due = [f"{arm}, {x} {row['cell'][x]:g}: {value:.4g} us" for row in found.rows if _in_a_plot(row, found, x)
-           for arm, value in {"floor": row["floor_us"], "it": row["arms"]["it"]["us"]}.items()
-           ] if name != "strategies" else marks  # fmt: skip
-    assert len(marks) == sum(1 + len(row["arms"]) for row in found.rows if _in_a_plot(row, found, x))
-    assert sorted(filter(None, marks)) == sorted(due)
+    due = [f"{arm}, {x} {row['cell'][x]:g}: {us:.4g} us" for row in found.rows if _in_a_plot(row, found, x)
+           for arm, us in [("floor", row["floor_us"]), *((one, told["us"]) for one, told in row["arms"].items())]]
+    assert bool(due) is (name in DRAWN) and sorted(filter(None, marks)) == sorted(due)
 
 
 def _in_a_plot(row: run.Row, found: Bench, x: str) -> bool:
@@ -164,6 +164,34 @@ def test_what_is_taken_off_leaves_the_rounds_as_they_are() -> None:
         arm.less()
     layers = arm.units
     assert again == [0] * layers + [strategies.accepted_of(4)] * 2 * layers
+
+
+@pytest.mark.parametrize("name", ["strategies", "decode"])
+def test_beside_peers_a_second_arm_makes_its_inputs_in_every_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first finds them made; from the second nothing is taken off, and it is checked with inputs of its own."""
+    made = list[int]()
+
+    def gdn_inputs(**given: Any) -> Any:
+        made.append(len(given["mixed"]))
+        return PLAIN.gdn_inputs(**given)
+
+    monkeypatch.setitem(peers.PEERS, name, {})
+    ground = run.Ground(torch.device("cpu"), FP32, {"it": replace(PLAIN, gdn_inputs=gdn_inputs)}, MACHINE, 0)
+    at = {"batch": 2, "window": 4, "heads": 4, "state": "float32"}
+    arms = {arm.name: arm for arm in kind(name).make(ground, at).arms}
+    first = {one: arm for one, arm in arms.items() if not one.endswith(TOO)}
+    assert first and arms.keys() == first.keys() | {one + TOO for one in first}
+    for one, alone in first.items():
+        within = arms[one + TOO]
+        assert alone.work and within.work and alone.units == within.units
+        assert (alone.less is not None) is (name == "strategies") and within.less is None
+        made.clear()
+        alone.work()
+        assert not made
+        assert within.check() == "" and made
+        made.clear()
+        within.work()
+        assert made == [2 * (4 if name == "strategies" else 1)] * within.units
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rich.console import Console
 from instep.faults.base import Edit
 from instep.perf import baseline, pairs, power, render
 from instep.perf.cases import Walk
-from instep.perf.clock import CLOCKS, Clock
+from instep.perf.clock import CLOCKS, Clock, judged
 from instep.perf.course import Course, lay
 from instep.perf.power import ARMS, Power, tried
 from instep.perf.question import Question, Report
@@ -62,7 +63,7 @@ def test_trials_count_what_the_gate_says(
     console = Console(width=160)
     with console.capture() as said:
         render.show_power(known, console)
-    assert "commit: false alarms 0.0%, a true 8% is found in" in said.get()
+    assert f"commit: false alarms 0.0%, a true {slowed:.1%} (wall) is found in" in said.get()
     file = baseline.file_of(QUESTION, tmp_path)
     baseline.result(known).write(file)
     told = baseline.known(QUESTION, tmp_path)
@@ -83,6 +84,20 @@ def test_another_machine_has_another_baseline(monkeypatch: pytest.MonkeyPatch, t
     assert baseline.file_of(QUESTION, tmp_path) != here
 
 
+@pytest.mark.parametrize("other", [
+    {"before": "invariant"}, {"batch": 8}, {"rounds": 1}, {"num_steps": 1}, {"allowed": 0.1}, {"pairs": 120},
+    {"setting": Setting(dtype="bfloat16")}, {"setting": Setting(graphs=True)},
+], ids=str)  # fmt: skip
+def test_another_question_has_another_baseline(other: dict[str, Any], tmp_path: Path) -> None:
+    """The op set of BEFORE is calibrated, whatever a tree would run and whatever AFTER is."""
+    asked = replace(QUESTION, **other)
+    file = baseline.file_of(asked, tmp_path)
+    assert file != baseline.file_of(QUESTION, tmp_path)
+    assert file == baseline.file_of(replace(asked, after="triton"), tmp_path)
+    ops = other.get("before", "plain")
+    assert f"-{ops}-" in file.name and baseline.result(Power(Report(asked))).data()["setting"]["ops"] == ops
+
+
 def test_what_is_slowed_takes_so_much_longer() -> None:
     clock = Clock("cpu")
     begun = clock.read()
@@ -94,13 +109,21 @@ def test_what_is_slowed_takes_so_much_longer() -> None:
 
 
 def test_what_stands_in_the_repository_is_of_a_gate_that_is_fit() -> None:
-    """Few false alarms; and 8% are found as often as is asked, or the file says that the machine is too noisy."""
+    """Few false alarms; and what was slowed is found as often as is asked, or the file says: the machine is too noisy.
+
+    An arm is asked to take 8% longer. It came to between 6% and 12%, as the file tells: that much is shown to be found.
+    """
     files = list(Path("fixtures/baselines").glob("*.json"))
     assert files
     for file in files:
         told = json.loads(file.read_text())
         assert (told["trials"], told["slowed"]) == (200, 0.08) and told["elements"] > 10_000
+        asked = {name: value for name, value in told["setting"].items() if name not in ("source", "cases")}
+        assert baseline.named(told["machine"], asked) == file.name
+        assert told["ratio"].keys() == set(told["setting"]["cases"])
         for case, counts in told["says"]["A/A"].items():
+            assert told["ratio"][case].keys() == set(judged(told["setting"]["device"]))
+            assert all(0.06 <= ratio - 1 <= 0.12 for ratio in told["ratio"][case].values()), f"{file.name}: {case}"
             assert counts.get("slower", 0) <= power.MOST_ALARMS * 200, f"{file.name}: {case}"
             enough = told["says"]["slowed"][case].get("slower", 0) >= power.LEAST_POWER * 200
             assert enough or told["exit"] == Exit.INCONCLUSIVE, f"{file.name}: {case}"

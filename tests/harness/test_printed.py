@@ -114,7 +114,7 @@ def test_fuzz(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gate(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "fingerprint", lambda device: {"torch": "2", "device": device, "cores": None})
-    calibrated = {"trials": 200, "date": "2026-11-22T00:00:00", "slowed": 0.08,
+    calibrated = {"trials": 200, "date": "2026-11-22T00:00:00", "slowed": 0.08, "ratio": {"verify": {"wall": 1.063}},
                   "says": {"A/A": {"verify": {"held": 200}}, "slowed": {"verify": {"slower": 193}}}}  # fmt: skip
     kept = iter([calibrated, None])
     monkeypatch.setattr(gate, "known", lambda question: next(kept))

@@ -56,8 +56,18 @@ def test_two_sessions_make_one_sum(instep: Runner, model: Path, tmp_path: Path) 
     assert kept_now["runs"][0]["rounds"] == 9 and len(kept_now["soaked"][0]["sessions"]) == 2
     assert "expected 3, with which it was begun" in complaint(instep(*told, "--rounds", 12, "--stretch", 5))
     assert "--minutes" in complaint(instep(*told))
+    other = tmp_path / "other.json"
+    assert instep(*told[:-1], other, "--rounds", 4, "--seed", 1).code == Exit.AGREED
+    assert instep("soak", "--json", file, "--join", other).code == Exit.AGREED
+    joined: Any = json.loads(file.read_text())
+    assert [(run["seed"], run["rounds"]) for run in joined["runs"]] == [(0, 9), (1, 4)]
+    assert "of ledger with seed 1, which is there" in complaint(instep("soak", "--json", file, "--join", other))
+    assert instep(*told, "--rounds", 6, "--seed", 1).code == Exit.AGREED, "each seed goes on for itself"
+    assert [run["rounds"] for run in json.loads(file.read_text())["runs"]] == [9, 6]
     file.write_text("{}")
     assert "a file that `instep soak` wrote" in complaint(instep(*told, "--rounds", 9))
+    for bad in (("--json", other, "--join", file), ("--json", other, "--join", tmp_path), ("--join", other)):
+        assert "soak` wrote" in (said := complaint(instep("soak", *bad))) or "takes the others in" in said
 
 
 def test_no_time_is_inconclusive(instep: Runner, model: Path) -> None:

@@ -1,6 +1,7 @@
 """Tables of speed for the README and docs/results.md, from a result of `instep bench`: of one kind of work or of all.
 
-A cell without a time says what is wrong with its answers. Leaves out: making the result
+A cell without a time says what is wrong with its answers. Where kernels of peers compute norms and gates, too, the arm
+of ours that does so stands beside them; a result without such an arm says so. Leaves out: making the result
 (`instep bench --json fixtures/results/bench-native.json`).
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from instep.bench.base import TOO
 
 Results = Mapping[str, Any]
 AXES = ("batch", "window", "rows", "sequences", "tokens", "behind", "heads", "state", "op", "layers", "drafter")
@@ -24,7 +27,9 @@ SHOWN: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "rounds": tuple({"batch": batch, "layers": 32} for batch in (1, 8, 32)),
 }  # fmt: skip
 LAYERS = 32  # of the 9B shape
-UNEVEN = 0.05  # from here on a mean is told beside a median
+# What peers do within their time, and of ours only the arms that end with `TOO`.
+NORMS = "kernels of SGLang and FlashInfer compute norms and gates, too"
+INSIDE = {"strategies": f"{NORMS}, and ReplaySSM moves its cursors", "decode": NORMS}
 FIGURES = {"tokens_per_s": ".0f", "round_ms": ".2f", "latency_s": ".3f", "accepted": ".2f"}  # of a whole text
 
 
@@ -36,70 +41,92 @@ def strategies(result: Results) -> str:
     """MiB per request and layer, and microseconds of one verify with its commit, per layer, by batch."""
     rows = {row["cell"]["batch"]: row for row in rows_of(result, "strategies", window=4, heads=32, state="float32")}
     lines = _head(["strategy", "MiB a request", *(f"B = {batch}" for batch in rows), "exact"])
-    floors = " | ".join(f"{row['floor_us']:.1f}" for row in rows.values())
+    floors = " | ".join(figure(row["floor_us"]) for row in rows.values())
     lines.append(f"| *one read and one write* |  | {floors} |  |")
     for name in next(iter(rows.values()))["arms"]:
         arms = [row["arms"].get(name, {}) for row in rows.values()]
         held = f"{sum(arms[0]['bytes'].values()) / 2**20:.2f}" if "bytes" in arms[0] else ""
         peer = any(arm.get("peer") for arm in arms)
         exact = "" if peer else "bit by bit" if not any(arm.get("finding") for arm in arms) else "NO"
-        shown = name if peer else f"`{name}`"
-        lines.append("| " + " | ".join((shown, held, *map(spread, arms), exact)) + " |")
-    return "\n".join(lines)
+        lines.append("| " + " | ".join((name if peer else _own(name), held, *map(spread, arms), exact)) + " |")
+    return "\n".join([*lines, *_unlike([*rows.values()])])
 
 
 def effect(result: Results) -> str:
     """Whole texts, by step count: with the controller beside each fixed count."""
-    lines = _head(["drafter", "arm", "tokens/s", "ms a round", "latency s", "accepted", "windows by accepted drafts"])
+    lines = _head(["drafter", "batch", "arm", "tokens/s", "ms a round", "latency s", "accepted",
+                   "windows by accepted drafts"])  # fmt: skip
     for row in rows_of(result, "decoding", layers=LAYERS):
         for name, arm in row["arms"].items():
             counts = ", ".join(f"{count}: {windows}" for count, windows in arm.get("distribution", {}).items())
             figures = [f"{arm.get(name, math.nan):{form}}" for name, form in FIGURES.items()]
             cells = [*figures, counts] if "us" in arm else [f"no speed: {arm['finding']}", *[""] * len(FIGURES)]
-            lines.append("| " + " | ".join((row["cell"]["drafter"], name, *cells)) + " |")
+            lines.append("| " + " | ".join((row["cell"]["drafter"], str(row["cell"]["batch"]), name, *cells)) + " |")
     return "\n".join(lines)
 
 
 def speed(result: Results) -> str:
     """The cells that matter of every kind: ours, the floor and how far it is, and the fastest peer with its answers."""
-    lines = _head(["work", "cell", "ours, us", "floor, us", "of the floor", "fastest peer, us", "its answers"])
-    for kind, cells in SHOWN.items():
-        for axes in cells:
-            lines += [f"| {kind} | {line} |" for line in _lines(rows_of(result, kind, **axes))]
-    return "\n".join(lines)
+    lines = _head(["work", "cell", "ours, us", "floor, us", "mean of floor", "fastest peer, us", "its answers"])
+    rows = [row for kind, cells in SHOWN.items() for axes in cells for row in rows_of(result, kind, **axes)[:1]]
+    lines += [f"| {row['kind']} | {line} |" for row in rows for line in _lines(row)]
+    return "\n".join([*lines, *_unlike(rows)])
 
 
-def _lines(rows: list[Results]) -> Iterator[str]:
-    for row in rows[:1]:
-        timed = {name: arm for name, arm in row["arms"].items() if "us" in arm}
-        ours = {name: arm for name, arm in timed.items() if not arm["peer"]}
-        peers = {name: arm for name, arm in timed.items() if arm["peer"]}
-        if not ours:
-            continue
-        best, peer = _fastest(ours), _fastest(peers) if peers else ""
-        told = f"{spread(ours[best])} `{best}`"
-        cells = ", ".join(f"{axis} {row['cell'][axis]}" for axis in AXES if axis in row["cell"])
-        floor = row["floor_us"]
-        theirs = (f"{spread(peers[peer])} {peer}", peers[peer]["finding"] or "right") if peer else ("", "")
-        yield " | ".join((cells, told, f"{floor:.1f}", f"{_average(ours[best]) / floor:.2f}", *theirs))
+def _lines(row: Results) -> Iterator[str]:
+    """One, or none where nothing of ours has a time."""
+    ours, peers = _timed(row)
+    if not ours:
+        return
+    best, peer = _fastest(ours), _fastest(peers) if peers else ""
+    cells = ", ".join(f"{axis} {row['cell'][axis]}" for axis in AXES if axis in row["cell"])
+    floor = row["floor_us"]
+    theirs = (f"{spread(peers[peer])} {peer}", peers[peer]["finding"] or "right") if peer else ("", "")
+    yield " | ".join((cells, f"{spread(ours[best])} {_own(best)}", figure(floor), f"{ours[best]['mean'] / floor:.2f}",
+                      *theirs))  # fmt: skip
+
+
+def _timed(row: Results) -> tuple[Mapping[str, Results], Mapping[str, Results]]:
+    """Ours that stand beside the peers, and the peers."""
+    timed = {name: arm for name, arm in row["arms"].items() if "us" in arm}
+    ours, peers = ({name: arm for name, arm in timed.items() if bool(arm["peer"]) is foreign}
+                   for foreign in (False, True))  # fmt: skip
+    return {name: arm for name, arm in ours.items() if name.endswith(TOO)} or ours, peers
+
+
+def _unlike(rows: list[Results]) -> Iterator[str]:
+    """Below a table: what the peers do in it and ours do not."""
+    kinds = dict.fromkeys(row["kind"] for row in rows if row["kind"] in INSIDE for ours, peers in [_timed(row)]
+                          if peers and not any(name.endswith(TOO) for name in ours))  # fmt: skip
+    if kinds:
+        said = "; in ".join(f"`{kind}` {INSIDE[kind]}" for kind in kinds)
+        yield from ("", f"In {said}. No arm of ours in this result does.")
 
 
 def _fastest(arms: Mapping[str, Results]) -> str:
     return min(arms, key=lambda name: float(arms[name]["mean"]))
 
 
-def _average(arm: Results) -> float:
-    """The median, or the mean where rounds differ so much that it is told."""
-    return float(arm["mean"] if abs(arm["mean"] / arm["us"] - 1) > UNEVEN else arm["us"])
+def _own(name: str) -> str:
+    """`rerun`, norms and gates too"""
+    return f"`{name.removesuffix(TOO)}`{TOO * name.endswith(TOO)}"
 
 
 def spread(arm: Results) -> str:
-    """12.3 ±0.4: the median, and half the interquartile range; the mean where rounds differ, as some store and others
-    do not."""
+    """12.3 ±0.4, mean 12.6: the median, half the interquartile range, and the mean where its three digits differ."""
     if "us" not in arm:
         return "no speed" if arm else ""
-    mean = f", mean {arm['mean']:.1f}" if _average(arm) != arm["us"] else ""
-    return f"{arm['us']:.1f} ±{(arm['upper'] - arm['lower']) / 2:.1f}{mean}"
+    mean = f", mean {figure(arm['mean'])}" if f"{arm['mean']:.3g}" != f"{arm['us']:.3g}" else ""
+    return f"{figure(arm['us'])} ±{(arm['upper'] - arm['lower']) / 2:.{max(1, _places(arm['us']))}f}{mean}"
+
+
+def figure(value: float) -> str:
+    """With three digits at least, and no more places than these need: 9.40, 53.5, 10270"""
+    return f"{value:.{_places(value)}f}"
+
+
+def _places(value: float) -> int:
+    return max(0, 2 - math.floor(math.log10(float(f"{abs(value) or 1:.2e}"))))
 
 
 def _head(names: list[str]) -> list[str]:

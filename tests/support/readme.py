@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,22 @@ def found() -> str:
         f"kernels that are not ours: FLA's (fla-core {version}) behind the same op, layers of "
         f"{_names(fla)}, {_machine(_read('fla-native.json')['machine'])}": _agreed(fla),
         f"our kernels in layers of {_names(sizes)}, {_machine(_read('shapes-native.json')['machine'])}": _agreed(sizes),
+        "drawn rounds of requests that come and go, every event compared (`instep soak`)": _soaked(),
         "our reference against `transformers`, fp64": f"worst relative error {worst:.0e}",
     }  # fmt: skip
     lines = [f"| {what} | {came} |" for what, came in rows.items()]
     return "\n".join(["| what was judged | result |", "|---|---|", *lines])
+
+
+def _soaked() -> str:
+    """The rounds of each op set, and what was found in them."""
+    runs, rounds = _read("soak.json")["soaked"], Counter[str]()
+    for run in runs:
+        for session in run["sessions"]:
+            where = f" on an {session['machine']['device_name']}" * (run["setting"]["device"] != "cpu")
+            rounds[f"`{run['setting']['ops']}`{where}"] += session["rounds"]
+    told = ", ".join(f"{count:,} of {name}" for name, count in sorted(rounds.items()))
+    return f"{told}: {sum(len(run['found']) for run in runs)} findings"
 
 
 def _by(counts: dict[str, int]) -> str:

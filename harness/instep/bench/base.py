@@ -23,6 +23,7 @@ Size = Literal["tiny", "default", "full"]
 TO = Place("trunk", 0, "core")  # nobody watches what is timed
 REAL, TINY = (16, 128, 128), (2, 16, 16)  # key heads, K, V: of Qwen3-Next and Qwen3.5; and so that nobody waits
 SEED = 0
+TOO = ", norms and gates too"  # ends the name of an arm of ours that does all that a peer's kernel does inside
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Kind:
     unit   what a time is of, as the head of its table says it
     cells  the grid, what matters most first; it never depends on what is measured
     make   builds a cell. It raises `Unsupported` for one that does not exist
-    x, y   the axis of its plot, and whether the time is worth one
+    x      the axis of its plot
     """
 
     unit: str

@@ -18,7 +18,8 @@ from .base import key
 from .run import Bench, Row
 
 WIDTH, HEIGHT, LEFT, TOP, LEGEND = 560, 340, 64, 34, 230
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#000000")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#000000",
+           "#9467bd", "#7f7f00", "#17becf", "#ff69b4")  # fmt: skip
 Points = list[tuple[float, float]]
 
 

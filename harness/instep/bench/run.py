@@ -33,7 +33,7 @@ LOAD = "load"  # of the fingerprint, what changes from minute to minute
 
 @dataclass
 class Asked:
-    """What is to be measured: kinds in their order, the size of the grid, the minutes (0: as long as it takes)."""
+    """What is to be measured: kinds in their order, the size of the grid, the minutes (more than 0)"""
 
     sets: Mapping[str, Ops]
     device: str
@@ -90,9 +90,8 @@ Told = Callable[[str, int, int | None], None]
 
 def bench(
     asked: Asked, keep: Path | None = None, told: Told = lambda what, done, of: None,
-    shown: Callable[[Row], None] = lambda row: None,
 ) -> Bench:
-    """keep: the file of a full grid, which is read first and written after every cell;  shown: gets every new row."""
+    """keep: the file of a full grid, which is read first and written after every cell."""
     device = torch.device(asked.device)
     torch.manual_seed(SEED)
     told("measuring the machine", 0, None)
@@ -114,7 +113,6 @@ def bench(
             told(name, done, len(every))
             row = _row(name, ground, at)
             found.rows.append(row)
-            shown(row)
             if keep is not None:
                 found.result().write(keep)
             gc.collect()
@@ -138,7 +136,7 @@ def _row(name: str, ground: Ground, at: At) -> Row:
         told: dict[str, Any] = {"peer": arm.peer, "finding": findings[arm.name] or late.get(arm.name, "")}
         if arm.name in times:
             data = times[arm.name].data()
-            told |= data | {"of_floor": float(str(data["us"])) / row["floor_us"]} if floor else data
+            told |= data | {"of_floor": float(str(data["mean"])) / row["floor_us"]} if floor else data
             told |= arm.more()
         row["arms"][arm.name] = told
     return row | {"seconds": time.monotonic() - begun}

@@ -29,8 +29,9 @@ def bench(
     given: Given,
     kind: Annotated[list[str] | None, typer.Option(help=f"{CHOICES}; may be repeated. Left out: all.")] = None,
     grid: Annotated[str, typer.Option(help="default; or full, which is kept cell by cell in the --json file, and goes "
-                                           "on where that stands.")] = "default",
-    minutes: Annotated[float, typer.Option(help="So long, divided among the kinds.")] = 6.0,
+                                           "on where that stands. A CPU always gets tiny shapes.")] = "default",
+    minutes: Annotated[float, typer.Option(help="So long, divided among the kinds. What does not fit is left "
+                                                  "out, and named.")] = 6.0,
     peers: Annotated[bool | None, typer.Option("--peers/--no-peers", help="Kernels of other packages beside ours; left "
                                                                          "out: on a card.")] = None,
     plots: Annotated[Path | None, typer.Option(help="A folder for pictures, SVG.")] = None,

@@ -31,7 +31,7 @@ def soak(
                                                          "own.")] = None,
     minutes: Annotated[float | None, typer.Option(help="The most time of this session, shared by the op sets.",
                                                   min=0.0)] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds per op set, those of earlier sessions among them.",
+    rounds: Annotated[int | None, typer.Option(help="Rounds per op set and seed, those of earlier sessions among them.",
                                                min=1)] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same rounds.", min=0)] = 0,
     every: Annotated[int, typer.Option(help="Of so many events one is recomputed (T2); T0, T1 and T2d judge all.",
@@ -40,6 +40,8 @@ def soak(
                                               "there.", min=1)] = 200,
     out: Annotated[Path, typer.Option(help="Folder for the trace of what is found.")] = Path("soak"),
     json: Annotated[Path | None, typer.Option(help="The result file; a soak that it holds goes on.")] = None,
+    join: Annotated[list[Path] | None, typer.Option(help="A soak with another seed, of another process or machine, "
+                                                         "that goes into --json; may be repeated.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
     """Serve drawn rounds until a time or a number; exit 0: all agree, 1: divergence, 3: nothing compared."""
@@ -53,6 +55,8 @@ def soak(
     from ..soak import kept, render
     from ..soak.soak import Ask, Soak
 
+    if join:
+        return _join(join, json, commit)
     if minutes is None and rounds is None:
         raise BadInput("--minutes", found="neither a time nor --rounds", expected="how far to go: one of them, or both")
     if json is not None:
@@ -75,6 +79,20 @@ def soak(
         if found is not None or soaking.interrupted:
             break
     finish(kept.result(runs, device, commit), json, lambda console: render.show(runs, found, console))
+
+
+def _join(others: list[Path], json: Path | None, commit: str | None) -> None:
+    from instep_reference.contract.errors import BadInput
+
+    from ..soak import kept, render
+
+    if json is None:
+        raise BadInput("--join", found="no --json", expected="the file that takes the others in")
+    runs = kept.read(json)
+    for path in others:
+        kept.join(runs, path)
+    devices = sorted({str(run.setting["device"]) for run in runs})
+    finish(kept.result(runs, ", ".join(devices), commit), json, lambda console: render.show(runs, None, console))
 
 
 def _session(soak: Soak, keep: Callable[[], None]) -> Soak:

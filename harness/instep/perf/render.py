@@ -5,6 +5,7 @@ Leaves out: the judgement (`gate.py`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from rich.console import Console
@@ -82,18 +83,24 @@ def show_power(found: Power, console: Console) -> None:
 
 def _fit(found: Power, case: str) -> str:
     alarms, power = found.part("A/A", case, Say.SLOWER), found.part("slowed", case, Say.SLOWER)
-    return f"{case}: false alarms {alarms:.1%}, a true {SLOWED:.0%} is found in {power:.1%} of trials"
+    return f"{case}: false alarms {alarms:.1%}, {_slowed(found.ratio[case])} is found in {power:.1%} of trials"
+
+
+def _slowed(ratio: Mapping[str, float]) -> str:
+    """By how much an arm was slower in truth, by each clock: what was asked of it is not what it came to."""
+    return "a true " + ", ".join(f"{value - 1:.1%} ({clock})" for clock, value in ratio.items())
 
 
 def _calibrated(question: Question) -> str:
     """What the gate is known to do on this machine."""
-    told = known(question)
-    if told is None:
-        return "this machine: not calibrated; instep gate BEFORE --calibrate says how often the gate is wrong here"
-    said = []
+    told, said = known(question), list[str]()
     for case in question.cases:
-        counts = {which: told["says"][which].get(case, {}).get(Say.SLOWER.value, 0) for which in ("A/A", "slowed")}
-        said.append(f"{case} {counts['A/A']} false alarms, a true {told['slowed']:.0%} found {counts['slowed']} times")
+        if told is not None and (slowed := told["ratio"].get(case)):
+            found = {which: told["says"][which].get(case, {}).get(Say.SLOWER.value, 0) for which in ("A/A", "slowed")}
+            said.append(f"{case} {found['A/A']} false alarms, {_slowed(slowed)} found {found['slowed']} times")
+    if told is None or not said:
+        return ("not calibrated on this machine with this setting; instep gate BEFORE --calibrate says how often the "
+                "gate is wrong here")  # fmt: skip
     return f"this machine, of {told['trials']} trials each ({told['date'][:10]}): {'; '.join(said)}"
 
 

@@ -107,16 +107,28 @@ def read(path: Path | None) -> list[Soaked]:
 
 
 def going_on(runs: list[Soaked], begun: Soaked, path: Path | None) -> Soaked:
-    """The run to go on with: the one of the same op set in the file, or `begun`, which joins it."""
+    """The run to go on with: the one of the same op set and seed in the file, or `begun`, which joins it."""
     for run in runs:
-        if run.name == begun.name:
-            for field in ("setting", "model", "seed", "every", "stretch"):
+        if (run.name, run.seed) == (begun.name, begun.seed):
+            for field in ("setting", "model", "every", "stretch"):
                 if getattr(run, field) != getattr(begun, field):
                     raise BadInput(f"{path}: {field} of {run.name}", found=getattr(begun, field),
                                    expected=f"{getattr(run, field)}, with which it was begun")  # fmt: skip
             return run
     runs.append(begun)
     return begun
+
+
+def join(runs: list[Soaked], path: Path) -> None:
+    """Take in the runs of another file, which went on elsewhere: their op set or their seed is another one."""
+    if not path.is_file():
+        raise BadInput("--join", found=f"no file {path}", expected="a file that `instep soak` wrote")
+    here = {(run.name, run.seed) for run in runs}
+    for run in read(path):
+        if (run.name, run.seed) in here:
+            raise BadInput(f"--join {path}", found=f"a soak of {run.name} with seed {run.seed}, which is there already",
+                           expected="op sets or seeds of its own: the same ones draw the same rounds")  # fmt: skip
+        runs.append(run)
 
 
 def session(device: str, commit: str | None) -> Session:
@@ -127,7 +139,7 @@ def session(device: str, commit: str | None) -> Session:
 def result(runs: list[Soaked], device: str, commit: str | None) -> Result:
     """The file: the sums for whoever reads it, and all that the next session needs."""
     sums = [
-        {"ops": run.name, "rounds": run.rounds, "events": run.events, "elements": run.elements,
+        {"ops": run.name, "seed": run.seed, "rounds": run.rounds, "events": run.events, "elements": run.elements,
          "minutes": round(run.seconds / 60, 1), "rounds_per_minute": round(60 * run.rounds / max(run.seconds, 1e-9), 1),
          "exit": int(run.exit)}
         for run in runs

@@ -12,7 +12,7 @@ import torch
 from instep_optimized.layout import Part
 from instep_optimized.ops.base import GdnInputs, Ops
 
-from ..base import TO, Arm, At, Cell, Ground, Kind, Size
+from ..base import TO, TOO, Arm, At, Cell, Ground, Kind, Size
 from ..grid import batches_and_heads, state_dtype
 from ..peers import arms as peers
 from ..rows import Rows, off_from_plain, on, part, states
@@ -41,14 +41,13 @@ def _arms(name: str, ops: Ops, rows: Rows, parts: list[Part], ground: Ground) ->
     def gdn(form: Part, given: GdnInputs) -> torch.Tensor:
         return ops.gdn(inputs=given, parts=(form,), dtype=ground.dtype, to=TO)
 
-    def check() -> str:
-        return off_from_plain(lambda pool: gdn(on(parts[0], pool), inputs), inputs, parts[0])
+    def arm(name: str, given: Callable[[], GdnInputs]) -> Arm:
+        return Arm(name, lambda: [gdn(form, given()) for form in parts],
+                   lambda: off_from_plain(lambda pool: gdn(on(parts[0], pool), given()), inputs, parts[0]), len(parts))
 
-    work: Callable[[], object] = lambda: [gdn(form, inputs) for form in parts]  # noqa: E731
-    yield Arm(name, work, check, len(parts))
+    yield arm(name, lambda: inputs)
     if ground.peers:
-        yield Arm(f"{name}, norms and gates too", lambda: [gdn(form, rows.inputs(ops)) for form in parts], check,
-                  len(parts))  # fmt: skip
+        yield arm(f"{name}{TOO}", lambda: rows.inputs(ops))
 
 
 KIND = Kind("a layer", cells, make)

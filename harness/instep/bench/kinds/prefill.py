@@ -1,7 +1,7 @@
 """The recurrence of prompts: `gdn` with chunks, whole sequences that begin from a state in their slot.
 
-Truth is token by token in fp64. The yardstick rounds operands as the kernel declares (`Ops.products`, and for a peer
-bf16 in blocks of 64). Leaves out: norms, gates and conv before it.
+Truth is fp64 in blocks, which is as right as token by token there. The yardstick rounds operands as the kernel declares
+(`Ops.products`, and for a peer bf16 in blocks of 64). Leaves out: norms, gates and conv before it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make(ground: Ground, at: At) -> Cell:
 
     cell.arms = [arm(name, ops) for name, ops in ground.sets.items()]
 
-    def judge(run: Run, format: str) -> str:
+    def judge(run: Run) -> str:
         return truth.judge(run, PEER)
 
     return peers("prefill", ground, at, cell, rows=rows, parts=parts, inputs=given, judge=judge)

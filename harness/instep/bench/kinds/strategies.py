@@ -1,5 +1,8 @@
 """Verify and commit of one layer under every commit strategy: states alone, without the round's index ops.
 
+Kernels of peers compute norms and gates inside and move cursors. So beside them every strategy has a second arm, which
+makes its inputs in every layer of every round and from which nothing is taken off.
+
 Checked first, over rounds in which every request accepts another number of drafts: the read-outs of all rows and the
 states are bit by bit those of the one-token kernel. Leaves out: conv windows (`conv.py`), the rest of a model.
 """
@@ -26,7 +29,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import InstepError
 
-from ..base import TO, Arm, At, Cell, Ground, Kind, Size
+from ..base import TO, TOO, Arm, At, Cell, Ground, Kind, Size
 from ..grid import WINDOWS, batches_and_heads, state_dtype
 from ..peers import arms as peers
 from ..right import first, off, same
@@ -48,7 +51,7 @@ def accepted_of(window: int) -> int:
 
 @dataclass(frozen=True)
 class Course:
-    """A batch of windows under one strategy, and what its rows consume in every layer."""
+    """A batch of windows under one strategy, and what its rows consume: inputs, or `rows` that make them in a layer."""
 
     ops: Ops
     dtype: torch.dtype
@@ -58,9 +61,14 @@ class Course:
     window: int
     inputs: list[GdnInputs]
     layers: int
+    rows: list[Rows] | None = None
 
     @classmethod
-    def of(cls, ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At, rows: list[Rows]) -> Course:
+    def of(
+        cls, ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At, rows: list[Rows],
+        within: bool = False,
+    ) -> Course:
+        """within: inputs are made in every layer, too."""
         batch, window = at["batch"], at["window"]
         room = Capacity(tuple(range(1, batch + 1)), tuple(range(1, batch + 1)), PAGE, batch * window)
         wanted, sizes = _pools(ground, ops, config, strategy, room, at)
@@ -74,14 +82,14 @@ class Course:
         who = Who(ground.ints(memory.slots.of(str(n)) for n in each), ground.ints(each),
                   ground.ints(n * window for n in each), ground.ints([window] * batch))  # fmt: skip
         return cls(ops, ground.dtype, memory, commit, who, window, [one.inputs(ops) for one in rows],
-                   len(config.layer_kinds))  # fmt: skip
+                   len(config.layer_kinds), rows if within else None)  # fmt: skip
 
     def round(self, lens: torch.Tensor, layers: int | None = None) -> list[torch.Tensor]:
         """Verify in so many layers, left out: all; then commit -> the read-outs. With no layer the index ops alone."""
         tokens = torch.zeros(len(lens) * self.window, dtype=torch.int64, device=lens.device)
         bound = self.commit.bind(self.ops, windows(self.ops, self.memory, self.who, tokens, "verify", self.window))
         count = self.layers if layers is None else layers
-        cores = [self.ops.gdn(inputs=self.inputs[layer % DRAWN], parts=bound.state(layer), dtype=self.dtype, to=TO)
+        cores = [self.ops.gdn(inputs=self._consumed(layer), parts=bound.state(layer), dtype=self.dtype, to=TO)
                  for layer in range(count)]  # fmt: skip
         bound.ran(self.ops)
         before = self.ops.select(x=self.memory.slot_table.length, index=self.who.slots)
@@ -90,6 +98,10 @@ class Course:
             self.commit.of_state.commit(self.ops, accepted)
         self.ops.advance(length=self.memory.slot_table.length, slots=self.who.slots, by=lens)
         return cores
+
+    def _consumed(self, layer: int) -> GdnInputs:
+        drawn = layer % DRAWN
+        return self.inputs[drawn] if self.rows is None else self.rows[drawn].inputs(self.ops)
 
     def check(self, stored: torch.dtype) -> str:
         """What differs from the one-token kernel, whose state is rounded where a window's is: once a round.
@@ -178,22 +190,25 @@ def make(ground: Ground, at: At) -> Cell:
                 cell.absent[told] = "it stores no state narrower than float32"
                 continue
             try:
-                cell.arms.append(_arm(told, ground, ops, config, strategy, at, rows))
+                cell.arms += [_arm(told, ground, ops, config, strategy, at, rows, within)
+                              for within in (False, True)[: 1 + ground.peers]]  # fmt: skip
             except InstepError as refused:
                 cell.absent[told] = str(refused)
     return peers("strategies", ground, at, cell, rows=rows, config=config)
 
 
 def _arm(
-    told: str, ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At, rows: list[Rows]
+    told: str, ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At, rows: list[Rows], within: bool
 ) -> Arm:
+    """within: norms, gates and the round's index ops are timed, too."""
     lens, course = ground.ints([accepted_of(at["window"])] * at["batch"]), Course.of(
-        ground, ops, config, strategy, at, rows)
+        ground, ops, config, strategy, at, rows, within)
     # Requests of their own: to bind moves marks, and a round of the course must find its own where it left them.
-    apart = Course.of(ground, ops, ground.config(config.key_heads, 1), strategy, at, [])
+    apart = None if within else Course.of(ground, ops, ground.config(config.key_heads, 1), strategy, at, [])
     return Arm(
-        told, lambda: course.round(lens), lambda: course.check(state_dtype(at)), len(config.layer_kinds),
-        less=lambda: apart.round(lens, 0), more=lambda: {"bytes": beside(ground, ops, config, strategy, at)},
+        told + TOO * within, lambda: course.round(lens), lambda: course.check(state_dtype(at)), len(config.layer_kinds),
+        less=None if apart is None else lambda: apart.round(lens, 0),
+        more=lambda: {"bytes": beside(ground, ops, config, strategy, at)},
     )
 
 

@@ -63,4 +63,4 @@ def prefill(
         return torch.as_tensor(core[0])
 
     return Arm(name, lambda: [form(**given, initial_state=dense, **NORMED) for _ in parts],
-               lambda: judge(run, "bf16"), len(parts), peer=_version())  # fmt: skip
+               lambda: judge(run), len(parts), peer=_version())  # fmt: skip

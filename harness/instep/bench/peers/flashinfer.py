@@ -91,7 +91,7 @@ def prefill(
         )
         return torch.as_tensor(core)
 
-    return Arm(name, lambda: [run(form.read.pool) for form in parts], lambda: judge(run, "bf16"), len(parts),
+    return Arm(name, lambda: [run(form.read.pool) for form in parts], lambda: judge(run), len(parts),
                peer=f"flashinfer {installed('flashinfer-python') or 'unpacked'}")  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def flashqla(
         core, pool.mT[slots] = call(pool.mT[slots])
         return core
 
-    return Arm(name, lambda: [call(dense) for _ in parts], lambda: judge(run, "bf16"), len(parts),
+    return Arm(name, lambda: [call(dense) for _ in parts], lambda: judge(run), len(parts),
                peer=f"flash-qla {installed('flash-qla') or 'unpacked'}")  # fmt: skip
 
 

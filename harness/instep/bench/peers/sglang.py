@@ -93,7 +93,7 @@ def prefill(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part], in
         core, _ = chunk.apply(q, k, v, inputs.log_decay[None], inputs.beta[None], 1.0, pool.mT, slots, starts, False)
         return torch.as_tensor(core[0])
 
-    return Arm(name, lambda: [run(form.read.pool) for form in parts], lambda: judged["judge"](run, "bf16"), len(parts),
+    return Arm(name, lambda: [run(form.read.pool) for form in parts], lambda: judged["judge"](run), len(parts),
                peer=_version())  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], conf
 
 
 def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
-    """Cursors move by the accepted tokens, so about every fourth round folds; the mean of the samples has it."""
+    """Cursors move by the accepted tokens, so of windows of 4 every third round folds; the mean of samples has it."""
     if state_dtype(at) is not torch.float32:
         raise Unsupported("it keeps fp32 checkpoints")
     _kernels()
@@ -199,10 +199,10 @@ def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
         advance()
 
     def check() -> str:
-        """The read-outs of a first round, and of one behind tokens that are kept."""
+        """Read-outs of every round until one has read a folded checkpoint, which is judged by these alone."""
         before, said = pool[0].clone(), list[str]()
         whole = before.mT.clone().to(WIDE)
-        for number in range(6):  # beyond the room of its ring: some round folds
+        for number in range(RING // accepted_of(window) + 2):  # the last but one folds at the latest
             core = verify(0, before).clone()
             said.append(read_out(ground, at, rows[0], whole, core, f"the read-out of round {number + 1}"))
             advance()

@@ -1,0 +1,88 @@
+"""The tables of speed compare like with like, tell a mean that is not the median, and show no speed of what is wrong.
+
+Leaves out: whether the pages have them as the files say (`test_readme.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from instep.bench.base import TOO
+from support import bench_tables
+from support.bench_tables import figure, spread
+
+CELL = {"batch": 32, "window": 4, "heads": 32, "state": "float32"}
+SAID = "No arm of ours in this result does."
+
+
+def arm(us: float, mean: float | None = None, peer: str = "", finding: str = "") -> dict[str, Any]:
+    told = {"us": us, "mean": us if mean is None else mean, "lower": us - 1, "upper": us + 1}
+    return told | {"peer": peer, "finding": finding}
+
+
+def result(kind: str, **arms: dict[str, Any]) -> dict[str, Any]:
+    return {"rows": [{"kind": kind, "cell": CELL, "floor_us": 10.0, "arms": arms}]}
+
+
+OFF = {"finding": "off", "peer": ""}
+PEER = {"sglang": arm(30.0, peer="sglang 1")}
+WITHIN = {f"rerun{TOO}": arm(24.0, 26.0), f"columns{TOO}": arm(25.0)}  # by the mean the second is the faster
+
+
+@pytest.mark.parametrize(("kind", "arms", "ours", "unlike"), [
+    ("strategies", {"rerun": arm(20.0)} | WITHIN | PEER, f"25.0 ±1.0 `columns`{TOO} | 10.0 | 2.50 | 30.0", False),
+    ("strategies", {"rerun": arm(20.0)} | PEER, "20.0 ±1.0 `rerun` | 10.0 | 2.00 | 30.0 ±1.0 sglang", True),
+    ("strategies", {"rerun": arm(20.0), f"rerun{TOO}": OFF} | PEER, "20.0 ±1.0 `rerun` |", True),
+    ("strategies", {"rerun": arm(20.0, 24.0)}, "20.0 ±1.0, mean 24.0 `rerun` | 10.0 | 2.40 |", False),
+    ("decode", {"triton": arm(20.0), f"triton{TOO}": arm(24.0)} | PEER, f"24.0 ±1.0 `triton`{TOO}", False),
+    ("decode", {"triton": arm(20.0)} | PEER, "20.0 ±1.0 `triton`", True),
+    ("conv", {"triton": arm(20.0)} | PEER, "20.0 ±1.0 `triton`", False),
+], ids=["within", "without", "wrong within", "no peer", "decode", "decode without", "nothing inside"])  # fmt: skip
+def test_what_stands_beside_a_peer_does_what_the_peer_does_or_the_table_says_so(
+    kind: str, arms: dict[str, Any], ours: str, unlike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_tables, "SHOWN", {kind: (CELL,)})
+    table = bench_tables.speed(result(kind, **arms))
+    assert ours in table and (SAID in table) is unlike and (f"In `{kind}` kernels of SGLang" in table) is unlike
+    if kind == "strategies":
+        assert (SAID in bench_tables.strategies(result(kind, **arms))) is unlike
+
+
+def test_the_table_of_strategies_has_every_arm() -> None:
+    told = {"rerun": arm(20.0) | {"bytes": {"slot": 2**20}}} | WITHIN | PEER | {"columns": OFF}
+    lines = bench_tables.strategies(result("strategies", **told)).splitlines()
+    assert lines[3:] == [
+        "| `rerun` | 1.00 | 20.0 ±1.0 | bit by bit |", f"| `rerun`{TOO} |  | 24.0 ±1.0, mean 26.0 | bit by bit |",
+        f"| `columns`{TOO} |  | 25.0 ±1.0 | bit by bit |", "| sglang |  | 30.0 ±1.0 |  |",
+        "| `columns` |  | no speed | NO |",
+    ]  # fmt: skip
+
+
+def test_whole_texts_stand_by_drafter_batch_and_arm() -> None:
+    timed = arm(1.0) | {"tokens_per_s": 1377.6, "round_ms": 10.701, "latency_s": 0.3591, "accepted": 2.574,
+                        "distribution": {"0": 4, "3": 9}}  # fmt: skip
+    cell = {"batch": 8, "drafter": "eagle", "layers": bench_tables.LAYERS}
+    rows = [{"kind": "decoding", "cell": cell | more, "arms": {"adaptive": timed, "always 1": OFF}}
+            for more in ({}, {"drafter": "ngram", "batch": 1}, {"layers": 8})]  # fmt: skip
+    lines = bench_tables.effect({"rows": rows}).splitlines()
+    assert {line.count("|") for line in lines} == {9}
+    assert lines[2:] == [f"| {which} | {line} |" for which in ("eagle | 8", "ngram | 1") for line in (
+        "adaptive | 1378 | 10.70 | 0.359 | 2.57 | 0: 4, 3: 9", "always 1 | no speed: off |  |  |  | ")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "shown"), [
+    (0.3251, "0.325"), (9.4013, "9.40"), (9.996, "10.0"), (53.54, "53.5"), (99.96, "100"), (171.18, "171"),
+    (10269.6, "10270"), (0.0, "0.00"),
+])  # fmt: skip
+def test_a_figure_has_three_digits(value: float, shown: str) -> None:
+    assert figure(value) == shown
+
+
+@pytest.mark.parametrize(("us", "mean", "shown"), [
+    (43.48, 43.51, "43.5 ±1.0"), (43.44, 43.51, "43.4 ±1.0, mean 43.5"), (171.2, 170.7, "171 ±1.0"),
+    (10269.6, 10441.6, "10270 ±1.0, mean 10442"),
+])  # fmt: skip
+def test_a_mean_is_told_where_it_prints_otherwise(us: float, mean: float, shown: str) -> None:
+    assert spread(arm(us, mean)) == shown
