@@ -33,6 +33,7 @@ class Served:
     cases: Sequence[Case]
     verdict: Verdict
     command: bool = True
+    device: str = "cpu"
 
     @property
     def exit(self) -> Exit:
@@ -44,7 +45,8 @@ class Served:
         findings = self.verdict.findings
         if findings:
             first = self.cases[findings[0].event]
-            again = [f"instep op {self.name} {first.op} --case {first.name}"] if self.command else []
+            there = "" if self.device == "cpu" else f" --device {self.device}"
+            again = [f"instep op {self.name} {first.op} --case {first.name}{there}"] if self.command else []
             return message(f"op {first.op} of {self.name}", findings, numbers(findings[0]), again, self.where)
         if self.exit is Exit.INCONCLUSIVE:
             why = "; ".join(dict.fromkeys(skip.reason for skip in self.verdict.skipped)) or "there was no case"
@@ -71,7 +73,7 @@ def served(cases: Case | Iterable[Case], subject: Ops | str, *, device: str = "c
     """Serve cases with an op set, by name or as a value, and compare them with the reference."""
     setting, command = setting_of(subject, device=device)
     every = [cases] if isinstance(cases, Case) else list(cases)
-    return Served(setting.name, every, judged(setting.op_set(), every, device), command)
+    return Served(setting.name, every, judged(setting.op_set(), every, device), command, device)
 
 
 def op_cases(
