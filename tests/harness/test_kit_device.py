@@ -115,9 +115,10 @@ def test_without_a_card_it_is_one_line(instep: Runner) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["plain", "triton", "precise", "invariant"])
 def test_the_op_sets_agree_on_a_card(name: str) -> None:
-    """All cases, some drawn, in fp32 and native bf16, with trees and narrow states."""
+    """All cases and some drawn, in fp32 and native bf16, with trees and narrow states; once at real sizes."""
     cases = [case for state in ("float32", "bfloat16") for case in kit.op_cases(trees=True, state_dtype=state)]
-    found = kit.served([*cases, *kit.op_cases(drawn=6)[-18:]], name, device="cuda")
+    cases += [*kit.op_cases(drawn=6)[-18:], *(kit.op_cases(real=True) if name == "triton" else [])]
+    found = kit.served(cases, name, device="cuda")
     assert found.must_agree() and found.device == "cuda"
 
 

@@ -19,6 +19,7 @@ from ..report.words import NAMES, message, numbers
 from ..verdict import Comparison, Exit, Verdict
 from .cases import CASES, Case
 from .cases.drawn import DRAWERS, drawn
+from .cases.real import REAL
 from .judge import is_tree, judged
 from .runs import Divergence, setting_of
 
@@ -78,19 +79,21 @@ def served(cases: Case | Iterable[Case], subject: Ops | str, *, device: str = "c
 
 def op_cases(
     op: str | None = None, *, case: str | None = None, drawn: int = 0, seed: int = 0, dtype: str | None = None,
-    state_dtype: str = "float32", trees: bool = False,
+    state_dtype: str = "float32", trees: bool = False, real: bool = False,
 ) -> list[Case]:
     """The cases of one op, or of all: for `pytest.mark.parametrize("case", op_cases("gdn"), ids=str)`.
 
     case         the one of this name;  drawn, seed: so many of random shapes besides (gdn, conv, attend)
     dtype        of activations: only cases of this one;  state_dtype: the same of states
-    trees        also windows that are trees
+    trees        also windows that are trees;  real: cases of the sizes of a 9B model instead (gdn, conv, attend)
     """
-    if op is not None and op not in OPS:
-        raise BadInput("OP", found=op, expected=f"one of {', '.join(OPS)}")
-    every = [one for one in CASES if op in (None, one.op)]
-    every += _drawn(op, range(seed, seed + drawn))
+    known = tuple(dict.fromkeys(one.op for one in REAL)) if real else OPS
+    if op is not None and op not in known:
+        raise BadInput("OP", found=op, expected=f"one of {', '.join(known)}")
+    every = [one for one in (REAL if real else CASES) if op in (None, one.op)]
+    every += [] if real else _drawn(op, range(seed, seed + drawn))
     if case is not None:
+        every += [] if real else [one for one in REAL if op in (None, one.op)]
         number = case.removeprefix("drawn-")
         named = _drawn(op, [int(number)]) if number != case and number.isdecimal() else []
         found = [one for one in (*every, *named) if one.name == case][:1]
