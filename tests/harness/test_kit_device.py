@@ -89,8 +89,11 @@ def every(value: Any) -> list[torch.Tensor]:
 
 
 def test_a_result_elsewhere_and_a_card_that_fell_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = replace(PLAIN, name="x", gdn=lambda **given: PLAIN.gdn(**given).to("meta"))
-    assert "a result lies on meta" in kit.served(kit.op_cases("gdn")[0], elsewhere).message
+    with monkeypatch.context() as patch:  # all of it stays on the CPU
+        patch.setattr(judge, "moved", lambda call, device: call)
+        patch.setattr(judge, "_settled", lambda device: None)
+        first, *_ = judge.judged(PLAIN, kit.op_cases("gdn")[:1], "cuda").findings
+    assert first.check == "contract" and first.diagnosis == "a result lies on cpu"
     launches: list[int] = []
 
     def settled(device: str) -> None:
