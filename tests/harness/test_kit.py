@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 
 from instep import kit
 from instep.kit.cases import CASES
+from instep.kit.cases.real import REAL
 from instep.kit.workload import POLICY
 from instep.report.tensors import files
 from instep.trace.event_rules import EventRules
@@ -148,6 +149,17 @@ def test_drawn_cases_are_right_too_and_their_numbers_name_them(op: str) -> None:
     assert all(torch.equal(mine.pools[name].raw.isnan(), pool.raw.isnan()) for name, pool in theirs.pools.items())
     with pytest.raises(BadInput, match="--case"):
         kit.op_cases(op, case="drawn-x")
+
+
+def test_cases_of_real_sizes_are_asked_for_and_named() -> None:
+    cases = kit.op_cases("attend", real=True, dtype="bfloat16")
+    assert [case.name for case in cases] == [f"real-{what}-bfloat16" for what in ("decode", "verify", "prefill")]
+    assert {case.op for case in REAL} == {"gdn", "conv", "attend"} and not {*REAL} & {*CASES}
+    (one,) = kit.op_cases("attend", case="real-verify-bfloat16")
+    assert one in cases and one.build("cpu").inputs["query"].shape[1:] == (16, 256)
+    assert kit.served(one, PLAIN).must_agree()
+    with pytest.raises(BadInput, match="expected one of gdn, conv, attend"):
+        kit.op_cases("norm", real=True)
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -34,6 +34,8 @@ def op(
     drawn: Annotated[int, typer.Option(help="So many cases of random shapes besides, of gdn, conv and attend.",
                                        min=0)] = 20,
     seed: Annotated[int, typer.Option(help="The number of the first of them.", min=0)] = 0,
+    real: Annotated[bool, typer.Option("--real", help="Cases of the sizes of a 9B model instead, of gdn, conv and "
+                                                      "attend.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
@@ -53,7 +55,7 @@ def op(
     every: list[str | None] = [*name] if name else [None]
     cases = [
         some for one in every
-        for some in op_cases(one, case=case, drawn=drawn, seed=seed, trees=True, **widths)
+        for some in op_cases(one, case=case, drawn=drawn, seed=seed, trees=True, real=real, **widths)
     ]
     run = served(cases, setting.name, device=setting.device)
     found = {"ops": ops, "seed": seed, "runs": [_data(run)]}

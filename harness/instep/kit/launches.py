@@ -22,6 +22,7 @@ from .arguments import must_be, must_be_several
 from .cases import CASES, Case
 from .cases.case import Call
 from .cases.drawn import DRAWERS, drawn
+from .cases.real import REAL
 from .judge import is_tree, judged
 from .runs import Divergence, setting_of
 
@@ -36,6 +37,7 @@ class Served:
     cases: Sequence[Case]
     verdict: Verdict
     command: bool = True
+    device: str = "cpu"
 
     @property
     def exit(self) -> Exit:
@@ -47,7 +49,8 @@ class Served:
         findings = self.verdict.findings
         if findings:
             first = self.cases[findings[0].event]
-            again = [f"instep op {self.name} {first.op} --case {first.name}"] if self.command else []
+            there = "" if self.device == "cpu" else f" --device {self.device}"
+            again = [f"instep op {self.name} {first.op} --case {first.name}{there}"] if self.command else []
             return message(f"op {first.op} of {self.name}", findings, numbers(findings[0]), again, self.where)
         if self.exit is Exit.INCONCLUSIVE:
             why = "; ".join(dict.fromkeys(skip.reason for skip in self.verdict.skipped)) or "there was no case"
@@ -76,27 +79,30 @@ def served(cases: Case | Iterable[Case], subject: Ops | str, *, device: str = "c
     every = [cases] if isinstance(cases, Case) else list(cases)
     must_be_several("cases", every, Case, "cases, as op_cases gives them")
     setting, command = setting_of(subject, device=device)
-    return Served(setting.name, every, judged(setting.op_set(), every, device), command)
+    return Served(setting.name, every, judged(setting.op_set(), every, device), command, device)
 
 
 def op_cases(
     op: str | None = None, *, case: str | None = None, drawn: int = 0, seed: int = 0,
     dtype: str | torch.dtype | None = None, state_dtype: str | torch.dtype = "float32", trees: bool = False,
+    real: bool = False,
 ) -> list[Case]:
     """The cases of one op, or of all: for `pytest.mark.parametrize("case", op_cases("gdn"), ids=str)`.
 
     case         the one of this name;  drawn, seed: so many of random shapes besides (gdn, conv, attend)
     dtype        of activations: only cases of this one;  state_dtype: the same of states
-    trees        also windows that are trees
+    trees        also windows that are trees;  real: cases of the sizes of a 9B model instead (gdn, conv, attend)
 
     Raises `Unsupported` where no case is left, and says why: a list without cases would be a test that skips.
     """
-    if op is not None and op not in OPS:
-        raise BadInput("OP", found=op, expected=f"one of {', '.join(OPS)}")
+    known = tuple(dict.fromkeys(one.op for one in REAL)) if real else OPS
+    if op is not None and op not in known:
+        raise BadInput("OP", found=op, expected=f"one of {', '.join(known)}")
     wanted = Widths(_width("dtype", dtype), _width("state_dtype", state_dtype))
-    every = [one for one in CASES if op in (None, one.op)]
-    every += _drawn(op, range(seed, seed + drawn))
+    every = [one for one in (REAL if real else CASES) if op in (None, one.op)]
+    every += [] if real else _drawn(op, range(seed, seed + drawn))
     if case is not None:
+        every += [] if real else [one for one in REAL if op in (None, one.op)]
         number = case.removeprefix("drawn-")
         named = _drawn(op, [int(number)]) if number != case and number.isdecimal() else []
         found = [one for one in (*every, *named) if one.name == case][:1]

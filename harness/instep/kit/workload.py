@@ -27,6 +27,7 @@ from ..trace.drive import drive, recorded
 from ..trace.file import Trace, write
 from ..trace.header import Model, Recording, Room
 from ..trace.policy import Arrival, Policy, ScheduledAction, Steps
+from ..trace.telling import told
 from .arguments import must_be, must_be_known, must_be_several
 
 # Names are Hugging Face's. Two layers: one of the gated delta rule and one of attention; and a draft head.
@@ -58,13 +59,23 @@ POLICY = Policy(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Workload:
     """A trace, and the model that it was recorded with. config: the model's, as its `config.json` has it."""
 
     trace: Trace
     checkpoint: Checkpoint
     config: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        """What is said of a failing example: what is not as in `small()`, and the events."""
+        numbers = [f"{name}={value!r}" for name, value in self.config.items() if CONFIG.get(name) != value]
+        events = [f"  {index} {kind}  {text}".rstrip() for index, kind, text in told(self.trace)]
+        return "\n".join([f"<Workload {self.trace.header.name}: small({', '.join(numbers)}), of events", *events, ">"])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Hypothesis writes the fields of a dataclass unless it has this."""
+        printer.text(repr(self))
 
     def write(self, folder: Path) -> Path:
         """Write both -> the trace, for `instep replay`. The model goes into `folder/model`."""
