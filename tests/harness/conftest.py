@@ -15,6 +15,7 @@ import torch
 
 from instep.cli import main
 from instep.faults.base import Edit, Wrap
+from support.browser import BROWSER, Browser, browser
 from support.command import Ran, Runner
 from support.planting import planted_here
 
@@ -50,3 +51,12 @@ def plant() -> Iterator[Callable[..., None]]:
             until.enter_context(planted_here(*edits))
 
         yield put
+
+
+@pytest.fixture(scope="module")
+def looked() -> Iterator[Browser]:
+    """A browser, where one is installed."""
+    if BROWSER is None:
+        pytest.skip("no chromium or google-chrome is installed")
+    with browser() as opened:
+        yield opened

@@ -6,13 +6,9 @@ Leaves out: the words, which are those of the terminal (`test_report.py`).
 from __future__ import annotations
 
 import gzip
-import json
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,62 +23,16 @@ from instep.page.document import ASSETS
 from instep.page.lanes import lanes_of
 from instep.page.maps import pooled
 from instep.page.replay import page_of
-from instep.replay.setting import Setting
 from instep.report.words import divergence
-from instep.trace.file import Trace, read
+from instep.trace.file import read
 from instep.verdict import Comparison, Skipped, Tier
-from instep_reference.contract import engine as e
 from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from support.browser import Browser
 from support.command import Runner, complaint
 from support.outcomes import comparison, outcome
+from support.pages import HOSTILE, KINDS, PLAN, Read, round_of, trace_of
 
-HOSTILE = "</script><img src=x onerror=alert(1)>"
-KINDS = ("gdn", "gdn", "gdn", "attention")
-PLAN = SimpleNamespace(
-    setting=Setting("plain"), checkpoint=SimpleNamespace(digest="d" * 64, config=SimpleNamespace(layer_kinds=KINDS))
-)
 EXACT: Mapping[str, Any] = {"check": "bytes", "tier": Tier.BITWISE, "worst": 0.0, "allowed": 0.0}
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-def trace_of(*events: e.AnyEvent) -> Trace:
-    """These events under the header of a recorded trace."""
-    known = read(TRACES / "ragged.jsonl")
-    return Trace(Path("some.jsonl"), known.header, events, {}, "")
-
-
-def round_of(*names: str) -> tuple[e.AnyEvent, ...]:
-    """Two tokens of prompt, a draft, a verify and a commit of one of four drafts, and the end."""
-    return (
-        *(e.Admit(name, (1, 2)) for name in names), e.Forward(tuple(e.Row(name, "prefill", 2, 3) for name in names)),
-        e.Draft(names, ((4, 5, 6, 7),) * len(names)), e.Forward(tuple(e.Row(name, "verify") for name in names)),
-        e.Commit(names, (e.Path((1,), 7),) * len(names)), *(e.Finish(name) for name in names),
-    )  # fmt: skip
-
-
-class Read(HTMLParser):
-    """The elements of a page, with the text of each kind."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.texts: dict[str, list[str]] = {}
-        self._open: list[str] = []
-        self.data: Any = None
-        self.feed(page)
-        self.data = json.loads(next(text for text in self.texts["script"] if text.startswith("{")))
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.tags.append(tag)
-        if tag not in ("meta", "br"):
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self._open:
-            self.texts.setdefault(self._open[-1], []).append(data)
 
 
 def test_without_javascript_the_verdict_the_findings_and_the_command_are_read():
@@ -91,7 +41,7 @@ def test_without_javascript_the_verdict_the_findings_and_the_command_are_read():
         diagnosis="holds the state after 2 tokens; 3 were accepted",
     )
     told = outcome(comparison(event=2), comparison(event=3, **EXACT), found, plan=PLAN, of=7)
-    page = page_of([told], trace_of(*round_of("a", "b")))
+    page = page_of([told], trace_of(*round_of("a", "b"))).decode()
     read_page = Read(page)
     assert read_page.texts["pre"][0] == divergence(told) and read_page.texts["span"] == ["DIVERGED"]
     cells_of_tables = read_page.texts["td"]
@@ -105,10 +55,10 @@ def test_no_text_of_a_trace_or_a_finding_becomes_markup():
     found = comparison(event=4, worst=1.0, request=HOSTILE, slot=3, diagnosis=HOSTILE + "<!--\u2028&amp;")
     told = outcome(found, plan=PLAN, name=HOSTILE, trace=Path(HOSTILE.replace("/", "|")), of=6)
     told.verdict.add([Skipped("poison", 4, HOSTILE)])
-    page = page_of([told], trace_of(*round_of(HOSTILE)))
-    plain = Read(page_of([outcome(comparison(event=4, worst=1.0), plan=PLAN, of=6)], trace_of(*round_of("a"))))
+    page = page_of([told], trace_of(*round_of(HOSTILE))).decode()
+    plain = page_of([outcome(comparison(event=4, worst=1.0), plan=PLAN, of=6)], trace_of(*round_of("a"))).decode()
     hostile = Read(page)
-    assert hostile.tags == plain.tags and "img" not in hostile.tags and page.count("</script>") == 3
+    assert hostile.tags == Read(plain).tags and "img" not in hostile.tags and page.count("</script>") == 3
     assert hostile.data["requests"] == [HOSTILE] and hostile.data["runs"][0]["findings"][0]["says"] == found.diagnosis
     assert hostile.data["runs"][0]["notes"] == [[4, "poison", HOSTILE, ""]]
     assert "script-src 'sha256-" in page and "default-src 'none'" in page
@@ -220,28 +170,19 @@ def test_a_page_takes_the_place_of_nothing_else(
 
 
 @pytest.fixture
-def shown(tmp_path: Path) -> Callable[..., dict[str, str]]:
+def shown(looked: Browser) -> Callable[..., dict[str, str]]:
     """`shown(page, fragment)` -> the data attributes of a page that a browser drew, and `dom`: its HTML."""
-    if BROWSER is None:
-        pytest.skip("no chromium or google-chrome is installed")
 
     def show(page: Path, fragment: str = "") -> dict[str, str]:
-        words = ("--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-                 "--virtual-time-budget=8000", "--window-size=1280,1000", "--dump-dom")  # fmt: skip
-        dom = subprocess.run(
-            [str(BROWSER), *words, f"{page.as_uri()}#{fragment}"], capture_output=True, text=True, check=True,
-            timeout=120,
-        ).stdout
-        opening = re.search(r"<html[^>]*>", dom)
-        assert opening is not None, dom[:500]
-        return {**dict(re.findall(r'data-([a-z]+)="([^"]*)"', opening[0])), "dom": dom}
+        drawn = looked.open(page, "document.documentElement.dataset.rendered", fragment=fragment)
+        return {**drawn, "dom": looked.ask("document.documentElement.outerHTML")}
 
     return show
 
 
 @pytest.mark.slow
 def test_a_browser_draws_a_planted_fault_and_answers_a_click(
-    instep: Runner, plant: Callable[..., None], tmp_path: Path, shown: Callable[..., dict[str, str]]
+    instep: Runner, plant: Callable[..., None], tmp_path: Path, shown: Callable[..., dict[str, str]], looked: Browser
 ) -> None:
     fault, file = by_id()["stale-tile"], tmp_path / "page.html"
     plant(*fault.edits)
@@ -262,6 +203,11 @@ def test_a_browser_draws_a_planted_fault_and_answers_a_click(
     assert int(drawn["findings"]) == len({(found["event"], found["row"]) for found in run["findings"]})
     assert int(drawn["marks"]) == len([mark for mark in data["marks"] if mark[0] <= int(drawn["events"].split("-")[1])])
     assert drawn["selected"] == f"5 {run['rows'][first['row']]}" and drawn["dom"].count(first["says"]) > 3
+    looked.click("commit", "#chart")
+    told = looked.ask("document.querySelector('.marks').innerText")
+    assert looked.data()["selected"].isdigit() and "commit, " in told
+    looked.click("bad-fill", "#chart")
+    assert looked.data()["selected"].startswith("5 "), "the event of the findings"
     clicked = shown(file, "event=4&row=layer+1+GDN&zoom=3-7")
     assert clicked["selected"] == "4 layer 1 GDN" and clicked["events"] == "3-7"
     assert re.search(r"<td>T2 derived</td>", clicked["dom"]) and "--until 4 --layer 1" in clicked["dom"]
@@ -272,7 +218,7 @@ def test_a_browser_runs_no_text_of_a_trace(tmp_path: Path, shown: Callable[..., 
     hostile = HOSTILE.replace("alert(1)", "document.documentElement.dataset.ran=1")
     found = comparison(event=4, worst=1.0, request=hostile, slot=3, diagnosis=hostile)
     file = tmp_path / "page.html"
-    file.write_text(page_of([outcome(found, plan=PLAN, of=6)], trace_of(*round_of(hostile))), encoding="utf-8")
+    file.write_bytes(page_of([outcome(found, plan=PLAN, of=6)], trace_of(*round_of(hostile))))
     drawn = shown(file)
     assert drawn["rendered"] == "true" and drawn["findings"] == "1"
     assert "ran" not in drawn and "<img" not in drawn["dom"]
@@ -295,6 +241,6 @@ def test_a_long_trace_is_built_and_drawn_fast(tmp_path: Path, shown: Callable[..
     begun = time.process_time()
     page = page_of([told], trace)
     assert time.process_time() - begun < 30 and len(page) < 16e6
-    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    (tmp_path / "page.html").write_bytes(page)
     drawn = shown(tmp_path / "page.html")
     assert drawn["rendered"] == "true" and 4000 < int(drawn["cells"]) < 10_000, "neighbouring events share a cell"

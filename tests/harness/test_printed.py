@@ -9,15 +9,12 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-import instep.relations as table
 from instep.faults import render as faults
 from instep.faults.arms import Arm
-from instep.faults.base import Fault
-from instep.faults.judge import Heard, Judged
+from instep.faults.judge import Heard
 from instep.faults.judge import Result as Campaign
 from instep.fuzz import render as fuzz
 from instep.fuzz.campaign import Result, Settings
@@ -26,24 +23,17 @@ from instep.perf import render as gate
 from instep.perf.pairs import Ratio, Say, Spread
 from instep.perf.question import Judged as Clocked
 from instep.perf.question import Question, Report
-from instep.relations import Held
 from instep.relations import render as relations
 from instep.replay.setting import Setting
 from instep.trace.file import read
-from instep.verdict import Exit, Skipped, Tier, Verdict
-from instep_reference.contract.place import Place
+from instep.verdict import Skipped, Tier, Verdict
 from support.command import Runner
 from support.golden import Golden, sections
+from support.made_up import CONTROL, PLANTED, held, judged
 from support.outcomes import comparison, outcome, printed
 
 TRACE = Path("fixtures/traces/adaptive.jsonl")
 SETTING = Setting("triton", strategy="snapshot", graphs=True)
-
-
-def held(name: str, *compared: Any, lacks: str | None = None) -> Held:
-    [relation], verdict = table.relations([name]), Verdict()
-    verdict.add(compared if lacks is None else [Skipped(name, 0, lacks)])
-    return Held(relation, verdict, 0.25, lacks)
 
 
 def test_relations(golden: Golden) -> None:
@@ -61,21 +51,6 @@ def test_relations(golden: Golden) -> None:
         "diverged": printed(relations.show, replace(run, held=(held("slots", wrong, late), held("poison", late)))),
         "inconclusive": printed(relations.show, replace(run, held=(held("slots"),))),
     }))  # fmt: skip
-
-
-RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
-CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, events=2, of=2)
-FAULT = Fault(
-    "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", Setting(), 1, Place("trunk", 0, "conv"),
-    "holds the state after 2", ("bytes",), ("tokens",),
-)
-
-
-def judged(name: str, diagnosis: str = "holds the state after 2 tokens", void: str = "", **finding: Any) -> Judged:
-    said = {"check": "bytes", "tier": "T1", "event": 1, "stage": "trunk", "layer": 0, "component": "conv",
-            "where": "event 1 commit, conv window", "diagnosis": diagnosis, "explained": None, **finding}  # fmt: skip
-    arm = Arm(Exit.DIVERGED, 1.0, (said,), {"bytes": "T1"}, PLANTED, events=2, of=2)
-    return Judged(replace(FAULT, id=name), CONTROL, arm, void)
 
 
 def test_faults(golden: Golden) -> None:

@@ -9,7 +9,8 @@ import os
 import resource
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ from ..verdict import Exit, Verdict
 from . import recording, said, sglang
 from .recording import META, Recorded, as_usual, width
 from .shown import complete, replayed, without_copies
-from .texts import Told, told
+from .texts import Text, Told, told
 from .tokens import Judged, judged
 from .walk import NORM, Advance, Precision, silent
 
@@ -38,7 +39,10 @@ TOKENS, ROWS, STATES = 1, 2, 3  # levels: tokens and counts; logits and final ro
 
 @dataclass(frozen=True)
 class Audit:
-    """What came of it. assumed: whether nobody said in which dtype the engine computes; peak: MiB of this process."""
+    """What came of it. assumed: whether nobody said in which dtype the engine computes; peak: MiB of this process.
+
+    texts: as far as they were judged;  trace: the recording's events;  kinds: of the model's layers
+    """
 
     recorded: Recorded
     told: Told
@@ -50,6 +54,9 @@ class Audit:
     digest: str | None
     seconds: float
     peak: float
+    texts: Sequence[Text]
+    trace: Trace
+    kinds: Sequence[str]
 
     @property
     def exit(self) -> Exit:
@@ -98,16 +105,17 @@ def audit(
     complete(found, disk.config, found.shows)
     if shows:
         without_copies(found)
-    what = judged(disk, precision, [text.up_to(tokens) for text in words.texts], progress)
+    texts = [text.up_to(tokens) for text in words.texts]
+    what = judged(disk, precision, texts, progress)
     verdict = Verdict(events=len(found.events))
     verdict.add([*words.counts, *what.verdict.compared])
-    replay = None
+    trace, replay = Trace(path / recording.EVENTS, header, found.events, {}, ""), None
     if shows:
         header = structs.replace(header, checkpoint=structs.replace(header.checkpoint, digest=disk.digest()))
-        trace = Trace(path / recording.EVENTS, header, found.events, {}, "")
-        replay = replayed(found, trace, model, disk.config, precision, shows, progress)
+        replay = replayed(found, replace(trace, header=header), model, disk.config, precision, shows, progress)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    return Audit(found, words, precision, what, replay, verdict, assumed, digest, time.perf_counter() - begun, peak)
+    return Audit(found, words, precision, what, replay, verdict, assumed, digest, time.perf_counter() - begun, peak,
+                 texts, trace, disk.config.layer_kinds)  # fmt: skip
 
 
 def _precision(found: Recorded, disk: OnDisk, dtype: str | None) -> tuple[Precision, bool]:

@@ -18,6 +18,7 @@ from ..report.terminal import VERDICTS
 from ..report.words import message, numbers, where
 from ..verdict import Comparison, Exit
 from .audit import Audit
+from .texts import Text
 from .tokens import AtToken
 
 # What tokens and counts alone do not tell.
@@ -81,6 +82,7 @@ def of(audit: Audit) -> Result:
         "rounding": audit.precision.declared.said(audit.precision.width), "assumed": audit.assumed,
         "notes": list(recorded.notes), "walks": tokens.walks, "seconds": round(audit.seconds, 1),
         "peak_mib": round(audit.peak), "used": _used(audit),
+        "texts": [_text(one) for one in audit.texts],
         "findings": [_finding(one) for one in audit.verdict.findings], "message": told(audit),
     }  # fmt: skip
     found["findings_in_all"] = len(found["findings"])
@@ -90,6 +92,13 @@ def of(audit: Audit) -> Result:
         found |= data.of([audit.replay]).found
         found["not_compared"] = [asdict(skip) for skip in audit.replay.verdict.skipped]
     return Result(audit.exit, "cpu", found)
+
+
+def _text(text: Text) -> dict[str, Any]:
+    """by: a letter for each token: g argmax, d drawn, k judged as another request's, whose text this one goes on."""
+    drawn = text.drawn or (None,) * len(text.said)
+    by = "".join("k" if number < text.known else "g" if how is None else "d" for number, how in enumerate(drawn))
+    return {"request": text.request, "prompt": len(text.prompt), "tokens": len(text.said), "by": by}
 
 
 def _used(audit: Audit) -> float:

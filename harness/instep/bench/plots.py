@@ -35,20 +35,13 @@ def write(found: Bench, folder: Path) -> list[Path]:
 
 def _plots(rows: Sequence[Row]) -> Iterator[tuple[str, xml.Element]]:
     """A plot for every kind and every set of its axes but the plotted one that has two points at least."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        x = kind(row["kind"]).x
-        if x in row["cell"]:
-            rest = key({name: value for name, value in row["cell"].items() if name != x})
-            groups.setdefault((row["kind"], rest), []).append(row)
-        if any("work" in arm for arm in row["arms"].values()):
-            work = {name: arm["work"] for name, arm in row["arms"].items() if "work" in arm}
-            which = f"{row['kind']}, {key(row['cell'])}"
-            yield _name(which, "work"), bars(f"{which}: us by kind of work", work)
-    for (name, rest), mine in groups.items():
+    for row, work in works(rows):
+        which = f"{row['kind']}, {key(row['cell'])}"
+        yield _name(which, "work"), bars(f"{which}: us by kind of work", work)
+    for (name, rest), mine in grouped(rows).items():
         lines: dict[str, Points] = {"floor": []}
         x = kind(name).x
-        for row in sorted(mine, key=lambda row: float(row["cell"][x])):
+        for row in mine:
             if row["floor_us"]:
                 lines["floor"].append((row["cell"][x], row["floor_us"]))
             for arm, told in row["arms"].items():
@@ -56,6 +49,25 @@ def _plots(rows: Sequence[Row]) -> Iterator[tuple[str, xml.Element]]:
                     lines.setdefault(arm, []).append((row["cell"][x], told["us"]))
         if len({at for points in lines.values() for at, _ in points}) > 1:
             yield _name(name, rest), curves(f"{name}, {rest}".strip(", "), x, f"us, {kind(name).unit}", lines)
+
+
+def works(rows: Sequence[Row]) -> Iterator[tuple[Row, dict[str, dict[str, float]]]]:
+    """Rows whose arms tell their kinds of work: arm -> kind of work -> us."""
+    for row in rows:
+        if work := {name: arm["work"] for name, arm in row["arms"].items() if "work" in arm}:
+            yield row, work
+
+
+def grouped(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Rows that differ in the plotted axis alone, in its order, by kind and their other axes."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        x = kind(row["kind"]).x
+        if x in row["cell"]:
+            rest = key({name: value for name, value in row["cell"].items() if name != x})
+            groups.setdefault((row["kind"], rest), []).append(row)
+    return {group: sorted(mine, key=lambda row: float(row["cell"][kind(row["kind"]).x]))
+            for group, mine in groups.items()}
 
 
 def _name(*words: str) -> str:

@@ -30,6 +30,7 @@ COMMANDS: tuple[str, ...] = (
     "generate",
     "memory",
     "op",
+    "page",
     "record",
     "relations",
     "replay",

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .finish import Annotate, Sarif, finish, must_be_free
+from .finish import Annotate, Html, Sarif, finish, must_be_free
 
 
 def audit(
@@ -24,6 +24,7 @@ def audit(
     level: Annotated[int, typer.Option(help="The highest level: 1 tokens and counts, 2 logits and rows, 3 states.",
                                        min=1, max=3)] = 3,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    html: Html = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
 ) -> None:
@@ -31,10 +32,11 @@ def audit(
     from ..audit import render
     from ..audit.audit import audit as run
     from ..audit.audit import text_of
+    from ..page.audit import charts_of
     from .progress import progress
 
-    must_be_free((json, sarif))
+    must_be_free((json, html, sarif))
     with progress("read the recording") as advance:
         found = run(recording, model, dtype=dtype, tokens=tokens, level=level, progress=advance)
     finish(render.of(found), json, lambda console: render.show(found, console), sarif=sarif, annotate=annotate,
-           trace=text_of(recording))
+           trace=text_of(recording), html=html, charts=lambda: charts_of(found))

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..bench import KINDS
-from .finish import finish
+from .finish import Html, finish, must_be_free
 from .setting import Given, takes_setting
 
 CHOICES = ", ".join(KINDS)
@@ -35,6 +35,7 @@ def bench(
     peers: Annotated[bool | None, typer.Option("--peers/--no-peers", help="Kernels of other packages beside ours; left "
                                                                          "out: on a card.")] = None,
     plots: Annotated[Path | None, typer.Option(help="A folder for pictures, SVG.")] = None,
+    html: Html = None,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
 ) -> None:
@@ -46,7 +47,7 @@ def bench(
 
     from instep_reference.contract.errors import BadInput
 
-    from ..atomic_write import is_stdout, writable
+    from ..atomic_write import is_stdout
     from ..bench import plots as pictures
     from ..bench import render
     from ..bench.run import Asked
@@ -59,8 +60,7 @@ def bench(
         raise BadInput("--grid", found="full without a file", expected="--json FILE beside it, which keeps every cell")
     if plots is not None and plots.exists() and not plots.is_dir():
         raise BadInput("--plots", found="a file", expected="a folder, or nothing yet")
-    if json is not None:
-        writable(json)
+    must_be_free((json, html))
     card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"
     usual = {"device": "cuda" if card else "cpu", "dtype": "bfloat16" if card else "float32"}
     names = given.several("ops", "triton" if card else "plain")
@@ -76,4 +76,4 @@ def bench(
         found = run(asked, json if grid == "full" else None, told)
     if plots is not None:
         pictures.write(found, plots)
-    finish(found.result(), json, lambda console: render.show(found, console))
+    finish(found.result(), json, lambda console: render.show(found, console), html=html)

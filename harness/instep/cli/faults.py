@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .finish import finish
+from .finish import Html, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def faults(
     jobs: Annotated[int | None, typer.Option(help="Processes at a time; left out: as many as cores.", min=1)] = None,
     no_text: Annotated[bool, typer.Option("--no-text", help="Leave out what accuracy would see of them.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    html: Html = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the matrix of faults and checks there, as SVG.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
     list_only: Annotated[bool, typer.Option("--list", help="Print name, kind and what each does; plant none.")] = False,
@@ -42,14 +43,12 @@ def faults(
 
     from rich.console import Console
 
-    from ..atomic_write import writable, write_atomically
+    from ..atomic_write import write_atomically
     from ..faults import render
     from ..faults.matrix import Matrix
     from ..faults.picture import picture_of
 
-    for file, other in ((json, picture), (picture, json)):
-        if file is not None:
-            writable(file, other)
+    must_be_free((json, html, picture))
     chosen = _chosen(names, family, ops)
     if list_only:
         _list(chosen, Console())
@@ -59,7 +58,7 @@ def faults(
     result = _run(chosen, jobs or os.cpu_count() or 1, not no_text, checkpoint)
     if picture is not None:
         write_atomically({picture: picture_of(Matrix.of(result)).encode()})
-    finish(render.of(result, commit), json, lambda console: render.show(result, console))
+    finish(render.of(result, commit), json, lambda console: render.show(result, console), html=html)
 
 
 def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] | None) -> list[Fault]:

@@ -6,9 +6,9 @@ Leaves out: commands that end otherwise (`ending.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ..report.result import Result
 
+Html = Annotated[Path | None, typer.Option(help="Write the result there as a page to look at.")]
 Sarif = Annotated[Path | None, typer.Option(help="Write the findings there as SARIF, which code hosts show.")]
 Annotate = Annotated[bool | None, typer.Option(
     "--annotate/--no-annotate", show_default=False,
@@ -34,16 +35,24 @@ def must_be_free(files: Sequence[Path | None], *read: Path) -> None:
 
 def finish(
     result: Result, json: Path | None, show: Callable[[Console], None], *, sarif: Path | None = None,
-    annotate: bool | None = False, trace: Path | None = None,
+    annotate: bool | None = False, trace: Path | None = None, html: Path | None = None,
+    charts: Callable[[], Mapping[str, Any]] = dict,
 ) -> NoReturn:
     """`show` prints the result; its files are written first, so that they are whole whoever reads the terminal.
 
     annotate  None: in a job of GitHub Actions;  trace: whose lines are the events of the findings
+    charts    of events, for the page: what the result's data alone cannot tell
     """
     from rich.console import Console
 
     if json is not None:
         result.write(json)
+    if html is not None:
+        from ..atomic_write import write_atomically
+        from ..page.family import page_of
+        from ..page.replay import printed
+
+        write_atomically({html: page_of(result.data(), charts(), printed(show))})
     wanted = os.environ.get("GITHUB_ACTIONS") == "true" if annotate is None else annotate
     if sarif is not None or wanted:
         from ..atomic_write import write_atomically

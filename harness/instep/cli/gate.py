@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ..options import DRAFTER
-from .finish import finish
+from .finish import Html, finish, must_be_free
 from .setting import Given, takes_setting
 
 
@@ -36,12 +36,12 @@ def gate(
     minutes: Annotated[float, typer.Option(help="Of --calibrate: so long it samples.")] = 5.0,
     baselines: Annotated[Path | None, typer.Option(help="Of --calibrate: a folder for this machine's file.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for that file.")] = None,
+    html: Html = None,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
 ) -> None:
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
     from instep_reference.contract.errors import BadInput
 
-    from ..atomic_write import writable
     from ..carried import model
     from ..perf import baseline, render
     from ..perf.gate import gate as run
@@ -59,8 +59,7 @@ def gate(
         before, after or before, checkpoint or model(), cases, pairs, allowed, given.setting(), batch, rounds,
         num_steps, seed, patience,
     )
-    for place in filter(None, (json, baselines and baseline.file_of(question, baselines))):
-        writable(place)
+    must_be_free((json, html, baselines and baseline.file_of(question, baselines)))
     with tempfile.TemporaryDirectory(prefix="instep-gate-") as aside, progress("gate") as said:
         folder = keep or Path(aside)
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,6 +68,6 @@ def gate(
             told = baseline.result(power, commit)
             if baselines is not None and not power.report.refused:
                 told.write(baseline.file_of(question, baselines))
-            finish(told, json, lambda console: render.show_power(power, console))
+            finish(told, json, lambda console: render.show_power(power, console), html=html)
         report = run(question, folder, said)
-    finish(render.of(report), json, lambda console: render.show(report, console))
+    finish(render.of(report), json, lambda console: render.show(report, console), html=html)

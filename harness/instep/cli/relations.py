@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .finish import Annotate, Sarif, finish, must_be_free
+from .finish import Annotate, Html, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 
@@ -26,6 +26,7 @@ def relations(
     = False,
     tokens: Annotated[int, typer.Option(help="How many tokens the drift is watched for.", min=64)] = 2048,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    html: Html = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
@@ -39,7 +40,7 @@ def relations(
     from .progress import progress
 
     wanted = table.relations(name or ())
-    must_be_free((json, sarif), trace)
+    must_be_free((json, html, sarif), trace)
     given.subjects()  # an op set beside an engine is refused
     replay = Replay(read(trace), given.setting(), checkpoint=checkpoint)
     case = Case.of(replay.trace, replay.plan, until=until, bitwise=bitwise, tokens=tokens)
@@ -47,4 +48,4 @@ def relations(
         found = table.held(case, wanted, lambda relation: said(relation.name, wanted.index(relation), len(wanted)))
     run = render.Run(trace, checkpoint, until, case, tuple(found))
     finish(render.of(run, commit), json, lambda console: render.show(run, console),
-           sarif=sarif, annotate=annotate, trace=trace)
+           sarif=sarif, annotate=annotate, trace=trace, html=html)

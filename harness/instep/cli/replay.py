@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..options import TIERS, tiers_named
-from .finish import Annotate, Sarif, finish, must_be_free
+from .finish import Annotate, Html, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def replay(
     ladder: Annotated[bool, typer.Option("--ladder/--no-ladder", help="After a divergence, run again with one thing "
                                                                       "otherwise, to say where it was made.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the result there as a page to look at.")] = None,
+    html: Html = None,
     trail: Annotated[Path | None, typer.Option(help="Write a digest of every event's bytes there, for diff.")] = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
@@ -89,7 +89,7 @@ def replay(
     if html is not None:
         from ..page.replay import page_of
 
-        write_atomically({html: page_of(outcomes, loaded).encode()})
+        write_atomically({html: page_of(outcomes, loaded)})
     if save_tensors is not None:
         from ..report.tensors import files
 

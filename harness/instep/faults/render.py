@@ -5,7 +5,7 @@ Leaves out: the picture (`picture.py`), and judging.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,15 @@ def _place(place: Place) -> str:
 
 
 def summary(result: Result) -> str:
-    """18 of 18 faults found, 17 located, 16 named (9 by check, 5 by bank, 2 by hypothesis); 0 void; 95 s, ..."""
-    fired = result.fired
-    counts = [sum(getattr(one, what) for one in fired) for what in ("found", "located", "named")]
-    by = ", ".join(f"{count} by {who}" for who, count in result.named_by.items())
-    return (f"{counts[0]} of {len(fired)} faults found, {counts[1]} located, {counts[2]} named ({by}); "
-            f"{len(result.judged) - len(fired)} void; {result.seconds:.0f} s, {result.jobs} processes "
-            f"({result.processor_seconds:.0f} processor seconds)")  # fmt: skip
+    return said(of(result).found)
+
+
+def said(found: Mapping[str, Any]) -> str:
+    """Of a result: 18 of 18 faults found, 17 located, 16 named (9 by check, 5 by bank, 2 by hypothesis); 0 void; ..."""
+    by = ", ".join(f"{count} by {who}" for who, count in found.get("named_by", {}).items())
+    return (f"{found['found']} of {found['fired']} faults found, {found['located']} located, {found['named']} named "
+            f"({by}); {found['void']} void; {found['seconds']:.0f} s, {found['jobs']} processes "
+            f"({found['processor_seconds']:.0f} processor seconds)")  # fmt: skip
 
 
 def of(result: Result, commit: str | None = None) -> File:

@@ -5,10 +5,16 @@ Leaves out: drawing and counting (`campaign.py`, `coverage.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from rich.console import Console
 
 from ..report import tables
+from ..report.data import finding, listed_findings
+from ..report.result import Result as File
 from ..report.words import divergence
+from ..verdict import Exit
 from .campaign import Result, place
 
 
@@ -38,3 +44,25 @@ def show(result: Result, console: Console) -> None:
     if not result.again:
         said = "found once and not again: replayed from its trace, the sides agree. Something outside the trace decides"
         tables.say(console, f"  {said}")
+
+
+def of(results: Sequence[Result]) -> File:
+    """What the campaigns of several op sets came to; the last one may have found something."""
+    worst = Exit.worst(result.exit for result in results)
+    return File(worst, results[0].settings.setting.device, {"campaigns": [_data(result) for result in results]})
+
+
+def _data(result: Result) -> dict[str, Any]:
+    settings, found = result.settings, result.found
+    return {
+        **settings.setting.data(), "seed": settings.seed, "exit": int(result.exit), "examples": result.examples,
+        "events": result.events, "elements": result.elements, "seconds": round(result.seconds, 1),
+        "pairs": len(result.coverage.pairs), "refused": sum(result.refused.values()),
+        "met": dict(result.coverage.counts()), "findings": [],
+        **({} if found is None else {
+            "trace": place(settings).name, "shrunk": found.of, "again": result.again, "cut": result.cut,
+            "message": f"{divergence(found)}\n  found in run {result.examples}, shrunk to {found.of} events: "
+                       f"{place(settings)}",
+            "findings": [finding(one) for one in listed_findings(found.verdict.findings)],
+        }),
+    }  # fmt: skip

@@ -2,7 +2,7 @@
 
 No text of a trace or a finding becomes markup: what stands in the body is escaped, in the JSON no character is left
 that could end its element, and a policy in the head lets the browser run the page's own two scripts and nothing else.
-Leaves out: what stands on the page (`replay.py`), and how the charts look (`assets/page.js`).
+Leaves out: what stands on the page (`replay.py`, `family.py`), and how the charts look (`assets/`).
 """
 
 from __future__ import annotations
@@ -10,55 +10,67 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from typing import Any, NamedTuple
-
-import msgspec
 
 from ..report.terminal import VERDICTS
 from ..verdict import Exit
 
 ASSETS = files(__package__) / "assets"
 # In JSON these stand only within strings, where an escape means the same.
-ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
+ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
+# Section of the page -> the field of the charts' data that it draws, and its script.
+SECTIONS = {"charts": ("runs", "events.js"), "plots": ("plots", "plots.js")}
 
 
 class Listing(NamedTuple):
+    """A table. bad: rows of what is wrong; groups: of each row, for the buttons that show one group."""
+
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
+    title: str = ""
+    bad: Collection[int] = ()
+    groups: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Page:
     """What a page says.
 
-    claim     the sentence that the trace proves; summary: what every run came to, in a sentence
+    word      the verdict, where a command words it otherwise
+    claim     the sentence that is proved; summary: what it came to, in sentences
     messages  the message of every run that diverged, which ends in its command
-    tiers     how much was compared; terminal: all that the command prints
-    charts    the data of the charts: the timeline, and the runs with their findings
+    tables    before the charts;  more: behind them;  terminal: all that the command prints
+    charts    the data of the charts: of events, the timeline and the runs with their findings; `plots`
+    made      the result's head: command, date, commit and machine
     """
 
     name: str
-    claim: str
     exit: Exit
     summary: Sequence[str]
-    messages: Sequence[str]
-    tiers: Listing
-    terminal: str
-    charts: Mapping[str, Any]
+    claim: str = ""
+    messages: Sequence[str] = ()
+    tables: Sequence[Listing] = ()
+    charts: Mapping[str, Any] = field(default_factory=dict)
+    more: Sequence[Listing] = ()
+    terminal: str = ""
+    made: Mapping[str, Any] = field(default_factory=dict)
+    word: str = ""
 
 
-def document(page: Page) -> str:
-    """The whole file."""
+def document(page: Page) -> bytes:
+    """The whole file. A half of a pair that stands alone has no UTF-8: it is written as its number."""
     library = (ASSETS / "echarts.js.gz").read_bytes()
-    style, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    drawn = {section: name for section, (what, name) in SECTIONS.items() if page.charts.get(what)}
+    style, script = _asset("page.css"), "".join(_asset(name) for name in ("shared.js", *drawn.values()))
     allowed = " ".join(_hashed(code) for code in (script.encode(), gzip.decompress(library)))
-    word, _ = VERDICTS[page.exit]
+    word = page.word or VERDICTS[page.exit][0]
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
-    return f"""<!DOCTYPE html>
+    text = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -76,13 +88,12 @@ def document(page: Page) -> str:
 </header>
 <main>
 {"".join(f'<pre class="message">{escape(message)}</pre>' for message in page.messages)}
-<section id="charts" hidden></section>
+{_made(page.made)}
+{"".join(map(_section, page.tables))}
+{"".join(f'<section id="{section}" hidden></section>' for section in drawn)}
 <noscript><p class="quiet">The charts need JavaScript; everything else stands on this page as text.</p></noscript>
-{_findings(page.charts)}
-<section><h2>How much was compared</h2>
-{_table(page.tiers)}
-</section>
-<details><summary>All that the terminal says</summary><pre>{escape(page.terminal)}</pre></details>
+{"".join(map(_section, page.more))}
+{_folded(page.terminal)}
 </main>
 <footer>Charts: Apache ECharts, zrender, d3, tslib. Their licences stand in this file, before their code.</footer>
 <script type="application/json" id="data">{_json(page.charts)}</script>
@@ -91,26 +102,45 @@ def document(page: Page) -> str:
 </body>
 </html>
 """
+    return text.encode("utf-8", "backslashreplace")
 
 
-def _findings(charts: Mapping[str, Any]) -> str:
-    """Every finding that is listed, with its command."""
-    rows = [
-        (run["name"], found["where"], found["says"], found["measured"], found["command"])
-        for run in charts["runs"] for found in run["findings"]
-    ]
-    heads = ("run", "where", "what it is", "measured", "seen again with")
-    return f"<section><h2>Findings</h2>\n{_table(Listing(heads, rows))}\n</section>" if rows else ""
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
 
 
-def _table(table: Listing) -> str:
+def _made(made: Mapping[str, Any]) -> str:
+    """With what it is made again, and on what it was made."""
+    if not made:
+        return ""
+    machine = ", ".join(f"{name} {value}" for name, value in (made.get("machine") or {}).items() if value)
+    when = " ".join(filter(None, (made.get("date"), f"commit {made['commit']}" if made.get("commit") else "")))
+    return (f'<section class="made"><pre>{escape(str(made.get("command", "")))}</pre>'
+            f'<p class="quiet">{escape(when)}; {escape(machine)}</p></section>')  # fmt: skip
+
+
+def _folded(terminal: str) -> str:
+    said = f"<details><summary>All that the terminal says</summary><pre>{escape(terminal)}</pre></details>"
+    return said if terminal else ""
+
+
+def _section(table: Listing) -> str:
+    if not table.rows:
+        return ""
     heads = "".join(f"<th>{escape(head)}</th>" for head in table.heads)
-    rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table></div>'
+    rows = "\n".join(
+        f'<tr{" class=over" * (number in table.bad)}{_group(table, number)}>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for number, row in enumerate(table.rows))
+    return (f'<section><h2>{escape(table.title)}</h2>\n<div class="wide"><table><thead><tr>{heads}</tr></thead>\n'
+            f"<tbody>{rows}</tbody></table></div>\n</section>\n")  # fmt: skip
+
+
+def _group(table: Listing, row: int) -> str:
+    return f' data-group="{escape(table.groups[row])}"' if table.groups else ""
 
 
 def _json(data: Any) -> str:
-    return msgspec.json.encode(data).decode().translate(ESCAPES)
+    return json.dumps(data, separators=(",", ":")).translate(ESCAPES)
 
 
 def _hashed(code: bytes) -> str:

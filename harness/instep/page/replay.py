@@ -5,7 +5,8 @@ Leaves out: how a page is written down (`document.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -16,8 +17,10 @@ from instep_reference.contract.place import STAGE_LEVEL
 from ..replay.replay import Outcome
 from ..report import terminal
 from ..report.data import listed_findings, worst
+from ..report.result import Result
 from ..report.words import DIFFERS, command, command_at, divergence, numbers, where
 from ..trace.file import Trace
+from ..verdict import Verdict
 from . import cells
 from .document import Listing, Page, document
 from .lanes import Lanes, lanes_of
@@ -28,21 +31,42 @@ MAPPED = 8  # tensors that are drawn
 EVENT = 10**9  # stands for any event in a command; no trace is so long
 
 
-def page_of(outcomes: Sequence[Outcome], trace: Trace) -> str:
+def page_of(outcomes: Sequence[Outcome], trace: Trace) -> bytes:
     """The whole file."""
-    config = outcomes[0].plan.checkpoint.config
-    overlap = outcomes[0].plan.setting.overlap
-    lanes = lanes_of(trace, config.layer_kinds, overlap=overlap)
+    setting = outcomes[0].plan.setting
     messages = [divergence(outcome) for outcome in outcomes if outcome.verdict.findings]
     said_of_tiers = filter(None, [terminal.left_out(outcomes[0])])
-    said = Console(file=StringIO(), width=WIDE, color_system=None)
-    terminal.show(outcomes, said)
-    assert isinstance(said.file, StringIO)
+    charts = charts_of(outcomes, trace)
     return document(Page(
-        outcomes[0].name, trace.header.claim, worst(outcomes), [*map(_summary, outcomes), *said_of_tiers],
-        messages, _tiers(outcomes), said.file.getvalue(),
-        {**lanes.data(), "runs": [_run(outcome, lanes, config.layer_kinds) for outcome in outcomes]},
+        outcomes[0].name, worst(outcomes), [*map(_summary, outcomes), *said_of_tiers], trace.header.claim, messages,
+        charts=charts, more=[findings_of(charts), _tiers(outcomes)],
+        terminal=printed(lambda console: terminal.show(outcomes, console)),
+        made=Result(worst(outcomes), setting.device, {}).data(),
     ))
+
+
+def printed(show: Callable[[Console], object]) -> str:
+    """What a command prints where there is room for it."""
+    said = StringIO()
+    show(Console(file=said, width=WIDE, color_system=None))
+    return said.getvalue()
+
+
+def charts_of(outcomes: Sequence[Outcome], trace: Trace) -> dict[str, Any]:
+    """Layers and events of every run, and the timeline."""
+    plan = outcomes[0].plan
+    kinds = plan.checkpoint.config.layer_kinds
+    lanes = lanes_of(trace, kinds, overlap=plan.setting.overlap)
+    return {**lanes.data(), "runs": [_run(outcome, lanes, kinds) for outcome in outcomes]}
+
+
+def findings_of(charts: Mapping[str, Any]) -> Listing:
+    """Every finding that is listed, with its command."""
+    heads = ("run", "where", "what it is", "measured", "seen again with")
+    return Listing(heads, [
+        (run["name"], found["where"], found["says"], found["measured"], found["command"])
+        for run in charts["runs"] for found in run["findings"]
+    ], "Findings")
 
 
 def _summary(outcome: Outcome) -> str:
@@ -57,26 +81,36 @@ def _tiers(outcomes: Sequence[Outcome]) -> Listing:
     return Listing(heads, [
         (outcome.plan.setting.name, *terminal.cells_of(total)) for outcome in outcomes
         for total in terminal.tiers(outcome)
-    ])
+    ], "How much was compared")
 
 
 def _run(outcome: Outcome, lanes: Lanes, kinds: Sequence[str]) -> dict[str, Any]:
-    verdict = outcome.verdict
+    return run_of(outcome.plan.setting.name, outcome.verdict, lanes, kinds, partial(_command, outcome),
+                  partial(listed, outcome))  # fmt: skip
+
+
+def run_of(
+    name: str, verdict: Verdict, lanes: Lanes, kinds: Sequence[str],
+    command: Callable[[cells.Row], list[str]] = lambda row: ["", ""],
+    findings: Callable[[Mapping[cells.Row, int]], list[dict[str, Any]]] = lambda rows: [],
+) -> dict[str, Any]:
+    """command: what stands before and behind the event's number;  findings: by the numbers of rows"""
     due = {row for event, rows in lanes.due.items() for row in rows}
     rows = cells.rows_of(len(kinds), verdict.compared, due)
     number = {row: index for index, row in enumerate(rows)}
     return {
-        "name": outcome.plan.setting.name, "exit": int(verdict.exit), "served": verdict.events,
+        "name": name, "exit": int(verdict.exit),
+        "served": max([verdict.events, *(1 + one.event for one in verdict.compared)]),
         "rows": [row.label(kinds) for row in rows],
-        "commands": [_command(outcome, row) for row in rows],
+        "commands": [command(row) for row in rows],
         **cells.data(verdict.compared, rows, lanes.requests),
         "not_judged": cells.not_judged(lanes.due, rows, verdict.compared, verdict.events),
         "notes": [[skip.event, skip.check, skip.reason, skip.where] for skip in verdict.skipped],
-        "findings": _findings(outcome, number),
+        "findings": findings(number),
     }
 
 
-def _findings(outcome: Outcome, rows: Mapping[cells.Row, int]) -> list[dict[str, Any]]:
+def listed(outcome: Outcome, rows: Mapping[cells.Row, int]) -> list[dict[str, Any]]:
     """As the result file lists them; of each tensor one map, at the first finding that is about it."""
     drawn, listed = set[tuple[object, ...]](), []
     for found in listed_findings(outcome.verdict.findings):
@@ -93,7 +127,6 @@ def _findings(outcome: Outcome, rows: Mapping[cells.Row, int]) -> list[dict[str,
 
 
 def _command(outcome: Outcome, row: cells.Row) -> list[str]:
-    """What stands before and behind the event's number."""
     if not outcome.again:
         return ["", ""]
     layer = int(row.stage.partition(".")[2] or 0) if row.stage.startswith("extend") else max(row.level, STAGE_LEVEL)

@@ -51,6 +51,7 @@ def of(report: Report) -> Result:
     del setting["setting"]  # its fields stand beside the others
     found = {
         "refused": report.refused or None, "setting": setting,
+        "calibrated": known(question),
         "says": {} if report.refused else {case: report.says(case).value for case in question.cases},
         "judged": [asdict(one) | {"says": one.says.value} for one in report.judged],
         "laps": report.laps, "served": report.served, "acceptance": report.acceptance,

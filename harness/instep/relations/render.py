@@ -5,7 +5,7 @@ Leaves out: holding them. The file has the fields of a replay's (`report/data.py
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ..page.cells import Row
 from ..replay.replay import served
 from ..report import tables
 from ..report.command import command as to_type
@@ -23,7 +24,7 @@ from ..report.result import Result
 from ..report.terminal import VERDICTS, cell, most_used, short
 from ..report.words import MEASURES as OF_A_REPLAY
 from ..report.words import message, numbers
-from ..verdict import Tier
+from ..verdict import Comparison, Tier
 from . import Held, worst
 from .case import Case
 
@@ -117,10 +118,23 @@ def _run(run: Run, held: Held) -> dict[str, Any]:
         "model": plan.checkpoint.digest, "served": served(), "seconds": round(held.seconds, 3),
         "tiers": [tier.value for tier in _tiers(held)], "used": number(most_used(verdict.compared)),
         "skipped": [skip.reason for skip in verdict.skipped],
-        "components": _components([held]),
+        "components": _components([held]), "places": _places(run, held),
         **listed(verdict.findings),
         "message": divergence(run, held) if verdict.findings else None,
     }
+
+
+def _places(run: Run, held: Held) -> list[dict[str, Any]]:
+    """How much was compared in every layer and step of a draft."""
+    kinds, places = run.case.plan.checkpoint.config.layer_kinds, defaultdict[Row, list[Comparison]](list)
+    for one in held.verdict.compared:
+        places[Row.of(one.place)].append(one)
+    return [
+        {"row": row.label(kinds), "stage": row.stage, "layer": row.level, "compared": len(ones),
+         "elements": sum(one.elements for one in ones), "used": number(most_used(ones)),
+         "wrong": sum(not one.agrees for one in ones)}
+        for row, ones in sorted(places.items(), key=lambda each: each[0].order())
+    ]  # fmt: skip
 
 
 def _cells(held: Held) -> tuple[str | Text, ...]:

@@ -45,7 +45,7 @@ def write(outcomes: Sequence[Outcome], trace: Trace, message: str, folder: Path)
     there = {folder / file.name: file.read_bytes() for file in (trace.path, beside(trace.path)) if file.is_file()}
     write_atomically({
         **there, folder / "message.txt": f"{message}\n".encode(),
-        folder / "page.html": page_of(outcomes, trace).encode(), **files(outcomes, folder / "tensors"),
+        folder / "page.html": page_of(outcomes, trace), **files(outcomes, folder / "tensors"),
     })  # fmt: skip
 
 

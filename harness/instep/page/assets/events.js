@@ -1,11 +1,8 @@
-// Draws the two charts of a page and answers a click on them. Leaves out: everything that is told without JavaScript.
-"use strict";
-(async () => {
-  const root = document.documentElement, data = JSON.parse(document.getElementById("data").textContent);
+// Draws layers × events and the timeline of requests, and answers a click on them.
+drawn("charts", (charts) => {
   const GAP = 0.06;            // part of an event's width that stays free between two cells
   const CELLS = 8000;          // cells that are drawn at most: beyond, neighbouring events share one
   const AROUND = 32;           // events that are seen before the end of a run that diverged
-  const FAINT = 1e-3;          // a part of the allowance below which all look alike
   const WORDS = { set_num_steps: "new step count" };
   const BLOCKS = ["prefill", "draft", "verify", "commit", "decode"];
   const SHAPES = {             // of marks that are no block, in a square from -1 to 1
@@ -17,20 +14,6 @@
     load: [[[-0.35, 1], [0.35, 1], [0.35, 0], [0.9, 0], [0, -1], [-0.9, 0], [-0.35, 0]]],
   };
   const total = data.events.length, kindOf = (event) => data.kinds[data.events[event]];
-  const kept = new Map();      // colours of the present theme, and the tile of the hatching
-  const once = (name, make) => { if (!kept.has(name)) kept.set(name, make()); return kept.get(name); };
-  const color = (name) => once(name, () => getComputedStyle(root).getPropertyValue(`--${name}`).trim());
-
-  /** An element; text is only ever set as text, so nothing of a trace becomes markup. */
-  function el(tag, attributes = {}, ...inside) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (typeof value === "function") made.addEventListener(name, value); else made.setAttribute(name, value);
-    }
-    made.append(...inside.filter((each) => each !== null && each !== undefined));
-    return made;
-  }
-
   // ---- the numbers of a run, from the compact arrays
 
   const part = (line) => (line.length === 3 ? null : line[8] === 0 && line[7] === 0 ? Infinity :
@@ -72,8 +55,7 @@
           if (run.missing.has(at) && lacks < 0) lacks = at;
           if (used > most || (used === -2 && most === -1)) { most = used === -2 && most >= 0 ? most : used; where = at; }
         }
-        const level = Math.max(Math.log10(Math.max(most, FAINT)), Math.log10(FAINT));
-        if (most >= 0) cells.push([begin, end, row, Math.min(level, 0), where]);
+        if (most >= 0) cells.push([begin, end, row, levelOf(most), where]);
         else if (most === -2) exact.push([begin, end, row, 0, where]);
         if (lacks >= 0) missing.push([begin, end, row, 0, lacks]);
       }
@@ -94,12 +76,6 @@
 
   // ---- the charts
 
-  const hatch = () => once("tile", () => {
-    const tile = el("canvas", { width: 8, height: 8 }), pen = tile.getContext("2d");
-    pen.strokeStyle = color("hatch"); pen.lineWidth = 1.6;
-    for (const shift of [-8, 0, 8]) { pen.beginPath(); pen.moveTo(shift, 8); pen.lineTo(shift + 8, 0); pen.stroke(); }
-    return { image: tile, repeat: "repeat" };
-  });
   /** The rectangle of events and a row, cut to the chart. */
   function box(params, api, begin, end, row, high, gap = GAP) {
     const [left, middle] = api.coord([begin - 0.5 + gap / 2, row]), [right] = api.coord([end + 0.5 - gap / 2, row]);
@@ -180,8 +156,8 @@
         { type: "slider", xAxisIndex: [0, 1, 2], height: 20, bottom: 4, left, right, filterMode: "none", showDataShadow: false, minValueSpan: Math.min(4, total),
           labelFormatter: (value) => `${Math.round(Math.min(Math.max(value, 0), total - 1))}`, textStyle: { color: quiet }, borderColor: line },
       ],
-      visualMap: { show: false, seriesIndex: 0, dimension: 3, min: Math.log10(FAINT), max: 0, inRange: { color: [0, 1, 2, 3, 4].map((step) => color(`use-${step}`)) } },
-      tooltip: { confine: true, backgroundColor: color("card"), borderColor: line, textStyle: { color: ink, fontSize: 13 }, formatter: hover, transitionDuration: 0 },
+      visualMap: levels(),
+      tooltip: tip(hover),
       series: [
         { ...fixed, id: "cells", type: "custom", renderItem: cell((api) => ({ fill: api.visual("color") })) },
         { ...fixed, id: "exact", type: "custom", renderItem: cell(() => ({ fill: color("exact") })) },
@@ -230,7 +206,6 @@
 
   // ---- what a cell, or an event, says
 
-  const number = (value) => (typeof value === "string" ? value : value === 0 ? "0" : Math.abs(value) >= 0.001 && Math.abs(value) < 1e5 ? String(+value.toPrecision(4)) : value.toExponential(2));
   function told([, request, what, count, of, tree]) {
     const name = request < 0 ? "" : `${data.requests[request]}: `, nodes = tree < 0 ? "" : ", a tree";
     const words = { prefill: `prefill of ${count} of ${of} tokens`, draft: `${count} drafts${nodes}`, verify: `verify of ${count} nodes${nodes}`,
@@ -249,15 +224,7 @@
       lines.push(seriesId === "missing" ? "not judged" : used === -2 ? "exact" : `${number(used)} of the allowance used`);
       if (seriesId === "found") lines.push(run().found.get(value[4])[0].says);
     } else return "";
-    const made = el("div", { style: "max-width:460px;white-space:normal" });
-    lines.forEach((text, index) => made.append(el("div", index ? {} : { style: "font-weight:600" }, text)));
-    return made;
-  }
-  function copied(text) {
-    const button = el("button", { type: "button", click: async () => {
-      try { await navigator.clipboard.writeText(text); button.textContent = "copied"; } catch { getSelection().selectAllChildren(button.nextSibling); }
-    } }, "copy");
-    return el("div", {}, button, el("pre", {}, text));
+    return hint(lines);
   }
   function tree([parents, accepted]) {
     const depth = [], leaf = parents.map(() => true), children = parents.map(() => []);
@@ -366,9 +333,6 @@
 
   // ---- the page around them
 
-  function swatch(name, text, extra = "") {
-    return el("span", {}, el("i", { class: `swatch ${extra}`, ...(name && { style: `background:var(--${name})` }) }), text);
-  }
   function glyph(what, text) {
     const points = SHAPES[what].map((each) => each.map(([a, b]) => `${8 + 6 * a},${8 + 6 * b}`).join(" "));
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -396,51 +360,37 @@
     if (first) choose(first.event, first.row); else choose(state.event, row < 0 ? null : row);
   }
   function build() {
-    const charts = document.getElementById("charts"), used = new Set(data.marks.map((each) => each[2]));
+    const used = new Set(data.marks.map((each) => each[2]));
     const runs = el("span", { id: "runs" }, ...(data.runs.length < 2 ? [] : data.runs.map((each, index) => el("button", { type: "button", "data-number": index,
       click: () => change(index) }, each.name))));
     charts.append(
       el("div", { class: "card" },
-        el("div", { class: "bar" }, el("h2", {}, "Layers and events"), runs, el("span", {}, `part of the allowance used: ${FAINT} or less`, el("i", { class: "swatch ramp" }), "1"),
+        el("div", { class: "bar" }, el("h2", {}, "Layers and events"), runs, ramp(),
           swatch("exact", "exact"), swatch("", "not judged", "hatched"), swatch("", "finding", "finding")),
         el("div", { class: "bar" }, el("h2", {}, "Requests"), ...BLOCKS.filter((what) => used.has(what)).map((what) => swatch(what, what === "commit" ? "commit, as high as accepted" : what)),
           ...Object.keys(SHAPES).filter((what) => used.has(what)).map((what) => glyph(what, what)), el("span", { class: "hint" }, "ctrl + wheel zooms, dragging moves, arrow keys choose")),
         el("div", { id: "chart", tabindex: "0", role: "group", "aria-label": "Heat map of layers and events, timeline of requests; arrow keys move the chosen cell" })),
       el("div", { class: "card", id: "panel", "aria-live": "polite" }));
-    charts.hidden = false;
   }
-  async function library() {
-    const packed = Uint8Array.from(atob(document.getElementById("library").textContent), (char) => char.charCodeAt(0));
-    const text = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-    document.head.append(el("script", {}, text));
-  }
-
-  try {
-    await library();
-    state.run = Math.max(data.runs.findIndex((each) => each.findings.length), 0);
-    if (!data.runs[state.run].findings.length) state.run = data.runs.reduce((best, each, index) => (each.lines.length > data.runs[best].lines.length ? index : best), 0);
-    build();
-    chart = window.echarts.init(document.getElementById("chart"), null, { renderer: "canvas" });
-    rebuild();
-    chart.on("click", ({ seriesId, dataIndex, value }) => {
-      const rows = run().rows.length;
-      if (seriesId === "marks") choose(state.marks[dataIndex][2][0], null);
-      else if (value?.length === 5) choose(Math.floor(value[4] / rows), value[4] % rows);
-    });
-    chart.on("datazoom", () => {
-      const { startValue, endValue } = chart.getOption().dataZoom[0];
-      Object.assign(state, { from: Math.max(0, Math.floor(startValue + 0.5)), to: Math.min(total - 1, Math.ceil(endValue - 0.5)) });
-      refresh();
-    });
-    document.getElementById("chart").addEventListener("keydown", keys);
-    addEventListener("resize", () => chart.resize());
-    addEventListener("hashchange", fromAddress);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { kept.clear(); rebuild(); describe(); });
-    chart.on("finished", () => { root.dataset.rendered = "true"; });
-    fromAddress();
-  } catch (error) {
-    root.dataset.failed = String(error);
-    document.getElementById("charts").replaceChildren(el("p", { class: "quiet" }, `The charts cannot be drawn here: ${error}`));
-    document.getElementById("charts").hidden = false;
-  }
-})();
+  state.run = Math.max(data.runs.findIndex((each) => each.findings.length), 0);
+  if (!data.runs[state.run].findings.length) state.run = data.runs.reduce((best, each, index) => (each.lines.length > data.runs[best].lines.length ? index : best), 0);
+  build();
+  chart = window.echarts.init(document.getElementById("chart"), null, { renderer: "canvas" });
+  rebuild();
+  chart.on("click", ({ seriesId, dataIndex, value }) => {
+    const rows = run().rows.length;
+    if (seriesId === "marks") choose(state.marks[dataIndex][2][0], null);
+    else if (value?.length === 5) choose(Math.floor(value[4] / rows), value[4] % rows);
+  });
+  chart.on("datazoom", () => {
+    const { startValue, endValue } = chart.getOption().dataZoom[0];
+    Object.assign(state, { from: Math.max(0, Math.floor(startValue + 0.5)), to: Math.min(total - 1, Math.ceil(endValue - 0.5)) });
+    refresh();
+  });
+  document.getElementById("chart").addEventListener("keydown", keys);
+  addEventListener("resize", () => chart.resize());
+  addEventListener("hashchange", fromAddress);
+  themed(() => { rebuild(); describe(); });
+  chart.on("finished", () => { root.dataset.rendered = "true"; });
+  fromAddress();
+});

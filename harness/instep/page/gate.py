@@ -1,0 +1,68 @@
+"""The page of `instep gate`: how much slower each case became, beside what chance does and what is allowed.
+
+Leaves out: timing (`instep.perf`), and trials of the gate itself (`power.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..perf.pairs import Say
+from ..report.terminal import short
+from ..verdict import Exit
+from .document import Listing, Page
+from .parts import Data
+from .power import bars
+
+COLORS = {Say.HELD.value: "good", Say.SLOWER.value: "bad", Say.NOISY.value: "unsure"}
+
+
+def page(found: Data) -> Page:
+    setting, judged = found["setting"], found["judged"]
+    said = []
+    for case, says in found["says"].items():
+        most = max((one for one in judged if one["case"] == case), key=lambda one: one["change"]["low"])
+        said.append(f"{case}: {says}; after / before {_ratio(most['change'])} by {most['clock']}")
+    accepted = {**found["acceptance"], "reference": found["reference_acceptance"]}
+    said += [f"accepted drafts a window: {', '.join(f'{arm} {each:.2f}' for arm, each in accepted.items())}; "
+             f"{short(found['elements'])} numbers compared before and after timing"] * bool(judged)  # fmt: skip
+    known = found.get("calibrated")
+    plots = [_plot(setting, judged)] if judged else []
+    refused = [f"REFUSED  {found['refused']}\n  nothing is timed of what does not pass"] if found["refused"] else []
+    return Page(
+        f"{setting['after']} against {setting['before']}", Exit(found["exit"]), said,
+        f"No case is slower by more than {setting['allowed']:.0%}, in {judged[0]['change']['pairs'] if judged else 0} "
+        f"interleaved pairs; batch {setting['batch']}, window {setting['num_steps'] + 1}.", refused, [_table(judged)],
+        {"plots": [*plots, *(bars(known) if known else [])]},
+        word="REFUSED" if refused else {Exit.DIVERGED: "SLOWER", Exit.AGREED: "held"}.get(Exit(found["exit"]), ""),
+    )
+
+
+def _table(judged: list[Data]) -> Listing:
+    heads = ("case", "clock", "before, ms", "after, ms", "after / before", "A/A", "pairs", "says")
+    rows = [(one["case"], one["clock"], _spread(one["before"]), _spread(one["after"]), _ratio(one["change"]),
+             _ratio(one["same"]), str(one["change"]["pairs"]), one["says"]) for one in judged]  # fmt: skip
+    return Listing(heads, rows, "Cases", [number for number, row in enumerate(rows) if row[-1] == Say.SLOWER.value])
+
+
+def _spread(one: Data) -> str:
+    return f"{one['median'] * 1e3:.4g} ({one['lower'] * 1e3:.4g}-{one['upper'] * 1e3:.4g})"
+
+
+def _ratio(one: Data) -> str:
+    return f"{one['value']:.3f} ({one['low']:.3f}-{one['high']:.3f})"
+
+
+def _plot(setting: Data, judged: list[Data]) -> dict[str, Any]:
+    """A row for each case and clock, and one for A/A under it; the band is what is allowed, in both directions."""
+    rows = []
+    for one in judged:
+        name = f"{one['case']}, {one['clock']}"
+        told = {"title": name, "lines": [
+            f"after / before {_ratio(one['change'])}: {one['says']}", f"A/A {_ratio(one['same'])}",
+            f"before {_spread(one['before'])} ms, after {_spread(one['after'])} ms"]}  # fmt: skip
+        rows += [{"name": name, **one["change"], "color": COLORS[one["says"]], "told": told},
+                 {"name": "before again / before", **one["same"], "color": "hatch", "thin": True, "told": told}]
+    allowed = 1 + setting["allowed"]
+    return {"form": "intervals", "title": "How much longer it takes: medians of paired ratios, 98% intervals",
+            "x": "after / before; the band is allowed", "band": [1 / allowed, allowed], "rows": rows}  # fmt: skip

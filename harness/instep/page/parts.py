@@ -1,0 +1,71 @@
+"""What pages of several commands share: findings and totals as tables, cells of a matrix, numbers as words.
+
+Leaves out: pages (`family.py` names them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..report.terminal import VERDICTS, cell, short
+from ..verdict import Exit
+from .document import Listing
+
+Data = Mapping[str, Any]
+Row = tuple[str, Mapping[str, Any]]  # of a matrix: its name, and what a click on it tells: `lines`, `message`
+LEVELS = [["ramp", ""], ["exact", "exact"], ["found", "finding"]]  # the legend of cells that `level` makes
+
+
+def word(exit: int) -> str:
+    """A verdict, as every command words it."""
+    return VERDICTS[Exit(exit)][0]
+
+
+def used(value: float | str | None) -> str:
+    """The part of an allowance; a file has infinite parts as text."""
+    return cell(None if value is None else float(value))
+
+
+def level(value: float | str | None, wrong: bool = False) -> float | str:
+    """The same as a cell of a matrix."""
+    if value is None or wrong:
+        return "found" if wrong else "exact"
+    return float(value) if float(value) <= 1 else "found"
+
+
+def matrix(title: str, rows: Sequence[Row], columns: Sequence[str], cells: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """A plot. A cell: row, column, part of an allowance or kind (`FILLS` in plots.js), sign, words, its last column."""
+    named = [{"name": name, "told": told} for name, told in rows]
+    return {"form": "matrix", "title": title, "rows": named, "columns": columns, "cells": list(map(list, cells))}
+
+
+def name_of(run: Data) -> str:
+    """A run of a result, by what tells it from the others."""
+    if "relation" in run:
+        return str(run["relation"])
+    parts = (run.get(field) for field in ("name", "engine", "ops", "strategy", "dtype"))
+    return " ".join(str(part) for part in parts if part)
+
+
+def findings(runs: Sequence[Data]) -> Listing:
+    """Every finding that is listed, by run."""
+    rows = [
+        (name_of(run), one["where"], one["diagnosis"] or "differs", f"{one['worst']}, allowed {one['allowed']}",
+         f"{one['tier']} {one['check']}") for run in runs for one in run["findings"]
+    ]
+    return Listing(("run", "where", "what it is", "measured", "check"), rows, "Findings")
+
+
+def totals(runs: Sequence[Data]) -> Listing:
+    """How much every run compared, tier by tier, or op by op."""
+    rows = [
+        (name_of(run), word(run.get("exit", 0)), str(one.get("tier") or one.get("op")), short(one["elements"]),
+         f"{short(one['undecided'])} of {short(one['pairs'])}" if one.get("pairs") else "", used(one.get("used")))
+        for run in runs for one in (*run.get("tiers", ()), *run.get("by_op", ())) if isinstance(one, Mapping)
+    ]
+    return Listing(("run", "verdict", "tier", "elements", "undecided", "allowance used"), rows, "How much was compared")
+
+
+def messages(runs: Sequence[Data]) -> list[str]:
+    return [run["message"] for run in runs if run.get("message")]

@@ -1,0 +1,54 @@
+"""The page of `instep gate --calibrate`: how often the gate is wrong on this machine, by case.
+
+Leaves out: the gate's own runs (`gate.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..perf.pairs import Say
+from ..verdict import Exit
+from .document import Listing, Page
+from .parts import Data
+
+
+def page(found: Data) -> Page:
+    setting = found["setting"]
+    refused = [f"REFUSED  {found['refused']}"] if found.get("refused") else []
+    said = [f"{found['trials']} trials of each, of {found['pairs']} pairs; {setting['pairs']} and more a trial, "
+            f"{setting['allowed']:.0%} is allowed"]  # fmt: skip
+    return Page(
+        f"The gate on this machine: {setting.get('source')} [{setting.get('ops')}]", Exit(found["exit"]), said,
+        "A/A is one source against itself: whoever calls it slower is wrong. The slowed arm truly takes longer: who "
+        "calls it held misses it.", refused, [_table(found)], {"plots": list(bars(found))},
+        word="REFUSED" if refused else {Exit.AGREED: "fit for this machine"}.get(Exit(found["exit"]), ""),
+    )
+
+
+def _rows(found: Data) -> Iterator[tuple[str, str, Data]]:
+    """case, arm, verdict -> trials"""
+    for which, cases in found["says"].items():
+        for case, counts in cases.items():
+            yield case, which, counts
+
+
+def _table(found: Data) -> Listing:
+    heads = ("case", "arm", *(say.value for say in Say), "took longer by")
+    rows = []
+    for case, which, counts in sorted(_rows(found)):
+        ratio = found.get("ratio", {}).get(case, {}) if which == "slowed" else {}
+        taken = ", ".join(f"{value - 1:.1%} ({clock})" for clock, value in ratio.items())
+        rows.append((case, which, *(str(counts.get(say.value, 0)) for say in Say), taken))
+    return Listing(heads, rows, "What the gate said")
+
+
+def bars(found: Data) -> Iterator[dict[str, Any]]:
+    """How trials ended. found: a calibration, also one that a gate's own result has."""
+    every = sorted(_rows(found))
+    if every:
+        yield {"form": "bars", "title": f"What the gate said in {found['trials']} trials each", "x": "trials",
+               "names": [f"{case}, {which}" for case, which, _ in every], "parts": [say.value for say in Say],
+               "values": {say.value: [counts.get(say.value, 0) for _, _, counts in every] for say in Say},
+               "colors": {Say.HELD.value: "use-1", Say.NOISY.value: "hatch", Say.SLOWER.value: "line-3"}}  # fmt: skip

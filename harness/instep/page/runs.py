@@ -1,0 +1,39 @@
+"""The page of a file of runs, as replay, shapes and streams write it: how much each compared, and its findings.
+
+Leaves out: the events, which such a file has not: `instep replay --html` draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..report.terminal import short
+from ..verdict import Exit
+from .document import Page
+from .parts import LEVELS, Data, findings, level, matrix, messages, name_of, totals, word
+
+
+def page(found: Data) -> Page:
+    runs = [{"ops": found.get("ops"), **run} for run in found["runs"]]
+    said = [f"{name_of(run)} {word(run['exit'])}: {short(run['elements'])} numbers compared"
+            + (f" in {run.get('events_served', run['events'])} of {run['of']} events" if "of" in run else "")
+            for run in runs]  # fmt: skip
+    return Page(
+        str(found.get("trace") or found.get("command")), Exit(found["exit"]), said, messages=messages(runs),
+        tables=[totals(runs)], charts={"plots": [_plot(runs)], "legend": LEVELS}, more=[findings(runs)],
+    )  # fmt: skip
+
+
+def _plot(runs: Sequence[Data]) -> dict[str, Any]:
+    """A row for each run, a column for each tier, or op: the largest part of an allowance."""
+    each = [{one.get("tier") or one["op"]: one["used"] for one in (*run.get("tiers", ()), *run.get("by_op", ()))}
+            for run in runs]  # fmt: skip
+    wrong = [{one["tier"] for one in run["findings"]} if run.get("tiers") else set() for run in runs]
+    columns = sorted({tier for one in (*each, *wrong) for tier in one})
+    rows = [(name_of(run), {"message": run.get("message")}) for run in runs]
+    return matrix(
+        "The largest part of an allowance that was used", rows, columns, [
+            (row, columns.index(tier), level(one.get(tier), tier in bad))
+            for row, (one, bad) in enumerate(zip(each, wrong, strict=True)) for tier in {**one, **dict.fromkeys(bad)}
+        ])  # fmt: skip

@@ -1,0 +1,294 @@
+"""Pages of audit, fuzz, faults, relations, bench and gate: as text, in a browser that is clicked, and of result files.
+
+Leaves out: the page of a replay (`test_page.py`), and the words of messages (`test_printed.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.audit import render as audits
+from instep.audit.audit import audit
+from instep.audit.recording import EVENTS
+from instep.bench.clock import Rates
+from instep.bench.run import Asked, Bench
+from instep.faults import render as faults
+from instep.faults.judge import Result as Campaign
+from instep.fuzz import render as fuzz
+from instep.fuzz.campaign import Result as Drawn
+from instep.fuzz.campaign import Settings
+from instep.page.audit import charts_of as audited
+from instep.page.family import page_of
+from instep.page.replay import charts_of
+from instep.perf import render as gate
+from instep.perf.baseline import result as of_power
+from instep.perf.pairs import Ratio, Say, Spread
+from instep.perf.power import Power
+from instep.perf.question import Judged as Clocked
+from instep.perf.question import Question, Report
+from instep.relations import render as relations
+from instep.replay.setting import Setting
+from instep.report.result import Result
+from instep.trace.file import read
+from instep.verdict import Tier
+from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.place import Place
+from instep_reference.contract.sampling import Sampling
+from support.browser import Browser
+from support.command import Runner, complaint
+from support.made_up import held, judged
+from support.outcomes import comparison, outcome
+from support.pages import HOSTILE, PLAN, Read, round_of, trace_of
+from support.recorded import TINY, edited, lines, recorded
+
+TRACE = Path("fixtures/traces/adaptive.jsonl")
+ALONE = "\ud800"  # half of a pair, which no UTF-8 has
+Made = Mapping[str, tuple[Result, Mapping[str, Any]]]
+
+
+def of_relations() -> Result:
+    case = SimpleNamespace(trace=read(TRACE), plan=PLAN, bitwise=False)
+    wrong = comparison(worst=1.0, request=HOSTILE, slot=5, diagnosis=f"the runs differ {HOSTILE}{ALONE}")
+    exact = comparison(tier=Tier.BITWISE, worst=0.0, allowed=0.0, place=Place("chain.1", 0, "key"))
+    each = held("slots", exact, wrong), held("alone", comparison()), held("drift", lacks="labels have no error")
+    return relations.of(relations.Run(TRACE, None, None, case, each))  # type: ignore[arg-type]
+
+
+def of_faults() -> Result:
+    every = (
+        judged("commit-index-minus-one"), judged("row-for-slot", f"differs {HOSTILE}{ALONE}"),
+        replace(judged("row-for-slot", layer=3)), judged("dirty-slot", void="it never fired"),
+    )
+    return faults.of(Campaign(every, 12.0, 20.0, 2))
+
+
+def of_bench() -> Result:
+    asked = Asked({"plain": PLAIN}, "cpu", torch.float32, ("pick",))
+    time = {"us": 20.0, "lower": 19.0, "upper": 21.0, "mean": 20.5, "of_floor": 2.0, "how": "calls"}
+    right, wrong = {"peer": "", "finding": "", **time}, {"peer": "", "finding": f"row 3 is off {HOSTILE}{ALONE}"}
+    peer = {**right, "peer": "torch 2", "finding": "picks the last of equals", "us": 5.0}
+    rows = [
+        {"kind": "pick", "cell": {"rows": rows}, "floor_us": 10.0, "arms": arms, "absent": {"fla": "not here"}}
+        for rows, arms in ((4, {"plain": wrong, "torch": peer}), (1, {"plain": right, "torch": peer}))
+    ]
+    work = {"work": {"products": 12.0, "norms": 8.0}, "launches": 3, "longest_gap_us": 1.0}
+    work = {name: value for name, value in right.items() if name != "of_floor"} | work
+    rows.append({"kind": "rounds", "cell": {"batch": 1}, "floor_us": None, "arms": {"plain": work}, "absent": {}})
+    return Bench(asked, Rates(1e10, 2e10, 1e11), rows, {"rounds": 7}).result()
+
+
+def of_gate(*says: tuple[str, str, Say]) -> Result:
+    spread, same = Spread(0.0125, 0.012, 0.013), Ratio(1.0, 0.99, 1.01, 120)
+    change = {Say.HELD: Ratio(1.01, 1.0, 1.02, 120), Say.SLOWER: Ratio(1.2, 1.1, 1.3, 120), Say.NOISY: same}
+    clocked = [Clocked(case, clock, spread, spread, change[said], same, said) for case, clock, said in says]
+    question = Question("plain", f"mine:{HOSTILE}{ALONE}", Path("model"))
+    return gate.of(Report(question, "" if says else f"after: {HOSTILE}{ALONE}", clocked, elements=12_345,
+                          acceptance={"before": 1.5, "after": 1.25}, reference_acceptance=1.5))  # fmt: skip
+
+
+def power() -> Power:
+    says = {"A/A": {"verify": Counter(held=198, slower=2)}, "slowed": {"verify": Counter(slower=190, held=10)}}
+    return Power(Report(Question("plain", "plain", Path("model"), ("verify",))), 577, 200, says,
+                 {"verify": {"wall": 1.081}})  # fmt: skip
+
+
+def of_fuzz() -> tuple[Result, Mapping[str, Any]]:
+    found = outcome(comparison(event=3, worst=1.0, request=HOSTILE, diagnosis=f"{HOSTILE}{ALONE}"), plan=PLAN, of=6)
+    found.verdict.events = 4
+    drawn = Drawn(Settings(Setting("plain"), Path("tiny"), 400, 7, Path("found")), examples=37, events=1234,
+                  elements=5_000_000, seconds=2.5, found=found, cut="its time was over")  # fmt: skip
+    drawn.coverage.met.update({"accepted: ragged": 12})
+    agreed = replace(drawn, settings=replace(drawn.settings, setting=Setting("ledger")), found=None, cut="")
+    return fuzz.of([agreed, drawn]), charts_of([found], trace_of(*round_of(HOSTILE)))
+
+
+@pytest.fixture(scope="module")
+def spoilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Mapping[str, Any]]:
+    """The audit of drawn text in which one commit's bonus is another token."""
+    made = recorded(tmp_path_factory.mktemp("recordings") / "drawn", tokens=10, sampling=Sampling(0.9, top_k=20))
+    number, event = next((n, event) for n, event in enumerate(lines(made / EVENTS)) if event.get("accepted"))
+    path = event["accepted"][0]
+    edited(made, number, accepted=[path | {"bonus": (path["bonus"] + 1) % 256}, *event["accepted"][1:]])
+    found = audit(made, TINY, level=1)
+    return audits.of(found), audited(found)
+
+
+@pytest.fixture(scope="module")
+def made(spoilt: tuple[Result, Mapping[str, Any]]) -> Made:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate, "known", lambda question: power().data())
+        slower = of_gate(("verify", "wall", Say.SLOWER), ("verify", "cpu", Say.HELD), ("commit", "wall", Say.NOISY))
+        refused = of_gate()
+    return {
+        "relations": (of_relations(), {}), "faults": (of_faults(), {}), "bench": (of_bench(), {}),
+        "gate": (slower, {}), "refused": (refused, {}), "power": (of_power(power()), {}), "fuzz": of_fuzz(),
+        "audit": spoilt,
+    }
+
+
+TOLD = {  # what stands there without JavaScript: the verdict, sentences of the head or a message, cells of tables
+    "relations": ("DIVERGED", "1 of 3 relations hold", ("slots", "1.0, allowed 0.5", "labels have no error")),
+    "faults": ("FAILED", "3 of 3 faults found, 2 located", ("rollback", "slots", "void: it never fired", "NO")),
+    "bench": ("WRONG", "on cpu: 3 cells, 1 wrong answers of ours", (
+        f"WRONG: row 3 is off {HOSTILE}\\ud800", "0 of 2", "picks the last of equals", "2.00", "not here")),
+    "gate": ("SLOWER", "verify: slower; after / before 1.200 (1.100-1.300) by wall", ("12.5 (12-13)", "inconclusive")),
+    "refused": ("REFUSED", f"REFUSED  after: {HOSTILE}", ()),
+    "power": ("fit for this machine", "200 trials of each, of 577 pairs", ("A/A", "198", "8.1% (wall)")),
+    "fuzz": ("DIVERGED", "--seed 7 draws the same runs", ("1,234", "never", "fuzz-plain-7.jsonl, 6 events")),
+    "audit": ("DIVERGED", "tokens of 3 requests judged", ("tokens that were drawn",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_without_javascript_the_verdict_the_numbers_and_the_command_are_read(made: Made, name: str) -> None:
+    result, charts = made[name]
+    page = page_of(result.data(), charts).decode()
+    found, (verdict, said, cells) = Read(page), TOLD[name]
+    assert found.texts["span"] == [verdict] and any(said in text for text in found.texts["p"] + found.texts["pre"])
+    told = ["".join(cell) for cell in found.cells]
+    assert not [cell for cell in cells if cell not in told], told[:40]
+    assert result.data()["command"] in found.texts["pre"] and any("torch 2." in text for text in found.texts["p"])
+    assert page.count("</script>") == 3 and "img" not in found.tags and "script-src 'sha256-" in page
+    assert ALONE not in page and page.encode(), "the half of a pair is written as its number"
+
+
+@pytest.mark.parametrize("name", ["relations", "faults", "bench", "power", "audit"])
+def test_a_result_file_gives_the_same_page(made: Made, instep: Runner, tmp_path: Path, name: str) -> None:
+    data = json.loads(json.dumps(made[name][0].data()).replace("\\ud800", ""))
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps(data))
+    ran = instep("page", file, "--html", tmp_path / "p.html")
+    assert ran.code == 0, ran
+    assert (tmp_path / "p.html").read_bytes() == page_of(data)
+
+
+def test_what_no_page_can_be_made_of_is_refused(made: Made, instep: Runner, tmp_path: Path) -> None:
+    for number, (content, said) in enumerate((
+        ({"schema": 2, "command": "instep memory m"}, "what `instep memory m` wrote"),
+        ({"schema": 2, "exit": 0, "fired": 1}, "KeyError"), ({"schema": 2, "runs": [7]}, "wrote"),
+        ({"schema": 2, "exit": 0, "runs": [{"findings": 1}]}, "no page can be made of"), ({"exit": 0}, "schema None"),
+    )):
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(content))
+        assert said in complaint(instep("page", file, "--html", tmp_path / "p.html"))
+    file.write_text(json.dumps({**of_bench().data(), "machine": None}).replace("\\ud800", ""))
+    assert "a file of its own" in complaint(instep("page", file, "--html", file)) and not (tmp_path / "p.html").exists()
+
+
+@pytest.mark.parametrize(("work", "words"), [
+    ("audit.audit.audit", ("audit", "nowhere", "--model", "nowhere")), ("relations.held", ("relations", TRACE)),
+    ("fuzz.campaign.campaign", ("fuzz",)), ("faults.campaign.campaign", ("faults", "stale-tile")),
+    ("bench.run.bench", ("bench", "--kind", "pick")), ("perf.gate.gate", ("gate", "plain", "plain")),
+], ids=lambda words: words[0])  # fmt: skip
+def test_a_page_that_cannot_be_put_there_is_refused_before_any_work(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, words: tuple[object, ...]
+) -> None:
+    monkeypatch.setattr(f"instep.{work}", lambda *given, **named: pytest.fail("it began"))
+    assert "found a folder" in complaint(instep(*words, "--html", tmp_path))
+    assert "no such folder" in complaint(instep(*words, "--html", tmp_path / "none" / "page.html"))
+
+
+# in a browser
+
+
+Opened = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def opened(made: Made, looked: Browser, tmp_path: Path) -> Opened:
+    """`opened("faults")` -> data attributes of the page, once all plots are drawn."""
+
+    def show(name: str, **how: Any) -> dict[str, str]:
+        result, charts = made[name]
+        page = page_of(result.data(), charts)
+        (tmp_path / f"{name}.html").write_bytes(page)
+        drawn = Read(page.decode()).data
+        plots, root = drawn.get("plots") or (), "document.documentElement.dataset"
+        count = sum(how.get("fragment", "") in ("", f"group={plot.get('group')}") for plot in plots)
+        until = [f'{root}.plots === "{count}"'] * bool(plots) + [f"{root}.rendered"] * ("runs" in drawn)
+        said = looked.open(tmp_path / f"{name}.html", " && ".join(until), **how)
+        assert "failed" not in said and "ran" not in said, said
+        return said
+
+    return show
+
+
+def panel(looked: Browser) -> str:
+    return str(looked.ask("document.getElementById('detail').innerText"))
+
+
+@pytest.mark.slow
+def test_a_click_on_a_finding_of_a_relation_tells_where_the_runs_part(opened: Opened, looked: Browser) -> None:
+    opened("relations")
+    assert looked.seen("bad-fill", "#plots") > 100 < looked.seen("exact", "#plots")
+    looked.click("bad-fill", "#plots")
+    assert looked.data()["told"] == "slots, layer 3 attention"
+    assert "DIVERGED  adaptive" in panel(looked) and "1 findings" in panel(looked) and HOSTILE in panel(looked)
+    assert looked.ask("document.images.length") == 0
+
+
+@pytest.mark.slow
+def test_faults_are_shown_by_family_and_told_when_they_are_clicked(opened: Opened, looked: Browser) -> None:
+    opened("faults")
+    rows = "[...document.querySelectorAll('tr[data-group]')].filter((row) => row.offsetParent).length"
+    assert looked.ask(rows) == 4 and looked.ask("document.querySelectorAll('#cards .card').length") == 2
+    spot = looked.ask("(() => { const {x, y, width, height} = document.querySelector('[data-group=rollback]')"
+                      ".getBoundingClientRect(); return [x + width / 2, y + height / 2]; })()")  # fmt: skip
+    looked.press(*spot)
+    assert looked.data()["group"] == "rollback" and looked.ask(rows) == 1
+    assert looked.ask("location.hash") == "#group=rollback"
+    looked.click("good", "#plots")
+    assert looked.data()["told"].startswith("commit-index-minus-one, ") and "Nothing is wrong." in panel(looked)
+    opened("faults", fragment="group=slots")
+    assert looked.ask(rows) == 3 and looked.seen("bad", "#plots") and looked.seen("unsure", "#plots")
+
+
+@pytest.mark.slow
+def test_a_wrong_answer_has_its_finding_in_the_place_of_its_time(opened: Opened, looked: Browser) -> None:
+    opened("bench")
+    assert looked.seen("line-0", ".curves") > 50 and looked.seen("line-1", ".bars") > 500
+    looked.click("bad-fill", ".curves")
+    assert looked.data()["told"] == "plain, pick, rows 4" and "no speed is shown" in panel(looked)
+    assert f"WRONG: row 3 is off {HOSTILE}" in panel(looked)
+    legend = looked.ask("document.querySelector('.curves').innerText")
+    assert {"floor", "plain", "torch"} <= set(legend.split())
+    looked.click("line-1", ".bars")
+    assert looked.data()["told"] == "plain: norms" and "3 launches" in panel(looked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_intervals_stand_beside_what_is_allowed(opened: Opened, looked: Browser, dark: bool) -> None:
+    opened("gate", dark=dark)
+    assert looked.seen("stay", ".intervals") > 1000, "the band"
+    assert min(looked.seen(color, ".intervals") for color in ("bad", "good", "unsure", "hatch")) > 50
+    looked.click("bad", ".intervals")
+    assert looked.data()["told"] == "verify, wall" and "1.200 (1.100-1.300): slower" in panel(looked)
+    looked.click("line-3", ".bars")
+    assert looked.data()["told"] == "verify, slowed: slower" and "190 trials" in panel(looked)
+    looked.scheme(dark=not dark)
+    looked.until(looked.counting("stay", ".intervals") + " > 1000")  # it is drawn again
+    looked.scheme(dark=dark)
+    ground = looked.ask("getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
+
+
+@pytest.mark.slow
+def test_what_fuzz_and_audit_found_stands_among_its_events(opened: Opened, looked: Browser) -> None:
+    said = opened("fuzz")
+    assert said["findings"] == "1" and said["selected"] == "3 layer 3 attention" and int(said["marks"]) == 6
+    assert looked.seen("bad-fill", "#charts") > 100 < looked.seen("verify", "#charts")
+    said = opened("audit")
+    assert int(said["findings"]) >= 1 and "final rows, logits" in said["selected"] and int(said["marks"]) > 30
+    assert looked.seen("draft", "#plots") > 1000, "tokens that were drawn"
+    looked.click("bad-fill", "#plots")
+    assert ", token " in looked.data()["told"] and "the model's logits draw" in panel(looked)
