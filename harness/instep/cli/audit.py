@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .finish import Annotate, Html, Sarif, finish, must_be_free
+from .finish import Annotate, Html, Json, Sarif, finish, must_be_free
 
 
 def audit(
@@ -23,7 +23,7 @@ def audit(
     tokens: Annotated[int | None, typer.Option(help="The most tokens of a request that are judged.", min=1)] = None,
     level: Annotated[int, typer.Option(help="The highest level: 1 tokens and counts, 2 logits and rows, 3 states.",
                                        min=1, max=3)] = 3,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    json: Json = None,
     html: Html = None,
     sarif: Sarif = None,
     annotate: Annotate = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .finish import finish
+from .finish import Json, finish
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +23,7 @@ SHOWN = 5  # findings of a run that are told; a file has all
 def diff(
     before: Annotated[Path, typer.Argument(help="A result, as --json writes it.")],
     after: Annotated[Path, typer.Argument(help="The result to hold against it.")],
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    json: Json = None,
 ) -> None:
     """Compare two results; exit 0: no new finding, 1: new findings, 3: less was compared than before, or nothing."""
     from dataclasses import asdict

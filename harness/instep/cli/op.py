@@ -5,12 +5,11 @@ Leaves out: the cases and the comparison (`instep.kit`).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .finish import Annotate, Sarif, finish, must_be_free
+from .finish import Annotate, Commit, Json, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -36,10 +35,10 @@ def op(
     seed: Annotated[int, typer.Option(help="The number of the first of them.", min=0)] = 0,
     real: Annotated[bool, typer.Option("--real", help="Cases of the sizes of a 9B model instead, of gdn, conv and "
                                                       "attend.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    json: Json = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
-    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+    commit: Commit = None,
 ) -> None:
     """Hold single ops to their contract and the reference; exit 0: all agree, 1: divergence, 3: nothing compared."""
     from ..kit.launches import op_cases, served
