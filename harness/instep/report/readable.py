@@ -12,15 +12,12 @@ import msgspec
 
 from instep_reference.contract.errors import BadInput
 
+from ..options import OPTIONS
 from ..trace.file import decode
 from .result import runs_of
 
-# Fields of a run that say what was run, and how it was set up. All are text, but `WHETHER`.
-SETTING = (
-    "name", "relation", "recording", "ops", "engine", "strategy", "conv", "layout", "dtype", "state_dtype", "graphs",
-    "device", "kv_dtype", "snapshot_layout", "drafter", "overlap", "guarded", "model",
-)
-WHETHER = ("graphs", "overlap", "guarded")
+# Fields of a run that say what was run, and how it was set up.
+SETTING = ("name", "relation", "recording", *OPTIONS, "model")
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Used = float | Annotated[str, msgspec.Meta(pattern="^(-?inf|nan)$")] | None
 
@@ -58,7 +55,7 @@ class Run(msgspec.Struct):
     lacks: str | None = None
 
 
-FIELDS = [(name, (bool if name in WHETHER else str) | None, None) for name in SETTING]
+FIELDS = [(name, OPTIONS[name][0] | None if name in OPTIONS else str | None, None) for name in SETTING]
 File = msgspec.defstruct("File", [("exit", int), ("runs", list[msgspec.defstruct("Whole", FIELDS, bases=(Run,))])])  # type: ignore[misc]
 
 
