@@ -309,6 +309,7 @@ def test_drawn_traces_are_legal_and_drawn_models_and_prompts_fit(work: Any, conf
     assert {*prompts} == {"one", "few", "more"} and all(0 <= token < 5 for said in prompts.values() for token in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prefixes", "least"), [
     (False, {"commits": 55, "of two": 18, "ragged": 12, "rejects": 50, "moves": 0}),
     (True, {"commits": 55, "of two": 18, "ragged": 12, "rejects": 50, "moves": 8}),
