@@ -85,11 +85,14 @@ def test_states_may_be_recorded_in_the_other_layout(tmp_path):
 
 def test_a_plain_file_of_prompts_and_answers_is_enough(spoken, tmp_path, instep):
     file = said(tmp_path / "said.jsonl", spoken)
-    ran = instep("audit", file, "--model", TINY, "--dtype", "float32", "--json", tmp_path / "r.json")
+    page = tmp_path / "page.html"
+    ran = instep("audit", file, "--model", TINY, "--dtype", "float32", "--json", tmp_path / "r.json", "--html", page)
     assert ran.code == 0 and "agrees" in ran.out and "does not say of which model" in ran.out, ran
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["tokens"] == result["decided"] > 30 and result["exit"] == 0 and result["peak_mib"] > 50
     assert result["used"] == 0 and result["walks"] == 1 and result["findings"] == []
+    assert "Tokens that were said" in page.read_text() and '"runs"' not in page.read_text(), "it has no events"
+    assert sum(len(text["by"]) for text in result["texts"]) == result["tokens"]
     assert "not judged  logits, final rows" in ran.out and result["not_judged"][0]["what"].startswith("logits")
 
 

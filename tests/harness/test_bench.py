@@ -372,10 +372,12 @@ def test_what_cannot_be_measured_is_told_in_a_line(instep: Runner, words: list[s
 
 def test_the_command_says_what_a_cpu_is_for_and_writes_its_result(instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    done = instep("bench", "--kind", "pick", "--json", str(file), "--plots", str(tmp_path / "p"), "--commit", "a1")
+    done = instep("bench", "--kind", "pick", "--json", str(file), "--plots", str(tmp_path / "p"), "--commit", "a1",
+                  "--html", str(tmp_path / "page.html"))  # fmt: skip
     found = json.loads(file.read_text())
     assert done.code == 0 and "for regressions only" in done.out
     assert found["command"].endswith("bench --kind pick --commit a1")
     assert (found["commit"], found["exit"], len(found["rows"])) == ("a1", 0, 2) and found["machine"]["cores"]
     assert [file.name for file in (tmp_path / "p").iterdir()] == ["pick.svg"]
+    assert '"form":"curves","title":"pick"' in (tmp_path / "page.html").read_text()
     assert set(KINDS) == {"strategies", "decode", "conv", "prefill", "attend", "pick", "products", "rounds", "decoding"}

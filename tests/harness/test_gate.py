@@ -66,7 +66,8 @@ def test_a_against_a_is_silent(model: Path, tmp_path: Path) -> None:
     """As a user runs it: a name against the checkout that the name is served from."""
     file = tmp_path / "gate.json"
     small = ["--batch", "2", "--rounds", "1", "--checkpoint", str(model)]
-    command = ["gate", "plain", str(TOP), "--allowed", str(ALLOWED), *small, "--json", str(file)]
+    command = ["gate", "plain", str(TOP), "--allowed", str(ALLOWED), *small, "--json", str(file),
+               "--html", str(tmp_path / "page.html")]
     done = subprocess.run(
         [sys.executable, "-P", "-c", "from instep.cli import main; main()", *command],
         capture_output=True, text=True, check=False, env={"PYTHONPATH": ":".join(sys.path), "COLUMNS": "150"},
@@ -81,6 +82,8 @@ def test_a_against_a_is_silent(model: Path, tmp_path: Path) -> None:
     assert found["served"]["before"] == found["served"]["after"]
     assert found["acceptance"]["before"] == found["acceptance"]["after"]
     assert found["elements"] > 10_000
+    page = (tmp_path / "page.html").read_text()
+    assert found["command"] in page and all(f"{one['change']['value']:.3f} (" in page for one in found["judged"])
     assert found["machine"]["cores"] and found["machine"]["torch"]
 
 

@@ -197,6 +197,17 @@ def test_a_page_that_cannot_be_put_there_is_refused_before_any_work(
     assert "no such folder" in complaint(instep(*words, "--html", tmp_path / "none" / "page.html"))
 
 
+def test_faults_write_the_page_that_their_result_makes(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = Campaign((judged("stale-tile"),), 12.0, 20.0, 2)
+    monkeypatch.setattr("instep.faults.campaign.campaign", lambda *given, **named: campaign)
+    ran = instep("faults", "stale-tile", "--html", tmp_path / "p.html")
+    page = Read((tmp_path / "p.html").read_text())
+    assert ran.code == 0 and page.texts["span"] == ["all found"] and "instep faults stale-tile" in page.texts["pre"]
+    assert any("1 of 1 faults found" in text for text in page.texts["pre"]), "as the terminal says"
+
+
 # in a browser
 
 

@@ -47,8 +47,9 @@ def test_a_table_of_what_holds_and_what_has_no_meaning(
 
 def test_a_divergence_is_told_with_the_command_that_shows_it(instep: Runner, trace: Trace, tmp_path: Path) -> None:
     ran = instep(
-        "relations", trace.path, "poison", "--ops", "support.parting:NEVER_FRESH", "--json", tmp_path / "r.json"
-    )
+        "relations", trace.path, "poison", "--ops", "support.parting:NEVER_FRESH", "--json", tmp_path / "r.json",
+        "--html", tmp_path / "page.html",
+    )  # fmt: skip
     assert ran.code == 1
     message = ran.out[ran.out.index("DIVERGED  small") :].splitlines()
     assert message[0].endswith("no output hangs on what free memory holds")
@@ -60,6 +61,10 @@ def test_a_divergence_is_told_with_the_command_that_shows_it(instep: Runner, tra
     assert again.code == 1 and "layer 0 conv output" in again.out
     found = json.loads((tmp_path / "r.json").read_text())["runs"][0]
     assert found["findings"][0]["component"] == "mixed" and found["message"].startswith("DIVERGED")
+    wrong = {place["row"]: place["wrong"] for place in found["places"]}
+    assert wrong["layer 0 GDN"] > 0 == wrong["embedding"] and sum(wrong.values()) >= len(found["findings"])
+    page = (tmp_path / "page.html").read_text()
+    assert "All that the terminal says" in page and "layer 0 GDN" in page and message[-1].strip() in page
 
 
 @pytest.mark.parametrize("words", [("schedule", "--until", "1"), ("drift", "--ops", "ledger")])

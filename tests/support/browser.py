@@ -19,7 +19,7 @@ from select import select
 from typing import Any
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PATIENCE = 60.0
+PATIENCE = 30.0
 # The middle of the largest run of pixels of a colour in a row of a canvas, in the page's coordinates; and how many.
 SEEN = """((selector, name) => {
   const probe = document.createElement("canvas").getContext("2d");
