@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Two at a time, each beginning with one half: most fixtures of a module are made once.
 WORKERS := -n 2 --dist worksteal
 
-.PHONY: replay test check fast lint types perf peers clean
+.PHONY: replay test check fast lint types perf peers docs clean
 
 replay: $(READY)  ## the main job: the trained model, every event, both sides
 	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
@@ -34,6 +34,15 @@ perf: $(READY)  ## the benchmarks; a speed counts only where the states were che
 peers: $(READY)  ## other people's kernels and engines, in .venv-peers; writes fixtures/results/peers.json
 	PYTHONPATH=reference:optimized:harness:tests $(BIN)/python -m peers
 
+docs: $(VENV)/.docs  ## the pages as a site in build/site; a link that leads nowhere is an error
+	PYTHONPATH=tests $(BIN)/python -m support.site copy
+	$(BIN)/zensical build --strict --clean
+	PYTHONPATH=tests $(BIN)/python -m support.site check
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --group docs
+	@touch $@
+
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "instep needs Python 3.11, 3.12 or 3.13; $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.11 ..." % v)'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install python3-venv"; exit 1; }
@@ -44,4 +53,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) build .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -15,8 +15,9 @@ from typer.main import get_command
 from instep.cli import COMMANDS, app
 from instep.options import OPTIONS
 from support.readme import PAGES, SECTIONS, TOP, rendered, sections
+from support.site import sources
 
-WRITTEN = sorted([TOP / "README.md", TOP / "CHANGELOG.md", *TOP.glob("docs/*.md"), *TOP.glob("*/README.md")])
+WRITTEN = [TOP / source for source in sources() if source.suffix == ".md"]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 TYPED = re.compile(r"(?:^ *|`|=\. )instep (\w+)((?:[^\n`|&\\]|\\\n)*)", re.MULTILINE)  # a command that stands in a page
 README_LINES, ARCHITECTURE_LINES = 150, 120

@@ -11,15 +11,17 @@ imports this file in every session of everybody who has instep installed.
 from __future__ import annotations
 
 import json
+import sys
 from argparse import BooleanOptionalAction
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from .options import OPTIONS, tiers_named
+from .options import OPTIONS
+from .usage import PLAN, missing, must_be_there, must_be_tiers
 
 if TYPE_CHECKING:
     from .kit.runs import Replayed
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 TRACE = ".jsonl"
 ONE_VALUE = {name: option for name, option in OPTIONS.items() if name != "ops"}  # what all items of a session share
 SERVES = ("instep_engine", "instep_ops")  # one of them is given, by the command line or else by the ini file
-PLAN = "plan"  # name of the item that runs what the trace's own header plans
 SAYS = "instep_says"  # property of a report: a line for the end of the session
 ARTIFACTS = "instep_artifacts"  # property of a report: the folder of its page, result, trace and tensors
 OPENING = {"schema", "checkpoint", "capacity"}  # fields of every trace's first line
@@ -102,8 +103,10 @@ def instep_replayed(request: pytest.FixtureRequest) -> Any:
     def run(what: Any, subject: Any = "plain", **setting: Any) -> Any:
         from .kit.runs import replayed
 
-        typed = _typed(request.config, "engine")
-        done = replayed(what, subject, **{"tiers": _given(request.config, "tiers"), **typed, **setting})
+        typed = {"tiers": _given(request.config, "tiers"), **_typed(request.config, "engine")}
+        if not hasattr(what, "checkpoint"):  # a workload has its own model
+            typed["checkpoint"] = _checkpoint(request.config)
+        done = replayed(what, subject, **{**typed, **setting})
         _keep(request.node, done, what)
         return done
 
@@ -120,7 +123,8 @@ def _keep(item: pytest.Item, done: Replayed, what: Any) -> None:
     out = item.config.getoption("instep_out")
     if not out or not done.findings:
         return
-    folder = folder_of(item.nodeid, item.config.invocation_params.dir / out)
+    before = sum(name == ARTIFACTS for name, _ in item.user_properties)
+    folder = folder_of(item.nodeid, item.config.invocation_params.dir / out, before)
     if hasattr(what, "checkpoint"):  # a workload has no file yet
         what = what.write(folder)
     write(done.outcomes, what if isinstance(what, Trace) else read(Path(what)), done.message, folder)
@@ -131,7 +135,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Take the folders into the paths that pytest collects."""
     config.addinivalue_line("markers", "instep: a trace that is replayed; -m 'not instep' leaves all of them out")
     if words := _given(config, "tiers"):
-        _must_be_tiers(words)
+        must_be_tiers(words)
     for ask, engine, ops in ((config.getoption, "--instep-engine", "--instep-ops"), (config.getini, *SERVES)):
         if all(map(ask, SERVES)):
             raise pytest.UsageError(f"{engine}: found {ops} beside it, expected one of the two: who serves")
@@ -167,49 +171,57 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile 
     return TraceFile.from_parent(parent, path=file_path, **outside)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The process that hands items to workers collects none: it looks at once. A usage error of a worker is a crash."""
+    config = session.config
+    if config.getoption("dist", "no") == "no" or hasattr(config, "workerinput"):
+        return
+    named = list[str]()
+    for word, _, rest in (arg.partition("::") for arg in config.args):
+        place = (config.invocation_params.dir / word).resolve()
+        if word.endswith(TRACE) or any(_below(place, folder) or _below(folder, place) for folder in _folders(config)):
+            named += [*_served(config), *filter(None, [rest])]
+    _look(config, named)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """An op set, a setting or a model that there is not is one usage error, before anything runs."""
+    """Traces have a marker; a wrong setting is told before anything runs."""
     mine = [item for item in items if isinstance(item, TraceItem)]
     for item in mine:
         item.add_marker("instep")
-    if not mine:
-        return
-    from instep_reference.contract.checkpoint import OnDisk
-    from instep_reference.contract.errors import InstepError
+    _look(config, [item.name for item in mine])
 
-    from .adapters import find
-    from .engines.verbs import find as engine
-    from .replay.setting import Setting
 
-    typed, option = _typed(config, "engine"), "ops"
-    try:
-        for name, led in dict.fromkeys((item.name, item.led) for item in mine):
-            given, option = dict(typed), "engine" if led else "ops"
-            if name == PLAN:  # which strategies its op sets bring is not known before
-                given = {field: value for field, value in typed.items() if field not in ("strategy", "conv")}
-            else:
-                (engine if led else find)(name)
-                given[option] = name
-            if not _missing(given.get("device", "cpu")):
-                Setting.of(**given)
-        option = "checkpoint"
-        if (model := _checkpoint(config)) is not None:
-            OnDisk.open(model)
-    except InstepError as error:
-        said = " ".join(str(error).split())
-        said = f"--instep-{said.removeprefix('--')}" if said.startswith("--") else f"--instep-{option}: {said}"
-        raise pytest.UsageError(said) from None
+def _look(config: pytest.Config, named: list[str]) -> None:
+    if named:
+        must_be_there(named, _engine(config), _typed(config, "engine"), _checkpoint(config))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that is run again begins without the properties of its last run."""
+    item.user_properties[:] = [one for one in item.user_properties if not one[0].startswith("instep_")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """The short summary and JUnit say what diverged, not the name of our exception; notes are shown (Hypothesis's)."""
+    report = yield
+    error, runs = call.excinfo and call.excinfo.value, sys.modules.get("instep.kit.runs")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None and runs is not None and isinstance(error, runs.Divergence):
+        crash.message = str(error)
+        if notes := getattr(error, "__notes__", []):
+            report.sections.append(("Notes", "\n".join(notes)))
+    return report
 
 
 class TraceFile(pytest.File):
     """A trace: one item per op set."""
 
     def collect(self) -> Iterator[TraceItem]:
-        engine = _engine(self.config)
-        given = [engine] if engine else _given(self.config, "ops") or [PLAN]
         # The id of an item may be typed without the options of the run that printed it.
         typed = [rest for word, _, rest in (arg.partition("::") for arg in self.config.args) if rest and self._is(word)]
-        for ops in dict.fromkeys((*given, *typed)):
+        for ops in dict.fromkeys((*_served(self.config), *typed)):
             yield TraceItem.from_parent(self, name=ops)
 
     def _is(self, word: str) -> bool:
@@ -224,8 +236,8 @@ class TraceItem(pytest.Item):
         return bool(self.name == _engine(self.config))
 
     def setup(self) -> None:
-        if missing := _missing(_given(self.config, "device") or "cpu"):
-            pytest.skip(missing)
+        if reason := missing(_given(self.config, "device") or "cpu"):
+            pytest.skip(reason)
 
     def runtest(self) -> None:
         from instep_reference.contract.errors import Unsupported
@@ -310,13 +322,10 @@ def _engine(config: pytest.Config) -> str | None:
     return None if typed else _given(config, "engine")
 
 
-def _must_be_tiers(words: list[str]) -> None:
-    from instep_reference.contract.errors import BadInput
-
-    try:
-        tiers_named(words)
-    except BadInput as error:
-        raise pytest.UsageError(f"--instep-tiers: found {error.found}, expected {error.expected}") from None
+def _served(config: pytest.Config) -> list[str]:
+    """Who serves every trace: an item each."""
+    engine = _engine(config)
+    return [engine] if engine else _given(config, "ops") or [PLAN]
 
 
 def _folders(config: pytest.Config) -> tuple[Path, ...]:
@@ -352,17 +361,6 @@ def _warn_of_another_root(config: pytest.Config) -> None:
         config.issue_config_time_warning(pytest.PytestConfigWarning(said), stacklevel=2)
     except pytest.PytestConfigWarning:  # the configuration that counts makes warnings errors
         raise pytest.UsageError(said) from None
-
-
-def _missing(device: str) -> str:
-    """Why this device cannot be had on this machine; a name that is none is another matter."""
-    import torch
-
-    kind, _, number = device.partition(":")
-    if kind != "cuda" or (number and not number.isdecimal()):
-        return ""
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return "" if int(number or 0) < there else f"no CUDA device {number or 0} is here: there are {there}"
 
 
 def _traces(folder: Path) -> Iterator[Path]:

@@ -6,11 +6,10 @@ Leaves out: what is kept, and what its key must say (`replay/reuse.py`, `observe
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Collection, Mapping
 from typing import Any, Generic, TypeVar
 
-import torch
+from instep_optimized.ops.around import tensors_of
 
 T = TypeVar("T")
 
@@ -77,21 +76,8 @@ def forget() -> None:
 def memory(value: object) -> dict[int, int]:
     """All memory of the tensors inside a value: address -> bytes."""
     found = dict[int, int]()
-    for tensor in tensors_in(value):
+    for tensor in tensors_of(value):
         storage = tensor.untyped_storage()
         found |= {storage.data_ptr(): storage.nbytes(), id(tensor): BESIDE}
     return found
 
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from tensors_in(inner)
-    elif isinstance(value, (tuple, list)):
-        for inner in value:
-            yield from tensors_in(inner)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors_in(getattr(value, field.name))

@@ -122,8 +122,12 @@ def test_a_wrong_token_is_named_and_so_is_a_later_one(spoken, tmp_path, instep):
     assert {2, len(tokens) - 1} <= {one.token for one in wrong}, "the later one is seen, too"
     says = f"token is {tokens[2]}; the model says {spoken[1]['tokens'][2]} by a margin of"
     assert wrong[0].worst > 100 and wrong[0].diagnosis.startswith(says)
-    ran = instep("audit", file, "--model", TINY, "--dtype", "float32", "--json", tmp_path / "r.json")
+    words = ("--json", tmp_path / "r.json", "--sarif", tmp_path / "log", "--annotate")
+    ran = instep("audit", file, "--model", TINY, "--dtype", "float32", *words)
     assert ran.code == 1 and "line 2, request" in ran.out and "margin" in ran.out, ran
+    place = json.loads((tmp_path / "log").read_text())["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
+    assert place == {"artifactLocation": {"uri": str(file)}, "region": {"startLine": 2}}
+    assert f"::error file={file},line=2,title=line 2%2C request" in ran.out
     findings = json.loads((tmp_path / "r.json").read_text())["findings"]
     assert findings[0]["token"] == 2 and findings[0]["position"] == wrong[0].position and findings[0]["tier"] == "T4"
 

@@ -105,14 +105,29 @@ def test_what_is_told_is_escaped_and_stands_where_it_was_raised() -> None:
         "artifactLocation": {"uri": "src/a%2C%20b.py"}, "region": {"startLine": 7}}
 
 
-def test_a_result_without_runs_has_its_findings_too_and_they_stand_at_the_trace() -> None:
-    """An audit's; of a trace the header is line 1, and event 0 line 2."""
+def test_findings_beside_runs_are_told_too_and_stand_in_the_file_that_was_given(tmp_path: Path) -> None:
+    """An audit's of tokens, before its rows'. Of a trace the header is line 1, of answers the line is the number."""
+    (tmp_path / "recording.json").touch()
     finding = {"check": "tokens", "where": "request a", "diagnosis": "says 5", "event": 3, "raised": None}
-    found = {"findings": [finding, finding], "message": "DIVERGED  a recording"}
-    assert [(one.rule, one.file, one.line, one.text) for one in notices(Result(1, "cpu", found), Path("t.jsonl"))] == [
-        ("tokens", "t.jsonl", 5, "DIVERGED  a recording"), ("tokens", "t.jsonl", 5, "request a\nsays 5")]
+    run = {"findings": [{**finding, "check": "derived"}]}
+    found = {"engine": "json:loads", "recording": "r", "findings": [finding], "message": "DIVERGED  r", "runs": [run]}
+    for given, line in ((Path("t.jsonl"), 5), (tmp_path / "events.jsonl", 4), (Path("step=3.pt"), 1)):
+        told = [(one.rule, one.file, one.line, one.text) for one in notices(Result(1, "cpu", found), given)]
+        assert told == [("tokens", str(given), line, "DIVERGED  r"), ("derived", str(given), line, "request a\nsays 5")]
+    for kind, event, line in (("line", 3, 3), ("recording", 0, 1)):
+        of_line = {"findings": [{**finding, "event": event, "kind": kind}]}
+        assert notices(Result(1, "cpu", of_line), Path("said.jsonl"))[0].line == line
+
+
+def test_ours_is_shown_where_it_is_defined_if_no_file_was_given_and_nowhere_is_no_file() -> None:
+    finding = {"check": "tokens", "where": "request a", "diagnosis": "says 5", "event": 3, "raised": None}
     (one,) = notices(Result(1, "cpu", {"runs": [{"ops": "plain", "findings": [finding]}]}))
-    assert (one.file, one.line) == ("instep", 1)
+    assert one.file.endswith("instep_optimized/ops/plain/__init__.py") and Path(one.file).is_file()
+    assert Path(one.file).read_text().splitlines()[one.line - 1].startswith("PLAIN = ")
+    (none,) = notices(Result(1, "cpu", {"runs": [{"ops": "handed", "findings": [finding]}]}))
+    assert workflow_commands([none]) == ["::error title=request a::request a%0Asays 5"]
+    (place,) = json.loads(sarif([none]))["runs"][0]["results"]
+    assert place["locations"] == []
 
 
 def test_an_op_that_raises_is_shown_at_its_line(instep: Runner, tmp_path: Path) -> None:
@@ -125,12 +140,40 @@ def test_an_op_that_raises_is_shown_at_its_line(instep: Runner, tmp_path: Path) 
 # ---- the difference of two results -----------------------------------------------------------------------------
 
 
+def told(*findings: str, **fields: Any) -> list[dict[str, Any]]:
+    return [{"check": "derived", "where": where, "diagnosis": "is wrong", **fields} for where in findings]
+
+
 def result(*findings: str, used: float = 0.4, elements: int = 100, events: int = 9, **setting: Any) -> dict[str, Any]:
-    tiers = [{"tier": "T1", "elements": 50, "used": None}, {"tier": "T2", "elements": elements, "used": used}]
-    told = [{"check": "derived", "where": where, "diagnosis": "is wrong"} for where in findings]
+    tiers = [{"tier": "T1", "elements": elements // 2, "used": None},
+             {"tier": "T2", "elements": elements, "used": used}]
     return {"schema": 2, "exit": int(bool(findings)), "runs": [
-        {"name": "small", "ops": "mine:OPS", "strategy": "rerun", "events": events, "tiers": tiers, "findings": told,
-         **setting}]}
+        {"name": "small", "ops": "mine:OPS", "strategy": "rerun", "events": events, "tiers": tiers,
+         "findings": told(*findings), **setting}]}
+
+
+def both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {**one, "runs": [*one["runs"], *other["runs"]]}
+
+
+def cut(first: int, last: int, in_all: int | None = 300, **fields: Any) -> dict[str, Any]:
+    """A result whose list of findings ends at the 100th."""
+    findings = [one for event in range(first, last) for one in told(f"event {event}", event=event, **fields)]
+    return {"schema": 2, "exit": 1, "runs": [
+        {**result()["runs"][0], "findings": findings} | ({"findings_in_all": in_all} if in_all else {})]}
+
+
+def audited(where: str = "", runs: bool = True, elements: int = 8) -> dict[str, Any]:
+    """Findings of tokens beside those of a run."""
+    beside = {"recording": "said", "engine": "e", "elements": elements, "findings": told(*filter(None, [where]))}
+    return {**result(), **beside, "exit": int(bool(where))} if runs else {"schema": 2, "exit": 0, **beside}
+
+
+NONE, OP = result(elements=0), {"op": "gdn", "elements": 0, "used": None}
+UNSERVED = {"schema": 2, "exit": 3, "runs": [{"exit": 3, "elements": 0, "by_op": [OP], "findings": []}]}
+LACKS = result(exit=3, lacks="it has no state", elements=0, relation="states")
+PLACED = [{"findings": told("request 0", case="gdn-a", columns=columns, event=event)}
+          for columns, event in (([0, 7], 3), ([8, 15], 3), ([0, 7], 9))]
 
 
 @pytest.mark.parametrize(("before", "after", "exit", "says"), [
@@ -139,6 +182,7 @@ def result(*findings: str, used: float = 0.4, elements: int = 100, events: int =
     (result("event 5"), result("event 5"), 0, "no new finding"),
     (result("event 5"), result(), 0, "gone: event 5"),
     (result("event 5"), result("event 6"), 1, "new findings: 1"),
+    (result("e", "f"), result("e", "e", "f"), 1, "new findings: 1"),
     (result(), result(elements=99), 3, "less compared"),
     (result(), result(elements=101), 0, "no new finding"),
     (result(), result(events=8), 3, "events: 9, now 8"),
@@ -147,9 +191,34 @@ def result(*findings: str, used: float = 0.4, elements: int = 100, events: int =
     (result(), result(strategy="snapshot"), 0, "strategy: rerun, now snapshot"),
     (result(), result("event 5", elements=1), 1, "new findings: 1"),
     (result(), result(name="other"), 3, "only before: small mine:OPS"),
-    (result(), {**result(), "runs": [*result()["runs"], *result(ops="x:OPS")["runs"]]}, 0, "only after: small x:OPS"),
-    ({**result(), "runs": [*result()["runs"], *result(ops="x:OPS")["runs"]]}, result(), 3, "only before: small x:OPS"),
-    (result(), {**result(), "runs": [*result()["runs"], *result("e", ops="x")["runs"]]}, 1, "new findings: 1"),
+    (result(), both(result(), result(ops="x:OPS")), 0, "only after: small x:OPS"),
+    (both(result(), result(ops="x:OPS")), result(), 3, "only before: small x:OPS"),
+    (result(), both(result(), result("e", ops="x")), 1, "new findings: 1"),
+    (both(result(), result("e")), both(result(), result("e", "f")), 1, "new: f"),
+    # nothing was compared, or there is no verdict
+    (NONE, NONE, 3, "no verdict now: small mine:OPS rerun"),
+    (UNSERVED, UNSERVED, 3, "no verdict now: "),
+    (result(), result(exit=4), 3, "no verdict now: small mine:OPS rerun"),
+    (result(), {**result(), "exit": 4}, 3, "no verdict now: small"),
+    ({**result(), "exit": 3}, result(), 0, "no new finding"),
+    (result(), both(result(), result(ops="x", elements=0)), 3, "no verdict now: small x"),
+    (both(result(), LACKS), both(result(), LACKS), 0, "no new finding"),
+    (LACKS, {**LACKS, "exit": 3}, 3, "no verdict now: exit code 3"),
+    # findings beside runs
+    (audited(), audited("line 3"), 1, "new: line 3"),
+    (audited(), audited(elements=7), 3, "less was compared"),
+    (audited(), audited(runs=False), 3, "only before: small said mine:OPS rerun"),
+    (audited(runs=False), audited(), 0, "only after: small said mine:OPS rerun"),
+    # where a finding stands, and lists that end
+    (result(**PLACED[0]), result(**PLACED[1]), 1, "new findings: 1"),
+    (result(**PLACED[0]), result(**PLACED[2]), 0, "no new finding"),
+    (cut(0, 100), cut(0, 100), 0, "list cut off: of 300 findings, now 300"),
+    (cut(0, 100), cut(1, 101), 3, "new, or not listed before: event 100: is wrong"),
+    (cut(0, 100), cut(0, 100, 301), 1, "new findings: 1"),
+    (cut(1, 101), cut(0, 100), 1, "new: event 0: is wrong"),
+    (cut(0, 100, None), cut(1, 101, None), 3, "a list of findings is cut off"),
+    (cut(0, 100, None), cut(0, 100), 0, "list cut off: of more findings, now 300"),
+    (cut(0, 100, case="c"), cut(1, 100, 99, case="c"), 0, "gone: event 0"),
 ])  # fmt: skip
 def test_two_results_differ_by_what_is_new_and_what_is_missing(
     before: Any, after: Any, exit: int, says: str, instep: Runner, tmp_path: Path
@@ -158,19 +227,56 @@ def test_two_results_differ_by_what_is_new_and_what_is_missing(
         (tmp_path / name).write_text(json.dumps(content))
     ran = instep("diff", tmp_path / "a.json", tmp_path / "b.json", "--json", tmp_path / "d.json")
     assert ran.code == exit and says in ran.out, ran
+    assert "gone: event 100" not in ran.out, "what stands behind the end of a list may still be there"
     assert json.loads((tmp_path / "d.json").read_text())["exit"] == exit
 
 
+FULL = result("e")
+MALFORMED = {
+    "{": "no JSON (", "[" * 200_000: "no JSON (", '{"schema": 2, "exit": 0, "runs": [{"fin': "no JSON (",
+    '{"schema": true, "exit": 0, "runs": []}': "schema True", '{"schema": 99}': "a newer instep wrote it",
+    '{"schema": 2, "exit": 0, "runs": 5}': "runs: found int, expected a list of objects",
+    '{"schema": 2, "exit": 0, "runs": [[]]}': "expected a list of objects",
+    '{"schema": 2, "exit": 0, "runs": [{"ops": "plain", "exit": 0}]}': "expected a file with runs",
+    '{"schema": 2, "exit": 0, "findings": ["a: b"]}': "runs[0].findings[0]: found str, expected object",
+    json.dumps(result(findings={})): "runs[0].findings: found object, expected array",
+    json.dumps(result(findings=told("e", check=5))): "runs[0].findings[0].check: found int, expected str",
+    json.dumps(result(findings=[{"check": "x", "where": "y"}])): "diagnosis",
+    json.dumps(result(ops=5)): "runs[0].ops: found int, expected str | null",
+    json.dumps(result(tiers=[{"tier": "T1", "elements": "9"}])): "runs[0].tiers[0].elements: found str, expected int",
+    json.dumps(result(tiers=[{"tier": "T1", "elements": 9, "used": "much"}])): "runs[0].tiers[0].used",
+    json.dumps(result(tiers=[{"elements": 9}])): "tier", json.dumps(result(by_op=[{"op": "gdn"}])): "elements",
+    json.dumps(result(events=-1)): "runs[0].events", json.dumps({**FULL, "exit": "1"}): "exit",
+    json.dumps(FULL).replace("100", "1e999"): "",
+}
+
+
+@pytest.mark.parametrize(("text", "says"), MALFORMED.items(), ids=[text[:40] for text in MALFORMED])
+def test_a_file_that_is_no_result_is_bad_input_and_names_the_field(
+    text: str, says: str, instep: Runner, tmp_path: Path
+) -> None:
+    (tmp_path / "good.json").write_text(json.dumps(result()))
+    (tmp_path / "bad.json").write_text(text)
+    for files in (("bad.json", "good.json"), ("good.json", "bad.json")):
+        line = complaint(instep("diff", *(tmp_path / file for file in files)))
+        assert "bad.json" in line and says in line.replace("`", ""), line
+
+
 def test_results_of_every_command_can_be_held_against_each_other(instep: Runner, tmp_path: Path) -> None:
-    """Also old ones, as they are kept in the repository; what has no findings is refused."""
+    """Also old ones, as they are kept in the repository; what has no findings is refused, and nothing fails."""
     results = TOP / "fixtures" / "results"
-    for name in ("replay-cpu", "replay-native-bf16", "shapes-native", "streams-native", "audit-4b"):
-        ran = instep("diff", results / f"{name}.json", results / f"{name}.json")
+    same, held = results / "replay-cpu.json", set[str]()
+    for file in results.glob("*.json"):
+        ran = instep("diff", file, file)
+        if ran.code == 2:
+            assert re.search("expected a file with runs|expected a result file", complaint(ran)), ran
+            continue
         assert ran.code == 0 and "no new finding" in ran.out, ran
-    same = results / "replay-cpu.json"
+        held.add(file.stem)
+    assert held >= {"replay-cpu", "replay-native-bf16", "shapes-native", "streams-native", "audit-4b"}, held
+    assert held.isdisjoint({"faults", "bench-native", "soak", "memory-9b", "calibration"}), held
     assert instep("op", "plain", "pick", "norm", "--json", tmp_path / "o.json").code == 0
     assert "norm" in instep("diff", tmp_path / "o.json", tmp_path / "o.json").out
-    assert "a file with runs" in complaint(instep("diff", results / "faults.json", same))
     assert "schema None" in complaint(instep("diff", TOP / "fixtures" / "tiny" / "config.json", same))
     assert difference(result(), result("x", name="other")).exit is Exit.DIVERGED
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +19,17 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 
 from instep import kit
 from instep.kit.cases import CASES
+from instep.kit.cases.real import REAL
 from instep.kit.workload import POLICY
+from instep.report.tensors import files
 from instep.trace.event_rules import EventRules
 from instep_optimized.layout import Part
-from instep_reference.contract.errors import BadInput
+from instep_reference.contract import engine as e
+from instep_reference.contract.errors import BadInput, InstepError
 from support.by_verbs import right as make
 from support.command import Runner, complaint
 from support.kit_ops import FORGETFUL, PLAIN
@@ -98,6 +102,35 @@ def test_a_wrong_op_is_found_by_its_cases_and_named(op: str, ops: Any, says: str
     assert "instep op" not in str(failed.value)  # no command finds an object that has no name
 
 
+KINDS = {
+    "tuple": ("gdn", lambda out, given: (out, None), "a tuple came back, a tensor is due"),
+    "none": ("gdn", lambda out, given: None, "None came back, a tensor is due"),
+    "numpy": ("gdn", lambda out, given: out.float().numpy(), "a numpy.ndarray came back, a tensor is due"),
+    "no-rows": ("gdn", lambda out, given: out.sum(), "a tensor without axes came back"),
+    "meta": ("conv", lambda out, given: out.to("meta"), "a meta tensor came back"),
+    "no-names": ("gdn_inputs", lambda out, given: tuple(out), "a tuple came back, GdnInputs (q, k, v, "),
+    "a-field": ("gdn_inputs", lambda out, given: out._replace(k=None), "k: None came back, a tensor is due"),
+}
+
+
+@pytest.mark.parametrize(("op", "then", "says"), KINDS.values(), ids=KINDS)
+def test_an_op_that_gives_back_the_wrong_kind_of_thing_is_told_so_by_its_cases_and_in_a_run(
+    op: str, then: Any, says: str
+) -> None:
+    ops = changed(op, then=then)
+    one = kit.served(kit.op_cases(op)[0], ops)
+    run = kit.replayed(kit.small(), ops, until=3)
+    assert (one.exit, run.exit) == (kit.Exit.DIVERGED,) * 2 and says in one.message and says in run.message
+
+
+@pytest.mark.parametrize("then", [
+    lambda out, given: 5, lambda out, given: torch.tensor(1.0), lambda out, given: given["pool"]])
+def test_what_an_op_that_only_writes_gives_back_is_not_looked_at(then: Any) -> None:
+    ops = changed("store_rows", then=then)
+    assert kit.served(kit.op_cases("store_rows")[:2], ops).must_agree()
+    assert kit.replayed(kit.small(), ops, until=2).must_agree()
+
+
 @pytest.mark.parametrize("op", sorted({case.op for case in CASES}))
 def test_a_right_op_agrees_on_every_case(op: str) -> None:
     """Trees and states in bf16 among them."""
@@ -116,6 +149,17 @@ def test_drawn_cases_are_right_too_and_their_numbers_name_them(op: str) -> None:
     assert all(torch.equal(mine.pools[name].raw.isnan(), pool.raw.isnan()) for name, pool in theirs.pools.items())
     with pytest.raises(BadInput, match="--case"):
         kit.op_cases(op, case="drawn-x")
+
+
+def test_cases_of_real_sizes_are_asked_for_and_named() -> None:
+    cases = kit.op_cases("attend", real=True, dtype="bfloat16")
+    assert [case.name for case in cases] == [f"real-{what}-bfloat16" for what in ("decode", "verify", "prefill")]
+    assert {case.op for case in REAL} == {"gdn", "conv", "attend"} and not {*REAL} & {*CASES}
+    (one,) = kit.op_cases("attend", case="real-verify-bfloat16")
+    assert one in cases and one.build("cpu").inputs["query"].shape[1:] == (16, 256)
+    assert kit.served(one, PLAIN).must_agree()
+    with pytest.raises(BadInput, match="expected one of gdn, conv, attend"):
+        kit.op_cases("norm", real=True)
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -159,6 +203,70 @@ def test_what_serves_no_case_is_inconclusive_and_what_raises_is_a_finding() -> N
             kit.served(kit.op_cases("pick"), wrong)
 
 
+@pytest.mark.parametrize(("asked", "says"), [
+    ({"dtype": "foo"}, "dtype: found 'foo', expected one of float64, float32, bfloat16, float16"),
+    ({"state_dtype": "bf16"}, "state_dtype: found 'bf16', expected"),
+    ({"dtype": "float16"}, "gdn: no case has dtype float16: there are"),
+    ({"dtype": torch.float16, "drawn": 2}, "gdn: no case has dtype float16: there are"),
+    ({"state_dtype": "float8_e4m3fn"}, "gdn: no case has state_dtype float8_e4m3fn: there are float32, bfloat16"),
+    ({"op": "pick", "dtype": "bfloat16"}, "pick: no case has dtype bfloat16: there are float32"),
+    ({"op": None, "dtype": "float64"}, "every op: no case has dtype float64"),
+    ({"case": "decode-r1-KV-float32", "dtype": "bfloat16"}, "gdn: no case has dtype bfloat16: there are float32"),
+])
+def test_cases_that_there_are_not_are_no_empty_list(asked: dict[str, Any], says: str) -> None:
+    """A test that is parametrized with no case is skipped, and nobody sees that nothing ran."""
+    with pytest.raises(InstepError, match=re.escape(says)):
+        kit.op_cases(**{"op": "gdn", **asked})
+
+
+def test_a_width_may_be_named_by_torch() -> None:
+    assert kit.op_cases("gdn", dtype=torch.bfloat16) == kit.op_cases("gdn", dtype="bfloat16")
+
+
+REPLAYED: list[tuple[dict[str, Any], str]] = [
+    ({"what": 5}, "what: found 5 (int), expected a workload, a trace or the file of one"),
+    ({"what": []}, "what: found [] (list)"),
+    ({"subject": 5}, "subject: found 5 (int), expected an op set or an engine"),
+    ({"stratgy": "snapshot"}, "stratgy: found no parameter of replayed, expected strategy"),
+    ({"check_point": "x"}, "check_point: found no parameter of replayed, expected checkpoint"),
+    ({"zzz": 1}, "zzz: found no parameter of replayed, expected one of conv, device, drafter, dtype"),
+    ({"ops": "plain"}, "ops: found no parameter of replayed, expected subject"),
+    ({"handed": PLAIN}, "handed: found no parameter of replayed, expected subject"),
+    ({"engine": "support.by_verbs:right", "subject": "ledger"}, "engine: found it beside ledger"),
+    ({"strategy": 5}, "strategy: found 5 (int), expected a text"),
+    ({"graphs": "yes"}, "graphs: found 'yes' (str), expected True or False"),
+    ({"graphs": 1}, "graphs: found 1 (int), expected True or False"),
+    ({"tiers": "T0"}, "tiers: found 'T0' (str), expected a list, as ['T0']"),
+    ({"tiers": [0]}, "tiers[0]: found 0 (int)"),
+    ({"layers": 0}, "layers: found 0 (int), expected a list of layers, as [0]"),
+    ({"layers": [True]}, "layers[0]: found True (bool)"),
+    ({"until": "5"}, "until: found '5' (str), expected the number of an event"),
+    ({"until": -1}, "until: found -1"),
+    ({"checkpoint": 5}, "checkpoint: found 5 (int)"),
+    ({"checkpoint": "elsewhere"}, "checkpoint: found one beside a workload, expected none"),
+]
+SMALL: list[tuple[dict[str, Any], str]] = [
+    ({"linear_headdim": 6}, "linear_headdim: found no parameter of the model, expected linear_key_head_dim"),
+    ({"prompt": {}}, "prompt: found no parameter of the model, expected prompts"),
+    ({"moe_intermediate_size": 32}, "moe_intermediate_size: found no parameter of the model"),  # it has no experts
+    ({"linear_value_head_dim": "x"}, "linear_value_head_dim: found 'x'"),
+    ({"prompts": 5}, "prompts: found 5 (int), expected a dict"),
+    ({"prompts": {"one": "text"}}, "prompts['one']: found 'text' (str), expected a list of tokens"),
+    ({"policy": "x"}, "policy: found 'x' (str), expected a Policy"),
+]
+GIVEN = [(lambda given=given: kit.replayed(**{"what": kit.small(), **given}), says) for given, says in REPLAYED]
+GIVEN += [(lambda given=given: kit.small(**given), says) for given, says in SMALL]
+GIVEN += [(lambda: kit.served(5, PLAIN), "cases: found 5 (int)"), (lambda: kit.served([5], PLAIN), "cases[0]: found 5"),
+          (lambda: kit.traces(event=3).example(), "event: found no parameter of the model, expected events")]
+
+
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.NonInteractiveExampleWarning")
+@pytest.mark.parametrize(("call", "says"), GIVEN, ids=[says[:40] for _, says in GIVEN])
+def test_what_is_given_wrongly_is_named_with_what_is_meant(call: Callable[[], object], says: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(says)):
+        call()
+
+
 def test_small_has_every_kind_of_event_and_cannot_hide_a_transposed_state() -> None:
     work = kit.small()
     config = work.checkpoint.config
@@ -179,6 +287,8 @@ def test_a_workload_is_replayed_from_memory_and_from_its_files_with_objects_and_
     wrong = kit.replayed(file, replace(FORGETFUL, name="mine"), until=8)
     assert wrong.exit is kit.Exit.DIVERGED and "optimized[mine]" in wrong.message
     assert "instep replay" not in wrong.message  # no command finds this op set
+    one, two = (files(wrong.outcomes * runs, tmp_path) for runs in (1, 2))  # as of two strategies
+    assert len(two) == 2 * len(one) > 0, "runs of one name do not write over each other"
     line = kit.replayed(file, FORGETFUL, until=8).message.splitlines()[-1]
     assert line.strip().startswith(f"instep replay {file} --ops support.kit_ops:FORGETFUL --until"), line
     assert kit.replayed(work, make, until=8).must_agree().outcomes[0].plan.setting.name == "support.by_verbs:right"
@@ -197,6 +307,36 @@ def test_drawn_traces_are_legal_and_drawn_models_and_prompts_fit(work: Any, conf
         rules.apply(event)
     assert config["linear_key_head_dim"] != config["linear_value_head_dim"]
     assert {*prompts} == {"one", "few", "more"} and all(0 <= token < 5 for said in prompts.values() for token in said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("prefixes", "least"), [
+    (False, {"commits": 55, "of two": 18, "ragged": 12, "rejects": 50, "moves": 0}),
+    (True, {"commits": 55, "of two": 18, "ragged": 12, "rejects": 50, "moves": 8}),
+])
+def test_drawn_traces_reach_what_goes_wrong(prefixes: bool, least: dict[str, int]) -> None:
+    """Of 100. What is kept is moved only where prefixes are tracked: it takes no room from commits elsewhere."""
+    seen = Counter[str]()
+
+    @settings(max_examples=100, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
+    @given(work=kit.traces(prefixes=prefixes))
+    def look(work: Any) -> None:
+        events, drafts, said = work.trace.events, dict[str, int](), set[str]()
+        for event in events:
+            if isinstance(event, e.Draft):
+                drafts |= {name: len(picks) for name, picks in zip(event.requests, event.picks, strict=True)}
+            elif isinstance(event, e.Commit):
+                counts = [len(path.nodes) for path in event.accepted]
+                less = any(count < drafts[name] for name, count in zip(event.requests, counts, strict=True))
+                what = {"commits": True, "of two": len(counts) > 1, "ragged": len({*counts}) > 1, "rejects": less}
+                said |= {name for name, holds in what.items() if holds}
+            elif isinstance(event, e.Offload | e.Fetch | e.Evict):
+                said.add("moves")
+        seen.update(said)
+
+    look()
+    assert all(seen[what] >= count for what, count in least.items()), seen
+    assert prefixes or not seen["moves"], seen
 
 
 @settings(max_examples=2, deadline=None, database=None, derandomize=True)
@@ -224,6 +364,8 @@ def test_the_example_suite_runs_against_the_installed_package_outside_the_checko
         shutil.copytree(TOP / package, site / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
     (site / "instep" / "fixtures").mkdir()
     shutil.copytree(EXAMPLE, home, ignore=shutil.ignore_patterns("__pycache__"))
+    test = home / "test_mine.py"
+    test.write_text(test.read_text().replace("max_examples=10", "max_examples=2"))
     (home / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     done = subprocess.run(
@@ -250,6 +392,6 @@ def test_instep_op_tells_each_op_and_refuses_what_is_not_there(instep: Runner, t
     assert "expected one of embed" in complaint(instep("op", "plain", "gdm"))
     assert "expected an op set" in complaint(instep("op", "ledger", "gdn"))
     assert "--case" in complaint(instep("op", "plain", "--case", "decode"))
-    assert instep("op", "plain", "gdn", "--state-dtype", "float16", "--drawn", "0").code == 3
+    assert "there are float32, bfloat16" in complaint(instep("op", "plain", "gdn", "--state-dtype", "float16"))
     assert "move case commit-state\n" in kit.served(kit.op_cases("move"), changed("move", lambda given: {
         **given, "target": replace(given["target"], units=given["target"].units.clamp(min=0))})).message

@@ -21,6 +21,7 @@ from instep import plugin
 from instep.cli.record import make
 from instep.faults.base import Edit
 from instep.faults.plant import planted
+from instep.report.artifacts import folder_of
 from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy
 from support.checkpoints import write
@@ -71,7 +72,7 @@ def session(home: Path, *args: str, roots: str = "") -> Ran:
             return Ran(done.returncode, done.stdout, done.stderr)
         patch.setattr(sys, "path", [*sys.path])
         code = pytest.main([*LEAN, *args], [plugin])
-        patch.delitem(sys.modules, "test_own", raising=False)
+        sys.modules.pop("test_own", None)  # the next project has another one
     return Ran(int(code), out.getvalue(), err.getvalue())
 
 
@@ -256,7 +257,9 @@ def test_a_failure_leaves_a_folder_and_junit_has_its_numbers_and_the_end_a_sum(h
     (home / "test_fixture.py").write_text(
         "from instep import kit\n"
         "def test_mine(instep_replayed):\n"
-        "    instep_replayed(kit.small(), 'support.kit_ops:FORGETFUL', until=8).must_agree()\n")
+        "    for last in (7, 8):\n"
+        "        done = instep_replayed(kit.small(), 'support.kit_ops:FORGETFUL', until=last)\n"
+        "    done.must_agree()\n")
     words = ("--instep-traces=traces", "--instep-ops=support.kit_ops:FORGETFUL", "--instep-ops=ledger")
     xml, out = tmp_path / "j.xml", tmp_path / "out"
     try:
@@ -265,12 +268,13 @@ def test_a_failure_leaves_a_folder_and_junit_has_its_numbers_and_the_end_a_sum(h
     finally:
         (home / "test_fixture.py").unlink()
     assert done.code == 1 and "2 failed, 1 passed" in done.out, done.out + done.err
-    assert re.search(r"^instep: 2 DIVERGED, 1 agrees: [\d,]+ numbers compared, at most nan of an allowance used$",
+    assert re.search(r"^instep: 3 DIVERGED, 1 agrees: [\d,]+ numbers compared, at most nan of an allowance used$",
                      done.out, re.M), done.out
     folders = sorted(out.iterdir())
-    assert [folder.name for folder in folders] == [
-        "test_fixture.py-test_mine", "traces-short.jsonl-support.kit_ops-FORGETFUL"]
-    for folder, name in zip(folders, ("small", "short"), strict=True):
+    assert [re.sub(r"-[0-9a-f]{8}\b", "-#", folder.name) for folder in folders] == [
+        "test_fixture.py-test_mine-#", "test_fixture.py-test_mine-#-2",
+        "traces-short.jsonl-support.kit_ops-FORGETFUL-#"]
+    for folder, name in zip(folders, ("small", "small", "short"), strict=True):
         assert f"instep: {folder}/page.html" in done.out
         assert {"page.html", "result.json", "message.txt", f"{name}.jsonl", f"{name}.safetensors", "tensors"} <= {
             file.name for file in folder.iterdir()}
@@ -280,6 +284,28 @@ def test_a_failure_leaves_a_folder_and_junit_has_its_numbers_and_the_end_a_sum(h
     assert any(name == "instep_T2d[support.kit_ops:FORGETFUL]" and "numbers, " in value for name, value in properties)
     assert {"instep_used[support.kit_ops:FORGETFUL]", "instep_elements[ledger]"} <= {name for name, _ in properties}
     assert "test_mine" in marked.out and "jsonl" not in marked.out
+
+
+def test_a_folder_has_a_name_that_no_other_test_has_and_every_file_system_takes(tmp_path: Path) -> None:
+    """Where case does not count, and names have at most 255 bytes."""
+    long = "test_x.py::test_mine[" + "ü" * 300
+    nodes = ["t.py::x[a/b]", "t.py::x[a:b]", "t.py::x[A/B]", "t.py::x a-b", long, f"{long}1", "::", ".."]
+    names = {folder_of(node, tmp_path, number).name.casefold() for node in nodes for number in (0, 1)}
+    assert len(names) == 2 * len(nodes) and all((tmp_path / name).mkdir() is None for name in names)
+    assert max(len(name.encode()) for name in names) < 200 and not any(name.startswith((".", "-")) for name in names)
+    assert folder_of(nodes[0], tmp_path).name.startswith("t.py-x-a-b-"), "it can still be read"
+
+
+def test_the_fixture_takes_the_model_of_the_session(home: Path, tmp_path: Path) -> None:
+    for file in (home / "traces").glob("short.*"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "test_model.py").write_text(
+        "from instep import kit\n"
+        "def test_mine(instep_replayed):\n"
+        "    assert instep_replayed('short.jsonl', 'ledger', until=2).must_agree()\n"
+        "    assert instep_replayed(kit.small(), 'ledger', until=2).must_agree()  # it has a model of its own\n")
+    done = session(tmp_path, "test_model.py", f"--instep-checkpoint={home / 'model'}")
+    assert done.code == 0 and "1 passed" in done.out, done.out
 
 
 @pytest.mark.slow

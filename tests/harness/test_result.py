@@ -98,7 +98,7 @@ def test_a_file_of_schema_1_is_read_in_the_words_of_today_and_what_is_none_is_re
     file = tmp_path / "old.json"
     file.write_text(json.dumps(old))
     assert read(file) == {**old, "schema": SCHEMA, "runs": [{"tiers": [{"tier": "T2", "used": 0.4}]}]}
-    for text, says in (('{"schema": 99, "exit": 0}', "newer"), ("[1]", "schema None"), ("{", "schema None")):
+    for text, says in (('{"schema": 99, "exit": 0}', "newer"), ("[1]", "schema None"), ("{", "no JSON")):
         file.write_text(text)
         with pytest.raises(BadInput, match=says):
             read(file)

@@ -22,9 +22,10 @@ from instep.replay.participants import Plan, rounded_participant, truth_particip
 from instep.replay.replay import Replay
 from instep.replay.reuse import Served
 from instep.replay.setting import Setting
-from instep.shelf import BESIDE, Shelf, tensors_in
+from instep.shelf import BESIDE, Shelf
 from instep.trace.file import Trace
 from instep.verdict import Exit
+from instep_optimized.ops.around import tensors_of
 from instep_reference.rounds import Rounds
 from support.planting import planted_here
 from support.traces import recorded
@@ -73,7 +74,7 @@ def same(left: list[Side], right: list[Side]) -> bool:
             name: (state.length, state.root, state.proposal) for name, state in side.after.items()}
 
     both = zip(left, right, strict=True)
-    return all(plain(a) == plain(b) and all(map(torch.equal, tensors_in(a), tensors_in(b))) for a, b in both)
+    return all(plain(a) == plain(b) and all(map(torch.equal, tensors_of(a), tensors_of(b))) for a, b in both)
 
 
 @pytest.mark.slow
@@ -158,7 +159,7 @@ def test_what_is_kept_is_bounded_and_a_run_keeps_its_beginning(monkeypatch: pyte
 @pytest.mark.slow
 def test_the_memory_of_a_replay_that_is_kept_is_counted_byte_for_byte(small: Trace, shelf: Shelf[Served]) -> None:
     Replay(small, Setting("plain")).run()
-    tensors = [tensor for served, _ in shelf._kept.values() for tensor in tensors_in(served)]
+    tensors = [tensor for served, _ in shelf._kept.values() for tensor in tensors_of(served)]
     memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
     assert shelf.size == sum(memory.values()) + BESIDE * len({id(x) for x in tensors}) > 0
 

@@ -202,11 +202,12 @@ def test_shapes_that_do_not_fit_are_named(op: str, given: dict[str, Any], senten
 )
 def test_pending_tokens_that_a_ring_cannot_hold_are_named(before: list[int], sentence: str) -> None:
     def plan(before: list[int]) -> list[str]:
-        return broken(
+        found = broken(
             "plan_ring", slots=torch.tensor([1, 2, -1]),
             before=torch.tensor([*before, 0]), count=torch.tensor([5, 5, 0]),
             settled=torch.tensor([0, 3, 4]), size=10, most=5, spare=0,
         )
+        return [line for line in found if "came back, RingPlan" not in line]  # what `broken` gives back is no plan
 
     assert not any("state" in line or "pending" in line for line in plan([8, 4]))
     assert any(sentence in line for line in plan(before)), plan(before)

@@ -20,7 +20,8 @@ from . import bench_tables, calibration_tables, fault_tables, peers_table
 from .parity_table import stored, table
 
 TOP = Path(__file__).resolve().parents[2]
-PAGES = (TOP / "README.md", TOP / "docs" / "results.md", TOP / "docs" / "peers.md")  # that have generated tables
+FOUND = TOP / "docs" / "found"
+PAGES = (TOP / "README.md", TOP / "docs" / "results.md", TOP / "docs" / "peers.md", FOUND / "README.md")  # with tables
 RESULTS = TOP / "fixtures" / "results"
 SECTION = re.compile(r"<!-- generated: (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
@@ -244,11 +245,21 @@ def combined() -> str:
     return "\n".join(["| what | how many |", "|---|---|", *(f"| {what} | {many} |" for what, many in rows.items())])
 
 
+def scripts() -> str:
+    """The scripts of docs/found by the first line of each."""
+    lines = ["| package | what is wrong | script |", "|---|---|---|"]
+    for file in sorted(FOUND.glob("*.py")):
+        package, _, says = file.read_text().removeprefix('"""').partition("\n")[0].partition(": ")
+        lines.append(f"| {package} | {says} | [{file.name}]({file.name}) |")
+    return "\n".join(lines)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "found": found, "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
     "speed": lambda: bench_tables.speed(_read(BENCH)),
     "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
     "calibration": calibration, "combined": combined, "others": others,
+    "scripts": scripts,
     "others_in_full": lambda: peers_table.table(_read("peers.json")),
     "others_native": lambda: peers_table.table(_read("peers-native.json")),
 }

@@ -26,6 +26,7 @@ from instep_reference.contract.rounding import Product
 GROUP = "instep.ops"
 # Of op sets alone:
 HERE = {"fla": "instep.adapters.fla:OPS"}  # kernels of other packages; the adapter is a file beside this one
+OURS = (*BY_NAME, *HERE)
 NEEDS = {"fla": {"fla": "fla-core", "einops": "einops"}}  # what an adapter imports: module -> its package
 
 
@@ -61,13 +62,19 @@ def find(name: str) -> Ops | Maker:
     """The op set or engine of that name."""
     if name in BY_NAME:
         return load(name)
-    found = named(name, field="ops", group=GROUP, known=(*BY_NAME, *HERE))
+    found = named(name, field="ops", group=GROUP, known=OURS)
     if isinstance(found, Ops):
         return found
     if isinstance(found, Maker) and makes(found):
         return found
     kind = "a callable that is no Maker: it takes other arguments" if callable(found) else f"a {type(found).__name__}"
-    raise _unknown("ops", name, kind, (*BY_NAME, *HERE, *_offered(GROUP)))
+    raise _unknown("ops", name, kind, (*OURS, *_offered(GROUP)))
+
+
+def address(name: str) -> str:
+    """`module:attribute` of an op set or engine by its name; what is no name stays as it is."""
+    offered = _offered(GROUP)
+    return offered[name].value if name in offered else {**BY_NAME, **HERE}.get(name, name)
 
 
 def named(name: str, *, field: str, group: str, known: Iterable[str] = ()) -> object:

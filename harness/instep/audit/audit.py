@@ -78,6 +78,12 @@ def opened(path: Path) -> Recorded:
                    hint="a file of JSON lines is given by its own name")
 
 
+def text_of(path: Path) -> Path:
+    """The file of a recording that has a line for each event or request; of SGLang's dumps any file."""
+    files = [path / recording.EVENTS, *sorted(path.glob("*.pt"))] if path.is_dir() else [path]
+    return next((file for file in files if file.is_file()), path)
+
+
 def audit(
     path: Path, model: Path, *, dtype: str | None = None, tokens: int | None = None,
     level: int = STATES, progress: Advance = silent,

@@ -85,6 +85,7 @@ def of(audit: Audit) -> Result:
         "texts": [_text(one) for one in audit.texts],
         "findings": [_finding(one) for one in audit.verdict.findings], "message": told(audit),
     }  # fmt: skip
+    found["findings_in_all"] = len(found["findings"])
     if audit.replay is None:
         found["not_judged"] = [{"shows_no": "", "what": NOT_JUDGED}]
     else:

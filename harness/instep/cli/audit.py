@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .finish import Annotate, Html, Sarif, finish, must_be_free
+from .finish import Annotate, Html, Json, Sarif, finish, must_be_free
 
 
 def audit(
@@ -23,7 +23,7 @@ def audit(
     tokens: Annotated[int | None, typer.Option(help="The most tokens of a request that are judged.", min=1)] = None,
     level: Annotated[int, typer.Option(help="The highest level: 1 tokens and counts, 2 logits and rows, 3 states.",
                                        min=1, max=3)] = 3,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    json: Json = None,
     html: Html = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
@@ -31,6 +31,7 @@ def audit(
     """Judge a recording; exit 0: right; 1: the model says otherwise; 3: fewer than half of the tokens decidable."""
     from ..audit import render
     from ..audit.audit import audit as run
+    from ..audit.audit import text_of
     from ..page.audit import charts_of
     from .progress import progress
 
@@ -38,4 +39,4 @@ def audit(
     with progress("read the recording") as advance:
         found = run(recording, model, dtype=dtype, tokens=tokens, level=level, progress=advance)
     finish(render.of(found), json, lambda console: render.show(found, console), sarif=sarif, annotate=annotate,
-           html=html, charts=lambda: charts_of(found))
+           trace=text_of(recording), html=html, charts=lambda: charts_of(found))

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..bench import KINDS
-from .finish import Html, finish, must_be_free
+from .finish import Commit, Html, Json, finish, must_be_free
 from .setting import Given, takes_setting
 
 CHOICES = ", ".join(KINDS)
@@ -36,8 +36,8 @@ def bench(
                                                                          "out: on a card.")] = None,
     plots: Annotated[Path | None, typer.Option(help="A folder for pictures, SVG.")] = None,
     html: Html = None,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
-    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+    json: Json = None,
+    commit: Commit = None,
 ) -> None:
     """Check every answer, then time it; exit 0: all right, 1: an answer of ours is wrong, 3: nothing was timed."""
     import os

@@ -5,11 +5,11 @@ Leaves out: the runs (`instep.calibrate`).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .finish import Commit, Json
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def calibrate(
     variants: Annotated[int, typer.Option(help="Correct engines, no two alike.", min=0)] = 200,
     runs: Annotated[int, typer.Option(help="Runs per size of an injected error; 0: none.", min=0)] = 3,
     seconds: Annotated[float | None, typer.Option(help="Stop after so many, half for each table.", min=1.0)] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
-    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+    json: Json = None,
+    commit: Commit = None,
 ) -> None:
     """Run both tables; exit 0: no correct engine was called wrong, 1: one was, 3: nothing was compared.
 

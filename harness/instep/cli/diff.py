@@ -6,11 +6,11 @@ Leaves out: what differs (`instep.report.difference`).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .finish import finish
+from .finish import Json, finish
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,9 +23,9 @@ SHOWN = 5  # findings of a run that are told; a file has all
 def diff(
     before: Annotated[Path, typer.Argument(help="A result, as --json writes it.")],
     after: Annotated[Path, typer.Argument(help="The result to hold against it.")],
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    json: Json = None,
 ) -> None:
-    """Compare two results; exit 0: no new finding, 1: new findings, 3: less was compared than before."""
+    """Compare two results; exit 0: no new finding, 1: new findings, 3: less was compared than before, or nothing."""
     from dataclasses import asdict
 
     from ..atomic_write import writable
@@ -34,12 +34,11 @@ def diff(
 
     for file in filter(None, (json,)):
         writable(file, before, after)
-    results = [read(file) for file in (before, after)]
-    found = difference(*results)
-    finish(Result(found.exit, "cpu", asdict(found)), json, lambda console: _show(found, results, console))
+    found = difference(read(before), read(after), (str(before), str(after)))
+    finish(Result(found.exit, "cpu", asdict(found)), json, lambda console: _show(found, console))
 
 
-def _show(found: Difference, results: list[dict[str, Any]], console: Console) -> None:
+def _show(found: Difference, console: Console) -> None:
     from ..report import tables
     from ..report.terminal import cell, short
     from ..verdict import Exit
@@ -58,17 +57,20 @@ def _show(found: Difference, results: list[dict[str, Any]], console: Console) ->
             tables.say(console, f"events: {pair.events[0]}, now {pair.events[1]}")
         for field, (one, other) in pair.changed.items():
             tables.say(console, f"{field}: {one}, now {other}", style="dim")
-        for title, findings in (("new", pair.new), ("gone", pair.gone)):
+        if pair.cut:
+            counts = ("more" if count is None else str(count) for count in pair.findings)
+            tables.say(console, "list cut off: of {} findings, now {}, the first are listed".format(*counts))
+        for title, findings in (("new", pair.new), ("new, or not listed before", pair.unlisted), ("gone", pair.gone)):
             for finding in findings[:SHOWN]:
                 tables.say(console, f"{title}: {finding['where']}: {finding['diagnosis']}")
             if len(findings) > SHOWN:
                 tables.say(console, f"{title}: {len(findings) - SHOWN} more")
     for title, names in zip(("only before", "only after"), found.only, strict=True):
         tables.say(console, *(f"{title}: {name}" for name in names))
-    new = len(found.added) + sum(len(pair.new) for pair in found.pairs)
+    new = len(found.added) + sum(pair.more for pair in found.pairs)
     says = {
         Exit.AGREED: "no new finding, and nothing less was compared",
         Exit.DIVERGED: f"DIVERGED  new findings: {new}",
-        Exit.INCONCLUSIVE: "inconclusive: less was compared than before",
+        Exit.INCONCLUSIVE: f"inconclusive: {'; '.join(found.why)}",
     }
     tables.say(console, says[found.exit])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .finish import Html, finish, must_be_free
+from .finish import Commit, Html, Json, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ def faults(
                                                          "left out: as they come with instep.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes at a time; left out: as many as cores.", min=1)] = None,
     no_text: Annotated[bool, typer.Option("--no-text", help="Leave out what accuracy would see of them.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    json: Json = None,
     html: Html = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the matrix of faults and checks there, as SVG.")] = None,
-    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+    commit: Commit = None,
     list_only: Annotated[bool, typer.Option("--list", help="Print name, kind and what each does; plant none.")] = False,
 ) -> None:
     """Plant faults in copies of the source; exit 0: all found, 95% located, 1: not so, 3: a run said nothing."""

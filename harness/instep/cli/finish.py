@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from ..report.result import Result
 
+Json = Annotated[Path | None, typer.Option(help="Write the result there, too.")]
+Commit = Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")]
 Html = Annotated[Path | None, typer.Option(help="Write the result there as a page to look at.")]
 Sarif = Annotated[Path | None, typer.Option(help="Write the findings there as SARIF, which code hosts show.")]
 Annotate = Annotated[bool | None, typer.Option(

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ..options import DRAFTER
-from .finish import Html, finish, must_be_free
+from .finish import Html, Json, finish, must_be_free
 from .setting import Given, takes_setting
 
 
@@ -37,7 +37,7 @@ def gate(
     baselines: Annotated[Path | None, typer.Option(help="Of --calibrate: a folder for this machine's file.")] = None,
     commit: Annotated[str | None, typer.Option(help="Revision of the source, for that file.")] = None,
     html: Html = None,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    json: Json = None,
 ) -> None:
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
     from instep_reference.contract.errors import BadInput

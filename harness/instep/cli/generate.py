@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..options import PROPOSED
-from .finish import finish
+from .finish import Json, finish
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def generate(
     check: Annotated[int, typer.Option(help="How many requests the reference reads again.", min=1)] = 4,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Read none again, and show no speed.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Keep the run as a trace, for `instep replay`.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    json: Json = None,
 ) -> None:
     """Decode prompts; exit 0: right, or not checked; 1: the reference says otherwise."""
     from instep_reference.contract.checkpoint import Checkpoint

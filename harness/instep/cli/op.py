@@ -5,12 +5,11 @@ Leaves out: the cases and the comparison (`instep.kit`).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .finish import Annotate, Sarif, finish, must_be_free
+from .finish import Annotate, Commit, Json, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -34,10 +33,12 @@ def op(
     drawn: Annotated[int, typer.Option(help="So many cases of random shapes besides, of gdn, conv and attend.",
                                        min=0)] = 20,
     seed: Annotated[int, typer.Option(help="The number of the first of them.", min=0)] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    real: Annotated[bool, typer.Option("--real", help="Cases of the sizes of a 9B model instead, of gdn, conv and "
+                                                      "attend.")] = False,
+    json: Json = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
-    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+    commit: Commit = None,
 ) -> None:
     """Hold single ops to their contract and the reference; exit 0: all agree, 1: divergence, 3: nothing compared."""
     from ..kit.launches import op_cases, served
@@ -53,7 +54,7 @@ def op(
     every: list[str | None] = [*name] if name else [None]
     cases = [
         some for one in every
-        for some in op_cases(one, case=case, drawn=drawn, seed=seed, trees=True, **widths)
+        for some in op_cases(one, case=case, drawn=drawn, seed=seed, trees=True, real=real, **widths)
     ]
     run = served(cases, setting.name, device=setting.device)
     found = {"ops": ops, "seed": seed, "runs": [_data(run)]}
@@ -62,7 +63,7 @@ def op(
 
 
 def _data(run: Served) -> dict[str, object]:
-    from ..report.data import finding, listed_findings, number
+    from ..report.data import finding, listed, number
     from ..report.terminal import most_used
 
     names = dict.fromkeys(case.op for case in run.cases)
@@ -72,8 +73,8 @@ def _data(run: Served) -> dict[str, object]:
         "by_op": [{"op": name, "elements": sum(c.elements for c in compared), "used": number(most_used(compared))}
                   for name, compared in by_op.items()],
         "skipped": [{"case": skip.where, "says": skip.reason} for skip in run.verdict.skipped],
-        "findings": [{**finding(found), "where": run.where(found), "case": str(run.cases[found.event])}
-                     for found in listed_findings(run.verdict.findings)],
+        **listed(run.verdict.findings, lambda found: {
+            **finding(found), "where": run.where(found), "case": str(run.cases[found.event])}),
         "message": run.message or None,
     }
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .finish import Annotate, Html, Sarif, finish, must_be_free
+from .finish import Annotate, Commit, Html, Json, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 
@@ -25,11 +25,11 @@ def relations(
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Hold bit by bit what the op set `invariant` promises.")]
     = False,
     tokens: Annotated[int, typer.Option(help="How many tokens the drift is watched for.", min=64)] = 2048,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    json: Json = None,
     html: Html = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
-    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+    commit: Commit = None,
 ) -> None:
     """Hold relations between runs of one trace; exit 0: all agree, 1: divergence, 3: one of them compared nothing."""
     from .. import relations as table

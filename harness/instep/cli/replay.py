@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..options import TIERS, tiers_named
-from .finish import Annotate, Html, Sarif, finish, must_be_free
+from .finish import Annotate, Commit, Html, Json, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ def replay(
                                                        "trunk.2.core@17; may be repeated.")] = None,
     ladder: Annotated[bool, typer.Option("--ladder/--no-ladder", help="After a divergence, run again with one thing "
                                                                       "otherwise, to say where it was made.")] = True,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    json: Json = None,
     html: Html = None,
     trail: Annotated[Path | None, typer.Option(help="Write a digest of every event's bytes there, for diff.")] = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
     save_tensors: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the tensors of the first findings "
                                                                           "there, as safetensors.")] = None,
-    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+    commit: Commit = None,
 ) -> None:
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
     names = tiers_named(tiers or ())

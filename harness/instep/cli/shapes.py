@@ -5,13 +5,12 @@ Leaves out: how (`instep.shapes`) and the words (`instep.report`).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..options import DRAFTER
-from .finish import Annotate, Sarif, finish, must_be_free
+from .finish import Annotate, Commit, Json, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -26,10 +25,10 @@ def shapes(
     vocab: Annotated[int | None, typer.Option(help="How many tokens are kept; left out: all.", min=1)] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    json: Json = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
-    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+    commit: Commit = None,
 ) -> None:
     """Run an op set at the sizes of real models, weights drawn; exit 0: all agree, 1: divergence, 3: nothing judged."""
     from ..report import data, terminal

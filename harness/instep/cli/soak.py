@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..options import DRAFTER
-from .finish import finish
+from .finish import Commit, finish
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def soak(
     json: Annotated[Path | None, typer.Option(help="The result file; a soak that it holds goes on.")] = None,
     join: Annotated[list[Path] | None, typer.Option(help="A soak with another seed, of another process or machine, "
                                                          "that goes into --json; may be repeated.")] = None,
-    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+    commit: Commit = None,
 ) -> None:
     """Serve drawn rounds until a time or a number; exit 0: all agree, 1: divergence, 3: nothing compared."""
     from instep_reference.contract.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .finish import Annotate, Sarif, finish, must_be_free
+from .finish import Annotate, Commit, Json, Sarif, finish, must_be_free
 from .setting import Given, takes_setting
 
 
@@ -27,10 +27,10 @@ def streams(
                                                          "Left out: both.")] = None,
     until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Judge this layer alone; may be repeated.", min=0)] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the result there, too.")] = None,
+    json: Json = None,
     sarif: Sarif = None,
     annotate: Annotate = None,
-    commit: Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")] = None,
+    commit: Commit = None,
 ) -> None:
     """Replay a trace on labels that states can be read by; exit 0: all right, 1: a label is wrong, 3: nothing read."""
     from instep_reference.contract.errors import BadInput

@@ -141,45 +141,31 @@ def load(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     return e.Load(name, draw(st.sampled_from(rules.table.loadable(prompt))))
 
 
-def offload(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    return e.Offload(draw(st.sampled_from(rules.legal()["offload"])))
-
-
-def fetch(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    return e.Fetch(draw(st.sampled_from(rules.legal()["fetch"])))
-
-
-def evict(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    return e.Evict(draw(st.sampled_from(rules.legal()["evict"])))
-
-
-def preempt(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    return e.Preempt(draw(st.sampled_from(rules.legal()["preempt"])))
-
-
-def resume(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    return e.Resume(draw(st.sampled_from(rules.legal()["resume"])))
-
-
-def finish(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    return e.Finish(draw(st.sampled_from(rules.legal()["finish"])))
-
-
-def abort(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    return e.Abort(draw(st.sampled_from(rules.legal()["abort"])))
-
-
 def idle(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     return e.Idle()
 
 
 Drawer = Callable[[Draw, EventRules, Sequence[int]], e.Event]
+
+
+def of_one(kind: Callable[[str], e.Event], name: str) -> Drawer:
+    """The drawer of an event that names one request, or one thing that is kept, and says no more."""
+    return lambda draw, rules, edges: kind(draw(st.sampled_from(rules.legal()[name])))
+
+
 # What the scheduler does beside forwards and rounds, by the names of the event rules.
 UPKEEP: dict[str, Drawer] = {
-    "load": load, "resume": resume, "save": save, "preempt": preempt, "set_num_steps": set_num_steps,
-    "finish": finish, "abort": abort, "idle": idle, "offload": offload, "fetch": fetch, "evict": evict,
+    "load": load, "resume": of_one(e.Resume, "resume"), "save": save, "preempt": of_one(e.Preempt, "preempt"),
+    "set_num_steps": set_num_steps, "finish": of_one(e.Finish, "finish"), "abort": of_one(e.Abort, "abort"),
+    "idle": idle, "offload": of_one(e.Offload, "offload"), "fetch": of_one(e.Fetch, "fetch"),
+    "evict": of_one(e.Evict, "evict"),
 }
 MOVES = ("offload", "fetch", "evict")  # of what is kept; drawn where prefixes are tracked
+
+
+def may(rules: EventRules, kind: str) -> bool:
+    """Whether events of this kind are legal now, and drawn in a room like this."""
+    return kind in rules.legal() and (kind not in MOVES or rules.table.capacity.track_interval is not None)
 
 
 def _order(draw: Draw, count: int, among: int) -> tuple[int, ...]:

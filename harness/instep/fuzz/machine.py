@@ -125,9 +125,7 @@ class Machine(RuleBasedStateMachine):
             self.host.serve(self.example, Refused(event))
 
     def _may(self, kind: str) -> bool:
-        if self.example is None or kind not in self.example.rules.legal():
-            return False
-        return kind not in draw.MOVES or self.example.rules.table.capacity.track_interval is not None
+        return self.example is not None and draw.may(self.example.rules, kind)
 
     def _do(self, drawer: draw.Drawer, data: Any) -> bool:
         """Draw an event and serve it, unless the event rules refuse it -> whether it was served."""

@@ -18,6 +18,7 @@ import torch
 from instep_optimized.ops.around import around, memory_of, tensors_of
 from instep_optimized.ops.base import ALONG_TREES, GdnInputs, Ops
 from instep_optimized.ops.contracts import after
+from instep_optimized.ops.kinds import unlike
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place import Place, unseen
@@ -31,10 +32,10 @@ from ..observe.reorder import Reordered
 from ..observe.second_form import CHUNKS
 from ..observe.storage import before_rounding, narrower
 from ..replay.failures import failure
-from ..replay.guard import SERVES, SubjectFailed, calling
+from ..replay.guard import SERVES, SubjectFailed, WrongType, calling
 from ..replay.setting import wide
 from ..verdict import Comparison, Skipped, Tier, Verdict
-from .cases.case import Call, Case, packed, serve
+from .cases.case import Call, Case, moved, packed, serve
 from .cases.pools import Pool
 from .right import COMPUTED, Right, Rule, Written, by_token, experts, gates_of, in_chunks_of, right, widened
 
@@ -60,16 +61,37 @@ def judged(ops: Ops, cases: Sequence[Case], device: str = "cpu") -> Verdict:
                 verdict.skipped.append(Skipped("op", number, str(failed.error), str(case)))
             else:
                 verdict.add([failure(number, KIND, failed, _at(seen, "result"))])
+                if not _alive(device):
+                    why = f"{device} takes no launch any more, after {case}"
+                    verdict.skipped += [Skipped("op", at, why, str(cases[at])) for at in range(number + 1, len(cases))]
+                    break
     verdict.events = len(cases)
     return verdict
+
+
+def _settled(device: str) -> None:
+    """Launches of a card fail when they are waited for."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _alive(device: str) -> bool:
+    """Whether a card still works: after an access beyond its memory no launch of the process does."""
+    try:
+        _settled(device)
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Case:
     """All comparisons of one case."""
 
     def __init__(self, ops: Ops, case: Case, number: int, device: str) -> None:
-        self.ops, self.case, self.number, self.clauses = ops, case, number, list[str]()
-        call = packed(case.build(device)) if ops.packed and case.op in ALONG_TREES else case.build(device)
+        self.ops, self.case, self.number, self.clauses, self.device = ops, case, number, list[str](), device
+        # Made on the CPU and moved: a card rounds sums and logarithms otherwise, and the truth has the same inputs.
+        built = case.build("cpu")
+        call = moved(packed(built) if ops.packed and case.op in ALONG_TREES else built, device)
         self.memory = {memory_of(pool.raw) for pool in call.pools.values()}
         self.found = serve(around(ops, unseen, self._watched), replace(case, build=lambda device: call), device)
         self.given = case.build("cpu")
@@ -82,7 +104,11 @@ class _Case:
                       if memory_of(x) not in self.memory]
             with calling(SERVES):
                 result = op(**given)
+                if says := unlike(name, result):
+                    raise WrongType(says)
+                _settled(self.device)
             self.clauses += after(name, given, result)
+            self.clauses += [f"a result lies on {x.device}" for x in tensors_of(result) if not self._is_there(x)]
             changed = dict.fromkeys(field for field, x, before in inputs if not torch.equal(_bytes(before), _bytes(x)))
             self.clauses += [f"the launch changed its input {field}" for field in changed]
             return result
@@ -96,7 +122,7 @@ class _Case:
                          len(self.clauses), said)
         for name, pool in self.found.pools.items():
             yield self._strays(name, pool)
-        results = {name: x.cpu() for name, x in self.found.results.items()}
+        results = {name: x.cpu() for name, x in self.found.results.items() if self._is_there(x)}
         if case.op not in COMPUTED:
             yield from self._moved(results)
             return
@@ -112,6 +138,9 @@ class _Case:
         for index, written in enumerate(truth.written):
             if written.block.numel():  # a conv of width 1 keeps nothing
                 yield self._memory(index, written, [draw.written[index] for draw in draws], truth)
+
+    def _is_there(self, x: Tensor) -> bool:
+        return x.device.type == torch.device(self.device).type
 
     def _draws(self, width: torch.dtype) -> Iterator[Right]:
         """Yardsticks: sums in another order each, products as declared, prefill in either form where none is."""

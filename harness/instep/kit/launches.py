@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
 from instep_optimized.ops.around import tensors_of
 from instep_optimized.ops.base import Ops
-from instep_reference.contract.errors import BadInput
+from instep_reference.contract.errors import BadInput, Unsupported
 
+from ..options import CHOICES, either
 from ..report.words import NAMES, message, numbers
 from ..verdict import Comparison, Exit, Verdict
+from .arguments import must_be, must_be_several
 from .cases import CASES, Case
+from .cases.case import Call
 from .cases.drawn import DRAWERS, drawn
+from .cases.real import REAL
 from .judge import is_tree, judged
 from .runs import Divergence, setting_of
 
@@ -33,6 +37,7 @@ class Served:
     cases: Sequence[Case]
     verdict: Verdict
     command: bool = True
+    device: str = "cpu"
 
     @property
     def exit(self) -> Exit:
@@ -44,7 +49,8 @@ class Served:
         findings = self.verdict.findings
         if findings:
             first = self.cases[findings[0].event]
-            again = [f"instep op {self.name} {first.op} --case {first.name}"] if self.command else []
+            there = "" if self.device == "cpu" else f" --device {self.device}"
+            again = [f"instep op {self.name} {first.op} --case {first.name}{there}"] if self.command else []
             return message(f"op {first.op} of {self.name}", findings, numbers(findings[0]), again, self.where)
         if self.exit is Exit.INCONCLUSIVE:
             why = "; ".join(dict.fromkeys(skip.reason for skip in self.verdict.skipped)) or "there was no case"
@@ -69,47 +75,84 @@ class Served:
 
 def served(cases: Case | Iterable[Case], subject: Ops | str, *, device: str = "cpu") -> Served:
     """Serve cases with an op set, by name or as a value, and compare them with the reference."""
-    setting, command = setting_of(subject, device=device)
+    must_be("cases", cases, (Case, Iterable), "a case, or a list of cases")
     every = [cases] if isinstance(cases, Case) else list(cases)
-    return Served(setting.name, every, judged(setting.op_set(), every, device), command)
+    must_be_several("cases", every, Case, "cases, as op_cases gives them")
+    setting, command = setting_of(subject, device=device)
+    return Served(setting.name, every, judged(setting.op_set(), every, device), command, device)
 
 
 def op_cases(
-    op: str | None = None, *, case: str | None = None, drawn: int = 0, seed: int = 0, dtype: str | None = None,
-    state_dtype: str = "float32", trees: bool = False,
+    op: str | None = None, *, case: str | None = None, drawn: int = 0, seed: int = 0,
+    dtype: str | torch.dtype | None = None, state_dtype: str | torch.dtype = "float32", trees: bool = False,
+    real: bool = False,
 ) -> list[Case]:
     """The cases of one op, or of all: for `pytest.mark.parametrize("case", op_cases("gdn"), ids=str)`.
 
     case         the one of this name;  drawn, seed: so many of random shapes besides (gdn, conv, attend)
     dtype        of activations: only cases of this one;  state_dtype: the same of states
-    trees        also windows that are trees
+    trees        also windows that are trees;  real: cases of the sizes of a 9B model instead (gdn, conv, attend)
+
+    Raises `Unsupported` where no case is left, and says why: a list without cases would be a test that skips.
     """
-    if op is not None and op not in OPS:
-        raise BadInput("OP", found=op, expected=f"one of {', '.join(OPS)}")
-    every = [one for one in CASES if op in (None, one.op)]
-    every += _drawn(op, range(seed, seed + drawn))
+    known = tuple(dict.fromkeys(one.op for one in REAL)) if real else OPS
+    if op is not None and op not in known:
+        raise BadInput("OP", found=op, expected=f"one of {', '.join(known)}")
+    wanted = Widths(_width("dtype", dtype), _width("state_dtype", state_dtype))
+    every = [one for one in (REAL if real else CASES) if op in (None, one.op)]
+    every += [] if real else _drawn(op, range(seed, seed + drawn))
     if case is not None:
+        every += [] if real else [one for one in REAL if op in (None, one.op)]
         number = case.removeprefix("drawn-")
         named = _drawn(op, [int(number)]) if number != case and number.isdecimal() else []
         found = [one for one in (*every, *named) if one.name == case][:1]
         if not found:
             raise BadInput("--case", found=case, expected=f"one of {', '.join(one.name for one in every)}")
-        return found
-    return [one for one in every if _has(one, dtype, state_dtype) and (trees or not is_tree(one.build("cpu")))]
+        every, trees, wanted = found, True, wanted._replace(state_dtype=None)  # it is named: it has its own
+    looked = [(one, is_tree(call), _widths(one, call)) for one in every for call in [one.build("cpu")]]
+    there = {one: widths for one, tree, widths in looked if trees or not tree}
+    if not there:
+        raise Unsupported(f"{op}: its cases are windows that are trees, which trees=True asks for")
+    _must_have(op or "every op", wanted, [*there.values()])
+    return [one for one, widths in there.items() if widths.fit(wanted)]
 
 
 def _drawn(op: str | None, numbers: Iterable[int]) -> list[Case]:
     return [drawn(name, number) for number in numbers for name in DRAWERS if op in (None, name)]
 
 
-def _has(case: Case, dtype: str | None, state_dtype: str) -> bool:
-    """Whether the case has these widths. A state's is that of its pool, an activation's the narrowest of the others."""
-    inputs, pools = case.build("cpu")
-    memory = pools.get("memory") if case.op == "gdn" else None
-    if memory is not None and str(memory.raw.dtype) != f"torch.{state_dtype}":
-        return False
-    given = [value for name, value in inputs.items() if name not in ("parts", "pages")]
+class Widths(NamedTuple):
+    """Of activations, and of states; None: it has none, or any will do."""
+
+    dtype: str | None
+    state_dtype: str | None
+
+    def fit(self, wanted: Widths) -> bool:
+        return all(None in pair or pair[0] == pair[1] for pair in zip(self, wanted, strict=True))
+
+
+def _width(name: str, value: str | torch.dtype | None) -> str | None:
+    spelled = None if value is None else str(value).removeprefix("torch.")
+    if spelled is not None and spelled not in CHOICES[name]:
+        raise BadInput(name, found=repr(value), expected=either(CHOICES[name]))
+    return spelled
+
+
+def _widths(case: Case, call: Call) -> Widths:
+    """A state's is that of its pool, an activation's the narrowest of the others."""
+    memory = call.pools.get("memory") if case.op == "gdn" else None
+    given = [value for name, value in call.inputs.items() if name not in ("parts", "pages")]
     found = [x.dtype for value in given for x in tensors_of(value) if x.is_floating_point()]
     found += [value for value in given if isinstance(value, torch.dtype)]
     narrowest = min(found, key=lambda one: one.itemsize, default=None)
-    return dtype is None or narrowest is None or str(narrowest) == f"torch.{dtype}"
+    return Widths(*(None if one is None else str(one).removeprefix("torch.")
+                    for one in (narrowest, None if memory is None else memory.raw.dtype)))  # fmt: skip
+
+
+def _must_have(op: str, wanted: Widths, there: Sequence[Widths]) -> None:
+    lists = [list(dict.fromkeys(filter(None, of))) for of in zip(*there, strict=True)]
+    for name, value, others in zip(Widths._fields, wanted, lists, strict=True):
+        if value and others and value not in others:
+            raise Unsupported(f"{op}: no case has {name} {value}: there are {', '.join(others)}")
+    if not any(one.fit(wanted) for one in there):
+        raise Unsupported(f"{op}: no case has both dtype {wanted.dtype} and state_dtype {wanted.state_dtype}")

@@ -9,8 +9,11 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from inspect import signature
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import NoneType
 from typing import Any, Self, cast
 
 import pytest
@@ -22,15 +25,18 @@ from instep_reference.contract.errors import BadInput
 from ..adapters import Maker, makes
 from ..engines.verbs import ByVerbs, is_make
 from ..localise import locate
+from ..options import TIERS
 from ..replay.replay import Outcome, Replay
 from ..replay.setting import Setting
 from ..report.data import worst
 from ..report.words import divergence
 from ..trace.file import Trace, read
 from ..verdict import Comparison, Exit, tiers_of
+from .arguments import must_be, must_be_setting, must_be_several, wrong
 from .workload import Workload
 
 Subject = str | Ops | Callable[..., Any]
+EVENT = "the number of an event, from 0"
 Failed: Any = pytest.fail.Exception
 
 
@@ -72,18 +78,30 @@ class Replayed:
 
 
 def replayed(
-    what: Workload | Trace | Path | str, subject: Subject = "plain", *, until: int | None = None,
-    layers: Sequence[int] | None = None, tiers: Sequence[str] = (), checkpoint: Path | Checkpoint | None = None,
+    what: Workload | Trace | PathLike[str] | str, subject: Subject = "plain", *, until: int | None = None,
+    layers: Sequence[int] | None = None, tiers: Sequence[str] = (),
+    checkpoint: PathLike[str] | str | Checkpoint | None = None,
     confirm: bool = False, **setting: Any,
 ) -> Replayed:
     """Replay a workload, a trace or the file of one.
 
     subject     an op set (a name, `module:attribute` or the value itself), or an engine: a `Maker`, or the `make` of
                 an engine that is led by verbs
-    until, layers, tiers, checkpoint    as the options of `instep replay`
+    until, layers, tiers, checkpoint    as the options of `instep replay`; a workload has its own model
     confirm     after a divergence run again with one thing otherwise, to say where it was made
     setting     what else `instep replay` takes: device, dtype, state_dtype, layout, strategy, conv, graphs, ...
     """
+    must_be("what", what, (Workload, Trace, PathLike, str), "a workload, a trace or the file of one")
+    must_be_setting(setting, "replayed", signature(replayed).parameters)
+    must_be("until", until, (int, NoneType), EVENT)
+    if until is not None and until < 0:
+        raise BadInput("until", found=until, expected=EVENT)
+    must_be("checkpoint", checkpoint, (PathLike, str, Checkpoint, NoneType), "a model directory, or a Checkpoint")
+    must_be_several("tiers", tiers, str, f"a list, as [{TIERS[0]!r}], of {', '.join(TIERS)}")
+    must_be_several("layers", () if layers is None else layers, int, "a list of layers, as [0]")
+    if isinstance(what, Workload) and checkpoint is not None:
+        raise BadInput("checkpoint", found="one beside a workload", expected="none: a workload has its own model",
+                       hint="small(**config) changes the model, and a trace takes another one")
     chosen, named = setting_of(subject, **setting)
     with ExitStack() as files:
         if isinstance(what, Workload) and chosen.led:  # such an engine reads its model from files
@@ -94,7 +112,8 @@ def replayed(
         if isinstance(what, Workload):
             trace, model, named = what.trace, what.checkpoint, False
         else:
-            trace, model = what if isinstance(what, Trace) else read(Path(what)), checkpoint
+            trace = what if isinstance(what, Trace) else read(Path(what))
+            model = checkpoint if checkpoint is None or isinstance(checkpoint, Checkpoint) else Path(checkpoint)
             named = named and not isinstance(model, Checkpoint)
         replay = Replay(trace, chosen, checkpoint=model)
         outcome = replay.run(until=until, layers=layers, tiers=tiers_of(tiers))
@@ -105,8 +124,12 @@ def replayed(
 
 def setting_of(subject: Subject, **setting: Any) -> tuple[Setting, bool]:
     """How it is set up, and whether a command line can name it."""
+    if setting.get("engine") is not None and subject != "plain":
+        raise BadInput("engine", found=f"it beside {subject}", expected="one of the two: who serves")
     if isinstance(subject, str):
         return Setting.of(ops=subject, **setting), True
+    if not isinstance(subject, Ops) and not callable(subject):
+        raise wrong("subject", subject, "an op set or an engine: its name, or the object")
     where = importable(subject)
     name = where or str(getattr(subject, "name", getattr(subject, "__name__", type(subject).__name__)))
     if not isinstance(subject, Ops) and is_make(subject):

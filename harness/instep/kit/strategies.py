@@ -14,7 +14,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from msgspec.structs import replace as with_fields
 
+from instep_reference.contract import engine as e
 from instep_reference.contract.engine import AnyEvent
 from instep_reference.contract.errors import BadInput
 
@@ -26,19 +28,38 @@ from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Recording
 from ..trace.policy import Policy
+from .arguments import must_be
 from .workload import PROMPTS, Workload, model_of
 
-EVENTS = 12  # steps of a drawn trace; a round of speculation is one, and is three events
+EVENTS = 12  # steps of a drawn trace
 LONGEST = 20  # tokens of a drawn prompt, so that every policy of two slots has room for it
 WIDTHS = ((16, 32), (32, 16), (16, 64))  # of keys and of values: never equal, or a transposed state would be invisible
 One = tuple[Collection[str], drawn.Drawer]  # a drawer, and the kinds of which one must be legal
 FORWARD: One = ("prefill", "verify", "decode"), drawn.forward
-COMMIT: One = ("commit",), drawn.commit
+READ: One = ("prefill",), drawn.forward  # and whatever runs beside it
+VERIFY: One = ("verify",), drawn.forward
 ADMIT: One = ("admit",), drawn.admit
+DRAFT: One = ("draft",), drawn.draft
+
+
+def commit(draw: drawn.Draw, rules: EventRules, edges: Sequence[int]) -> Any:
+    """A commit. Where all accepted counts are the same, in half of the draws one of them becomes another one."""
+    event: Any = drawn.commit(draw, rules, edges)
+    (name, *others), (path, *paths) = event.requests, event.accepted
+    drafts = len(rules.table.live[name].window) - 1
+    if not others or not drafts or len({len(one.nodes) for one in event.accepted}) > 1 or draw(st.booleans()):
+        return event
+    count = draw(st.sampled_from([count for count in range(drafts + 1) if count != len(path.nodes)]))
+    return with_fields(event, accepted=(e.Path(tuple(range(1, count + 1)), path.bonus), *paths))
+
+
+COMMIT: One = ("commit",), commit
 STEPS: Mapping[str, Sequence[One]] = {
-    "round": ((("draft",), drawn.draft), FORWARD, COMMIT), "forward": (FORWARD,), "commit": (COMMIT,),
-    "admit": (ADMIT, FORWARD), **{kind: (((kind,), drawer),) for kind, drawer in drawn.UPKEEP.items()},
+    "whole round": (DRAFT, DRAFT, VERIFY, VERIFY, COMMIT), "round": (DRAFT, VERIFY, COMMIT), "forward": (FORWARD,),
+    "commit": (COMMIT,), "admit": (ADMIT, READ, READ),
+    **{kind: (((kind,), drawer),) for kind, drawer in drawn.UPKEEP.items()},
 }
+OFTEN = ("whole round",) * 4 + ("round", "forward", "resume")  # beside one of each: most mistakes are made by a commit
 
 
 @st.composite
@@ -61,17 +82,23 @@ def prompts(vocab: int = 64, names: Sequence[str] = tuple(PROMPTS)) -> SearchStr
 
 
 @st.composite
-def traces(draw: drawn.Draw, /, events: int = EVENTS, **config: Any) -> Workload:
-    """A trace of legal events, in which every choice is drawn, and the model of `small(**config)`."""
+def traces(draw: drawn.Draw, /, events: int = EVENTS, *, prefixes: bool = False, **config: Any) -> Workload:
+    """A trace of legal events, in which every choice is drawn, and the model of `small(**config)`.
+
+    events    steps at most, after two requests have begun; a round is one, and is three events or more
+    prefixes  also tracked prefixes, and what is kept goes to the host, back, and away: an engine must have them
+    """
+    must_be("events", events, int, "a number of steps, from 1")
     checkpoint, numbers = model_of(**config)
     room, steps = drawn.room(draw), drawn.candidates(draw)
+    room = drawn.with_prefixes(draw, room) if prefixes else room
     policy = Policy("drawn", "No sequence of legal events makes the sides part.", room, (), steps[0],
                     adaptive={"candidate_steps": sorted(steps), **HASTY})
     header, _ = header_of(policy, checkpoint, recording=Recording())
     rules, edges, served = EventRules(header), edges_of(checkpoint), list[AnyEvent]()
 
     def legal(one: One) -> bool:
-        return not rules.legal().keys().isdisjoint(one[0])
+        return any(drawn.may(rules, kind) for kind in one[0])
 
     def serve(one: One) -> None:
         """One event more, unless none of its kinds is legal now, or there is no room for it."""
@@ -85,10 +112,11 @@ def traces(draw: drawn.Draw, /, events: int = EVENTS, **config: Any) -> Workload
         rules.apply(event)
         served.append(event)
 
-    for first in (ADMIT, ADMIT, FORWARD):
+    for first in (ADMIT, ADMIT, READ, READ, READ):
         serve(first)
-    for _ in range(draw(st.integers(1, events))):
-        names = [name for name, (first, *_) in STEPS.items() if legal(first)]
+    count = st.integers(1, max(events, 1))
+    for _ in range(max(draw(count), draw(count))):  # of two: most drawn numbers are small
+        names = [name for name in (*OFTEN, *STEPS) if legal(STEPS[name][0])]
         for one in STEPS[draw(st.sampled_from(names))] if names else ():
             serve(one)
     prompts_of = recorded([Step(event, None) for event in served])

@@ -27,6 +27,8 @@ from ..trace.drive import drive, recorded
 from ..trace.file import Trace, write
 from ..trace.header import Model, Recording, Room
 from ..trace.policy import Arrival, Policy, ScheduledAction, Steps
+from ..trace.telling import told
+from .arguments import must_be, must_be_known, must_be_several
 
 # Names are Hugging Face's. Two layers: one of the gated delta rule and one of attention; and a draft head.
 CONFIG: Mapping[str, Any] = {
@@ -57,13 +59,23 @@ POLICY = Policy(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Workload:
     """A trace, and the model that it was recorded with. config: the model's, as its `config.json` has it."""
 
     trace: Trace
     checkpoint: Checkpoint
     config: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        """What is said of a failing example: what is not as in `small()`, and the events."""
+        numbers = [f"{name}={value!r}" for name, value in self.config.items() if CONFIG.get(name) != value]
+        events = [f"  {index} {kind}  {text}".rstrip() for index, kind, text in told(self.trace)]
+        return "\n".join([f"<Workload {self.trace.header.name}: small({', '.join(numbers)}), of events", *events, ">"])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Hypothesis writes the fields of a dataclass unless it has this."""
+        printer.text(repr(self))
 
     def write(self, folder: Path) -> Path:
         """Write both -> the trace, for `instep replay`. The model goes into `folder/model`."""
@@ -78,6 +90,10 @@ class Workload:
 
 def small(policy: Policy = POLICY, prompts: Mapping[str, tuple[int, ...]] = PROMPTS, **config: Any) -> Workload:
     """A random model, and what the reference does with a policy. config: other numbers for the model (`CONFIG`)."""
+    must_be("policy", policy, Policy, "a Policy")
+    must_be("prompts", prompts, Mapping, "a dict of lists of tokens, by name")
+    for name, tokens in prompts.items():
+        must_be_several(f"prompts[{name!r}]", tokens, int, "a list of tokens")
     return recorded_with(model_of(**config), policy, prompts)
 
 
@@ -88,8 +104,23 @@ def _drawn(config: bytes) -> tuple[Checkpoint, dict[str, Any]]:
 
 
 def model_of(**config: Any) -> tuple[Checkpoint, dict[str, Any]]:
-    """A random model, and its `config.json`."""
+    """A random model, and its `config.json`. A number that nobody reads is refused."""
+    read = _Read({**CONFIG, **config})
+    ModelConfig.from_dict(read)
+    must_be_known(config, {*CONFIG, *read.names}, "the model", ("policy", "prompts", "events"))
     return _drawn(msgspec.json.encode({**CONFIG, **config}))
+
+
+class _Read(dict[str, Any]):
+    """A file's fields. names: those that were asked for."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
+        self.names = set[str]()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
 
 
 def recorded_with(

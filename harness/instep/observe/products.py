@@ -28,13 +28,12 @@ from typing import Any
 import torch
 from torch._C._functorch import is_batchedtensor
 
+from instep_optimized.ops.around import tensors_of
 from instep_reference import gdn
 from instep_reference.chunked import recur_by_products
 from instep_reference.contract.place import Place
 from instep_reference.contract.rounding import Product
 from instep_reference.weights import MoeWeights, Weights
-
-from ..shelf import tensors_in
 
 NONE: Mapping[str, Product] = MappingProxyType({})
 FOLDED = ("q", "k", "v", "log_decay", "beta")  # what the delta rule takes in, in this order
@@ -139,7 +138,7 @@ class Squares:
     """The squares of matrices. Those of weights are kept, for every draw of every piece multiplies with them."""
 
     def __init__(self, weights: Weights) -> None:
-        self._of = {x.data_ptr(): x for x in tensors_in(weights) if x.numel() <= LARGEST}
+        self._of = {x.data_ptr(): x for x in tensors_of(weights) if x.numel() <= LARGEST}
         self._known: dict[tuple[object, ...], torch.Tensor] = {}
 
     def __call__(self, matrix: torch.Tensor) -> torch.Tensor:

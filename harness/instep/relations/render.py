@@ -19,7 +19,7 @@ from ..replay.replay import served
 from ..report import tables
 from ..report.command import command as to_type
 from ..report.command import near
-from ..report.data import FINDINGS, finding, number
+from ..report.data import listed, number
 from ..report.result import Result
 from ..report.terminal import VERDICTS, cell, most_used, short
 from ..report.words import MEASURES as OF_A_REPLAY
@@ -119,7 +119,7 @@ def _run(run: Run, held: Held) -> dict[str, Any]:
         "tiers": [tier.value for tier in _tiers(held)], "used": number(most_used(verdict.compared)),
         "skipped": [skip.reason for skip in verdict.skipped],
         "components": _components([held]), "places": _places(run, held),
-        "findings": [finding(found) for found in verdict.findings[:FINDINGS]],
+        **listed(verdict.findings),
         "message": divergence(run, held) if verdict.findings else None,
     }
 

@@ -5,7 +5,7 @@ Leaves out: when that is wanted (`instep.plugin`).
 
 from __future__ import annotations
 
-import re
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from ..atomic_write import folder_for, write_atomically
 from ..trace.file import Trace, beside
 from . import data, terminal
-from .tensors import files
+from .tensors import files, for_a_file
 
 if TYPE_CHECKING:
     from ..replay.replay import Outcome
 
+DIGEST = 8  # digits behind a test's name in that of its folder
 VERDICT, USED, ELEMENTS = "instep_verdict", "instep_used", "instep_elements"
 
 
@@ -48,6 +49,11 @@ def write(outcomes: Sequence[Outcome], trace: Trace, message: str, folder: Path)
     })  # fmt: skip
 
 
-def folder_of(node: str, out: Path) -> Path:
-    """The folder of a test, by a name that every file system takes."""
-    return out / re.sub(r"[^\w.-]+", "-", node).strip("-")
+def folder_of(node: str, out: Path, number: int = 0) -> Path:
+    """The folder of a test: a name that every file system takes, and that no other test has.
+
+    The digest tells names apart of which one replaced character, the case or the end differs. number: of folders that
+    the test has already.
+    """
+    parts = [for_a_file(node), hashlib.sha256(node.encode()).hexdigest()[:DIGEST], *[str(number + 1)] * bool(number)]
+    return out / "-".join(filter(None, parts))

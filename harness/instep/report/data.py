@@ -6,7 +6,7 @@ Leaves out: words and colours, and the file (`result.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
             for (region, layer), units in outcome.scratch.items()
         ],
         "looked": {c.check: c.tier.value for c in verdict.compared if c.event == verdict.events - 1},
-        "findings": [finding(found) for found in listed_findings(verdict.findings)],
+        **listed(verdict.findings),
         "message": divergence(outcome) if verdict.findings else None,
         "located": None if outcome.located is None else _located(outcome.located),
         "history": asdict(outcome.history),
@@ -87,6 +87,13 @@ def listed_findings(findings: Sequence[Comparison]) -> list[Comparison]:
     """The first findings, and the first finding of every check, in their order."""
     first = {found.check: found for found in reversed(findings)}
     return [found for number, found in enumerate(findings) if number < FINDINGS or first[found.check] is found]
+
+
+def listed(
+    findings: Sequence[Comparison], told: Callable[[Comparison], dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Findings as fields of a run, and how many there are in all."""
+    return {"findings": [*map(told or finding, listed_findings(findings))], "findings_in_all": len(findings)}
 
 
 def _located(located: Located) -> dict[str, Any]:

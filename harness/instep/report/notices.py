@@ -1,7 +1,8 @@
 """What a result found, for the tools around a pull request: SARIF 2.1.0, and the annotations of GitHub.
 
-A notice stands at the line of the subject's file that raised, else where its op set or engine is defined, else at the
-event's line of the trace. Leaves out: the result itself (`result.py`).
+A notice stands at the line of the subject's file that raised, else where somebody's op set or engine is defined, else
+at the event's line of the trace or recording, else where our op set is defined: GitHub refuses a whole log for one
+result without a file and a line. Leaves out: the result itself (`result.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from urllib.parse import quote
 
 import msgspec
 
+from ..adapters import OURS, address
+from ..audit.recording import META
 from .command import near
 from .machine import installed
-from .result import Result
+from .result import Result, runs_of
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 HEAD = 1  # line of a trace before its first event
@@ -26,7 +29,7 @@ HEAD = 1  # line of a trace before its first event
 
 @dataclass(frozen=True)
 class Notice:
-    """rule: the check;  title: in a few words;  text: the rest;  file, line: where it is shown; run: number of the run;
+    """rule: the check;  title: in a few words;  text: the rest;  file, line: where it is shown; no file: nowhere;
     first: whether it is the first finding of its run, whose text is the whole message."""
 
     rule: str
@@ -37,32 +40,43 @@ class Notice:
     first: bool
 
 
-def notices(result: Result, trace: Path | None = None) -> list[Notice]:
-    """Of every run all findings that are listed."""
-    found = result.found
-    return [
-        notice for run in found.get("runs", [found] if "findings" in found else [])
-        for notice in _of_run(run, str(run.get("engine") or run.get("ops") or found.get("ops") or ""), trace)
-    ]
+def notices(result: Result, given: Path | None = None) -> list[Notice]:
+    """Of every run all findings that are listed. given: the trace or recording."""
+    return [notice for run in runs_of(result.found) for notice in _of_run(run, _subject(run), given)]
 
 
-def _of_run(run: Mapping[str, Any], subject: str, trace: Path | None) -> Iterator[Notice]:
+def _subject(run: Mapping[str, Any]) -> str:
+    """What served, by its name. The engine of a recording is no module of this process."""
+    return "" if "recording" in run else str(run.get("engine") or run.get("ops") or "")
+
+
+def _of_run(run: Mapping[str, Any], subject: str, given: Path | None) -> Iterator[Notice]:
     for number, finding in enumerate(run.get("findings", ())):
-        file, line = _placed(finding, subject, trace)
+        file, line = _placed(finding, subject, given)
         whole = run.get("message") if number == 0 else None
         text = whole or f"{finding['where']}\n{finding['diagnosis']}"
         yield Notice(finding["check"], finding["where"], text, file, line, number == 0)
 
 
-def _placed(finding: Mapping[str, Any], subject: str, trace: Path | None) -> tuple[str, int]:
+def _placed(finding: Mapping[str, Any], subject: str, given: Path | None) -> tuple[str, int]:
     raised = finding.get("raised")
     if raised and raised["file"]:
         return near(Path(raised["file"])), int(raised["line"]) or 1
-    module, _, attribute = subject.partition(":")
+    module, _, attribute = address(subject).partition(":")
     source = getattr(sys.modules.get(module), "__file__", None) if attribute else None
-    if source:
-        return near(Path(source)), defined(Path(source), attribute)
-    return ("instep", 1) if trace is None else (near(trace), int(finding["event"]) + HEAD + 1)
+    if given is not None and (source is None or subject in OURS):
+        return near(given), _line(finding, given)
+    return ("", 1) if source is None else (near(Path(source)), defined(Path(source), attribute))
+
+
+def _line(finding: Mapping[str, Any], given: Path) -> int:
+    """Of a trace, of the events of a recording, or of a file of answers, whose findings are numbered by line."""
+    if given.suffix != ".jsonl":
+        return 1
+    event, kind = int(finding["event"]), finding.get("kind")
+    if kind in ("line", "recording"):
+        return max(event, 1)
+    return event + 1 + (0 if (given.parent / META).is_file() else HEAD)
 
 
 def defined(source: Path, name: str) -> int:
@@ -95,7 +109,7 @@ def sarif(found: Sequence[Notice]) -> bytes:
                 "locations": [{"physicalLocation": {
                     "artifactLocation": {"uri": quote(Path(notice.file).as_posix())},
                     "region": {"startLine": notice.line},
-                }}],
+                }}] if notice.file else [],
             } for notice in found],
         }],
     })  # fmt: skip
@@ -104,8 +118,8 @@ def sarif(found: Sequence[Notice]) -> bytes:
 def workflow_commands(found: Sequence[Notice]) -> list[str]:
     """Annotations of GitHub, one for the first finding of every run: it shows ten of a step at most."""
     return [
-        f"::error file={_property(one.file)},line={one.line},title={_property(one.title)}::{_data(one.text)}"
-        for one in found if one.first
+        f"::error {f'file={_property(one.file)},line={one.line},' if one.file else ''}title={_property(one.title)}"
+        f"::{_data(one.text)}" for one in found if one.first
     ]
 
 

@@ -53,18 +53,29 @@ class Result:
 
 def read(path: Path) -> dict[str, Any]:
     """A result file of any schema so far, in the words of this one."""
+    expected = "a result file, as --json writes it"
     try:
         found = msgspec.json.decode(path.read_bytes())
     except OSError as error:
-        raise BadInput(str(path), found=error.strerror, expected="a result file, as --json writes it") from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        found = None
+        raise BadInput(str(path), found=error.strerror, expected=expected) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(str(path), found=f"no JSON ({error})", expected=expected) from None
     schema = found.get("schema") if isinstance(found, dict) else None
-    if not isinstance(found, dict) or not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
-        newer = isinstance(schema, int) and schema > SCHEMA
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        newer = type(schema) is int and schema > SCHEMA
         raise BadInput(str(path), found=f"schema {schema}", expected=f"a result file of schema 1 to {SCHEMA}",
                        hint="a newer instep wrote it" if newer else "")  # fmt: skip
     return {**_today(found), "schema": SCHEMA} if schema < SCHEMA else found
+
+
+def runs_of(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The runs of a result. Findings beside them are one run more: an audit's of tokens and counts, which comes first.
+
+    Each has the fields that it shares with the others.
+    """
+    shared = {name: found[name] for name in ("exit", "ops", "model", "recording") if name in found}
+    beside = [{name: value for name, value in found.items() if name != "runs"}] if "findings" in found else []
+    return [{**shared, **run} for run in (*beside, *found.get("runs", ()))]
 
 
 def _today(value: Any) -> Any:

@@ -6,6 +6,7 @@ Leaves out: findings of earlier events, whose tensors are gone, and drawing (`pa
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..replay.replay import Outcome
 
 MEMORY = ("state", "conv", "keys", "values")  # components of a request's memory
+LONGEST = 100  # bytes of a name in that of a file
 SAVED = 8  # findings whose tensors are written, of every run
 
 
@@ -42,9 +44,12 @@ def tensor_at(context: EventContext, side: Side, finding: Comparison) -> torch.T
 def files(outcomes: Sequence[Outcome], folder: Path) -> dict[Path, bytes]:
     """A safetensors file for each of the first findings: `found`, `truth`, and `rounded` where that side ran."""
     made: dict[Path, bytes] = {}
+    seen = Counter[str]()  # runs of one name, as of several strategies: their numbers go on
     for outcome in outcomes:
-        context = outcome.last
-        for number, finding in enumerate(outcome.verdict.findings[:SAVED]):
+        context, run = outcome.last, for_a_file(f"{outcome.name}-{outcome.plan.setting.name}")
+        first = SAVED * seen[run.casefold()]
+        seen[run.casefold()] += 1
+        for number, finding in enumerate(outcome.verdict.findings[:SAVED], first):
             if context is None or context.index != finding.event or finding.request is None:
                 continue
             sides = {"found": context.subject, "truth": context.truth, "rounded": context.rounded}
@@ -53,7 +58,11 @@ def files(outcomes: Sequence[Outcome], folder: Path) -> dict[Path, bytes]:
                 if side is not None and (tensor := tensor_at(context, side, finding)) is not None
             }
             if "found" in tensors:
-                name = f"{outcome.name}-{outcome.plan.setting.name}-{number}-{finding.place.component}.safetensors"
                 said = {"where": where(finding), "diagnosis": finding.diagnosis, "check": finding.check}
-                made[folder / re.sub(r"[^\w.-]+", "-", name)] = save(tensors, said)
+                made[folder / f"{run}-{number}-{finding.place.component}.safetensors"] = save(tensors, said)
     return made
+
+
+def for_a_file(text: str) -> str:
+    """A text as part of a file's name, short enough for every file system. Two texts may give the same."""
+    return re.sub(r"[^\w.-]+", "-", text).encode()[:LONGEST].decode(errors="ignore").strip("-.")

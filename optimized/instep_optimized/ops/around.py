@@ -65,15 +65,18 @@ def with_ops(ops: Ops, others: Mapping[str, Op]) -> Ops:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an argument: itself, or all tensors inside a tuple, an address or a part."""
+    """The tensors of a value: itself, or all inside a tuple, a list, a dict, or a dataclass as an address or a part."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, tuple):
+    elif isinstance(value, (tuple, list)):
         for inner in value:
             yield from tensors_of(inner)
-    elif is_dataclass(value):
+    elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from tensors_of(getattr(value, field.name))
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from tensors_of(inner)
 
 
 def memory_of(tensor: torch.Tensor) -> int:

@@ -19,6 +19,7 @@ from ..layout import Address, Pages, Part, Ring
 from .around import OPS, Op, Wrapper, memory_of, tensors_of
 from .fused import FUSIONS
 from .index_contracts import RULES, distinct, owned, spans, within
+from .kinds import only_writes, unlike
 from .shapes import misfits, shapes
 
 Report = Callable[[str], None]
@@ -56,8 +57,11 @@ def before(name: str, given: dict[str, Any]) -> Iterator[str]:
 
 def after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
     """The clauses that a call breaks by its results."""
-    if name not in OPS:  # what an op of a keeper gives back is the keeper's own
+    if name not in OPS or only_writes(name):  # what an op of a keeper gives back is the keeper's own
         return
+    if says := unlike(name, result):
+        yield says
+        return  # nothing else can be said about it
     yield from _after(name, given, result)
     due = shapes(name, given) or ()
     for tensor, shape in zip(result if isinstance(result, tuple) else (result,), due, strict=False):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from instep_optimized.ops.around import tensors_of
 from instep_optimized.ops.base import ExpertWeights, Ops
 from instep_optimized.ops.plain import PLAIN
 
@@ -60,12 +61,6 @@ def cells(ground: Ground, size: Size) -> Iterator[At]:
                 yield {"op": name, "rows": rows}
 
 
-def _tensors(given: Inputs) -> Iterator[torch.Tensor]:
-    for value in given.values():
-        yield from [value] if isinstance(value, torch.Tensor) else vars(value).values() if isinstance(
-            value, ExpertWeights) else ()  # fmt: skip
-
-
 def _widened(given: Inputs, dtype: torch.dtype) -> Inputs:
     def wide(value: Any) -> Any:
         if isinstance(value, ExpertWeights):
@@ -97,7 +92,7 @@ def _idle(x: torch.Tensor, given: Inputs) -> float:
 def make(ground: Ground, at: At) -> Cell:
     op, width, drawn = _cases(ground)[at["op"]]
     first = drawn()
-    size = float(sum(x.numel() * x.element_size() for x in _tensors(first)))
+    size = float(sum(x.numel() * x.element_size() for x in tensors_of(first)))
     x = ground.drawn(at["rows"], width)
     chosen = size - _idle(x, first) if op == "moe" else size
     every = [first, *(drawn() for _ in range(ground.layers(size, least=1, most=16) - 1))]

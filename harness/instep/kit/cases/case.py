@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from instep_optimized.ops.around import memory_of
+from instep_optimized.ops.kinds import only_writes
 from instep_reference.contract.place import Place
 
 from .pools import Pool
@@ -61,13 +63,10 @@ def serve(ops: Any, case: Case, device: str = "cpu") -> Outcome:
     call = case.build(device)
     before = {name: pool.raw.clone() for name, pool in call.pools.items()}
     answer = getattr(ops, case.op)(**call.inputs)
-    if answer is None:
-        results = {}
-    elif isinstance(answer, torch.Tensor):
-        results = {"result": answer}
-    else:
-        results = dict(zip(answer._fields, answer, strict=True))
-    return Outcome(results, call.pools, before)
+    if only_writes(case.op):
+        return Outcome({}, call.pools, before)
+    named = {"result": answer} if isinstance(answer, torch.Tensor) else dict(zip(answer._fields, answer, strict=True))
+    return Outcome(named, call.pools, before)
 
 
 def packed(call: Call) -> Call:
@@ -83,17 +82,34 @@ def packed(call: Call) -> Call:
         writable[numbers.flatten()] = pool.writable[pool.numbers.flatten()]
         pools[name], views[id(pool.view)] = Pool(flat, raw, numbers, writable), raw
 
-    def put(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return views.get(id(value), value)
-        if isinstance(value, tuple):
-            inner = [put(each) for each in value]
-            return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
-        if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{each.name: put(getattr(value, each.name)) for each in fields(value)})
-        return value
+    return Call(mapped(call.inputs, lambda x: views.get(id(x), x)), pools)
 
-    return Call({name: put(value) for name, value in call.inputs.items()}, pools)
+
+def moved(call: Call, device: str) -> Call:
+    """The same bits on a device. Strides and offsets stay, and what lies in one memory does so there, too."""
+    memories = dict[tuple[int, torch.dtype], torch.Tensor]()
+
+    def put(x: torch.Tensor) -> torch.Tensor:
+        key = memory_of(x), x.dtype
+        if key not in memories:
+            memories[key] = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).to(device)
+        return memories[key].as_strided(x.shape, x.stride(), x.storage_offset())
+
+    return call if device == "cpu" else Call(mapped(call.inputs, put), mapped(call.pools, put))
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The value with every tensor in it changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: mapped(each, change) for name, each in value.items()}
+    if isinstance(value, tuple):
+        inner = [mapped(each, change) for each in value]
+        return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: mapped(getattr(value, each.name), change) for each in fields(value)})
+    return value
 
 
 def strays(outcome: Outcome) -> dict[str, int]:

@@ -1,0 +1,61 @@
+"""What kind of thing an op gives back, as its protocol in `base.py` is annotated: a tensor, or a tuple with names.
+
+Leaves out: shapes (`shapes.py`), and ops that only write: what they give back is not looked at.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+import torch
+
+from . import base
+
+
+def unlike(name: str, result: Any) -> str:
+    """"a tuple came back, a tensor is due"; empty: it is what is due."""
+    due = _due(name)
+    if due is torch.Tensor:
+        return _unlike_tensor(result)
+    if only_writes(name):
+        return ""
+    if get_origin(due) is tuple:  # of several launches in one: as many as there are weights
+        names, right = tuple(map(str, range(len(result)))) if isinstance(result, tuple) else (), "a tuple of tensors"
+        fits = isinstance(result, tuple)
+    else:
+        names, right = due._fields, f"{due.__name__} ({', '.join(due._fields)})"
+        fits = getattr(result, "_fields", None) == names
+    if not fits:
+        return f"{_spelled(result)} came back, {right} is due"
+    inner = ((field, _unlike_tensor(value)) for field, value in zip(names, result, strict=True))
+    return next((f"{field}: {says}" for field, says in inner if says), "")
+
+
+def only_writes(name: str) -> bool:
+    return _due(name) is type(None)
+
+
+def _unlike_tensor(found: Any) -> str:
+    if not isinstance(found, torch.Tensor):
+        return f"{_spelled(found)} came back, a tensor is due"
+    if found.is_meta or found.layout is not torch.strided or found.is_complex():
+        what = "a meta" if found.is_meta else "a complex" if found.is_complex() else "a sparse"
+        return f"{what} tensor came back, a dense one of real numbers is due"
+    return "" if found.dim() else "a tensor without axes came back, one with rows is due"
+
+
+@cache
+def _due(name: str) -> Any:
+    """The type of the result; None: nothing is said."""
+    protocol = get_type_hints(base.Ops)[name]
+    protocol = next((one for one in get_args(protocol) if one is not type(None)), protocol)
+    return get_type_hints(protocol.__call__, localns=vars(base))["return"]
+
+
+def _spelled(value: Any) -> str:
+    """None; a tuple; a numpy.ndarray"""
+    kind = type(value)
+    if value is None:
+        return "None"
+    return f"a {kind.__qualname__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"

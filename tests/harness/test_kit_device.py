@@ -1,0 +1,134 @@
+"""Cases of ops on a card: the same bits as on the CPU, nothing of the judge's own on another device, a card that falls.
+
+Without a card a tensor type stands for one: it refuses to be put together with tensors of the CPU. Leaves out: what the
+judge finds (`test_kit.py`), and the kernels (`tests/optimized`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep import kit
+from instep.kit import judge
+from instep.kit.cases import CASES
+from instep.kit.cases.case import Call, mapped, moved, packed
+from instep_optimized.ops.around import memory_of
+from instep_optimized.ops.plain import PLAIN
+from support.command import Runner, complaint
+from support.kit_ops import FORGETFUL
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+class OnCard(torch.Tensor):
+    """Takes no tensor of the CPU beside it but a single number, as a card does; `.cpu()` leaves the card."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [x for x in [*args, *(kwargs or {}).values()] for x in (x if isinstance(x, list | tuple) else [x])]
+        beside = [x for x in given if isinstance(x, torch.Tensor) and not isinstance(x, OnCard) and x.dim()]
+        assert not beside, f"{function} of tensors of two devices"
+        out = super().__torch_function__(function, types, args, kwargs or {})
+        return out.as_subclass(torch.Tensor) if getattr(function, "__name__", "") == "cpu" else out
+
+
+def put(x: torch.Tensor) -> torch.Tensor:
+    return x.as_subclass(OnCard)
+
+
+def taken(x: torch.Tensor) -> torch.Tensor:
+    return x.as_subclass(torch.Tensor)
+
+
+def on_card(call: Call, device: str) -> Call:
+    return Call(mapped(call.inputs, put), mapped(call.pools, put))
+
+
+def launched(op: Any) -> Any:
+    """The op as a kernel: it reads the card's memory, and its results are there."""
+    return lambda **given: mapped(op(**mapped(given, taken)), put)
+
+
+def test_the_judge_puts_no_tensor_of_the_cpu_beside_one_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "moved", on_card)
+    ops = sorted({case.op for case in CASES})
+    card = replace(PLAIN, name="card", **{op: launched(getattr(PLAIN, op)) for op in ops})
+    found = kit.served([case for op in ops for case in kit.op_cases(op, trees=True)[:4]], card)
+    assert found.must_agree() and len(found.cases) > 60
+    wrong = replace(card, gdn=launched(FORGETFUL.gdn))
+    assert "holds what was there" in kit.served(kit.op_cases("gdn")[0], wrong).message
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=[CUDA, pytest.mark.gpu])])
+def test_a_moved_case_lies_as_the_case_does_and_has_its_bits(device: str) -> None:
+    for case in CASES:
+        for built in (case.build("cpu"), packed(case.build("cpu"))):
+            there = moved(built, device)
+            mine, theirs = ([x for value in (*call.inputs.values(), *call.pools.values()) for x in every(value)]
+                            for call in (built, there))  # fmt: skip
+            assert [(x.shape, x.stride(), x.storage_offset(), x.dtype) for x in mine] == [
+                (x.shape, x.stride(), x.storage_offset(), x.dtype) for x in theirs]
+            assert {x.device.type for x in theirs} <= {device}
+            if device == "cuda":
+                here, away = ([memory_of(x) for x in tensors if x.numel()] for tensors in (mine, theirs))
+                assert [here.index(x) for x in here] == [away.index(x) for x in away]
+                assert all(judge._bytes(x).equal(judge._bytes(y)) for x, y in zip(mine, theirs, strict=True))
+            for name, pool in there.pools.items():  # what an op writes into its input stands in the pool
+                assert pool.view._base is pool.raw._base, name
+
+
+def every(value: Any) -> list[torch.Tensor]:
+    """All tensors of it, those of addresses, too."""
+    found: list[torch.Tensor] = []
+    mapped(value, lambda x: found.append(x) or x)
+    return found
+
+
+def test_a_result_elsewhere_and_a_card_that_fell_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:  # all of it stays on the CPU
+        patch.setattr(judge, "moved", lambda call, device: call)
+        patch.setattr(judge, "_settled", lambda device: None)
+        first, *_ = judge.judged(PLAIN, kit.op_cases("gdn")[:1], "cuda").findings
+    assert first.check == "contract" and first.diagnosis == "a result lies on cpu"
+    launches: list[int] = []
+
+    def settled(device: str) -> None:
+        launches.append(1)
+        if len(launches) > 2:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(judge, "_settled", settled)
+    fell = kit.served(kit.op_cases("gdn")[:6], PLAIN)
+    assert fell.exit is kit.Exit.DIVERGED and "raised RuntimeError (CUDA error: an illegal" in fell.message
+    assert [skip.event for skip in fell.verdict.skipped] == [3, 4, 5]
+    assert {skip.reason for skip in fell.verdict.skipped} == {f"cpu takes no launch any more, after {fell.cases[2]}"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_without_a_card_it_is_one_line(instep: Runner) -> None:
+    ran = instep("op", "plain", "gdn", "--device", "cuda")
+    assert "found cuda, expected cpu; no CUDA device is here" in complaint(ran)
+
+
+@CUDA
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["plain", "triton", "precise", "invariant"])
+def test_the_op_sets_agree_on_a_card(name: str) -> None:
+    """All cases and some drawn, in fp32 and native bf16, with trees and narrow states; once at real sizes."""
+    cases = [case for state in ("float32", "bfloat16") for case in kit.op_cases(trees=True, state_dtype=state)]
+    cases += [*kit.op_cases(drawn=6)[-18:], *(kit.op_cases(real=True) if name == "triton" else [])]
+    found = kit.served(cases, name, device="cuda")
+    assert found.must_agree() and found.device == "cuda"
+
+
+@CUDA
+@pytest.mark.gpu
+def test_the_command_judges_an_op_on_the_card_and_its_line_says_so(instep: Runner) -> None:
+    assert instep("op", "plain", "gdn", "--device", "cuda", "--drawn", 2).code == 0
+    wrong = instep("op", "support.kit_ops:FORGETFUL", "gdn", "--device", "cuda", "--drawn", 0)
+    line = "instep op support.kit_ops:FORGETFUL gdn --case decode-r1-KV-float32 --device cuda"
+    assert wrong.code == 1 and line in wrong.out, wrong
