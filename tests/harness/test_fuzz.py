@@ -5,6 +5,7 @@ Leaves out: whether the checks name the fault rightly (their own tests).
 
 from __future__ import annotations
 
+import json
 import re
 from html import escape
 from pathlib import Path
@@ -152,8 +153,11 @@ def test_what_parts_the_sides_once_is_reported_as_found_once(
 ) -> None:
     monkeypatch.setattr(subjects.ONCE.gated_norm, "calls", 0)
     ran = instep("fuzz", "--checkpoint", model, "--ops", "support.subjects:ONCE", "--examples", 20, "--seed", SEED,
-                 "--out", tmp_path / "found", "--html", tmp_path / "page.html")
+                 "--out", tmp_path / "found", "--html", tmp_path / "page.html", "--json", tmp_path / "found.json")
     assert ran.code == Exit.DIVERGED, ran
+    (told,) = json.loads((tmp_path / "found.json").read_text())["campaigns"]
+    assert told["findings"] and not told["again"] and told["exit"] == 1 and f"{told['examples']} runs in" in ran.out
+    assert instep("page", tmp_path / "found.json", "--html", tmp_path / "again.html").code == Exit.AGREED
     assert "found once and not again" in ran.out and "did not part the sides every time" in ran.out
     assert divergence(ran.out)[1].startswith("  event ") and "gated" in divergence(ran.out)[1]
     assert len(list((tmp_path / "found").glob("*.jsonl"))) == 1

@@ -20,7 +20,7 @@ from instep.report.words import divergence
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import OptimizedEngine
-from support import fallen
+from support import fallen, subjects
 from support.traces import recorded
 
 
@@ -204,6 +204,17 @@ def test_what_raises_outside_of_ops_stands_behind_the_last_place(trace):
     first = outcome.verdict.findings[0]
     assert first.diagnosis == "raised IndexError (row 3 of 2); the event is legal and the reference served it"
     assert first.raised is not None and first.raised.file.endswith("support/subjects.py")
+
+
+def test_half_a_character_in_what_is_raised_is_told_in_every_file(trace, instep, tmp_path, monkeypatch):
+    """A lone surrogate, as in a file's name that is no UTF-8: no output can hold it as it is."""
+    monkeypatch.setattr(subjects, "SAID", "row \ud800 of 2")
+    files = {name: tmp_path / f"found.{name}" for name in ("json", "sarif", "html")}
+    ran = instep("replay", trace.path, "--ops", "support.subjects:refusing", "--annotate",
+                 *(word for name, file in files.items() for word in (f"--{name}", file)))  # fmt: skip
+    assert ran.code == 1, ran
+    for name, file in files.items():
+        assert r"row \\ud800 of 2" in file.read_text() or r"row \ud800 of 2" in file.read_text(), name
 
 
 def test_a_maker_that_raises_is_no_failure_of_the_harness_in_relations(trace, monkeypatch, capsys):

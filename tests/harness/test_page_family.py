@@ -181,7 +181,7 @@ def test_numbers_that_are_none_have_a_page() -> None:
 
 @pytest.mark.parametrize("name", ["relations", "faults", "bench", "power", "audit"])
 def test_a_result_file_gives_the_same_page(made: Made, instep: Runner, tmp_path: Path, name: str) -> None:
-    data = json.loads(json.dumps(made[name][0].data()).replace("\\ud800", ""))
+    data = json.loads(json.dumps(made[name][0].data()))
     file = tmp_path / "r.json"
     file.write_text(json.dumps(data))
     ran = instep("page", file, "--html", tmp_path / "p.html")

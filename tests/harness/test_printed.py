@@ -82,8 +82,8 @@ def test_fuzz(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     found = outcome(comparison(worst=2.0, request="b", diagnosis="holds the state after 2 tokens"), of=5)
     once = replace(some, found=found, again=False, cut="its time was over")
     golden("fuzz", sections({
-        "nothing found": printed(fuzz.show, some), "nothing compared": printed(fuzz.show, none),
-        "found": printed(fuzz.show, replace(some, found=found)), "found once": printed(fuzz.show, once),
+        "nothing found": printed(fuzz.show, [some]), "nothing compared": printed(fuzz.show, [none]),
+        "found": printed(fuzz.show, [replace(some, found=found)]), "found once": printed(fuzz.show, [once]),
     }))  # fmt: skip
 
 

@@ -48,9 +48,12 @@ def _slow(**given: Any) -> torch.Tensor:
 SLOW = replace(PLAIN, name="slow", gated_norm=_slow)  # wrong, and it takes its time
 
 
+SAID = "row 3 of 2"
+
+
 class _Refusing(OptimizedEngine):
     def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
-        raise IndexError("row 3 of 2")
+        raise IndexError(SAID)
 
 
 def refusing(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):

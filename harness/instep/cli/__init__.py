@@ -7,6 +7,7 @@ Leaves out: torch, until a command needs it. Exit codes: 0 all agree, 1 divergen
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from importlib import import_module
@@ -69,6 +70,9 @@ for _name in COMMANDS:
 def main() -> NoReturn:
     """Run a command and turn its verdict, or what goes wrong, into an exit code and one line."""
     outputs, code, error = Outputs(), 0, None
+    for stream in (sys.stdout, sys.stderr):  # what was said is shown, even what is no text
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     gc.set_threshold(20_000, 20, 100)  # modules make 10^6 objects that live on, and hardly any of the others is a cycle
     if sys.argv[1:2] not in [[name] for name in WIDE]:
         # A thread more costs small tensors three to thirty times what it brings. torch reads this when it is loaded.

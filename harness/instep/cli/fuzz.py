@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..options import DRAFTER
-from .finish import Html, must_be_free
+from .finish import Commit, Html, Json, finish, must_be_free
 from .setting import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -42,51 +43,38 @@ def fuzz(
     trees: Annotated[int, typer.Option(help="Windows are trees of up to so many nodes; 0: chains.", min=0,
                                        max=63)] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the trace of what is found.")] = Path("fuzz"),
-    html: Html = None,
+    json: Json = None, html: Html = None, commit: Commit = None,
 ) -> None:
     """Draw legal events until the sides part; exit 0: they never did, 1: divergence, 3: nothing compared."""
-    from rich.console import Console
-
     from ..carried import model
     from ..fuzz.campaign import Result, Settings
     from ..fuzz.draw import SAMPLED
-    from ..fuzz.render import show
+    from ..fuzz.render import of, show
     from ..verdict import Exit
 
-    must_be_free((html,))
+    must_be_free((json, html))
     names = given.subjects("ledger", "plain")
     sampled = [name for name in SAMPLED if name not in given.named and "engine" not in given.named]
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     count = examples or (ENDLESS if minutes is not None else EXAMPLES)
     seconds = None if minutes is None else 60 * minutes / len(names)
-    console, worst, results = Console(), Exit.AGREED, list[Result]()
+    results = list[Result]()
     for name in names:
         setting, directory = given.setting(ops=name), checkpoint or model()
-        settings = Settings(setting, directory, count, start, out, seconds, shrink, sampled, trees)
-        result = _run(settings)
-        results.append(result)
-        if html is not None and (result.exit is Exit.DIVERGED or name == names[-1]):
-            _page(results, html)
-        show(result, console)
-        worst = result.exit if worst is Exit.AGREED else worst
-        if result.exit is Exit.DIVERGED:
-            raise typer.Exit(int(Exit.DIVERGED))
-    raise typer.Exit(int(worst))
+        results.append(_run(Settings(setting, directory, count, start, out, seconds, shrink, sampled, trees)))
+        if results[-1].exit is Exit.DIVERGED:
+            break
+    finish(of(results, commit), json, partial(show, results), html=html,
+           charts=lambda: _charts(results[-1]))  # fmt: skip
 
 
-def _page(results: list[Result], html: Path) -> None:
-    """Of all op sets that were run, with the events of what was found."""
-    from ..atomic_write import write_atomically
+def _charts(result: Result) -> Mapping[str, Any]:
+    """The events of what was found."""
     from ..fuzz.campaign import place
-    from ..fuzz.render import of, show
-    from ..page.family import page_of
-    from ..page.replay import charts_of, printed
+    from ..page.replay import charts_of
     from ..trace.file import read
 
-    found = results[-1].found
-    charts = {} if found is None else charts_of([found], read(place(results[-1].settings)))
-    said = "\n".join(printed(partial(show, one)) for one in results)
-    write_atomically({html: page_of(of(results).data(), charts, said)})
+    return {} if result.found is None else charts_of([result.found], read(place(result.settings)))
 
 
 def _run(settings: Settings) -> Result:

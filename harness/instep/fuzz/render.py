@@ -18,8 +18,13 @@ from ..verdict import Exit
 from .campaign import Result, place
 
 
-def show(result: Result, console: Console) -> None:
-    """What was met, what was not, and what was found."""
+def show(results: Sequence[Result], console: Console) -> None:
+    """Of every op set: what was met, what was not, and what was found."""
+    for result in results:
+        _show(result, console)
+
+
+def _show(result: Result, console: Console) -> None:
     coverage, settings = result.coverage, result.settings
     title = f"fuzz [{settings.setting.name}], seed {settings.seed}"
     made = tables.table(title, {"condition": "text", "events": "number"})
@@ -46,10 +51,11 @@ def show(result: Result, console: Console) -> None:
         tables.say(console, f"  {said}")
 
 
-def of(results: Sequence[Result]) -> File:
+def of(results: Sequence[Result], commit: str | None = None) -> File:
     """What the campaigns of several op sets came to; the last one may have found something."""
     worst = Exit.worst(result.exit for result in results)
-    return File(worst, results[0].settings.setting.device, {"campaigns": [_data(result) for result in results]})
+    return File(worst, results[0].settings.setting.device, {"campaigns": [_data(result) for result in results]},
+                commit)  # fmt: skip
 
 
 def _data(result: Result) -> dict[str, Any]:

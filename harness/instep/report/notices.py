@@ -21,7 +21,7 @@ from ..adapters import OURS, address
 from ..audit.recording import META
 from .command import near
 from .machine import installed
-from .result import Result, runs_of
+from .result import Result, legible, runs_of
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 HEAD = 1  # line of a trace before its first event
@@ -96,7 +96,7 @@ def defined(source: Path, name: str) -> int:
 def sarif(found: Sequence[Notice]) -> bytes:
     """A log of one run. Every check that found something is a rule."""
     rules = list(dict.fromkeys(notice.rule for notice in found))
-    return msgspec.json.encode({
+    return msgspec.json.encode(legible({
         "$schema": SCHEMA, "version": "2.1.0",
         "runs": [{
             "tool": {"driver": {
@@ -112,7 +112,7 @@ def sarif(found: Sequence[Notice]) -> bytes:
                 }}] if notice.file else [],
             } for notice in found],
         }],
-    })  # fmt: skip
+    }))  # fmt: skip
 
 
 def workflow_commands(found: Sequence[Notice]) -> list[str]:

@@ -41,14 +41,23 @@ class Result:
     def data(self) -> dict[str, Any]:
         """The content of the file."""
         return {
-            "schema": SCHEMA, "exit": int(self.exit), "command": typed(sys.argv),
+            "schema": SCHEMA, "exit": int(self.exit), "command": legible(typed(sys.argv)),
             "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": self.commit,
-            "machine": machine(self.device), **self.found,
+            "machine": machine(self.device), **legible(self.found),
         }  # fmt: skip
 
     def write(self, path: Path) -> None:
         """Write the file; after an error no part of it is there."""
         write_atomically({path: msgspec.json.format(msgspec.json.encode(self.data()), indent=1) + b"\n"})
+
+
+def legible(value: Any) -> Any:
+    """The same with texts that are UTF-8. A name of a file or what an exception says may hold half of a character."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {legible(name): legible(inner) for name, inner in value.items()}
+    return [legible(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def read(path: Path) -> dict[str, Any]:
