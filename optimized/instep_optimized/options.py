@@ -112,8 +112,6 @@ NO_TREES: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
 
 # The same where prefixes are tracked.
 NOT_TRACKED: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
-    (lambda o, c, s: c.mtp_layers > 1,
-     "prefixes with several MTP layers: the last rows of the further layers are made of guesses", ("drafter",)),
     (lambda o, c, s: not {o.strategy, o.conv}.isdisjoint(s.keepers),
      "tracked prefixes: a strategy that comes with an op set is not asked for the memory after a node",
      ("strategy", "conv")),

@@ -119,7 +119,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("shared"), told, **small)
 
 
-@pytest.mark.parametrize("edits", [(), (Edit(MIXED, "request.length.exact - 1", "request.length.exact - 2"),)])
+@pytest.mark.parametrize("edits", [(), (Edit(MIXED, "request.length.exact - len(final)", "request.length.exact - len(final) - 1"),)])
 def test_a_shared_prefix_has_the_bits_that_its_request_would_have_made_alone(
     shared: Trace, edits: tuple[Edit, ...]
 ) -> None:

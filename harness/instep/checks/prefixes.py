@@ -62,8 +62,13 @@ def others_kept(
             yield f'holds what is kept as "{under}"', held[: len(due)]
 
 
-def with_last(result: Comparison, found: torch.Tensor | None) -> Comparison:
-    """A prefix that keeps one row of the draft head too many is called so."""
-    more = found is not None and result.diagnosis and found.numel() > result.elements
-    said = "keeps the draft head's last row, which was made of the token behind the prefix"
-    return replace(result, diagnosis=said) if more and result.place.stage != "trunk" else result
+def with_last(result: Comparison, found: torch.Tensor | None, due: int) -> Comparison:
+    """A prefix that keeps rows of an MTP layer that hang on a token behind it, or lacks others, is called so."""
+    more, layer = 0 if found is None or found.dim() < 3 else len(found) - due, result.place.layer
+    if not more or not result.diagnosis or result.place.stage == "trunk":
+        return result
+    which = "the draft head's last row" if (layer, more) == (0, 1) else f"{counted(abs(more), 'row')} of MTP layer {layer}"
+    if more < 0:
+        return replace(result, diagnosis=f"lacks {which}, though no token behind the prefix is in it")
+    behind = f"which {'was' if more == 1 else 'were'} made of {'the token' if more == 1 else 'tokens'} behind the prefix"
+    return replace(result, diagnosis=f"keeps {which}, {behind}")

@@ -30,7 +30,7 @@ class Memory:
         self.pools = {d.name: Pool(d, guarded=guarded, poison=poison, device=device) for d in wanted}
         self.slots = Slots(capacity.slots)
         self.pages = PageTable(capacity.pages, capacity.page_size, capacity.max_positions)
-        self.slot_table = SlotTable.of(self.pools)
+        self.slot_table = SlotTable.of(self.pools, capacity.request_positions)
         # `fresh` for launches in which no row is the first of its request. A graph may hold it: it never changes.
         self.none_fresh = torch.zeros(len(capacity.slots), dtype=torch.bool, device=device)
 
