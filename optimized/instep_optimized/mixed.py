@@ -114,7 +114,7 @@ def forward(
 
 
 def extend_prefix(ops: Ops, model: Model, request: Request, kept: Kept, num_steps: int) -> None:
-    """After the load of a prefix: draft extend over its last rows, paired with the tokens that follow in this prompt."""
+    """After the load of a prefix: draft extend over its last rows, with the tokens that follow in this prompt."""
     assert kept.final is not None, "it is a prefix"
     final = torch.cat((*map(shown, kept.tail.values()), kept.final[None]))
     row, begin = Row(request.name, "prefill"), request.length.exact - len(final)

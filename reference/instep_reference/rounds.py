@@ -285,7 +285,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         if kept.final is not None:  # a prefix: the rows of its last tokens are paired with this request's next ones
             count = min(self.layers, len(kept.tokens))
             start = len(kept.tokens) - count
-            before = Standing(kept.tokens[:start], None, kept.memory, Proposed(tuple(
+            before: Standing[Rows, Memory, Cache] = Standing(kept.tokens[:start], None, kept.memory, Proposed(tuple(
                 self.model.until(cache, start) for cache in kept.proposed.caches)))
             kept = self._extended(before, kept.tokens[start:], kept.final, kept.memory, live.prompt[start + 1 :], None)
         self.requests[request] = live.then(kept)

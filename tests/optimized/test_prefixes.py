@@ -31,7 +31,7 @@ from instep_reference.contract.engine import (
     Row,
     Save,
 )
-from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
+from instep_reference.contract.errors import BadInput, OutOfCapacity
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.ledger import LedgerEngine
 from support.checkpoints import write
@@ -104,6 +104,28 @@ def test_labels_of_prefixes_and_of_requests_that_go_on_from_them_are_right(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("ops", "options"), [
+    ("ledger", {"strategy": "columns", "conv": "widened"}), ("plain", {"overlap": True}),
+    ("plain", {"strategy": "snapshot", "graphs": True})])  # fmt: skip
+def test_every_mtp_layer_of_a_prefix_is_right(
+    tmp_path_factory: pytest.TempPathFactory, ops: str, options: dict[str, Any]
+) -> None:
+    """A path of 4 tokens, a chunk of 2: the last rows of 5 layers were made in several events."""
+    folder = tmp_path_factory.mktemp("layers")
+    layers = Checkpoint.open(write(folder, "dense", **SMALL, mtp_num_hidden_layers=STEPS))
+    truth: Any = LedgerEngine(layers.config, num_steps=STEPS, room=TRACKED, mode="vanilla")
+    if ops == "plain":
+        options |= {"activation": torch.float64, "state": torch.float64}
+        weights = Weights.of(layers, torch.float64, torch.device("cpu"))
+        truth = ReferenceEngine(weights, num_steps=STEPS, room=TRACKED, mode="vanilla")
+    subject = engine(layers, ops, drafter="vanilla", **options)
+    checked(subject, truth, CHAIN, watched=not options.get("graphs"))
+    kept = subject.prefix("eight")
+    assert [len(rows) for rows in kept.draft_keys.values()] == [7, 6, 5, 4, 3]
+    assert [len(rows) for rows in kept.tail.values()] == [STEPS - 1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "shape"), [
     ({"strategy": "lazy_rerun"}, TREE), ({"strategy": "columns", "conv": "widened", "overlap": True}, CHAIN),
     ({"strategy": "snapshot", "graphs": True}, CHAIN)])  # fmt: skip
@@ -161,11 +183,6 @@ def test_a_prefix_for_which_the_device_has_no_room_changes_nothing(checkpoint: C
     assert subject.prefix("a").length == 4 and set(subject.copies()) == {("save", "a")}
 
 
-def test_several_mtp_layers_and_an_interval_of_nothing_are_refused_before_anything_is_made(
-    tmp_path_factory: pytest.TempPathFactory, checkpoint: Checkpoint
-) -> None:
-    three = Checkpoint.open(write(tmp_path_factory.mktemp("three"), "dense", **SMALL, mtp_num_hidden_layers=5))
-    with pytest.raises(Unsupported, match="prefixes with several MTP layers"):
-        engine(three, "ledger", drafter="vanilla")
+def test_an_interval_of_nothing_is_refused_before_anything_is_made(checkpoint: Checkpoint) -> None:
     with pytest.raises(BadInput, match="track_interval"):
         OptimizedEngine(checkpoint, load("ledger"), Options(), replace(CAPACITY, track_interval=0), num_steps=STEPS)

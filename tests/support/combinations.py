@@ -34,8 +34,8 @@ NARROW = tuple(name for name in STATES if name not in ("float64", "float32"))  #
 FACTORS: Mapping[str, tuple[Any, ...]] = {
     "kind": tuple(MODEL_TYPES), "strategy": tuple(OURS["state"]), "conv": tuple(OURS["conv"]), "layout": LAYOUTS,
     "snapshot_layout": (None, *LAYOUTS), "dtype": tuple(WIDTHS), "state_dtype": (None, *NARROW),
-    "kv_dtype": (None, *KVS), "drafter": tuple(MODES), "trees": (False, True), "tracked": (False, True), "graphs": (False, True),
-    "overlap": (False, True), "guarded": (True, False),
+    "kv_dtype": (None, *KVS), "drafter": tuple(MODES), "trees": (False, True), "tracked": (False, True),
+    "graphs": (False, True), "overlap": (False, True), "guarded": (True, False),
 }
 NO_SNAPSHOTS = tuple(name for name in FACTORS["strategy"] if name != "snapshot")
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from instep_optimized import OptimizedEngine
+from instep_reference.contract.answers import MEMORY
 from instep_reference.contract.engine import (
     Abort,
     Admit,
@@ -39,7 +40,6 @@ from instep_reference.contract.engine import (
     Save,
     SetNumSteps,
 )
-from instep_reference.contract.answers import MEMORY
 from instep_reference.contract.event_facts import named
 from instep_reference.contract.place import Place, See
 

@@ -27,7 +27,7 @@ from ..observe.storage import entries, narrower
 from ..verdict import Comparison, Sides, Skipped, Tier
 from .base import counted, exact, held, slot_of
 from .branches import beside
-from .prefixes import FINAL, of_others, of_prefix, other_rows, others_kept, with_last
+from .prefixes import FINAL, of_others, of_prefix, older_rows, other_rows, others_kept, with_last
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
 CACHES = (
@@ -149,9 +149,9 @@ class Bytes:
                     same = self._same(context, place._replace(component=component), span.request, found, right)
                     yield self._as_declared(same, found, row.dtype)
         final = _picked(rows(side, FINAL, ran), nodes)
-        for found in after.tail.values() if final is not None else ():
+        if final is not None and after.tail:
             line = torch.cat((*before.tail.values(), final))
-            yield self._line(context, span.request, line, len(after.draft_keys) - 1, found)
+            yield self._line(context, span.request, line, len(after.draft_keys) - 1, after.tail.get(TAIL.layer))
         if extend is not None:
             yield from self._proposed(context, extend, after)
 
@@ -189,7 +189,7 @@ class Bytes:
                 right = right[: max(0, prefix.length - (place.stage != "trunk") * (1 + place.layer))]
             elif prefix.length != after.length:
                 continue
-            if right.numel() or found.get(place) is not None:
+            if right.numel() or (place in found and found[place].numel()):
                 result = self._same(context, place, span.request, found.get(place), right)
                 others = partial(of_others, context, span.request, place, len(right))
                 result = replace(result, sides=result.sides and replace(result.sides, wrongs=others))
@@ -211,11 +211,8 @@ class Bytes:
         self, context: EventContext, request: str, line: torch.Tensor, most: int, found: torch.Tensor | None
     ) -> Comparison:
         """The target's rows of the last `most` tokens, of rows line [n, D]; those of older tokens are named."""
-        right = line[-most:]
-        result = self._same(context, TAIL, request, found, right)
-        older = [(f"holds the rows of {counted(late, 'token')} earlier", line[-late - len(right) : -late])
-                 for late in range(1, 1 + len(line) - len(right))]  # fmt: skip
-        return replace(result, sides=result.sides and replace(result.sides, wrongs=lambda: older))
+        result, older = self._same(context, TAIL, request, found, line[-most:]), partial(older_rows, line, most)
+        return replace(result, sides=result.sides and replace(result.sides, wrongs=older))
 
     def _window(
         self, context: EventContext, span: RowSpan, layer: int, before: torch.Tensor, fed: torch.Tensor,

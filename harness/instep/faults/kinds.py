@@ -109,7 +109,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "prefix-count": "a prefix is tracked under another number of tokens, or a multiple is missed",
         "prefix-state": "a prefix holds what its donor had after another token",
         "prefix-component": "whoever goes on from a prefix is not given every part of it",
-        "prefix-layers": "of several MTP layers a prefix has other rows than hang on its tokens, or a hit makes too few",
+        "prefix-layers": "of several MTP layers a prefix has other rows than its tokens make, or a hit too few",
         "prefix-draft-row": "the draft head's last row is made of another token than the next one",
         "prefix-owner": "a prefix holds what belongs to another request",
         "prefix-changed": "a prefix goes on changing with its donor",

@@ -15,7 +15,7 @@ import torch
 from instep_reference.contract.place import AFTER_LAYERS
 
 from . import Memory
-from .units import Block, Copied, tensors
+from .units import Block, Copied, Units, tensors
 
 PAGED = ("keys", "values", "draft_keys", "draft_values")
 
@@ -55,12 +55,12 @@ class Kept:
                 yield field.name, held
 
 
-Units = Mapping[int, Copied]
-Peeked = tuple[Units, Units]  # conv windows and states, as the commit strategy gives copies of them
+ByLayer = Mapping[int, Copied]
+Peeked = tuple[ByLayer, ByLayer]  # conv windows and states, as the commit strategy gives copies of them
 
 
 def read(
-    memory: Memory, request: str, length: int, conv: Units, state: Units, final: torch.Tensor | None = None
+    memory: Memory, request: str, length: int, conv: ByLayer, state: ByLayer, final: torch.Tensor | None = None
 ) -> Kept:
     """Copies of everything that a request has after `length` tokens.
 
@@ -76,11 +76,11 @@ def read(
         counts = {layer: max(0, length - less * (1 + layer)) for layer in memory.layers(name)}
         return {layer: memory.units(name, layer).rows((at[0][:n], at[1][:n])) for layer, n in counts.items()}
 
-    drafts, tail = bool(memory.layers("draft_keys")) and final is None, _tail(memory, length, final is not None)
+    drafts = bool(memory.layers("draft_keys")) and final is None
     return Kept(
         conv=dict(conv), state=dict(state), keys=rows("keys"), values=rows("values"),
         draft_keys=rows("draft_keys"), draft_values=rows("draft_values"),
-        tail={} if tail is None else {AFTER_LAYERS: slot_table.tail[slot, tail]},  # type: ignore[index]
+        tail={layer: units.rows(there) for layer, units, there in _tail(memory, slot, length, final is not None)},
         root=slot_table.window[slot, 0].clone() if final is None else None,
         proposal=slot_table.proposals[slot].clone() if drafts else None,
         proposed=slot_table.proposed[slot].clone() if drafts else None,
@@ -106,9 +106,8 @@ def write(memory: Memory, request: str, length: int, kept: Kept) -> None:
             count = len(tensors(rows)[0])
             memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)
     prefix = kept.final is not None
-    tail = _tail(memory, length, prefix)
-    if tail is not None:
-        slot_table.tail[slot, tail] = kept.tail[AFTER_LAYERS]  # type: ignore[index,call-overload]
+    for layer, units, there in _tail(memory, slot, length, prefix):
+        units.put(there, kept.tail[layer])
     slot_table.length[slot].fill_(length - prefix * extended_by(memory, length))
     if kept.root is not None:
         slot_table.window[slot, 0] = kept.root
@@ -121,16 +120,18 @@ def extended_by(memory: Memory, length: int) -> int:
     return min(length, max(1, len(memory.layers("draft_keys"))))
 
 
-def _tail(memory: Memory, length: int, prefix: bool) -> torch.Tensor | None:
-    """Where the final rows of the last tokens stand in a slot's line of the slot table, if there are any.
+def _tail(
+    memory: Memory, slot: int, length: int, prefix: bool
+) -> Iterator[tuple[int, Units, tuple[torch.Tensor, torch.Tensor]]]:
+    """Where the final rows of the last tokens stand in the slot table; nothing, if it has none.
 
     Of a prefix the last one is kept apart, as its final row.
     """
     line, last = memory.slot_table.tail, length - prefix
     first = max(0, length - (len(memory.layers("draft_keys")) - (not prefix)))
-    if line is None or first >= last:
-        return None
-    return torch.tensor([p % line.shape[1] for p in range(first, last)], device=memory.device)
+    if line is not None and first < last:
+        at = torch.tensor([(slot, p % line.shape[1]) for p in range(first, last)], device=memory.device)
+        yield AFTER_LAYERS, Units(line), (at[:, 0], at[:, 1])
 
 
 def _copy(

@@ -11,7 +11,8 @@ from ...replay.setting import Setting
 from ..base import Edit, Fault
 
 PREFIXES, SAVED, ENGINE = (f"instep_optimized/{name}.py" for name in ("prefixes", "memory/saved", "engine"))
-PAIR, RERUN, MIXED, ROUND = (f"instep_optimized/{name}.py" for name in ("commit/pair", "commit/rerun", "mixed", "round"))
+PAIR, RERUN = (f"instep_optimized/commit/{name}.py" for name in ("pair", "rerun"))
+MIXED, ROUND = (f"instep_optimized/{name}.py" for name in ("mixed", "round"))
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
 LENGTH, FINAL = Place("trunk", AFTER_LAYERS, "length"), Place("trunk", AFTER_LAYERS, "final")
 BEGIN = "request.length.exact - len(final)"
@@ -106,7 +107,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "prefix-rows-as-of-one-layer", "prefix-layers",
-        "Of every MTP layer a prefix keeps as many rows as of the first one: they were made of the donor's next tokens.",
+        "Of every MTP layer a prefix keeps as many rows as of the first one, made of the donor's next tokens.",
         "", (Edit(SAVED, "less * (1 + layer)", "less"),), "shared", PLAIN, 2, Place("extend.1", 1, "keys"),
         "keeps 1 row of MTP layer 1, which was made of the token behind the prefix", ("bytes",),
         ("identity", "directed"),
@@ -134,8 +135,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "prefix-final-rows-not-brought-back", "prefix-layers",
         "A request that was preempted comes back without the final rows of its last tokens.",
-        "", (Edit(SAVED, "kept.tail[AFTER_LAYERS]",
-                  "kept.tail[AFTER_LAYERS] if prefix else slot_table.tail[slot, tail]"),),
+        "", (Edit(SAVED, "kept.tail[layer]", "kept.tail[layer] if prefix else units.rows(there)"),),
         "shared", PLAIN, 21, Place("trunk", AFTER_LAYERS, "tail"), BACK, ("bytes", "poison"),
         ("identity", "directed"),
     ),
