@@ -215,6 +215,21 @@ def bytes_of(requests: int, tokens: int, page_size: int, wanted: tuple[Demand, .
     return ends + slot + costs["page"] + requests * each
 
 
+def prefix_bytes(config: ModelConfig, sizes: Sizes, tokens: int) -> int:
+    """A tracked prefix of so many tokens: copies of what a request has then, side by side (`saved.read`)."""
+    pages = [demand for demand in demands(config, sizes) if demand.by == "page"]
+    total = min(tokens, max(1, config.mtp_layers)) * config.hidden * sizes.types.hidden.itemsize
+    for demand in (*with_scales(units(component, config, sizes) for component in ("conv", "state")), *pages):
+        one = demand.packed * demand.dtype.itemsize
+        if demand.by == "slot":
+            total += len(demand.layers) * one
+        else:
+            less = demand.name.startswith("draft_")
+            rows = sum(max(0, tokens - less * (1 + layer)) for layer in range(len(demand.layers)))
+            total += rows * one // demand.shape[0]
+    return total
+
+
 def requests_that_fit(total: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:
     """How many requests of `tokens` tokens fit in `total` bytes."""
     none, one = (bytes_of(requests, tokens, page_size, wanted, guarded=guarded) for requests in (0, 1))
