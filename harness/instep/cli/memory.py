@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @takes_setting(
-    without=("device", "graphs", "overlap"),
+    without=("device", "state_rounding", "graphs", "overlap"),
     ops="Op set or module:attribute, for its dtypes and the strategies that it brings.",
     strategy="How states are committed; left out: every strategy.", conv="The same for conv windows.",
     dtype="Activations, KV and conv windows, bfloat16 if left out.",

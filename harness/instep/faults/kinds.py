@@ -86,6 +86,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "storage": {
         "scale-mixed": "a number meets the scale of another one",
         "scale-stale": "a scale is that of an older store, or of a later one",
+        "chance-other": "what is rounded by chance falls by other numbers than declared",
         "rounded-twice": "what is stored narrow is rounded more often than it is stored",
         "state-transpose": "one pool has states the other way round",
     },

@@ -17,7 +17,7 @@ from ..verdict import Exit
 # Fields of a run that say how it was set up: runs that are alike in `KEY` are compared, and the others are told.
 WHAT = ("name", "relation", "recording")  # what is run: a trace, a relation on it, a recording
 KEY = ("name", "relation", "ops", "engine", "strategy", "conv", "layout", "dtype", "state_dtype", "graphs")
-SETTING = (*KEY, "device", "kv_dtype", "snapshot_layout", "drafter", "overlap", "guarded", "model")
+SETTING = (*KEY, "device", "state_rounding", "kv_dtype", "snapshot_layout", "drafter", "overlap", "guarded", "model")
 MOVED = 1.25  # a part of an allowance has moved when it is so many times what it was, or that part of it
 
 

@@ -263,6 +263,7 @@ class Ops:
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
     add_norm, conv_inputs, linears, moves, fused_gdn: its fusions (`fused.FUSIONS`). To replace a part is to drop them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
+    chances        its ops round by chance what is stored so (`Blocked.seed`)
     packed         its kernels take no strides: pools have neither red zones nor padding
     row_invariant  the ops of `BY_ROW` of which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
@@ -318,6 +319,7 @@ class Ops:
     moves: Moves | None = None
     fused_gdn: FusedGdn | None = None
     tiled: bool = False
+    chances: bool = False
     packed: bool = False
     trees: bool = False
     scratch: Callable[[ModelConfig, int, int, int, int, int], int] | None = None

@@ -68,20 +68,28 @@ def before(part: Part, who: Lanes, dtype: torch.dtype) -> torch.Tensor:
     return memory
 
 
-def after(address: Address | None, who: Lanes, memory: torch.Tensor) -> None:
-    """Write memory [n, *block] to the requests' units; a unit of -1 is skipped; with None nothing is written."""
+def after(
+    address: Address | None, who: Lanes, memory: torch.Tensor, tokens: torch.Tensor | None = None
+) -> None:
+    """Write memory [n, *block] to the requests' units; a unit of -1 is skipped; with None nothing is written.
+
+    tokens [n]: how many there are in each, where the engine says so
+    """
     if address is None:
         return
     wanted = address.units[who.which] >= 0
-    put(address, _spots(address, who.which[wanted]), memory[wanted])
+    put(address, _spots(address, who.which[wanted]), memory[wanted], None if tokens is None else tokens[wanted])
 
 
-def along(address: Address | None, who: Lanes, token: int, memory: torch.Tensor) -> None:
+def along(
+    address: Address | None, who: Lanes, token: int, memory: torch.Tensor, tokens: torch.Tensor | None = None
+) -> None:
     """Write [alive, *block], the memory after row `token`, to column `token` of the first `alive` requests' units."""
     if address is None:
         return
     units = address.units[who.which[: memory.shape[0]]]
-    put(address, (units[units >= 0], token), memory[units >= 0])
+    wanted = units >= 0
+    put(address, (units[wanted], token), memory[wanted], None if tokens is None else tokens[wanted])
 
 
 def scatter(out: torch.Tensor, who: Lanes, values: torch.Tensor) -> None:
