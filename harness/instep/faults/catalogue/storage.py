@@ -19,9 +19,7 @@ NARROW = Setting(state_dtype=FP8)
 SNAPSHOTS = Setting(strategy="snapshot", state_dtype=FP8)
 CHANCE = Setting(state_dtype=FP8, state_rounding="stochastic:7")
 SNAPSHOTS_BY_CHANCE = Setting(strategy="snapshot", state_dtype=FP8, state_rounding="stochastic:7")
-ALONG = (
-    "        along(part.per_row, who, row, S, None if tokens is None else tokens[:alive] + trail.depth(row, alive))\n"
-)
+ALONG = "        along(part.per_row, who, row, S, trail.depth(row, alive))\n"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -67,7 +65,7 @@ FAULTS: tuple[Fault, ...] = (
         "", ("derived", "own_inputs"),
     ),
     Fault(
-        "chance-never-advanced", "chance-other", "Every state falls by the same numbers, however many tokens are in it.",
+        "chance-never-advanced", "chance-other", "Every state falls by the same numbers, whatever tokens are in it.",
         "", (Edit(TILES, "uniforms(address.chance, tokens, tuple(x.shape[1:]))",
                   "uniforms(address.chance, torch.zeros_like(tokens), tuple(x.shape[1:]))"),),
         "rounds", CHANCE, 2, STATE,
@@ -96,7 +94,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "chance-of-the-depth", "chance-other",
         "A snapshot falls by how many nodes stand before its own, where siblings stand beside each other.",
-        "", (Edit(GDN, "tokens[:alive] + trail.depth(row, alive)", "tokens[:alive] + row + 1"),),
+        "", (Edit(GDN, "trail.depth(row, alive)", "row + 1"),),
         "branching", SNAPSHOTS_BY_CHANCE, 6, STATE,
         "is rounded by the chances of a state of", ("derived",), ("identity", "bytes"),
     ),

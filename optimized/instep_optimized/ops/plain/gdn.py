@@ -45,8 +45,7 @@ def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: P
 def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
     work = width(inputs.q.dtype, part.read.pool.dtype)
     heads = inputs.v.shape[1]
-    tokens = None if part.before is None else part.before[who.which]  # before the first row
-    state = _settle(before(part, who, work), part, who, tokens)  # [n, HV, K, V]
+    state = _settle(before(part, who, work), part, who)  # [n, HV, K, V]
     q = _per_value_head(inputs.q.to(work)[who.rows], heads)  # [n, most, HV, K, 1]
     rows = Inputs(*(x[who.rows] for x in inputs[1:]))
     writes = _writes(rows, work, heads)
@@ -58,9 +57,9 @@ def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
         update = _absorb(S, write)
         core[:alive, row] = _sum_by_halves(S * q[:alive, row])  # [alive, HV, V]
         keep(part.ring, who.which[:alive], row, token, Updates(token.k, write.decay, update))
-        along(part.per_row, who, row, S, None if tokens is None else tokens[:alive] + trail.depth(row, alive))
+        along(part.per_row, who, row, S, trail.depth(row, alive))
     scatter(out, who, core)
-    after(part.store, who, state, None if tokens is None else tokens + who.length)
+    after(part.store, who, state)
 
 
 class Trail:
@@ -99,7 +98,7 @@ class Trail:
         return found
 
 
-def _settle(state: torch.Tensor, part: Part, who: Lanes, tokens: torch.Tensor | None) -> torch.Tensor:
+def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:
     """Run the kept tokens again, oldest first; store the result. -> the state before row 0, as wide as it came."""
     if part.ring is not None:
         for age in range(int(who.again.max())):
@@ -107,8 +106,8 @@ def _settle(state: torch.Tensor, part: Part, who: Lanes, tokens: torch.Tensor | 
             S = state[owing]  # a copy, because `owing` is an index: it is written back below
             _again(S, recalled(part.ring, who.which[owing], age))
             state[owing] = S
-        state = as_stored(part.read, state, tokens)
-    after(part.settled, who, state, tokens)
+        state = as_stored(part.read, state, who.tokens)
+    after(part.settled, who, state, 0)
     return state
 
 
