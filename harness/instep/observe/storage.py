@@ -43,13 +43,12 @@ def rounded(x: torch.Tensor, storage: Storage, state: State | None = None) -> to
         return x.to(storage).to(x.dtype)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if storage.seed is None or state is None:
-        return _in_tiles(wide, storage, lambda units: units.round())  # ties go to even numbers of units
-    chance, most = chances(x, storage, state), 1 - 2.0 ** (1 - SCALE_BITS)
-    top = torch.finfo(storage.dtype).max / _unit(torch.tensor(torch.finfo(storage.dtype).max), storage.dtype)
+        return _in_tiles(wide, storage, lambda units, scaled: units.round())  # ties go to even numbers of units
+    chance, top = chances(x, storage, state), torch.finfo(storage.dtype).max * (1 - 2.0 ** (1 - SCALE_BITS))
 
-    def fallen(units: torch.Tensor) -> torch.Tensor:
+    def fallen(units: torch.Tensor, scaled: torch.Tensor) -> torch.Tensor:
         size = units.abs()
-        up = (chance < size - size.floor()) | (size >= top * most)
+        up = torch.where(scaled.abs() < top, chance < size - size.floor(), size > size.floor())
         return (size.floor() + up).copysign(units)
 
     return _in_tiles(wide, storage, fallen)
@@ -64,7 +63,7 @@ def chances(like: torch.Tensor, storage: Blocked, state: State) -> torch.Tensor:
 def by_chance(x: torch.Tensor, storage: Blocked, generator: torch.Generator) -> torch.Tensor:
     """x rounded to one of its neighbours in its tile's scale, upwards at the odds of where it stands."""
     chance = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
-    return _in_tiles(x, storage, lambda units: (units + chance).floor())
+    return _in_tiles(x, storage, lambda units, scaled: (units + chance).floor())
 
 
 def before_rounding(
@@ -101,12 +100,14 @@ def _unit(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.full_like(x, info.eps / 2), exponent)
 
 
-def _in_tiles(x: torch.Tensor, storage: Blocked, whole: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """whole: numbers of units -> whole numbers of units."""
+def _in_tiles(
+    x: torch.Tensor, storage: Blocked, whole: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """whole: numbers of units, and these numbers themselves -> whole numbers of units."""
     scale = _spread(_scales(x, storage), storage, x)
     scaled, most = x / scale, torch.finfo(storage.dtype).max
     unit = _unit(scaled, storage.dtype)
-    return (whole(scaled / unit) * unit).clamp(-most, most) * scale
+    return (whole(scaled / unit, scaled) * unit).clamp(-most, most) * scale
 
 
 def _scales(x: torch.Tensor, storage: Blocked) -> torch.Tensor:
