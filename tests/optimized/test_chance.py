@@ -3,11 +3,16 @@
 Leaves out: replays of it (`tests/harness/test_storage.py`).
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from instep_optimized.layout import Chance
 from instep_optimized.ops.plain import tiles
@@ -15,6 +20,8 @@ from instep_optimized.ops.plain.chance import uniforms
 from instep_reference import chance as reference
 from instep_reference.contract.rounding import CHANCE_BITS, SCALED_STATE
 
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []
 E4M3 = torch.float8_e4m3fn
 SEEDS = (0, 7, 2**32 + 5, 2**64 - 1)
 
@@ -35,6 +42,23 @@ def test_both_sides_draw_the_same_bits(seed: int) -> None:
     assert torch.equal(ours[1], ours[2]), "tokens count as a word of 32 bits"
     others = uniforms(Chance(seed, 2), tokens, (2, 4, 6)), uniforms(Chance(seed + 1, 3), tokens, (2, 4, 6))
     assert all(float((other == ours).float().mean()) < 0.05 for other in others)
+
+
+@triton.jit
+def _words(out, seed, tokens, layer, N: tl.constexpr):
+    at = tl.arange(0, N)
+    zero = tl.zeros_like(at)
+    word, _, _, _ = tl.philox(seed, at, zero + tokens, zero + layer, zero)
+    tl.store(out + at, (word >> 8).to(tl.int64))
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_a_kernel_s_own_generator_gives_the_same_bits_for_the_same_counters(seed: int) -> None:
+    """So a kernel can do it: until one does, `triton` refuses a seed."""
+    out = torch.zeros(64, dtype=torch.int64, device=HERE)
+    _words[(1,)](out, seed, 17, 3, N=64)
+    assert torch.equal(out.cpu() * 2.0**-CHANCE_BITS, reference.uniforms(seed, 3, 17, 64))
 
 
 def test_a_number_falls_to_its_neighbours_at_the_odds_of_where_it_stands() -> None:
