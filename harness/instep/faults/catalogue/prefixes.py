@@ -136,7 +136,7 @@ FAULTS: tuple[Fault, ...] = (
         "prefix-final-rows-not-brought-back", "prefix-layers",
         "A request that was preempted comes back without the final rows of its last tokens.",
         "", (Edit(SAVED, "kept.tail[layer]", "kept.tail[layer] if prefix else units.rows(there)"),),
-        "shared", PLAIN, 21, Place("trunk", AFTER_LAYERS, "tail"), BACK, ("bytes", "poison"),
+        "shared", PLAIN, 22, Place("trunk", AFTER_LAYERS, "tail"), BACK, ("bytes", "poison"),
         ("identity", "directed"),
     ),
 )
